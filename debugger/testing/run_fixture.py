@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,7 +47,7 @@ class RunScript:
         level: str | None = None,
         check: str | None = None,
         env: Mapping[str, str] | None = None,
-        options: Sequence[str] = (),
+        options: str | Sequence[str] = (),
         cwd: str | os.PathLike[str] | None = None,
     ) -> Report:
         """`distdebug run -n NPROC [--inject SPEC] SCRIPT ARGUMENTS`, to its end.
@@ -55,8 +56,9 @@ class RunScript:
         `backend` is handed to the script as the environment variable BACKEND; a fault that cannot
         work on it is refused before the run starts. `timeout` is in seconds: then the run is
         interrupted, and the test fails with where the ranks stood. `level` and `check` are those of
-        the command, `options` further flags of it; `env` is added to the environment. The test
-        fails, too, when a fault that was to be injected never was.
+        the command, `options` further flags of it, each a word, or all as one text that is split
+        as a shell does; `env` is added to the environment. The test fails, too, when a fault that
+        was to be injected never was.
         """
         folder = Path(cwd) if cwd is not None else self._place
         self._runs += 1
@@ -68,7 +70,8 @@ class RunScript:
         command += ["--inject-backend", backend] if inject and backend else []
         command += ["--debug-level", level] if level is not None else []
         command += ["--check", check] if check is not None else []
-        command += [*options, str(self._find(script, folder)), *map(str, arguments)]
+        command += shlex.split(options) if isinstance(options, str) else options
+        command += [str(self._find(script, folder)), *map(str, arguments)]
         surroundings = self._environment({"BACKEND": backend} if backend else {}, env or {})
         done = _run(command, folder, surroundings, timeout)
         report = Report(directory, command, *done, _document(directory))

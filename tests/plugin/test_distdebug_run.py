@@ -112,6 +112,28 @@ def test_a_fault_that_the_backend_cannot_have_is_refused_before_the_start(
     assert "it was started" not in refused.stdout + refused.stderr
 
 
+@pytest.mark.timeout(300)
+def test_a_late_rank_is_named_as_the_page_has_it(distdebug_run: RunScript, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    fault = "delay(rank=1, 60s) @ all_reduce#0"
+    found = distdebug_run(script, inject=fault, options=["--hang-timeout", "5"])
+    found.expect("missing_rank", culprits=[1], cause="user_code", line="train.py:9")
+    assert (found.exit_code, found.injected[0]["fired"]) == (93, True)
+
+
+@pytest.mark.parametrize("options", [["--max-restarts", "-1"], "--max-restarts '-1'"])
+def test_further_flags_as_words_or_as_one_text(
+    distdebug_run: RunScript, tmp_path: Path, options: str | list[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit('it was started')")
+    refused = distdebug_run(script, options=options)
+    assert refused.exit_code == 2
+    assert "--max-restarts" in refused.stderr, refused.stderr
+    assert "it was started" not in refused.stdout + refused.stderr
+
+
 def test_a_script_that_is_not_there(distdebug_run: RunScript) -> None:
     with pytest.raises(pytest.fail.Exception, match=r"there is no script absent\.py in"):
         distdebug_run("absent.py")
