@@ -69,6 +69,7 @@ def build(
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
         "ranks": _ranks(ranks, ends, world_size),
         "hosts": _hosts(ranks),
+        "injected": [],
         "ddp": ddp_times.of_ranks({**ranks, **ends}),
         "off": off.of_ranks({**ranks, **ends}, unreadable or {}),
         "stacks_file": "stacks/stacks.txt" if stacks else None,

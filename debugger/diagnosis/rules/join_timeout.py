@@ -16,7 +16,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
 from ...record.layout import Activity, Phase
 from ...record.majority import vote
@@ -182,7 +182,8 @@ def _stale_store(
 def _elsewhere(
     world: World, waiting: Mapping[int, Wait], failed: dict[int, Note]
 ) -> list[Candidate]:
-    """They look for each other in different places, or wait for different numbers of ranks."""
+    """They look for each other in different places, or wait for different numbers of ranks. Where
+    enough have come for some of them, these have joined, and are counted as well."""
     late = [w for w in waiting.values() if world.waited_ns(w) >= world.limits.hang_ns]
     lost = [note for note in failed.values() if TIMED_OUT.search(note.message)]
     if world.paused or not (late or lost):
@@ -195,11 +196,14 @@ def _elsewhere(
         if rank in waiting and waiting[rank].detail.get("op") == "TCPStore":
             continue  # it has not said yet where it will join
         answers.setdefault((record.job, record.world_size), []).append(rank)
+    joined = _joined_there(world, answers)
+    for rank in joined:
+        answers.setdefault((world.ranks[rank].job, world.ranks[rank].world_size), []).append(rank)
     if len(answers) < 2:
         return []
     result = vote(answers, 0)
     parts = [
-        f"{ranks_text(ranks)} {verb(ranks, 'waits', 'wait')} at {printable(job, 120) or '?'} "
+        f"{ranks_text(ranks)} {_does(ranks, joined)} at {printable(job, 120) or '?'} "
         f"for a world of {size}"
         for (job, size), ranks in result.parties[:4]
     ]
@@ -216,6 +220,23 @@ def _elsewhere(
         cause="elsewhere",
     )
     return [Candidate(finding)]
+
+
+def _joined_there(world: World, waiting: Mapping[tuple[str, int], Sequence[int]]) -> list[int]:
+    """Who has joined where others wait, at the same address: enough had come for its world."""
+    jobs = {job for job, _ in waiting}
+    counted = {rank for ranks in waiting.values() for rank in ranks}
+    return [
+        rank
+        for rank, record in sorted(world.ranks.items())
+        if record.groups and rank not in counted and record.job in jobs and not world.ended(rank)
+    ]
+
+
+def _does(ranks: Sequence[int], joined: Collection[int]) -> str:
+    if all(rank in joined for rank in ranks):
+        return verb(ranks, "has joined", "have joined")
+    return verb(ranks, "waits", "wait")
 
 
 def _never_came(world: World, needs: Needs, waiting: Mapping[int, Wait]) -> list[Candidate]:

@@ -175,6 +175,8 @@ class RankBuilder:
         self.location: CallSite | None = CallSite("/home/user/train.py", 40, "step")
         self.heartbeat_ns: int | None = None
         self.job = ""
+        self.world_size = 0
+        """As this rank was told; 0: the size of the run."""
         self.replicas: list[ListReplicas] = []
 
     # -- what it does --------------------------------------------------------------------------
@@ -393,7 +395,7 @@ class RankBuilder:
         heartbeat = self.run.now_ns if self.heartbeat_ns is None else self.heartbeat_ns
         return Rank(
             rank=self.rank,
-            world_size=self.run.size,
+            world_size=self.world_size or self.run.size,
             pid=self.pid,
             process=self.process,
             host="node0",

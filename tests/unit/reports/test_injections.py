@@ -121,7 +121,7 @@ def test_a_fault_that_happened() -> None:
 
 def test_without_a_plan_the_report_has_nothing_of_it() -> None:
     made = report([finding("rank_died", 1)])
-    assert "injected" not in made
+    assert made["injected"] == []
     assert "injected" not in made["findings"][0]
     assert "inject" not in text.render(made) + junit.render(made)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from debugger.diagnosis.shared_findings import heard_at
 from debugger.record.layout import Activity, GroupState
 
@@ -234,6 +236,34 @@ def test_one_rank_waits_at_another_address() -> None:
     assert (found.kind, found.culprits, found.victims) == ("join_timeout", (2,), (0, 1))
     assert not found.proven
     assert "rank 2 waits at 10.0.0.1:29501 for a world of 3" in found.message
+
+
+def of_another_size(waits: int, joined: tuple[int, ...]) -> Run:
+    """Rank `waits` was told that there are four; for those that have joined three were enough."""
+    run = joining(3, *({0, 1, 2} - {*joined}))
+    for rank in joined:
+        run.ranks[rank] = Run(3).ranks[rank]
+    for rank in run.ranks.values():
+        rank.job = "10.0.0.1:29500"
+        rank.world_size = 4 if rank.rank == waits else 3
+    return run
+
+
+@pytest.mark.parametrize("joined", [(), (2,), (0, 2)])
+def test_one_rank_waits_for_a_world_of_another_size(joined: tuple[int, ...]) -> None:
+    run = of_another_size(1, joined)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (1,), (0, 2))
+    assert "rank 1 waits at 10.0.0.1:29500 for a world of 4" in found.message
+    assert ("ranks 0,2 have joined at" in found.message) == (len(joined) == 2)
+
+
+def test_who_has_joined_elsewhere_is_no_party() -> None:
+    run = of_another_size(1, (0, 2))
+    run.ranks[0].job = run.ranks[2].job = "10.0.0.1:29501"
+    run.passes(61)
+    assert all("same world" not in one.message for one in run.errors())
 
 
 def test_a_rank_beyond_the_world() -> None:
