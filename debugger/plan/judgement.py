@@ -20,6 +20,7 @@ from ..diagnosis.judging import judge
 from ..diagnosis.limits import SECOND_NS, Limits
 from ..record.kinds import KINDS
 from ..record.notes import ExceptionNote
+from ..record.notes import raised as raised_by
 from ..record.snapshot import CallSite, Rank
 from ..record.wording import at_site, printable
 from .model import Model
@@ -195,10 +196,13 @@ def _ended_alike(finding: Finding, ranks: Mapping[int, Rank]) -> str:
 
 
 def _raised_alike(ranks: Mapping[int, Rank]) -> str:
-    """What all of them raised at one line; "" where they did not."""
+    """What all of them raised at one line; "" where they did not, or where what they raised names
+    those that have failed."""
     raised: dict[tuple[str, CallSite | None], int] = {}
     for rank in ranks.values():
         for last in ExceptionNote.among(rank.notes)[-1:]:
+            if raised_by(last).failed:
+                return ""
             place = (last.message, last.site)
             raised[place] = raised.get(place, 0) + 1
     if list(raised.values()) != [len(ranks)]:

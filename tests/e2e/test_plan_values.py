@@ -216,6 +216,33 @@ def test_a_loop_that_only_looks_for_keys_leaves_its_place_to_others(
     assert "again and again" in row["why"]
 
 
+MAILBOX = """
+import sys, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+store = dist.PrefixStore("mail", dist.distributed_c10d._get_default_store())
+if rank == 0:
+    before = store.num_keys()
+    store.set("letter", "for rank 1")
+    assert store.num_keys() == before + 1
+elif rank == 1:
+    assert store.get("letter") == b"for rank 1"
+    assert store.delete_key("letter")
+    assert not store.delete_key("letter")
+    assert not store.check(["letter"])
+if not (sys.argv[1] == "wrong" and rank == 1):
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("mode", ["right", "wrong"])
+def test_keys_are_deleted_and_counted_through_a_store_around_the_planned_one(
+    mode: str, tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    done = planned(tmp_path, torch_loaded, MAILBOX, mode)
+    check_outcome(done, mode, "early_exit", 93)
+
+
 ON_NODES = """
 import os, socket, sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")

@@ -76,8 +76,12 @@ class PlannedStore(dist.Store):  # type: ignore[misc]
     def delete_key(self, key: Any) -> bool:
         return bool(self._ask(["delete", self._key(key)])[0][0])
 
+    deleteKey = delete_key  # what C++ asks for, for a store around this one
+
     def num_keys(self) -> int:
         return int(self._ask(["count"])[0][0])
+
+    getNumKeys = num_keys
 
     def append(self, key: Any, value: Any) -> None:
         self._ask(["append", self._key(key)], [_bytes(value)])

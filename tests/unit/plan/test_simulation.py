@@ -181,6 +181,16 @@ def test_what_all_ranks_raise_is_told_once() -> None:
     assert (found.culprits, found.victims) == (tuple(range(64)), ())
 
 
+def test_a_checkpoint_that_one_rank_has_failed_in_is_that_rank_s() -> None:
+    """torch has all ranks raise what one of them did."""
+    made = Programs(3)
+    made.each(all_reduce(4))
+    for rank in range(3):
+        made[rank].notes_down("exception", "CheckpointException", 30, failed=[1])
+        made[rank].ends(1)
+    assert errors(made) == [("rank_exception", (1,))]
+
+
 def test_a_status_with_which_all_ranks_end_is_told_once() -> None:
     made = Programs(64)
     for rank in range(64):
