@@ -174,7 +174,9 @@ def _surroundings(request: Request, place: Place) -> None:
 
 def _planned_time(planner: Planner) -> None:
     """A rank that sleeps gives its place to others, and finds that the time has passed. A program's
-    own alarms are for ranks that hang; here they would hit those that wait."""
+    own alarms are for ranks that hang; here they would hit those that wait. A child that it forks,
+    a worker of a data loader, sleeps as anybody: the line to the planner is its parent's."""
+    own, really_sleep = os.getpid(), time.sleep
 
     def alarm(seconds: int = 0, /) -> int:
         del seconds
@@ -184,11 +186,14 @@ def _planned_time(planner: Planner) -> None:
 
     def sleep(seconds: float, /) -> None:
         nonlocal slept_s
+        if os.getpid() != own:
+            return really_sleep(seconds)
         length_s = float(seconds)
         if length_s < 0:
             raise ValueError("sleep length must be non-negative")
         planner.ask(["sleep", length_s])
         slept_s += length_s
+        return None
 
     def later(clock: Callable[[], Any], unit: int) -> Callable[[], Any]:
         return lambda: clock() + (slept_s if unit == 1 else int(slept_s * unit))

@@ -352,7 +352,9 @@ class Scheduler:
             if key.data[0] == "end" and key.data[1] is planned:
                 self._selector.unregister(key.fileobj)
                 os.close(key.fd)
-        # What it said last is still on the line.
+        # What it said last is still on the line, which children that it has left hold open.
+        if planned.connection is not None:
+            planned.connection.setblocking(False)
         while planned.connection is not None:
             self._hear(planned)
         try:
