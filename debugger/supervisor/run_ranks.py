@@ -48,7 +48,9 @@ class LocalRanks:
     def tell(self, finding: Finding) -> bool:
         line = finding_line(finding.kind, finding.message)
         verdict = Verdict(finding.kind, line, finding.cause)
-        return self._directory.write_json(self._directory.verdict.name, verdict.to_json())
+        return self._directory.write_json(
+            self._directory.verdict.name, verdict.to_json(), lasts=False
+        )
 
     def left(self) -> bool:
         return bool(self._launch.descendants())

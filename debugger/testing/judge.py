@@ -135,7 +135,7 @@ class Judge:
         """Have every rank that can raise this raise it; the first time counts."""
         if not self._directory.verdict.exists():
             verdict = Verdict(kind, finding_line(kind, message), cause)
-            self._directory.write_json(self._directory.verdict.name, verdict.to_json())
+            self._directory.write_json(self._directory.verdict.name, verdict.to_json(), lasts=False)
 
     # -- what is left of it --------------------------------------------------------------------
 

@@ -197,22 +197,23 @@ class RunDirectory:
     def log(self, rank: int) -> Path:
         return self.logs / f"{int(rank)}.jsonl"
 
-    def write_json(self, name: str, value: dict[str, Any]) -> bool:
+    def write_json(self, name: str, value: dict[str, Any], *, lasts: bool = True) -> bool:
         """Writes a file whole or not at all. `run.json` always carries the schema that marks the
-        directory as ours. Returns False, and adds to `failures`, where that fails."""
+        directory as ours. `lasts`: as `replacing` has it; a disk that is busy may take many seconds
+        for that. Returns False, and adds to `failures`, where it fails."""
         if name == self.run_json.name:
             value = {"schema": SCHEMA, **value}
         # In pieces: as a whole the report of many ranks takes several times its size.
         pieces = json.JSONEncoder(indent=2, ensure_ascii=True, default=str).iterencode(value)
-        return self._write(name, chain(pieces, "\n"))
+        return self._write(name, chain(pieces, "\n"), lasts)
 
-    def write_text(self, name: str, text: str | Iterable[str]) -> bool:
+    def write_text(self, name: str, text: str | Iterable[str], *, lasts: bool = True) -> bool:
         """Writes a file (a path relative to the directory) whole or not at all, as UTF-8."""
-        return self._write(name, (text,) if isinstance(text, str) else text)
+        return self._write(name, (text,) if isinstance(text, str) else text, lasts)
 
-    def _write(self, name: str, pieces: Iterable[str]) -> bool:
+    def _write(self, name: str, pieces: Iterable[str], lasts: bool) -> bool:
         try:
-            with replacing(self.path / name) as file:
+            with replacing(self.path / name, lasts=lasts) as file:
                 for piece in pieces:
                     file.write(piece.encode("utf-8", "backslashreplace"))
         except OSError as error:

@@ -142,7 +142,8 @@ def keep(
     problems: Sequence[str],
     took_s: float,
 ) -> None:
-    """Put the stacks into the run directory."""
-    directory.write_text("stacks/stacks.txt", stack_tree.render(stacks))
+    """Put the stacks into the run directory. The ranks wait for the verdict meanwhile, and not for
+    the disk."""
+    directory.write_text("stacks/stacks.txt", stack_tree.render(stacks), lasts=False)
     rows = {**stack_tree.to_json(stacks), "problems": problems, "took_s": round(took_s, 3)}
-    directory.write_json("stacks/stacks.json", rows)
+    directory.write_json("stacks/stacks.json", rows, lasts=False)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from debugger.diagnosis.facts.evidence import RUNS
 from debugger.diagnosis.findings import Finding, RankEvidence
+from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import CallSite
-from debugger.supervisor.stacks.evidence import Evidence
+from debugger.supervisor.run_ranks import LocalRanks
+from debugger.supervisor.stacks.evidence import Evidence, keep
 from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 FILE = "/home/user/train.py"
@@ -102,3 +107,18 @@ def test_a_thread_that_waits_in_a_call_is_not_what_the_rank_names() -> None:
     found = refined(30, "main", MAIN, WORKER)
     assert found.ranks[1].location == CallSite(FILE, 30, "main")
     assert found.cause == "lock"
+
+
+def test_ranks_are_told_without_waiting_for_a_busy_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stand in their calls until the verdict is there; a report may take its time."""
+    directory = RunDirectory.create(tmp_path / "runs")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    keep(directory, {1: (MAIN,)}, [], took_s=0.1)
+    late = Finding("missing_rank", "suspected: rank 1 has not come", (1,), (0,), proven=False)
+    assert LocalRanks(Mock(), directory).tell(late)
+    assert (synced, directory.verdict.exists(), directory.stacks_text.exists()) == ([], True, True)
+    directory.write_json(directory.report_json.name, {})
+    assert len(synced) == 1
