@@ -73,13 +73,11 @@ def _of_finding(
         if location:
             places.setdefault((location["file"], location["line"]), []).append(rank)
     for (file, line), ranks in places.items():
-        one = evidence[str(ranks[0])]
-        where = f"{table.doing(one)} in {one['location']['function']}"
-        if one["location"].get("through"):
-            where += f", through {one['location']['through']}"
-        if one.get("called_at"):
-            where += f", called at {table.Places([one]).line(one['called_at'])}"
-        message = f"{finding['message']}\n{ranks_text(ranks)} here: {where}"
+        doing: dict[str, list[int]] = {}
+        for rank in ranks:
+            doing.setdefault(_doing(evidence[str(rank)]), []).append(rank)
+        here = (f"{ranks_text(alike)} here: {where}" for where, alike in doing.items())
+        message = "\n".join((finding["message"], *here))
         title = f"distdebug: {finding['kind']}, {ranks_text(ranks)}"
         inside = _inside(file, workspace)
         if inside is None:
@@ -89,6 +87,16 @@ def _of_finding(
     if not places:
         who = f", {ranks_text(finding['culprits'])}" if finding["culprits"] else ""
         yield command(level, finding["message"], title=f"distdebug: {finding['kind']}{who}")
+
+
+def _doing(one: Mapping[str, Any]) -> str:
+    """What a rank did at the line of the annotation."""
+    where = f"{table.doing(one)} in {one['location']['function']}"
+    if one["location"].get("through"):
+        where += f", through {one['location']['through']}"
+    if one.get("called_at"):
+        where += f", called at {table.Places([one]).line(one['called_at'])}"
+    return where
 
 
 def _inside(file: str, workspace: str) -> str | None:

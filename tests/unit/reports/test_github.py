@@ -35,6 +35,19 @@ def test_an_error_stands_at_the_culprits_line() -> None:
     )
 
 
+def test_ranks_that_differ_at_one_line_are_told_apart() -> None:
+    run = Run(2)
+    run[0].calls(all_reduce(8), waits=True, line=88)
+    run[1].calls(all_reduce(9), waits=True, line=88)
+    (line,) = github.annotated(of_run(run), "/home/user")
+    assert "line=88,title=distdebug%3A shape_mismatch%2C ranks 0%2C1::" in line
+    here = line.split("%0A")[1:]
+    assert here == [
+        "rank 0 here: all_reduce(sum, float32[8]) in step",
+        "rank 1 here: all_reduce(sum, float32[9]) in step",
+    ]
+
+
 @pytest.mark.parametrize(
     ("file", "workspace", "named"),
     [
