@@ -8,7 +8,8 @@ Rules:
 3. An init that failed because its port was taken: at once, the rank that wanted it. Who holds the
    port, the supervisor looks up (`shared_findings.heard_at`).
 4. Ranks that wait at different addresses, or with different world sizes: those outside the
-   largest agreeing set, once they have waited for the hang timeout, or failed.
+   largest agreeing set, once they have waited for the hang timeout, or failed; of an error that
+   says nothing of the time, where they have different sizes at one address.
 5. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
 6. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
 7. A rank that waits although all others have joined before, and some have ended: it came too late.
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 
-from ...record.layout import Activity, Phase
+from ...record.layout import Activity, GroupState, Phase
 from ...record.majority import vote
 from ...record.notes import StaleStoreNote, raised
 from ...record.snapshot import Note, Rank, Wait
@@ -185,21 +186,23 @@ def _elsewhere(
     """They look for each other in different places, or wait for different numbers of ranks. Where
     enough have come for some of them, these have joined, and are counted as well."""
     late = [w for w in waiting.values() if world.waited_ns(w) >= world.limits.hang_ns]
-    lost = [note for note in failed.values() if TIMED_OUT.search(note.message)]
-    if world.paused or not (late or lost):
+    lost = {rank: note for rank, note in failed.items() if TIMED_OUT.search(note.message)}
+    refused = {rank: note for rank, note in failed.items() if raised(note).rendezvous is not None}
+    if world.paused or not (late or lost or refused):
         return []
     answers: dict[tuple[str, int], list[int]] = {}
-    for rank in sorted({*waiting, *(rank for rank in failed if failed[rank] in lost)}):
+    for rank in sorted({*waiting, *lost, *refused}):
         record = world.ranks[rank]
-        if record.groups:
-            return []  # a second initialisation: what the record says is the first one's
+        if _joins_again(record):
+            return []  # what the record says is the first initialisation's
         if rank in waiting and waiting[rank].detail.get("op") == "TCPStore":
             continue  # it has not said yet where it will join
         answers.setdefault((record.job, record.world_size), []).append(rank)
     joined = _joined_there(world, answers)
     for rank in joined:
         answers.setdefault((world.ranks[rank].job, world.ranks[rank].world_size), []).append(rank)
-    if len(answers) < 2:
+    of_two_sizes = len({job for job, _ in answers}) < len(answers)
+    if len(answers) < 2 or not (late or lost or of_two_sizes):
         return []
     result = vote(answers, 0)
     parts = [
@@ -208,7 +211,11 @@ def _elsewhere(
         for (job, size), ranks in result.parties[:4]
     ]
     times = [wait.since_ns + world.limits.hang_ns for wait in late]
-    times += [note.time_ns for note in lost]
+    times += [note.time_ns for note in lost.values()]
+    if not times:  # they had come before one of them was refused
+        times = [
+            max(_came_ns(world, waiting, rank) for ranks in answers.values() for rank in ranks)
+        ]
     finding = Finding(
         kind="join_timeout",
         message=f"suspected: ranks do not join the same world: {'; '.join(parts)}",
@@ -220,6 +227,19 @@ def _elsewhere(
         cause="elsewhere",
     )
     return [Candidate(finding)]
+
+
+def _joins_again(record: Rank) -> bool:
+    """At DETAIL a group is there before all of its initialisation is over; nothing has been called
+    on it yet."""
+    return any(
+        group.state is GroupState.DESTROYED or group.last is not None
+        for group in record.groups.values()
+    )
+
+
+def _came_ns(world: World, waiting: Mapping[int, Wait], rank: int) -> int:
+    return waiting[rank].since_ns if rank in waiting else world.ranks[rank].started_ns
 
 
 def _joined_there(world: World, waiting: Mapping[tuple[str, int], Sequence[int]]) -> list[int]:

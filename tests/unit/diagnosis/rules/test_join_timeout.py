@@ -259,6 +259,28 @@ def test_one_rank_waits_for_a_world_of_another_size(joined: tuple[int, ...]) -> 
     assert ("ranks 0,2 have joined at" in found.message) == (len(joined) == 2)
 
 
+def test_a_world_of_another_size_where_a_group_is_there_before_all_is_over() -> None:
+    """At DETAIL the initialisation goes on with a network of the agreement's own."""
+    run = of_another_size(1, (0, 2))
+    for rank in (0, 2):
+        run[rank].waits_in(Activity.INIT)
+    run.passes(61)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("join_timeout", (1,))
+
+
+def test_a_world_of_another_size_that_the_backend_refuses() -> None:
+    """Whoever sees it first, raises first."""
+    run = of_another_size(1, ())
+    run[0].raises("RendezvousError: rank 1 makes the group with other ranks", rendezvous="there")
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (1,), (0, 2))
+    twin = joining(3, 0, 1, 2)
+    twin[0].raises("RendezvousError: the launcher does not know it", rendezvous="there")
+    (found,) = twin.errors()
+    assert (found.kind, found.culprits) == ("rank_exception", (0,))
+
+
 def test_who_has_joined_elsewhere_is_no_party() -> None:
     run = of_another_size(1, (0, 2))
     run.ranks[0].job = run.ranks[2].job = "10.0.0.1:29501"
