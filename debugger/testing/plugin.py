@@ -67,7 +67,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "ignore=()): run the body of the test in nproc ranks, whose default group is made. nproc "
         "and backend may be lists, which parametrise the test. timeout: seconds for the whole "
         "test; hang_timeout: seconds after which a late rank ends it; level, check: as `distdebug "
-        "run --debug-level` and `--check`; ignore: kinds of findings that do not fail the test.",
+        "run --debug-level` and `--check`; ignore: kinds of findings that do not fail the test by "
+        "themselves; what a check raises at its line is raised all the same.",
     )
     config.addinivalue_line(
         "markers",
