@@ -311,7 +311,10 @@ def _other_branches(look: Look, waiting: Mapping[int, Stance]) -> Finding | None
     sites = {one.site for one in waiting.values()}
     if len(ways.parties) < 2 or len(sites) > 1 or not all(one.way for one in waiting.values()):
         return None
-    told = "; ".join(f"{ranks_text(ranks)} made {', '.join(way)}" for way, ranks in ways.parties)
+    told = "; ".join(
+        f"{ranks_text(ranks)} made {', '.join(_ops(waiting[ranks[0]]))}"
+        for _, ranks in ways.parties
+    )
     found = finding(
         "op_mismatch",
         f"suspected: nothing moves, {who(waiting)}, and by source and variables they took other "
