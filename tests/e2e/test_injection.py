@@ -115,6 +115,6 @@ def test_a_run_without_its_fault_is_no_success(
 def test_without_a_plan_nothing_is_said_of_faults(tmp_path: Path, zygote: Zygote) -> None:
     run = inject(tmp_path, zygote)
     assert run.exit_code == 0, run.explain()
-    assert "injected" not in run.report
+    assert run.report["injected"] == []
     assert "inject" not in run.stderr
     assert not list(run.directory.glob("faults.json")) + list(run.directory.glob("injected*"))
