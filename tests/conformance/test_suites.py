@@ -8,6 +8,8 @@ import pytest
 
 from tests.conformance import suites
 from tests.conformance.outcomes import FAILED, MPI, PASSED, STOCK, TCP, Outcome
+from tests.support.waiting import until
+from tests.unit.supervisor.process_tools import alive
 
 THREADED = Path(__file__).parents[1] / "ranks" / "scripts" / "suite_of_threads.py"
 MADE_UP = """
@@ -49,7 +51,7 @@ def test_worse_is_what_stock_passes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert rest == [
         "",
         "Worse than stock:",
-        "test_made_up.py INFO: test_made_up.TestWorld.test_nothing_stands_in_front",
+        "test_made_up.py INFO: test_made_up.py::TestWorld::test_nothing_stands_in_front",
     ]
     assert code == 1
 
@@ -71,6 +73,70 @@ def test_what_is_explained_is_told_and_no_failure(capsys: pytest.CaptureFixture[
     assert rest == ["Worse than stock:", "row tcp: test_b (tcp has another name)"]
     assert given == [(STOCK, set()), (TCP, {"test_a", "test_b"})]
     assert suites.compare({"row": run_in}, (STOCK, TCP, MPI), why) == 1
+
+
+TOO_LONG = """
+import subprocess
+import pytest
+
+def test_passes(): pass
+def test_fails(): assert False
+@pytest.fixture
+def broken():
+    yield
+    raise OSError
+def test_fails_in_the_end(broken): pass
+@pytest.mark.skip
+def test_skipped(): pass
+def test_too_long():
+    rank = subprocess.Popen(["sleep", "600"])
+    with open("PLACE/pid", "w") as file:
+        file.write(str(rank.pid))
+    rank.wait()
+def test_after_it(): pass
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_file_that_is_cut_says_what_it_had_come_to(tmp_path: Path) -> None:
+    (tmp_path / "test_too_long.py").write_text(TOO_LONG.replace("PLACE", str(tmp_path)))
+    cut = suites.run(tmp_path / "test_too_long.py", tmp_path, STOCK, 20)
+    assert cut.tests == {
+        "test_too_long.py::test_passes": PASSED,
+        "test_too_long.py::test_fails": FAILED,
+        "test_too_long.py::test_fails_in_the_end": FAILED,
+        "test_too_long.py::test_skipped": "skipped",
+    }
+    assert str(cut) == "1, 2 failed; not over in 20 s"
+    until(lambda: not alive(int((tmp_path / "pid").read_text())))
+
+
+@pytest.mark.timeout(300)
+def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name")
+    outcome = suites.run(tmp_path / "test_broken.py", tmp_path, STOCK)
+    assert outcome.tests == {"test_broken.py": FAILED}
+    assert outcome.why.startswith("ended with 2: ")
+
+
+def test_what_was_not_run_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    def run_in(mode: str, stock: Outcome) -> Outcome:
+        if mode == MPI:
+            raise KeyboardInterrupt
+        both = {"test_a": PASSED, "test_b": PASSED}
+        return Outcome(both) if mode == STOCK else Outcome({"test_a": PASSED}, "not over in 9 s")
+
+    explained = {(mode, "test_b"): "of another name" for mode in (TCP, MPI)}
+    assert suites.compare({"row": run_in}, (STOCK, TCP), explained) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "file  stock  tcp",
+        "row   2      1; not over in 9 s*",
+        "",
+        "Worse than stock:",
+        "row tcp: test_b: not run",
+    ]
+    assert suites.compare({"row": run_in}, (STOCK, TCP, MPI), explained) == 1
+    assert capsys.readouterr().out.splitlines()[1].split("  ")[-1] == "not run*"
 
 
 @pytest.mark.timeout(300)
