@@ -84,7 +84,7 @@ def diagnose(
     needs = rule(Needs, None, world, channels)
     own = candidates_of(reported, world)
     candidates = [
-        *candidates_of(mismatches, world),
+        *candidates_of(mismatches, world, needs),
         *candidates_of(split_mismatches, world),
         *candidates_of(message_mismatches, world, channels),
         *candidates_of(creation_mismatches, world),
