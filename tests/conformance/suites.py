@@ -81,7 +81,7 @@ def _run(path: Path, folder: Path, mode: str, limit_s: float, scratch: Path) -> 
     results, log = scratch / "outcomes", scratch / "log"
     command = [
         *(sys.executable, str(ONE_FILE), "-q", str(path)),
-        *("-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),
+        *("-c", os.devnull, "--rootdir", str(imported_from(folder)), "-p", "no:cacheprovider"),
         *("-p", "no:distdebug", "-p", "no:xdist", f"--timeout={TEST_LIMIT_S}"),
         *("-W", "default"),
     ]
@@ -121,7 +121,7 @@ def surroundings(mode: str, folder: Path, scratch: Path) -> dict[str, str]:
         names = environment(names, scratch, "")
         names |= {"DISTDEBUG_LEVEL": mode, "DISTDEBUG_RAISE_OWN_FAULTS": "1"}
     if mode == TCP:
-        names["PYTHONPATH"] = os.pathsep.join([str(ON_TCP), str(ROOT), names["PYTHONPATH"]])
+        names["PYTHONPATH"] = os.pathsep.join([str(ON_TCP), names["PYTHONPATH"], str(ROOT)])
         names["ON_TCP_EVERYWHERE"] = "1"
     return names
 

@@ -155,6 +155,24 @@ def test_tests_beside_modules_named_like_the_standard_librarys(
     assert code == 0
 
 
+@pytest.mark.timeout(300)
+def test_tests_in_a_package_that_is_named_like_ours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As ignite's, whose fixtures are in folders above."""
+    package = tmp_path / "tests"
+    folder = package / "of_groups"
+    folder.mkdir(parents=True)
+    (package / "__init__.py").write_text("ANSWER = 42")
+    (folder / "__init__.py").touch()
+    (package / "conftest.py").write_text("import pytest\n@pytest.fixture\ndef two(): return 2")
+    lines = ["from tests import ANSWER", "def test_it(two): assert ANSWER == 21 * two"]
+    (folder / "test_it.py").write_text("\n".join(lines))
+    code = suites.main([str(folder), "--all", "--mode", "tcp"])
+    assert capsys.readouterr().out.splitlines()[1].split() == ["test_it.py", "1", "1"]
+    assert code == 0
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_suite_whose_ranks_are_threads(
