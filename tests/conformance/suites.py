@@ -115,6 +115,7 @@ def surroundings(mode: str, folder: Path, scratch: Path) -> dict[str, str]:
     found = imported_from(folder)
     names["PYTHONPATH"] = os.pathsep.join([str(found), names.get("PYTHONPATH", "")]).strip(":")
     names |= {"OMP_NUM_THREADS": "1", "TEMP_DIR": str(scratch), "BACKEND": "gloo"}
+    names["PYTHONHASHSEED"] = "0"  # tests that are made from a set are named alike in every mode
     if mode in (INFO, DETAIL):
         for part in ("ranks", "logs", "stacks"):
             (scratch / part).mkdir(mode=0o700)
