@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -98,8 +99,21 @@ def test_after_it(): pass
 
 
 @pytest.mark.timeout(300)
-def test_a_file_that_is_cut_says_what_it_had_come_to(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_says_what_it_had_come_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "test_too_long.py").write_text(TOO_LONG.replace("PLACE", str(tmp_path)))
+
+    class Cut(subprocess.Popen[bytes]):
+        """Its time is up once it has come to the test that does not end."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Cut)
     cut = suites.run(tmp_path / "test_too_long.py", tmp_path, STOCK, 20)
     assert cut.tests == {
         "test_too_long.py::test_passes": PASSED,
