@@ -28,7 +28,8 @@ _COMMUNICATION = re.compile(
 )
 _REFUSED_LATE = re.compile(
     r"^(Cannot use ReduceOp\.|ReduceOp\.\w+ (is )?not supported|Invalid scalar type|"
-    r"Unhandled ReduceOp|\[enforce fail at \S*gloo/alltoallv?\.cc)"
+    r"Unhandled ReduceOp|Split sizes doesn't match|Number of tensor splits not|"
+    r"Tensor's dim 0 does not divide|\[enforce fail at \S*gloo/alltoallv?\.cc)"
 )
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
