@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
+from .facts.agreed import with_agreement
 from .facts.channels import Channels
 from .facts.known_faults import cited
 from .facts.needs import Needs
@@ -84,7 +85,7 @@ def diagnose(
     needs = rule(Needs, None, world, channels)
     own = candidates_of(reported, world)
     candidates = [
-        *candidates_of(mismatches, world),
+        *candidates_of(mismatches, world, needs),
         *candidates_of(split_mismatches, world),
         *candidates_of(message_mismatches, world, channels),
         *candidates_of(creation_mismatches, world),
@@ -111,6 +112,7 @@ def diagnose(
     for candidate in rule(unreported, candidates, candidates, own):
         candidate = rule(explained_by_unused, candidate, world, candidate)
         causes.append(rule(explained, candidate, world, candidate))
+    causes = rule(with_agreement, causes, world, causes)
     found = [
         rule(mentioned, finding, world, finding)
         for finding in _ready(world, rule(fold, causes, causes))

@@ -73,7 +73,7 @@ class Candidate:
     *another* has failed (a connection closed by the peer). A stronger one near in time wins.
     `excused`: it explains what follows from it, and is nobody's fault: it is never reported.
     `refused`: the ranks compared the call before they made it, and none did, so that they stand
-    where they stood.
+    where they stood. `agreed_ns`: when its culprits last made a call of its group alike before it.
     """
 
     finding: Finding
@@ -81,6 +81,7 @@ class Candidate:
     weakness: int = 0
     excused: bool = False
     refused: bool = False
+    agreed_ns: int = 0
 
 
 SLOWEST_BYTES_PER_S = 1e6

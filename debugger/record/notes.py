@@ -334,11 +334,12 @@ class StoreHostNote(NoteData):
 
 @dataclass(frozen=True, slots=True)
 class StaleStoreNote(NoteData):
-    """The rank joins through a file that was written before this run, or by something else than a
-    FileStore (`foreign`)."""
+    """The rank joins through a file that was written before this run, or in it by ranks that the
+    launcher has replaced (`attempt`), or by something else than a FileStore (`foreign`)."""
 
     path: str = ""
     foreign: bool = False
+    attempt: bool = False
 
     KIND = "stale_store"
     LEVEL = "warning"

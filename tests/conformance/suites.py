@@ -15,24 +15,26 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from debugger.hook import environment
 
-from . import wheel
-from .outcomes import DETAIL, FAILED, INFO, MODES, MPI, PASSED, SKIPPED, STOCK, TCP, Outcome
+from . import outcomes, wheel
+from .outcomes import DETAIL, INFO, MODES, MPI, PASSED, STOCK, TCP, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("suites.txt")
+ONE_FILE = Path(__file__).with_name("one_file.py")
+ENDED_BY_ITSELF = (0, 1, 5)
+"""pytest's exit codes where all tests have been run: passed, failed, none."""
 ON_TCP = ROOT / "tests" / "support" / "on_tcp"
 TEST_LIMIT_S = 180
 FILE_LIMIT_S = 3600.0
+NOT_RUN = "not run"
 RANKS = (2,)
 
 
@@ -76,42 +78,21 @@ def run(path: Path, folder: Path, mode: str, limit_s: float = FILE_LIMIT_S) -> O
 
 
 def _run(path: Path, folder: Path, mode: str, limit_s: float, scratch: Path) -> Outcome:
-    results = scratch / "results.xml"
+    results, log = scratch / "outcomes", scratch / "log"
     command = [
-        *(sys.executable, "-m", "pytest", "-q", str(path)),
-        *("-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),
+        *(sys.executable, str(ONE_FILE), "-q", str(path)),
+        *("-c", os.devnull, "--rootdir", str(imported_from(folder)), "-p", "no:cacheprovider"),
         *("-p", "no:distdebug", "-p", "no:xdist", f"--timeout={TEST_LIMIT_S}"),
-        *("-W", "default", f"--junitxml={results}"),
+        *("-W", "default"),
     ]
-    log = scratch / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=imported_from(path.parent),
-            env=surroundings(mode, folder, scratch),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return Outcome(why=f"not over in {limit_s:g} s")
-        finally:
-            _end(process)
-    if not results.exists():
-        return Outcome(why=f"ended with {process.returncode}: {_last_line(log)}")
-    return Outcome(_read(results))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """It and all ranks that it has left behind."""
-    try:
-        os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
-    process.wait()
+    names = {**surroundings(mode, folder, scratch), outcomes.FILE: str(results)}
+    code = outcomes.run_within(limit_s, command, names, imported_from(path.parent), log)
+    found = outcomes.read(results)
+    if code is None:
+        return Outcome(found, f"not over in {limit_s:g} s")
+    if code not in ENDED_BY_ITSELF:
+        return Outcome(found, f"ended with {code}: {_last_line(log)}")
+    return Outcome(found)
 
 
 def _last_line(log: Path) -> str:
@@ -134,25 +115,16 @@ def surroundings(mode: str, folder: Path, scratch: Path) -> dict[str, str]:
     found = imported_from(folder)
     names["PYTHONPATH"] = os.pathsep.join([str(found), names.get("PYTHONPATH", "")]).strip(":")
     names |= {"OMP_NUM_THREADS": "1", "TEMP_DIR": str(scratch), "BACKEND": "gloo"}
+    names["PYTHONHASHSEED"] = "0"  # tests that are made from a set are named alike in every mode
     if mode in (INFO, DETAIL):
         for part in ("ranks", "logs", "stacks"):
             (scratch / part).mkdir(mode=0o700)
         names = environment(names, scratch, "")
         names |= {"DISTDEBUG_LEVEL": mode, "DISTDEBUG_RAISE_OWN_FAULTS": "1"}
     if mode == TCP:
-        names["PYTHONPATH"] = os.pathsep.join([str(ON_TCP), str(ROOT), names["PYTHONPATH"]])
+        names["PYTHONPATH"] = os.pathsep.join([str(ON_TCP), names["PYTHONPATH"], str(ROOT)])
         names["ON_TCP_EVERYWHERE"] = "1"
     return names
-
-
-def _read(results: Path) -> dict[str, str]:
-    found = {}
-    for case in ElementTree.parse(results).getroot().iter("testcase"):
-        kinds = {part.tag for part in case}
-        bad = kinds & {"failure", "error"}
-        result = FAILED if bad else SKIPPED if "skipped" in kinds else PASSED
-        found[f"{case.get('classname')}.{case.get('name')}"] = result
-    return found
 
 
 def worse(stock: Outcome, other: Outcome) -> list[str]:
@@ -166,9 +138,9 @@ def worse(stock: Outcome, other: Outcome) -> list[str]:
 def table(rows: Mapping[str, Mapping[str, Outcome]], modes: Sequence[str]) -> str:
     """For people: a row a file, a column a mode; `*` where it is worse than stock."""
     lines = [("file", *modes)]
-    for name, outcomes in rows.items():
-        marks = {mode: "*" if worse(outcomes[STOCK], outcomes[mode]) else "" for mode in modes}
-        lines.append((name, *(f"{outcomes[mode]}{marks[mode]}" for mode in modes)))
+    for name, row in rows.items():
+        marks = {mode: "*" if worse(row[STOCK], row[mode]) else "" for mode in modes}
+        lines.append((name, *(f"{row[mode]}{marks[mode]}" for mode in modes)))
     widths = [max(len(line[column]) for line in lines) for column in range(len(modes) + 1)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -183,25 +155,35 @@ Explained = Mapping[tuple[str, str], str]
 
 
 def compare(rows: Runs, modes: Sequence[str], explained: Explained | None = None) -> int:
-    """Run all and print the table; 1 where a mode is worse than stock, and that is not
-    `explained`."""
-    outcomes: dict[str, dict[str, Outcome]] = {}
-    for name, run_in in rows.items():
-        row = outcomes[name] = {}
-        for mode in modes:
-            row[mode] = run_in(mode, row.get(STOCK, Outcome()))
-            sys.stderr.write(f"{name} {mode}: {row[mode]}\n")
-    sys.stdout.write(table(outcomes, modes) + "\n")
+    """Run all and print the table, also of what had come when somebody interrupts it; 1 where a
+    mode is worse than stock, and that is not `explained`, or where not all was run."""
+    found = {name: {mode: Outcome(why=NOT_RUN) for mode in modes} for name in rows}
+    try:
+        for name, run_in in rows.items():
+            for mode in modes:
+                stock = Outcome() if mode == STOCK else found[name][STOCK]
+                found[name][mode] = run_in(mode, stock)
+                sys.stderr.write(f"{name} {mode}: {found[name][mode]}\n")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+    sys.stdout.write(table(found, modes) + "\n")
     lost = [
-        (f"{name} {mode}: {test}", (explained or {}).get((mode, test), ""))
-        for name, row in outcomes.items()
+        (f"{name} {mode}: {test}", test in row[mode].tests, (explained or {}).get((mode, test), ""))
+        for name, row in found.items()
         for mode in modes
         for test in worse(row[STOCK], row[mode])
     ]
     if lost:
-        lines = (f"{what} ({why})" if why else what for what, why in lost)
+        lines = (_lost(*one) for one in lost)
         sys.stdout.write("\nWorse than stock:\n" + "\n".join(lines) + "\n")
-    return 0 if all(why for _, why in lost) else 1
+    whole = all(one.why in ("", "-") for row in found.values() for one in row.values())
+    return 0 if whole and all(ran and why for _, ran, why in lost) else 1
+
+
+def _lost(what: str, ran: bool, why: str) -> str:
+    if not ran:
+        return f"{what}: {NOT_RUN}"
+    return f"{what} ({why})" if why else what
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -238,6 +220,8 @@ def _of_the_wheel(ranks: Iterable[int], limit_s: float) -> Runs:
 
     def run_in(number: int, mode: str, stock: Outcome) -> Outcome:
         tests = sorted(stock.those(PASSED))
+        if mode != STOCK and not tests:  # without a list of tests, all would be run
+            return Outcome(why=NOT_RUN)
         return wheel.run(wheel.ENVIRONMENTS[mode], number, tests=tests, limit_s=limit_s)
 
     return {f"torch's own, {number} ranks": partial(run_in, number) for number in ranks}

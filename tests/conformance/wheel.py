@@ -9,7 +9,6 @@ granted that there are three ranks.
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -55,20 +54,13 @@ def run(
     names = runs.environment({**environment, "WORLD_SIZE": str(ranks), "PYTHONPATH": str(ROOT)})
     names.pop("CI", None)  # there torch's runner writes XML, with a package that we do not need
     with tempfile.TemporaryDirectory(prefix="distdebug-torch-suite-") as place:
-        file = Path(place, "outcomes")
-        try:
-            done = subprocess.run(
-                [sys.executable, str(SUITE), *chosen],
-                env={**names, outcomes.FILE: str(file)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-                timeout=limit_s,
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome(why=f"not over in {limit_s:g} s")
-        if not re.search(r"^Ran \d+ tests? in ", done.stdout, re.MULTILINE):
-            return Outcome(why=f"ended with {done.returncode}", output=done.stdout)
-        return Outcome(outcomes.read(file), output=done.stdout)
+        file, log = Path(place, "outcomes"), Path(place, "log")
+        names[outcomes.FILE] = str(file)
+        command = [sys.executable, str(SUITE), *chosen]
+        code = outcomes.run_within(limit_s, command, names, Path.cwd(), log)
+        found, output = outcomes.read(file), log.read_text(errors="replace")
+    if code is None:
+        return Outcome(found, f"not over in {limit_s:g} s", output)
+    if not re.search(r"^Ran \d+ tests? in ", output, re.MULTILINE):
+        return Outcome(found, f"ended with {code}", output)
+    return Outcome(found, output=output)

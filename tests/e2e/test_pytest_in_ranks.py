@@ -3,6 +3,7 @@ what the test raised, and ends the rank with status 1 for it; unittest does the 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_behind():
 """
 LINE = TESTS.splitlines().index('        raise ValueError("rank one is broken")  # here') + 1
 
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
 
 @pytest.mark.parametrize(
     ("fails", "command"),
@@ -45,7 +48,7 @@ LINE = TESTS.splitlines().index('        raise ValueError("rank one is broken") 
         ("1", ["run", "-n", "2", "-m", "pytest"]),
         pytest.param(
             "1",
-            ["exec", "--", "torchrun", "--nproc-per-node", "2", "-m", "pytest"],
+            ["exec", "--", TORCHRUN, "--nproc-per-node", "2", "-m", "pytest"],
             marks=pytest.mark.long,
         ),
         ("None", []),

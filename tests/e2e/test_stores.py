@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import runs
 from tests.support.zygote import Zygote
 
 FILE = """
@@ -18,6 +19,29 @@ import torch.distributed as dist
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 store = dist.FileStore(sys.argv[1], size)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+dist.all_reduce(torch.ones(2))
+dist.destroy_process_group()
+"""
+RESTARTED = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+path = sys.argv[1] + (attempt if sys.argv[2] == "fresh" else "")
+if attempt == "1" and sys.argv[2] == "same":
+    began = sys.argv[1] + ".began"
+    while rank == 1 and not os.path.exists(began):
+        time.sleep(0.1)
+    if rank == 0:
+        open(began, "w").close()
+    else:
+        time.sleep(5)  # rank 0 must not find its new address
+method = "file://" + path
+dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+dist.all_reduce(torch.ones(2))
+if attempt == "0" and rank == 1:
+    raise ValueError("a bad sample")
 dist.all_reduce(torch.ones(2))
 dist.destroy_process_group()
 """
@@ -101,6 +125,23 @@ def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote)
     assert (found["kind"], found["cause"]) == ("join_timeout", "stale_store")
     assert "whose file was written before this run" in found["message"]
     assert str(path) in found["message"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("file", ["same", "fresh"])
+def test_the_file_of_an_earlier_attempt(file: str, tmp_path: Path) -> None:
+    """Its ranks' addresses are dead; those that were started again wait for them."""
+    (tmp_path / "train.py").write_text(RESTARTED)
+    flags = ["--nproc-per-node", "2", "--max-restarts", "1", "--hang-timeout", "8"]
+    done = runs.run("run", [*flags, "train.py", str(tmp_path / "rendezvous"), file], tmp_path)
+    assert "rank_exception" in done.warnings, done.explain()
+    if file == "fresh":
+        assert (done.exit_code, done.errors) == (0, []), done.explain()
+        return
+    assert done.exit_code == 93, done.explain()
+    (found,) = done.errors
+    assert (found["kind"], found["cause"]) == ("join_timeout", "stale_store")
+    assert "the ranks of an earlier attempt" in found["message"]
 
 
 @pytest.mark.parametrize("host", ["leaves", "stays"])

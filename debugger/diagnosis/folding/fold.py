@@ -8,7 +8,10 @@ Rules, on the findings in order of time:
 3. A mismatch after it is a consequence if one of its culprits is a culprit of the first: that rank
    has left the common path already. In the same group it is one whoever the culprits are, for the
    ranks' calls are no longer each other's. Otherwise it is a second cause. So is it in the same
-   group where the ranks refused both calls: none was made, and those who agreed still do.
+   group where the ranks refused both calls, or a message: none was made, and those who agreed
+   still do; and after wrong data, which do not change whose calls meet. Who is a culprit of both
+   because nobody is singled out says nothing: then it is a second cause if they have made a call
+   alike in between.
 4. Weak endings (see `endings`) are consequences of any stronger finding up to two seconds later,
    too: that a peer is dead is often seen by its partners first. Only a polite signal (SIGTERM)
    must come sooner: the launcher sends it to the others once it has seen a failure.
@@ -93,7 +96,7 @@ def _lead_ns(candidate: Candidate) -> int:
 def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
     finding, first = candidate.finding, cause.finding
     if candidate.refused and cause.refused and _call(finding) != _call(first):
-        return not set(first.culprits).isdisjoint(finding.culprits)
+        return _gone_on_wrong(candidate, first)
     if finding.about.family is first.about.family is Family.DEADLOCK:
         return False  # the wait graph has told independent cycles apart
     if finding.about.spreads and first.about.spreads:
@@ -104,6 +107,9 @@ def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
         touched = finding.culprits if finding.about.ends_all else _ranks(finding)
         return not scope.isdisjoint(touched)
     if finding.about.family is Family.MISMATCH:
+        message = cause.refused and first.kind == "p2p_mismatch"
+        if message or first.about.family is Family.DATA:
+            return _gone_on_wrong(candidate, first)
         same = (
             finding.group is not None
             and first.group is not None
@@ -111,6 +117,23 @@ def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
         )
         return same or not set(first.culprits).isdisjoint(finding.culprits)
     return False
+
+
+def _gone_on_wrong(candidate: Candidate, first: Finding) -> bool:
+    """Whether a disagreement comes of ranks that went wrong before, though the calls of all still
+    met."""
+    finding = candidate.finding
+    if set(first.culprits).isdisjoint(finding.culprits):
+        return False
+    known = _singled_out(first) and _singled_out(finding)
+    return known or candidate.agreed_ns <= first.observable_ns
+
+
+def _singled_out(finding: Finding) -> bool:
+    """Others of the group are right: not so of a message, nor without a majority."""
+    if finding.kind == "p2p_mismatch" or finding.group is None:
+        return False
+    return set(finding.culprits) < set(finding.group.ranks)
 
 
 def _ranks(finding: Finding) -> set[int]:

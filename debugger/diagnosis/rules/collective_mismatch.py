@@ -27,6 +27,7 @@ from ...record.wording import numbered, ranks_text, verb
 from ..facts.call_histories import Story, compare_histories, lines_part
 from ..facts.evidence import at_call, chosen
 from ..facts.hash_chains import Divergence, first_divergence
+from ..facts.needs import Needs
 from ..facts.world import GroupView, World
 from ..findings import Finding, group_evidence
 from ..limits import SECOND_NS, Candidate
@@ -47,24 +48,24 @@ class Kin:
     ranks: list[int]
 
 
-def mismatches(world: World) -> list[Candidate]:
+def mismatches(world: World, needs: Needs) -> list[Candidate]:
     """One error per group at most, and one warning for shapes at most."""
     found: list[Candidate] = []
     for view in world.groups:
         if len(view.states) < 2:
             continue
-        candidate = _compare(world, view, CHAIN) or _compare(world, view, EXACT)
+        candidate = _compare(world, needs, view, CHAIN) or _compare(world, needs, view, EXACT)
         if candidate:
             found.append(candidate)
     return found
 
 
-def _compare(world: World, view: GroupView, which: int) -> Candidate | None:
+def _compare(world: World, needs: Needs, view: GroupView, which: int) -> Candidate | None:
     kin = _classes(view, which)
     if len(kin) < 2:
         return None
     divergence = _first_mismatch(world, view, kin, which)
-    return _judge(world, view, kin, divergence, which) if divergence else None
+    return _judge(world, needs, view, kin, divergence, which) if divergence else None
 
 
 def _classes(view: GroupView, which: int) -> list[Kin]:
@@ -102,7 +103,12 @@ def _chain_of(world: World, view: GroupView, kin: Kin, which: int) -> Callable[[
 
 
 def _judge(
-    world: World, view: GroupView, kin: list[Kin], divergence: Divergence, which: int
+    world: World,
+    needs: Needs,
+    view: GroupView,
+    kin: list[Kin],
+    divergence: Divergence,
+    which: int,
 ) -> Candidate | None:
     seq = divergence.seq
     answers: dict[tuple[object, ...], list[int]] = {}
@@ -123,7 +129,9 @@ def _judge(
         gone = which == CHAIN and (lost or not divergence.exact)
         return _overwritten(world, view, kin, divergence) if gone else None
     absent = world.absent(view, seq)
-    coming = [rank for rank in absent if world.may_come(rank) and not _stuck(world, view, rank)]
+    coming = [
+        rank for rank in absent if world.may_come(rank) and not _stuck(world, needs, view, rank)
+    ]
     result = vote(answers, len(coming))
     signatures = {key: call.signature for key, call in speakers.items()}
     usual, unusual = (speakers[key] for key in opponents(result, signatures))
@@ -160,17 +168,20 @@ def _entering(world: World, view: GroupView, ranks: Sequence[int], seq: int) -> 
     )
 
 
-def _stuck(world: World, view: GroupView, rank: int) -> bool:
+def _stuck(world: World, needs: Needs, view: GroupView, rank: int) -> bool:
     """It waits in the layer and nothing in it moved: it will not come and change the vote.
 
     Not so where it waits in an earlier call of the group, or for a group to be made, which others
-    have left behind: that may be complete, and the rank has not had the processor since.
+    have left behind: that may be complete, and the rank has not had the processor since. Nor where
+    all that it waits for has come, in a call of another group or a message: it will notice.
     """
     pending = world.pending(rank)
     for one in pending:
         if one.wait.activity in (Activity.INIT, Activity.NEW_GROUP):
             return False
         if one.call is not None and one.call.group == view.key and one.call.signature.peer is None:
+            return False
+        if one.call is not None and needs.of(one) is None:
             return False
     return bool(pending) and world.ranks[rank].free_threads == 0 and world.stable(rank)
 

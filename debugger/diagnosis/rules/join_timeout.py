@@ -157,18 +157,21 @@ def _stale_store(
     note = users[min(users)]
     store = StaleStoreNote.read(note.data) or StaleStoreNote()
     where = f" ({printable(store.path, 200)})" if store.path else ""
-    whose = (
-        f"file holds what no FileStore has written{where}: delete it"
-        if store.foreign
-        else f"file was written before this run{where}, by an earlier one or by something else: "
-        "delete it"
-    )
+    if store.foreign:
+        whose = f"file holds what no FileStore has written{where}: delete it, or use a fresh one "
+        whose += "for each run"
+    elif store.attempt:
+        whose = f"file holds the addresses of the ranks of an earlier attempt{where}: use a fresh "
+        whose += "one for each attempt, TORCHELASTIC_RESTART_COUNT tells which it is"
+    else:
+        whose = f"file was written before this run{where}, by an earlier one or by something else: "
+        whose += "delete it, or use a fresh one for each run"
     others = tuple(sorted(set(world.ranks) - set(users)))
     finding = Finding(
         kind="join_timeout",
         message=(
             f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore whose "
-            f"{whose}, or use a fresh one for each run"
+            f"{whose}"
         ),
         culprits=tuple(sorted(users)),
         victims=others,

@@ -109,7 +109,8 @@ def _compare(
     if sent is None or received is None or _content(sent) == _content(received):
         return None
     details = () if divergence.exact else ("older messages are no longer on record",)
-    return Candidate(_finding(world, source, sent, destination, received, details))
+    finding = _finding(world, source, sent, destination, received, details)
+    return Candidate(finding, refused=received.state is CallState.FAILED)
 
 
 def _finding(

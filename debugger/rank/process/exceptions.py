@@ -177,6 +177,8 @@ class Exceptions:
             wrong_argument = True  # torch asserts that a backend's name is known
         if innermost in self._issued_in and isinstance(error, RuntimeError) and not lost:
             wrong_argument = True  # the backend refused the call at once
+        if isinstance(error, RuntimeError) and lost_connections.is_late_refusal(error):
+            wrong_argument = True
         communication = (
             isinstance(error, (RuntimeError, ConnectionError, TimeoutError))
             and not wrong_argument

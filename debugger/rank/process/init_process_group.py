@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 from ...record.files.bounds import read_regular
 from ...record.layout import Activity
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
+from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.requests.lifeline import tie
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
@@ -99,7 +100,7 @@ def _init(
             _claim(recorder, directory, detail)
             tie(directory)
             if "path" in detail:
-                _note_stale(recorder, detail["path"], site)
+                _note_stale(recorder, detail["path"], site, by_attempt=False)
         except Exception as error:
             report_own_fault("watching init_process_group", error)
         with recorder.waiting_in(Activity.INIT, detail, site):
@@ -233,9 +234,11 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     return detail
 
 
-def _note_stale(recorder: Recorder, path: str, site: int) -> None:
+def _note_stale(recorder: Recorder, path: str, site: int, by_attempt: bool = True) -> None:
     """Put on record why a FileStore's file makes the rendezvous go wrong: it is from before this
-    run, or holds what no FileStore has written; nothing if not so."""
+    run, or holds what no FileStore has written; nothing if not so. Where keys cannot be told apart
+    `by_attempt` (a program may give each a prefix), ranks that were started again must not find
+    what those before them have left."""
     try:
         status = os.stat(path)
         begins = read_regular(path, _HEAD_BYTES) if status.st_size else b""
@@ -251,9 +254,25 @@ def _note_stale(recorder: Recorder, path: str, site: int) -> None:
             "before this run"
         )
         recorder.note(StaleStoreNote(path), why, site)
+    elif not by_attempt and _restarted() and status.st_mtime < _began_s():
+        why = f"the FileStore {path} was written by an earlier attempt, before this one began"
+        recorder.note(StaleStoreNote(path, attempt=True), why, site)
     elif not _is_file_stores(begins):
         why = f"{path}, {status.st_size} bytes, holds what no FileStore has written"
         recorder.note(StaleStoreNote(path, foreign=True), why, site)
+
+
+def _restarted() -> bool:
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+
+
+def _began_s() -> float:
+    """When this process began, by the wall clock: it had to import torch before it, or one that was
+    started with it, could write; 0 if that cannot be told."""
+    stat = read_stat(os.getpid())
+    if stat is None:
+        return 0.0
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + stat.start_ticks / TICKS_PER_S
 
 
 def _is_file_stores(begins: bytes) -> bool:

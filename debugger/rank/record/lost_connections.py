@@ -26,6 +26,11 @@ _COMMUNICATION = re.compile(
     r"\b(PeerLost|DeadlineExceeded|CorruptFrame|CallMismatch|Aborted): ",
     re.IGNORECASE,
 )
+_REFUSED_LATE = re.compile(
+    r"^(Cannot use ReduceOp\.|ReduceOp\.\w+ (is )?not supported|Invalid scalar type|"
+    r"Unhandled ReduceOp|Split sizes doesn't match|Number of tensor splits not|"
+    r"Tensor's dim 0 does not divide|\[enforce fail at \S*gloo/alltoallv?\.cc)"
+)
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 
 
@@ -66,6 +71,13 @@ def is_refusal(error: BaseException, op: str, backend: str) -> bool:
     if op == "all_to_all_single" and "gloo" in backend:
         return False
     return isinstance(error, Exception) and not is_lost(error)
+
+
+def is_late_refusal(error: BaseException) -> bool:
+    """Whether gloo says of the arguments of a call that it has begun that they are wrong: what it
+    reduces with which op, and how an all-to-all is split, it asks in the thread that makes the
+    call."""
+    return bool(_REFUSED_LATE.search(text_of(error)))
 
 
 def named_by(error: BaseException) -> tuple[int, int] | None:

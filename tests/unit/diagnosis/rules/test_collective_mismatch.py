@@ -9,7 +9,17 @@ import pytest
 from debugger.record.layout import Activity
 from debugger.record.signature import Signature
 
-from ..builder import Run, all_gather, all_reduce, all_to_all, barrier, broadcast, reduce_to
+from ..builder import (
+    Run,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    recv,
+    reduce_to,
+    send,
+)
 
 
 def test_the_minority_is_the_culprit() -> None:
@@ -113,6 +123,33 @@ def test_a_rank_for_which_the_group_is_being_made_may_still_come_and_vote(
         run[2].calls(broadcast(1, root=0), waits=True)
         (found_later,) = run.errors(settled=False)
         assert found_later.culprits == (1,)
+
+
+@pytest.mark.parametrize("come", [True, False])
+@pytest.mark.parametrize("message", [True, False])
+def test_a_rank_may_still_come_and_vote_where_all_that_it_waits_for_has_come(
+    message: bool, come: bool
+) -> None:
+    """It has only not had the processor since; the other two are not both wrong. Where it waits in
+    vain, what there is to say is not held back."""
+    run = Run(3)
+    run.new_group("1", (0, 2))
+    if come and message:
+        run[0].calls(send(2, 4))
+    elif come:
+        run[0].calls(all_reduce(4), group="1")
+    if message:
+        run[2].calls(recv(0, 4), waits=True)
+    else:
+        run[2].calls(all_reduce(4), group="1", waits=True)
+    run[0].calls(all_reduce(8), waits=True)
+    run[1].calls(broadcast(8), waits=True)
+    assert bool(run.errors()) != come
+    if come:
+        run[2].goes_on()
+        run[2].calls(all_reduce(8), waits=True)
+        (decided,) = run.errors(settled=False)
+        assert decided.culprits == (1,)
 
 
 def test_who_is_late_by_more_than_a_moment_still_decides_where_nobody_has_a_majority() -> None:

@@ -1,4 +1,5 @@
-"""Messages to ranks that the group does not have are refused; all others pass."""
+"""Messages to ranks that the group does not have, and negative splits, are refused; all others
+pass."""
 
 from __future__ import annotations
 
@@ -27,3 +28,14 @@ def test_a_peer_that_is(op: str, peer: int) -> None:
 
 def test_collectives_have_no_peer() -> None:
     check("all_reduce", ((), (), 0, None), RANKS)
+
+
+@pytest.mark.parametrize(("sends", "receives"), [((-2, 8), ()), ((3, 3), (7, -1))])
+def test_a_negative_split(sends: tuple[int, ...], receives: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"_split_sizes=.* cannot have -\d rows"):
+        check("all_to_all_single", ((), (), None, None, (sends, receives)), RANKS)
+
+
+@pytest.mark.parametrize("splits", [((), ()), ((0, 6), (3, 3))])
+def test_splits_that_may_be(splits: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    check("all_to_all_single", ((), (), None, None, splits), RANKS)
