@@ -136,9 +136,7 @@ class Sampler:
         for number, source in self._sources.items():
             if not isinstance(source, RecordSource):
                 continue
-            process = self._observe(*source.identity)
-            ended_by = process.signal
-            said = None if ended_by is None else self._written.of(*source.identity, ended_by)
+            process, said = self._written.of(*source.identity, self._observe(*source.identity))
             values = process_values(process, said, steady_clock.offset_ns())
             if self._processes.get(number) != values:
                 self._processes[number] = values

@@ -24,6 +24,8 @@ _PAUSE_S = 0.02
 
 _lock = threading.Lock()
 _loaded: Any = None
+_process = 0
+"""Which has loaded it."""
 _abandoned: list[object] = []
 _others_left: list[Callable[[], bool]] = []
 
@@ -58,7 +60,7 @@ def unavailable() -> str | None:
 def start() -> Any:
     """mpi4py's module MPI, initialised. Raises RuntimeError, in one sentence, where it cannot be
     used."""
-    global _loaded
+    global _loaded, _process
     with _lock:
         if _loaded is not None:
             return _loaded
@@ -85,7 +87,7 @@ def start() -> Any:
                 "backend mpi calls MPI from several threads, and MPI was initialised without "
                 "MPI_THREAD_MULTIPLE: leave mpi4py.rc.thread_level at 'multiple'"
             )
-        _loaded = MPI
+        _loaded, _process = MPI, os.getpid()
         return MPI
 
 
@@ -119,10 +121,9 @@ def _end() -> None:
             os.unlink(path)
 
 
-_process = os.getpid()
-
-
 def _forked() -> bool:
+    """Whether this is a child of the process that has started MPI. (One that was forked before, by
+    a parent that had imported this already, may start it as well, and is one of MPI's own.)"""
     return os.getpid() != _process
 
 

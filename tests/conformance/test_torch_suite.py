@@ -14,13 +14,17 @@ from .wheel import ENVIRONMENTS, LIST_OF_MPI, NAMES_THE_BACKEND, run
 CALLS = ("all_gather", "all_reduce", "barrier", "test_broadcast", "test_gather", "test_reduce",
          "test_scatter", "send_recv", "irecv", "object", "coalesced", "subgroup")  # fmt: skip
 
+LIMIT_S = 1700.0
+"""Less than the tests' own, so that one that is cut says what came of what had ended."""
+
 
 def failures(
     environment: Mapping[str, str], world: int, passes: int, only: tuple[str, ...] = ()
 ) -> set[str]:
-    """The names of the tests that do not pass; at least `passes` must."""
-    outcome = run(environment, world, only)
-    assert len(outcome.those(PASSED)) >= passes, outcome.why + outcome.output[-5000:]
+    """The names of the tests that do not pass; at least `passes` must, and all must have ended."""
+    outcome = run(environment, world, only, limit_s=LIMIT_S)
+    assert not outcome.why, f"{outcome}, {outcome.those(FAILED)}, {outcome.output[-5000:]}"
+    assert len(outcome.those(PASSED)) >= passes, f"{outcome}, {outcome.output[-5000:]}"
     return outcome.those(FAILED)
 
 

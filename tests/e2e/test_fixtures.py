@@ -131,11 +131,16 @@ def test_another_shape_at_detail(tmp_path: Path, zygote: Zygote) -> None:
 
 
 def run_forked(
-    expected: dict[str, Any], tmp_path: Path, zygote: Zygote, extra: dict[str, str]
+    expected: dict[str, Any],
+    tmp_path: Path,
+    zygote: Zygote,
+    extra: dict[str, str],
+    mpiexec: bool = False,
 ) -> runs.Run:
     script = FIXTURES / "scripts" / expected["script"]
     program = [str(script), *expected["script_args"]]
-    return zygote.run(expected["nproc"], program, tmp_path, expected["args"], extra)
+    size, flags = expected["nproc"], expected["args"]
+    return zygote.run(size, program, tmp_path, flags, extra, mpiexec=mpiexec)
 
 
 def run_by_command(expected: dict[str, Any], tmp_path: Path) -> runs.Run:

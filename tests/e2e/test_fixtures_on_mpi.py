@@ -7,21 +7,23 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import fixture_table, mpi, runs
+from tests.support.zygote import Zygote
 
-from .test_fixtures import EXPECTED, FIXTURES, ON_TCP, check_verdict, chosen
+from .test_fixtures import EXPECTED, FIXTURES, ON_TCP, check_verdict, forked, run_forked
 
 EXTRA = {
     "PYTHONPATH": os.pathsep.join((str(ON_TCP), str(FIXTURES.parent))),
     "ON_TCP_EVERYWHERE": "mpi",
 }
-SHORT = {"died_segv", "other_code_path_same_calls", "reduce_op_sum_max"}
+BY_COMMAND = {"died_segv", "other_code_path_same_calls", "reduce_op_sum_max"}
 """A death, a success and a verdict, of two ranks; how they come to the other verdicts does not
 depend on who started them."""
+SHORT = {"ddp_no_sync", "died_sigkill", "died_sys_exit"}
+"""A success, a death, and a status that mpiexec keeps to itself."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ _STARTS_ITS_OWN = Unlike(
     "MPI says this is rank 0 of 1, but ",
 )
 UNLIKE = {
+    "exception_partial_sums": Unlike("distcore leaves alone what is not the root's", "ok", 0),
+    "stalled_nobody_serves": Unlike(
+        "without torchrun's own store at hand, rank 0 serves at that address", "ok", 0
+    ),
     "unsafe_reduce_scatter_input": _MINDS_STRIDES,
     "unsafe_strided_broadcast": _MINDS_STRIDES,
     "unsafe_transposed_broadcast": _MINDS_STRIDES,
@@ -67,6 +73,8 @@ UNLIKE = {
     ),
 }
 NOT_RUN = {
+    "exit_dropped_isend": "rank 0 does not end before MPI has delivered its message, and rank 1 "
+    "receives it only when rank 0 has ended: for ever, and neither is in a call",
     "init_destroy_init": "it connects to torchrun's own store, and under mpiexec there is none",
     "join_duplicate_rank": "starts its ranks itself; what is seen first, that two are rank 2 or "
     "that MPI counts otherwise, is chance",
@@ -74,22 +82,38 @@ NOT_RUN = {
 """Where nothing can be asked of the run."""
 
 
-def alike() -> list[Any]:
-    return [chosen(name, SHORT) for name in EXPECTED if name not in UNLIKE.keys() | NOT_RUN.keys()]
-
-
-@pytest.mark.parametrize("name", alike())
-def test_verdict_on_mpi(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", sorted(BY_COMMAND))
+def test_verdict_on_mpi_by_command(name: str, tmp_path: Path) -> None:
+    """As a user starts it."""
+    mpi.python("openmpi")
     expected = fixture_table.expected(name)
-    assert expected["command"] == "run"
-    check_verdict(expected, run_on_mpi(expected, tmp_path))
+    program = [str(FIXTURES / "scripts" / expected["script"]), *expected["script_args"]]
+    how = ["--launcher", "mpi", "-n", str(expected["nproc"])]
+    words = [*expected["args"], *how, *program]
+    check_verdict(expected, runs.run("run", words, tmp_path, extra=EXTRA))
+
+
+@pytest.mark.parametrize("name", forked(SHORT, UNLIKE.keys() | NOT_RUN.keys()))
+def test_verdict_on_mpi(name: str, tmp_path: Path, zygote: Zygote) -> None:
+    """Below the same command and mpiexec, with ranks that are forked."""
+    mpi.python("openmpi")
+    expected = fixture_table.expected(name)
+    check_verdict(expected, run_forked(expected, tmp_path, zygote, EXTRA, mpiexec=True))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", UNLIKE)
-def test_what_mpi_cannot_run_says_why(name: str, tmp_path: Path) -> None:
+def test_what_mpi_cannot_run_says_why(name: str, tmp_path: Path, zygote: Zygote) -> None:
+    mpi.python("openmpi")
     expected, unlike = fixture_table.expected(name), UNLIKE[name]
-    done = run_on_mpi(expected, tmp_path)
+    if expected["command"] == "run":
+        done = run_forked(expected, tmp_path, zygote, EXTRA, mpiexec=True)
+    else:
+        script = str(FIXTURES / "scripts" / expected["script"])
+        words = [*expected["args"], "--", sys.executable, script, *expected["script_args"]]
+        # Nobody removes the memory of such ranks when they are killed.
+        extra = {**EXTRA, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
+        done = runs.run(expected["command"], words, tmp_path, extra=extra)
     assert (done.report["outcome"], done.exit_code) == (unlike.outcome, unlike.exit_code), (
         done.explain()
     )
@@ -97,19 +121,10 @@ def test_what_mpi_cannot_run_says_why(name: str, tmp_path: Path) -> None:
     assert unlike.said in messages[0], done.explain()
 
 
-def run_on_mpi(expected: dict[str, Any], tmp_path: Path) -> runs.Run:
-    mpi.python("openmpi")
-    script = str(FIXTURES / "scripts" / expected["script"])
-    extra = dict(EXTRA)
-    if expected["command"] == "run":
-        how = ["--launcher", "mpi", "-n", str(expected["nproc"]), script]
-    else:
-        how = ["--", sys.executable, script]
-        # Nobody removes the memory of such ranks when they are killed.
-        extra["OMPI_MCA_btl_sm_backing_directory"] = str(tmp_path)
-    words = [*expected["args"], *how, *expected["script_args"]]
-    return runs.run(expected["command"], words, tmp_path, extra=extra)
-
-
 def test_the_chosen_ones_exist() -> None:
-    assert set(EXPECTED) >= SHORT | UNLIKE.keys() | NOT_RUN.keys()
+    assert set(EXPECTED) >= BY_COMMAND | SHORT | UNLIKE.keys() | NOT_RUN.keys()
+
+
+def test_every_program_is_run_or_there_is_a_reason() -> None:
+    run = {one.values[0] for one in forked(set())}
+    assert set(EXPECTED) == run | UNLIKE.keys() | NOT_RUN.keys()

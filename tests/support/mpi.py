@@ -87,11 +87,12 @@ def run(
     with tempfile.TemporaryDirectory(prefix="mpi-", dir="/tmp") as directory:
         words = [*command(library, ranks), str(python(library))]
         if loaded is not None and library == "openmpi":
-            request = {"folder": directory, "cwd": os.getcwd(), "argv": program}
-            for _, channel in loaded.fork("tests.support.mpi_in_fork:rank", request, ranks):
-                with channel:
-                    channel.recv(1)  # it ends once mpiexec's process can reach the rank
-            words += ["-IS", mpi_in_fork.__file__, directory]
+            address = f"ranks-of-mpiexec-{os.path.basename(directory)}"
+            request = {"address": address, "size": ranks, "cwd": os.getcwd(), "argv": program}
+            ((_, channel),) = loaded.fork("tests.support.mpi_in_fork:ranks", request)
+            with channel:
+                channel.recv(1)  # it ends once mpiexec's processes can reach the other side
+            words += ["-IS", mpi_in_fork.__file__, address]
         else:
             words += program
         process = subprocess.Popen(

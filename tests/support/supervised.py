@@ -1,16 +1,19 @@
-"""In forked processes: `distdebug exec` with its warden and launcher, or the launcher alone.
+"""In forked processes: `distdebug` with its warden and launcher, or the launcher alone.
 
 The supervisor, its warden, the launcher (`forked_program.py`) and the ranks are forked, each from
 the one above it, instead of being executed. All that they do then is the real thing: processes,
 signals, the run directory, the report. What is left out is the start of Python (its hook is run by
-hand), and torchrun.
+hand), and torchrun. With `run --launcher mpi` the launcher is a real mpiexec; a process below it
+forks the ranks for those that it starts (`mpi_in_fork.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
+import runpy
 import select
 import signal
 import socket
@@ -22,8 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from debugger.hook import SITE
+from debugger.launch.mpi_launcher import SHIM
 from debugger.testing.channel import Channel
-from tests.support import forked_program, hook_by_hand
+from tests.support import forked_program, hook_by_hand, mpi_in_fork
 from tests.support.in_fork import end, forked, surroundings
 
 PROGRAM = Path(forked_program.__file__)
@@ -127,18 +131,62 @@ class _Os:
     def posix_spawn(
         self, path: bytes, argv: Sequence[bytes], env: Mapping[bytes, bytes], **options: Any
     ) -> int:
-        if len(argv) < 2 or Path(os.fsdecode(argv[1])) != PROGRAM:
+        words = list(map(os.fsdecode, argv))
+        if Path(words[0]).name == "mpiexec":
+            return forked(lambda: _become_mpiexec(path, words, env))
+        if len(words) < 2 or Path(words[1]) != PROGRAM:
             return os.posix_spawn(path, argv, env, **options)
-        return forked(lambda: _launch(list(map(os.fsdecode, argv[1:])), env))
+        return forked(lambda: _launch(words[1:], env))
 
 
 def _launch(argv: Sequence[str], env: Mapping[bytes, bytes]) -> None:
     """What the launcher does, as if it had been executed."""
+    _undo_warden()
+    os.closerange(3, 256)
+    _begin_python(argv, env)
+    importlib.import_module("torch.distributed").set_debug_level_from_env()
+    forked_program.main()
+
+
+def _become_mpiexec(path: bytes, words: Sequence[str], env: Mapping[bytes, bytes]) -> None:
+    """Be the mpiexec that `--launcher mpi` starts, above a process that forks the ranks."""
+    _undo_warden()
+    begin = next(at for at, word in enumerate(words) if Path(word).name == SHIM)
+    begin += 3  # after the address and port of the ranks
+    address = f"ranks-of-mpiexec-{os.getpid()}"
+    listener = mpi_in_fork.listen(address)
+    size = int(words[words.index("-n") + 1])
+    body = functools.partial(_rank_of_mpiexec, words[begin:])
+    forked(lambda: mpi_in_fork.serve(listener, size, body))
+    stand_in = [sys.executable, "-IS", mpi_in_fork.__file__, address]
+    os.closerange(3, 256)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python alone ignores them
+    os.execve(path, [*words[:begin], *stand_in], env)
+
+
+def _rank_of_mpiexec(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """What `python -u SCRIPT ...` does in this environment."""
+    script = words[words.index("-u") + 1 :]
+    hook = _begin_python(script, {os.fsencode(name): os.fsencode(env[name]) for name in env})
+    torch = importlib.import_module("torch")
+    torch.distributed.set_debug_level_from_env()
+    torch.set_num_threads(1)  # see `forked_program.become`
+    hook._install(torch)
+    sys.path[0] = str(Path(script[0]).parent)
+    runpy.run_path(script[0], run_name="__main__")
+
+
+def _undo_warden() -> None:
+    """What the warden has changed in itself is not for those that it starts."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.closerange(3, 256)
+
+
+def _begin_python(argv: Sequence[str], env: Mapping[bytes, bytes]) -> Any:
+    """As far as a Python comes before its program, of which `argv` are the words. The hook."""
     os.environb.clear()
     os.environb.update(env)
     for name in [one for one in sys.modules if one.split(".")[0] == "debugger"]:
@@ -148,6 +196,4 @@ def _launch(argv: Sequence[str], env: Mapping[bytes, bytes]) -> None:
     sys.path[:0] = ["", *(one for one in paths if one and Path(one) != SITE)]
     sys.argv = list(argv)
     sys.modules.pop("sitecustomize", None)
-    hook_by_hand.run()
-    importlib.import_module("torch.distributed").set_debug_level_from_env()
-    forked_program.main()
+    return hook_by_hand.run()

@@ -76,18 +76,23 @@ class Zygote:
         part: Part | None = None,
         directory: Path | None = None,
         breaks: str = "",
+        mpiexec: bool = False,
     ) -> Command:
         """Start a script, with its arguments, on `size` ranks, as `runs.start` does: below
         `distdebug exec`, with these flags. The run directory is below `tmp_path`, if no other is
         named. `part`: on a node, which has so many ranks of a greater world. `breaks`: what the
-        supervisor's process executes before it is one, to break something in it."""
+        supervisor's process executes before it is one, to break something in it. `mpiexec`: below
+        `distdebug run --launcher mpi` instead."""
         directory = directory or tmp_path / "run"
         stdout, stderr = tmp_path / "stdout", tmp_path / "stderr"
         for path in (stdout, stderr):
             path.write_bytes(b"")
-        argv = ["exec", "--run-dir", str(directory), *flags]
-        place = ["--node", part.text()] if part else []
-        argv += ["--", sys.executable, str(PROGRAM), *place, str(size), *map(str, program)]
+        argv = ["run" if mpiexec else "exec", "--run-dir", str(directory), *flags]
+        if mpiexec:
+            argv += ["--launcher", "mpi", "-n"]
+        else:
+            argv += ["--", sys.executable, str(PROGRAM), *(["--node", part.text()] if part else [])]
+        argv += [str(size), *map(str, program)]
         node = part.init if part else 0
         more = {"argv": argv, "node": node, "breaks": breaks}
         order = request(tmp_path, runs.environment(extra), stdout, stderr, **more)
@@ -103,9 +108,11 @@ class Zygote:
         flags: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
         limit_s: float = runs.LIMIT_S,
+        mpiexec: bool = False,
     ) -> runs.Run:
         """`start` it, and wait for its end."""
-        return self.start(size, program, tmp_path, flags, extra).finish(limit_s)
+        started = self.start(size, program, tmp_path, flags, extra, mpiexec=mpiexec)
+        return started.finish(limit_s)
 
     def close(self) -> None:
         """End the server."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..files.bounds import open_regular, whole
 from ..requests import stack_dump
 from ..safe_text.sanitize import clean
-from ..snapshot import CallSite
+from ..snapshot import CallSite, Process
 
 _REASONS = {
     signal.SIGSEGV: "Segmentation fault",
@@ -60,11 +60,8 @@ def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:
 
     Raises nothing: the file may be damaged, or somebody else's.
     """
-    reason = _REASONS.get(signal.Signals(number)) if number in _REASONS else None
-    if reason is None:
-        return None
-    _, found, text = _tail(stack_dump.dump_path(stacks, pid)).rpartition(_FATAL)
-    if not found or not text.startswith(reason):
+    text = _fatal(stacks, pid)
+    if number not in _REASONS or not text.startswith(_REASONS[signal.Signals(number)]):
         return None
     # Of a thread that runs no Python there is no `Current thread`: then nobody knows who it was.
     if "Current thread 0x" not in text:
@@ -86,13 +83,33 @@ class WrittenLastWords:
     def __init__(self, stacks: Path) -> None:
         self._stacks = stacks
         self._found: dict[tuple[int, int, int], LastWords | None] = {}
+        self._signals: dict[tuple[int, int], int | None] = {}
 
-    def of(self, pid: int, start_ticks: int, number: int) -> LastWords | None:
-        """Of the process that this signal has ended."""
+    def of(self, pid: int, start_ticks: int, process: Process) -> tuple[Process, LastWords | None]:
+        """What this process said, if a signal has ended it; and it itself, with that signal where
+        nobody has told how it ended but its words do: mpiexec keeps to itself how its ranks end."""
+        number = process.signal
+        if number is None and process.exit_code is None and process.ended_ns is not None:
+            if (pid, start_ticks) not in self._signals:
+                self._signals[pid, start_ticks] = _signal_of(_fatal(self._stacks, pid))
+            number = self._signals[pid, start_ticks]
+        if number is None:
+            return process, None
         key = (pid, start_ticks, number)
         if key not in self._found:
             self._found[key] = last_words(self._stacks, pid, number)
-        return self._found[key]
+        return replace(process, signal=number), self._found[key]
+
+
+def _fatal(stacks: Path, pid: int) -> str:
+    """What the process has written of the fatal signal that ended it; "" for nothing."""
+    _, found, text = _tail(stack_dump.dump_path(stacks, pid)).rpartition(_FATAL)
+    return text if found else ""
+
+
+def _signal_of(text: str) -> int | None:
+    found = (number for number, reason in _REASONS.items() if text.startswith(reason))
+    return next(found, None)
 
 
 def _tail(path: Path) -> str:

@@ -297,11 +297,9 @@ class Records:
             self._failed(reader, error)
             seen = self._seen.get(reader)
             return None if seen is None else replace(seen, process=process)
-        if process.signal is None:
-            return view
-        return self._with_last_words(reader, view, process.signal)
+        return view if process.alive else self._with_last_words(reader, view, process)
 
-    def _with_last_words(self, reader: FlightReader, view: Rank, number: int) -> Rank:
+    def _with_last_words(self, reader: FlightReader, view: Rank, process: Process) -> Rank:
         """What the process itself has written of the crash that ended it, as a note."""
         copy = self._copies.get(reader)
         if copy is not None:
@@ -309,7 +307,8 @@ class Records:
         elif reader.node:
             said = None  # its file is on that node
         else:
-            said = self._written.of(reader.pid, reader.start_ticks, number)
+            process, said = self._written.of(reader.pid, reader.start_ticks, process)
+            view = replace(view, process=process)
         if said is None:
             return view
         ended_ns = view.process.ended_ns or view.heartbeat_ns

@@ -216,6 +216,30 @@ def test_a_process_without_a_launcher_leaves_no_shared_memory() -> None:
         assert os.path.exists(others.name)
 
 
+_SEGMENTS = "from distcore.mpi import library\nprint(*library._mapped('sm_segment.'))\n"
+_CHILD_FIRST = "import os, sys\nif os.fork(): os._exit(os.wait()[1])\n"
+_CHILD_LAST = "import os, sys\nif not os.fork(): sys.exit()\nos.wait()\n"
+_BEGIN = "dist.init_process_group('mpi'); dist.barrier()\n"
+
+
+def test_a_process_that_was_forked_before_it_began_ends_mpi(
+    tmp_path: Path, torch_loaded: TorchLoaded
+) -> None:
+    """By a parent that had imported all that it needs, as a server does that forks ranks."""
+    program = "from distcore.mpi import library\n" + _CHILD_FIRST + _BEGIN + _SEGMENTS
+    said = _forked(torch_loaded, program, tmp_path, {})
+    assert said.startswith("/dev/shm/sm_segment."), said
+    assert [path for path in said.split() if os.path.exists(path)] == []
+
+
+def test_a_child_of_a_rank_does_not_end_mpi(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
+    look = "print(*map(os.path.exists, library._mapped('sm_segment.')))\n"
+    program = _BEGIN + _SEGMENTS + _CHILD_LAST + look + "dist.barrier()"
+    segments, there = _forked(torch_loaded, program, tmp_path, {}).splitlines()
+    assert set(there.split()) == {"True"}
+    assert [path for path in segments.split() if os.path.exists(path)] == []
+
+
 @pytest.mark.parametrize(
     ("hidden", "reason"),
     [

@@ -8,13 +8,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from debugger.record.reading.last_words import last_words
+from debugger.record.reading.last_words import WrittenLastWords, last_words
 from debugger.record.requests.stack_dump import dump_path
+from debugger.record.snapshot import Process
 
 TEXT = """\
 Thread 0x00007f3b4c000640 (most recent call first):
@@ -68,6 +69,36 @@ def test_the_thread_that_crashed_counts(tmp_path: Path) -> None:
 def test_what_is_not_known_is_not_told(text: str, number: int, tmp_path: Path) -> None:
     dump_path(tmp_path, 7).write_text(text)
     assert last_words(tmp_path, 7, number) is None
+
+
+def test_they_tell_the_signal_that_nobody_else_has_told(tmp_path: Path) -> None:
+    """As of a rank of mpiexec, which took its status before anybody had looked."""
+    dump_path(tmp_path, 7).write_text(TEXT)
+    gone = Process(alive=False, ended_ns=3)
+    process, said = WrittenLastWords(tmp_path).of(7, 1, gone)
+    assert process == replace(gone, signal=signal.SIGSEGV)
+    assert said == last_words(tmp_path, 7, signal.SIGSEGV)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        Process(alive=False, exit_code=3, ended_ns=3),  # it caught the signal
+        Process(alive=False, signal=signal.SIGTERM, ended_ns=3),
+        Process(alive=False),  # of another host, where another has this number
+        Process(alive=True),
+    ],
+)
+def test_what_others_know_of_its_end_they_do_not_change(process: Process, tmp_path: Path) -> None:
+    dump_path(tmp_path, 7).write_text(TEXT)
+    assert WrittenLastWords(tmp_path).of(7, 1, process) == (process, None)
+
+
+def test_one_that_is_gone_and_has_said_nothing(tmp_path: Path) -> None:
+    """Stacks that were asked for are no last words."""
+    dump_path(tmp_path, 7).write_text(TEXT.partition("Fatal")[0])
+    gone = Process(alive=False, ended_ns=3)
+    assert WrittenLastWords(tmp_path).of(7, 1, gone) == (gone, None)
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
