@@ -391,7 +391,7 @@ class FlightReader(RingReader):
         groups: dict[int, GroupKey] = {}
         messages: dict[int, tuple[str, int, int]] = {}
         offset = self.wall_offset_ns
-        says_start = self._version() > 2
+        says_start = self._version > 2
         for number in numbers:
             row = self._row(number)
             if row is None or row[5] & layout.REFUSED_FLAG or not row[14]:
