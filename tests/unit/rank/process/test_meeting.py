@@ -59,7 +59,7 @@ def test_ranks_that_make_a_store_of_their_own_meet_in_the_launchers(
             raise OSError("nobody listens")
         return f"{host}'s"
 
-    monkeypatch.setattr(rendezvous, "_connected", connected)
+    monkeypatch.setattr(rendezvous, "connected", connected)
     monkeypatch.setattr(rendezvous, "on_rank_store", lambda heard: heard(lambda: "its own", "", ""))
     monkeypatch.setattr(Meeting, "begin_early", lambda *_: None)
     monkeypatch.setattr(Meeting, "wait", lambda _: None)
