@@ -2,9 +2,9 @@
 records each is looked at for a moment.
 
 To map a file, touch some pages of it and let go of it again takes three times as long as to read
-them. So the tables of one record at a time are read into memory that is used again for the next, as far
-as ranks mostly use them; what else is needed of it, some slots and what is new in its heap, is read
-when it is asked for, and once.
+them. So the tables of one record at a time, as far as ranks mostly use them, are read into memory
+that is used again for the next; what else is needed of it, some slots and what is new in its heap,
+is read when it is asked for, and once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ checkpoints, the ring and the heap."""
 
 
 class Window:
-    """`memory` stands for the file that is open: where that was loaded, it has its bytes. Behind the
-    first unused slot of a table it may have those of another file."""
+    """`memory` stands for the file that is open: where that was loaded, it has its bytes. Behind
+    the first unused slot of a table it may have those of another file."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, layout.FILE_BYTES)

@@ -36,6 +36,8 @@ TOGETHER_NS = 1_000_000_000
 """Who is heard so much later than another one was last is not lost with it."""
 BYE_S = 5.0
 """So long it waits for them to say that they have the report."""
+OFTEN_S = 2.0
+"""What is told so often is as good as asked for."""
 MEETING_S = 6.0
 """So long it waits, at its own end or with a verdict, for nodes that were let in and have not come
 yet: on a crowded machine a node may stand still for seconds between the one and the other."""
@@ -367,6 +369,14 @@ class Head:
         self._question = {number: {**question, "files": of} for number, of in files.items()}
         for number, data in self._question.items():
             self._listener.send(number, Message("fill", data))
+
+    def ask_for_progress(self) -> bool:
+        """Have all nodes tell how far their ranks are that go on calling. False where they tell it
+        all the time."""
+        if self._pace.busy_s <= OFTEN_S:
+            return False
+        self._listener.broadcast(Message("tell"))
+        return True
 
     def _torn(self, far: Far) -> None:
         far.torn_s = far.torn_s or time.monotonic()

@@ -88,6 +88,10 @@ class JobReader:
         self._job.take()
         return self._seen == (head.news, self._local.here())
 
+    def ask(self) -> bool:
+        head = self._job.head
+        return head is not None and head.ask_for_progress()
+
     @property
     def change_mark(self) -> tuple[object, ...]:
         return (self._local.change_mark, self._lost)

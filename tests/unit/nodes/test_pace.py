@@ -13,6 +13,7 @@ from debugger.nodes.patches import unpacked
 from debugger.nodes.sampler import Sampler
 from debugger.record import steady_clock
 from debugger.record.layout import Activity, GroupState
+from debugger.record.reading.records import FAR_HEARTBEAT_S
 from debugger.record.snapshot import CallSite, Group, Process, Rank, Wait
 from debugger.reports.stored import received
 from debugger.supervisor.several_nodes import brief, questions
@@ -41,7 +42,7 @@ def test_many_nodes_together_tell_no_more_than_a_head_can_read() -> None:
         assert nodes / pace.busy_s <= 500
         assert nodes / pace.least_s <= 2000
         assert Pace.of(pace.told) == pace
-    assert pace_for(2048).busy_s < 5, "a fault among ranks that go on is told in time, too"
+        assert 1.2 * pace.busy_s < FAR_HEARTBEAT_S, "nobody is taken for dead meanwhile"
     assert pace_for(1025) == pace_for(2048), "not each node that joins changes it"
 
 
