@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,7 +44,10 @@ if __name__ == "__main__":
 
 
 def run(
-    nodes: Nodes, words: Callable[[int], Sequence[str]], hang_timeout_s: int = 20
+    nodes: Nodes,
+    words: Callable[[int], Sequence[str]],
+    hang_timeout_s: int = 20,
+    variables: Callable[[int], Mapping[str, str]] = lambda _number: {},
 ) -> list[runs.Run]:
     """On each node `distdebug` with these words."""
     given = {"OMP_NUM_THREADS": "1", "TMPDIR": "/tmp", "GLOO_SOCKET_IFNAME": "net0"}
@@ -53,7 +56,9 @@ def run(
         how, *rest = words(node.number)
         flags = ["--run-dir", str(directory_on(node)), f"--hang-timeout={hang_timeout_s}"]
         words_here = [str(runs.DISTDEBUG), how, *flags, *rest]
-        commands.append(node.start(words_here, runs.environment(given)))
+        commands.append(
+            node.start(words_here, runs.environment({**given, **variables(node.number)}))
+        )
     return Job(commands, [directory_on(node) for node in nodes]).finish()
 
 
@@ -133,13 +138,9 @@ def test_a_rank_that_ends_before_it_imports_torch(
     nodes = make_nodes(2)
     script = nodes.directory / "before_torch.py"
     script.write_text(BEFORE_TORCH)
-    line = shlex.join([sys.executable, str(script), *how])
-    place = f"WORLD_SIZE=2 MASTER_ADDR=node0 MASTER_PORT={PORT}"
-
-    def words(number: int) -> Sequence[str]:
-        return ["exec", "--", "sh", "-c", f"RANK={number} {place} exec {line}"]
-
-    ended = run(nodes, words, hang_timeout_s=90)
+    command = ["exec", "--", sys.executable, str(script), *how]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": str(PORT)}
+    ended = run(nodes, lambda _: command, 90, lambda number: {"RANK": str(number), **place})
     said = "\n".join(done.explain() for done in ended)
     for done in ended:
         if how == WRONG:
