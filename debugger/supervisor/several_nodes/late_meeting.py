@@ -84,8 +84,11 @@ class LateMeeting:
             return None
         if any(rank.process.alive and rank.phase < Phase.EXITING for rank in here.values()):
             return None
-        given = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        told = {rank.job for rank in here.values()} or {":".join(given)}
+        told = {rank.job for rank in here.values()}
+        if several.task and not told:  # what is started here is a rank, which has left no record
+            told = {":".join(os.environ.get(one, "") for one in ("MASTER_ADDR", "MASTER_PORT"))}
+        if not told:
+            return None
         host, _, port = told.pop().rpartition(":")
         if told or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             return None

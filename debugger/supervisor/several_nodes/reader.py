@@ -81,7 +81,7 @@ class JobReader:
         return snapshots
 
     def only_calling(self) -> bool:
-        """To look at 16,384 ranks takes a third of a second, and 500 digests come in each."""
+        """To look at 16,384 ranks takes most of a second, and 200 digests come in each."""
         head = self._job.head
         if head is None or len(head.nodes) <= AS_THEY_COME:
             return False

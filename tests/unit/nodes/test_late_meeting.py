@@ -129,3 +129,16 @@ def test_a_command_that_fails_without_ranks_is_over_with_the_next_look(node: Nod
     assert node.late.goes_on({})
     assert not node.late.goes_on({})
     assert node.said == []
+
+
+@pytest.mark.parametrize(("task", "expected"), [("RANK=0", True), ("", False)])
+def test_a_rank_that_left_no_record_was_to_meet_where_its_variables_say(
+    task: str, expected: bool, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been killed while it was starting. Of a command that is no rank nobody knows."""
+    host, _, port = nobody().rpartition(":")
+    monkeypatch.setenv("MASTER_ADDR", host)
+    monkeypatch.setenv("MASTER_PORT", port)
+    node.job.several = Several(2, 2, task=task)
+    assert node.late.goes_on({}), "with the next look they may be there"
+    assert node.looks({}) is expected
