@@ -171,6 +171,9 @@ class Node:
     seen: Counter[str] = field(default_factory=Counter)
     verdict: dict[str, Any] = field(default_factory=dict)
     sent_bytes: int = 0
+    sent: int = 0
+    taken: int = 0
+    """Messages since the last hello, and those that the head has taken in, as it has said."""
     relay: Relay | None = None
     below: bool = False
     from_relay: deque[list[bytes]] = field(default_factory=deque)
@@ -193,6 +196,7 @@ class Node:
     def send(self, message: Message) -> None:
         parts = message.parts()
         self.sent_bytes += sum(map(len, parts))
+        self.sent += message.kind not in ("pong", "heard", "relaying")
         if self.through is None:
             self.socket.send_multipart(parts)
         else:
@@ -203,6 +207,7 @@ class Node:
         about = {"schema": SCHEMA, "version": VERSION, "host": HOST % self.number}
         # A relay adds which key has been proved, and from where.
         proved = b"" if self.through is None else self.key + b" 127.0.0.1"
+        self.sent = self.taken = 0
         self.send(Message("hello", about, proved))
 
     def go_below(self, relay: Node) -> None:
@@ -248,8 +253,12 @@ class Node:
         if message.kind == "ping":
             now = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             self.send(Message("pong", now))
+            self.taken = message.data.get("taken", self.taken)
             if self.relay is not None:
                 self.relay.taken(message.data.get("below"))
+            elif self.channels:
+                for channel, taken in message.data.get("below", ()):
+                    self.channels[b"%d" % channel].taken = taken
         elif message.kind == "hello":
             self.say_hello()
         elif message.kind == "relay":
@@ -426,7 +435,8 @@ class Simulation:
         until_s = now_s + steps * every_s
         while now_s < until_s or min(sent) < steps:
             for node in self.nodes:
-                if node.due_s <= now_s and sent[node.number] < steps:
+                is_behind = node.sent - node.taken >= self.pace.ahead  # the head: it is waited for
+                if node.due_s <= now_s and sent[node.number] < steps and not is_behind:
                     node.due_s += every_s
                     node.progress = blobs[sent[node.number]]
                     node.digest(node.progress, busy=True)
