@@ -40,6 +40,7 @@ MOST_TASK = 200
 MOST_WAITING = 1024
 MOST_WAITING_EACH = 64
 """Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
+_COPIED_BYTES = 1024
 _ZAP = "inproc://zeromq.zap.01"
 
 Route = tuple[bytes, ...]
@@ -472,8 +473,10 @@ class Listener(Link):
 
     def _send_by(self, route: Route, parts: Sequence[bytes | zmq.Frame]) -> None:
         through = (BELOW, route[1]) if len(route) > 1 else ()
+        few = all(type(one) is bytes and len(one) < _COPIED_BYTES for one in parts)
         try:
-            self._router.send_multipart([route[0], *through, *parts], zmq.NOBLOCK, copy=False)
+            # Of a few bytes a copy costs less than a frame that is kept for them.
+            self._router.send_multipart([route[0], *through, *parts], zmq.NOBLOCK, copy=few)
         except zmq.ZMQError:
             return  # it is not connected: its silence will tell
 

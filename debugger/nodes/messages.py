@@ -2,7 +2,7 @@
 
     node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, answer,
                      interrupted, files, watch, request, bye
-    head -> node     welcome, refused, ping, pace, anew, plan, verdict, stacks, fill, action,
+    head -> node     welcome, refused, ping, pace, tell, anew, plan, verdict, stacks, fill, action,
                      stops, prompt, view, reply, report, stop, end; hello: say once more who you are
     of the tree      relay, allow, through (head -> node), relaying, heard (node -> head): see relay
 
@@ -27,7 +27,7 @@ KINDS = frozenset(
         *("hello", "pong", "digest", "injected", "ended", "stacks", "interrupted", "files"),
         *("stops", "prompt", "answer", "bye"),
         *("welcome", "refused", "ping", "verdict", "fill", "action", "report"),
-        *("plan", "stop", "end", "pace", "anew"),
+        *("plan", "stop", "end", "pace", "tell", "anew"),
         *("watch", "request", "view", "reply"),
         *("relay", "relaying", "allow", "through", "heard"),
     }

@@ -143,8 +143,8 @@ class Mirror:
     def _apply(self, copy: Copy, patches: Sequence[Patch], urgent: bool) -> None:
         descriptor = self._begin(copy)
         try:
-            for patch in patches:
-                self._write(descriptor, copy, patch)
+            for _, offset, data in patches:
+                self._write(descriptor, copy, offset, data)
             if copy.is_record and not copy.begun and any(one.offset == 0 for one in patches):
                 # The name comes last: until now nobody could have read it.
                 copy.begun = True
@@ -160,14 +160,13 @@ class Mirror:
             one.changes += 1
             one.urgent = one.changes if urgent or not copy.is_record else one.urgent
 
-    def _write(self, descriptor: int, copy: Copy, patch: Patch) -> None:
-        data = patch.data
-        end = patch.offset + len(data)
+    def _write(self, descriptor: int, copy: Copy, offset: int, data: bytes) -> None:
+        end = offset + len(data)
         if end > copy.size:
             raise MirrorError("a node changes what it has not")
-        if copy.is_record and patch.offset < _OFFSET_AT + 8 and end > _OFFSET_AT:
-            data = self._with_our_offset(patch.offset, data)
-        if os.pwrite(descriptor, data, patch.offset) != len(data):
+        if copy.is_record and offset < _OFFSET_AT + 8 and end > _OFFSET_AT:
+            data = self._with_our_offset(offset, data)
+        if os.pwrite(descriptor, data, offset) != len(data):
             raise OSError(28, "no space left on device")
 
     def correct(self, offset_ns: int) -> None:

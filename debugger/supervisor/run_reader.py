@@ -28,6 +28,10 @@ class RunReader(Protocol):
         calling, and nothing has happened here. False where that is not known, or a look costs
         little."""
 
+    def ask(self) -> bool:
+        """Have all be told anew that is told now and then only, before a look that others follow
+        late. False where nothing is: the look can be made at once."""
+
     @property
     def change_mark(self) -> tuple[object, ...]:
         """Equal as long as nothing has happened in any rank, as of the last look."""
@@ -61,6 +65,9 @@ class LocalReader:
         return self._records.snapshots(self._table.observe, size, finished=finished)
 
     def only_calling(self) -> bool:
+        return False
+
+    def ask(self) -> bool:
         return False
 
     def rests(self, at_rest: bool) -> None:

@@ -48,6 +48,7 @@ from .run_report import RunReport
 from .several_nodes.actions import JobActions
 from .several_nodes.incomplete import Incomplete
 from .several_nodes.job import Job, one_terminal
+from .several_nodes.late_meeting import LateMeeting
 from .several_nodes.orders import Orders
 from .several_nodes.ranks import JobRanks
 from .several_nodes.reader import JobReader
@@ -119,6 +120,8 @@ class Supervisor:
         self._injection = Injection(options.faults, directory, self._say, options.own_network)
         table = ProcessTable(exits, launch, OomWatch())
         self._job = Job(options.several, directory, table, self._say)
+        within_s = options.limits.hang_timeout_s
+        self._late = LateMeeting(self._job, directory.path, self._say, within_s)
         self._watch = self._watching(table)
         ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
         incomplete = Incomplete(
@@ -126,7 +129,12 @@ class Supervisor:
         )
         by_torchrun = options.launcher == "torchrun"
         self._orders = Orders(
-            self._job, ranks, self._interrupts, self._say, incomplete if by_torchrun else None
+            self._job,
+            ranks,
+            self._interrupts,
+            self._say,
+            self._late,
+            incomplete if by_torchrun else None,
         )
         latest = base == BASE and RunDirectory.latest() == directory.path
         self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
@@ -212,7 +220,7 @@ class Supervisor:
         policy = Policy(
             limits=options.limits, level=options.level, max_restarts=options.max_restarts
         )
-        reader = JobReader(LocalReader(records, table, options.world_size), self._job)
+        reader = JobReader(LocalReader(records, table, options.world_size), self._job, self._late)
         self._unwatched = reader.unwatched
         watch = Watch(reader, policy, note)
         job = self._job
@@ -231,7 +239,7 @@ class Supervisor:
             control.start()
             yield host
         finally:
-            for closing in (control, self._injection, host):
+            for closing in (control, self._injection, self._late, host):
                 with guard(f"the end of {type(closing).__name__}"):
                     closing.close()
             with guard("the end of the output"):

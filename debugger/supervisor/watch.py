@@ -36,6 +36,8 @@ CALLING_REST, CALLING_EVERY_S = 25.0, 32.0
 """While ranks of many nodes go on calling and nothing else is reported, the last look holds for so
 many times what looks take, and no longer than this; what is asked meanwhile is whether there is
 more."""
+ANSWERS_S = 2.0
+"""So long before such a look all are asked how far they are; within it they have answered."""
 MOMENT_S = 1.0
 """In which many nodes tell what their ranks have in common, at most; then they are looked at."""
 
@@ -82,7 +84,7 @@ class Watch:
         self._starting = False
         self._costs_s: deque[float] = deque(maxlen=USUAL_OF)
         self._used_s = 0.0
-        self._looked_s = self._news_s = 0.0
+        self._looked_s = self._news_s = self._asked_s = 0.0
         self._held = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
@@ -131,7 +133,10 @@ class Watch:
         if self._news_s:
             return now_s - self._news_s < min(usual_s, MOMENT_S)
         if now_s - self._looked_s >= min(CALLING_EVERY_S, CALLING_REST * usual_s):
-            return False
+            if not self._asked_s and self._reader.ask():
+                self._asked_s = now_s
+            if not self._asked_s or now_s - self._asked_s >= ANSWERS_S:
+                return False
         if self._reader.only_calling():
             return True
         if self._held:
@@ -141,7 +146,7 @@ class Watch:
     def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)
         now_s = self._looked_s = time.monotonic()
-        self._news_s = 0.0
+        self._news_s = self._asked_s = 0.0
         mark = (self._reader.change_mark, _process_mark(snapshots), finished)
         if mark == self._mark and self._candidate is None and now_s - self._last_s < STILL_EVERY_S:
             return self._look

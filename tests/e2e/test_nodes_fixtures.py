@@ -66,10 +66,6 @@ ON_ONE_NODE = {
     "stalled_nobody_serves": "its ranks meet at the loopback address",
     "stalled_not": "its ranks meet at the loopback address",
 }
-MEETS_NOBODY = {
-    "exception_before_torch": "its rank never imports torch, and each has a supervisor of its own",
-}
-"""Where no launcher of ours has the job's store."""
 WITHIN_A_NODE = {
     "worlds_of_their_own": "two ranks meet at the loopback address",
 }
@@ -88,12 +84,6 @@ def programs(short: set[str], without: Mapping[str, str], every: int = 1) -> lis
         name for name in names if name not in without and fixture_table.expected(name)["nproc"] > 1
     ]
     return [on_nodes(name, short) for name in names[::every]]
-
-
-def alone(without: Mapping[str, str]) -> list[Any]:
-    """Those that run with each rank on a node of its own."""
-    found = programs(set(), without, EVERY)
-    return [one for one in found if one.values[0] not in MEETS_NOBODY]
 
 
 def on_nodes(name: str, short: set[str]) -> Any:
@@ -115,14 +105,16 @@ def test_two_nodes_on_tcp(
     check(name, make_nodes(2), forked_nodes, "tcp")
 
 
-@pytest.mark.parametrize("name", alone(ON_ONE_NODE | WITHIN_A_NODE))
+@pytest.mark.parametrize("name", programs(set(), ON_ONE_NODE | WITHIN_A_NODE, EVERY))
 def test_a_node_for_each_rank(
     name: str, make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
 ) -> None:
     check(name, make_nodes(fixture_table.expected(name)["nproc"]), forked_nodes, "gloo")
 
 
-@pytest.mark.parametrize("name", alone(ON_ONE_NODE | WITHIN_A_NODE | UNLIKE_ON_TCP))
+@pytest.mark.parametrize(
+    "name", programs(set(), ON_ONE_NODE | WITHIN_A_NODE | UNLIKE_ON_TCP, EVERY)
+)
 def test_a_node_for_each_rank_on_tcp(
     name: str, make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
 ) -> None:

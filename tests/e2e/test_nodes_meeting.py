@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,15 +43,22 @@ if __name__ == "__main__":
 """.replace("PORT", str(PORT))
 
 
-def run(nodes: Nodes, words: Callable[[int], Sequence[str]]) -> list[runs.Run]:
+def run(
+    nodes: Nodes,
+    words: Callable[[int], Sequence[str]],
+    hang_timeout_s: int = 20,
+    variables: Callable[[int], Mapping[str, str]] = lambda _number: {},
+) -> list[runs.Run]:
     """On each node `distdebug` with these words."""
     given = {"OMP_NUM_THREADS": "1", "TMPDIR": "/tmp", "GLOO_SOCKET_IFNAME": "net0"}
     commands = []
     for node in nodes:
         how, *rest = words(node.number)
-        flags = ["--run-dir", str(directory_on(node)), "--hang-timeout", "20"]
+        flags = ["--run-dir", str(directory_on(node)), f"--hang-timeout={hang_timeout_s}"]
         words_here = [str(runs.DISTDEBUG), how, *flags, *rest]
-        commands.append(node.start(words_here, runs.environment(given)))
+        commands.append(
+            node.start(words_here, runs.environment({**given, **variables(node.number)}))
+        )
     return Job(commands, [directory_on(node) for node in nodes]).finish()
 
 
@@ -108,3 +115,39 @@ def test_ranks_that_are_started_by_hand(
     script.write_text(BY_HAND)
     command = ["exec", "--", sys.executable, str(script)]
     check(nodes, run(nodes, lambda number: [*command, str(number), *how]), how)
+
+
+BEFORE_TORCH = """
+import os, sys
+if os.environ["RANK"] == "1":
+    if "--wrong" in sys.argv:
+        raise RuntimeError("there is no such data set")
+    sys.exit(0)
+import torch.distributed as dist
+if "--wrong" in sys.argv:
+    dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.parametrize("how", [WRONG, RIGHT], ids=["wrong", "twin"])
+def test_a_rank_that_ends_before_it_imports_torch(
+    make_nodes: Callable[[int], Nodes], how: Sequence[str]
+) -> None:
+    """It has been to no store, so its node meets nobody by it, and rank 0 waits for it. The twin
+    ends in good order, and nobody is waited for."""
+    nodes = make_nodes(2)
+    script = nodes.directory / "before_torch.py"
+    script.write_text(BEFORE_TORCH)
+    command = ["exec", "--", sys.executable, str(script), *how]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": str(PORT)}
+    ended = run(nodes, lambda _: command, 90, lambda number: {"RANK": str(number), **place})
+    said = "\n".join(done.explain() for done in ended)
+    for done in ended:
+        if how == WRONG:
+            assert (done.report["outcome"], done.exit_code) == ("rank_exception", 1), said
+            assert done.errors[0]["culprits"] == [1], done.explain()
+            assert "no such data set" in done.errors[0]["message"], done.explain()
+        else:
+            assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
+            assert "before they met" not in done.stderr, done.explain()
+    check_nothing_is_left(nodes)

@@ -21,7 +21,7 @@ from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verd
 
 from .test_fixtures import EXPECTED, FIXTURES, check_verdict, chosen
 from .test_fixtures_on_mpi import EXTRA, NOT_RUN, UNLIKE
-from .test_nodes_fixtures import MEETS_NOBODY, ON_ONE_NODE, SHARED_FILES
+from .test_nodes_fixtures import ON_ONE_NODE, SHARED_FILES
 
 pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(240)]
 GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
@@ -45,7 +45,7 @@ def mpi_nodes(make_nodes: Callable[[int], Nodes]) -> Iterator[MpiNodes]:
 
 
 def programs() -> list[Any]:
-    without = {*UNLIKE, *NOT_RUN, *ON_ONE_NODE, *SHARED_FILES, *MEETS_NOBODY}
+    without = {*UNLIKE, *NOT_RUN, *ON_ONE_NODE, *SHARED_FILES}
     return [chosen(name, set()) for name in EXPECTED if name not in without]
 
 

@@ -13,12 +13,16 @@ Rules:
 5. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
 6. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
 7. A rank that waits although all others have joined before, and some have ended: it came too late.
+8. Of a job on several nodes, of which some are not watched: where each rank that is watched has
+   waited for the hang timeout, the world lacks one of those that are not. It is the culprit where
+   there is one alone, since absence itself accuses nobody.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 
+from ...record.files.bounds import MOST_RANKS
 from ...record.layout import Activity, GroupState, Phase
 from ...record.majority import vote
 from ...record.notes import StaleStoreNote, raised
@@ -280,13 +284,44 @@ def _never_came(world: World, needs: Needs, waiting: Mapping[int, Wait]) -> list
     lost = {rank for rank in absent if rank in world.ranks and gave_up(world, rank)}
     missing = sorted(rank for rank in absent - lost if not world.ended(rank))
     if not missing:
-        return [] if absent else _too_late(world, waiting)
+        return [] if absent else _too_late(world, waiting) or _unwatched(world, waiting, last)
     waited = seconds(world.now_ns - last.since_ns)
     what = (
         f"suspected: {ranks_text(missing)} {verb(missing, 'has', 'have')} not joined for {waited}"
     )
     observable = last.since_ns + world.limits.hang_ns
     return [_absent(world, set(waiting), missing, what, observable, proven=False)]
+
+
+def _unwatched(world: World, waiting: Mapping[int, Wait], last: Wait) -> list[Candidate]:
+    """Nobody has told of them, and all that are known wait in the store to which they come."""
+    sizes = {world.ranks[rank].world_size for rank in waiting}
+    if world.size or world.snapshot.lost or len(sizes) > 1 or set(waiting) != set(world.ranks):
+        return []
+    if any(wait.detail.get("all_clients") or wait.detail.get("op") for wait in waiting.values()):
+        return []  # it may be that nobody serves that store
+    unseen = tuple(sorted(set(range(min(*sizes, MOST_RANKS))) - set(world.ranks)))
+    if not unseen:
+        return []
+    who = ranks_text(unseen) if len(unseen) == 1 else f"one of {ranks_text(unseen)}"
+    victims = tuple(sorted(waiting))
+    finding = Finding(
+        kind="join_timeout",
+        message=(
+            f"suspected: {who} has not joined for {seconds(world.now_ns - last.since_ns)} while "
+            f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} in init_process_group (world "
+            f"size {min(sizes)}): no distdebug of this job speaks for "
+            f"{'its node' if len(unseen) == 1 else 'their nodes'}"
+        ),
+        culprits=unseen if len(unseen) == 1 else (),
+        victims=victims,
+        missing=unseen,
+        proven=False,
+        ranks=stand(world, chosen(unseen[:1] if len(unseen) == 1 else (), victims)),
+        observable_ns=last.since_ns + world.limits.hang_ns,
+        cause="absent",
+    )
+    return [Candidate(finding)]
 
 
 def _too_late(world: World, waiting: Mapping[int, Wait]) -> list[Candidate]:

@@ -200,9 +200,24 @@ class Meeting:
             others = json.loads(ask(directory, "lead", {})).get("others", 0)
             self._pass_keys_on(store, prefix, others)
             return
+        self._go_to(store, prefix, head, key)
+
+    def join(self, store: Any, host: str, prefix: str, within_s: float) -> None:
+        """Go to the head that is in this store, or comes there so soon. Never be the head: that
+        is for who has ranks that others wait for, and they have ended here."""
+        place = f"{prefix}/head"
+        self._comes(store, place, within_s)
+        if not store.check([place]):
+            return
+        request = {"host": host, "nodes": self._nodes}
+        key = json.loads(ask(self._directory, "meet", request)).get("key")
+        if key:
+            self._go_to(store, prefix, _text(store.multi_get([place])[0]), key)
+
+    def _go_to(self, store: Any, prefix: str, head: str, key: str) -> None:
         number = store.add(f"{prefix}/nodes", 1)
         store.set(f"{prefix}/node/{number}", key)
-        ask(directory, "join", {"offer": head})
+        ask(self._directory, "join", {"offer": head})
 
     def _comes(self, store: Any, key: str, within_s: float) -> None:
         """Wait until the key is there, or for so long."""

@@ -43,7 +43,7 @@ def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
     prefix = f"distdebug/{params.run_id}"
     port, host = str(params.endpoint).rpartition(":")[2], _host_of(params)
     if params.backend == "static" and port.isdigit():
-        heard(lambda: _connected(host, int(port)), host, prefix)
+        heard(lambda: connected(host, int(port)), host, prefix)
         return
     store = getattr(handler, "_store", None)
     if isinstance(store, dist.Store):
@@ -116,7 +116,7 @@ def store_of_environment(wanted: Callable[[], bool]) -> tuple[Callable[[], Any],
         while wanted():
             with contextlib.suppress(Exception):
                 socket.create_connection((host, port), CONNECT_S).close()
-                return _connected(host, port, 0.0)
+                return connected(host, port, 0.0)
         return None
 
     return opened, host
@@ -133,7 +133,7 @@ def launchers_store() -> tuple[Callable[[Callable[[], Any]], Any], str] | None:
 
     def opened(other: Callable[[], Any]) -> Any:
         try:
-            return _connected(host, port, CONNECT_S)
+            return connected(host, port, CONNECT_S)
         except Exception:
             return other()
 
@@ -163,8 +163,9 @@ def _own(store: Any) -> Any:
     return own
 
 
-def _connected(host: str, port: int, until_s: float = 600.0) -> Any:
-    """To a store that another node may still have to serve."""
+def connected(host: str, port: int, until_s: float = 600.0) -> Any:
+    """A connection to a store that another node may still have to serve, for so long. Raises what
+    torch does where that takes longer."""
     end_s = time.monotonic() + until_s
     while True:
         try:

@@ -123,7 +123,7 @@ class Records:
                 # A change within the clock's grain of the listing would be missed: look again.
                 recent = time.time_ns() - changed_ns < 50_000_000
                 self._listed_ns = -1 if recent else changed_ns
-                self._unread = sorted(self._directory.glob("*.flight"))
+                self._unread = self._not_open()
             # What cannot be read may have been made just now, by who has not come to write in it:
             # no name in the directory changes when that is done.
             self._unread = [path for path in self._unread if not self._open(path)]
@@ -145,6 +145,18 @@ class Records:
         self._looks += 1
         for reader, copy in calling[:most]:
             self._look_at(reader, copy)
+
+    def _not_open(self) -> list[Path]:
+        """The records that are not known, or by another name, in the order of their names. Of the
+        others nothing is asked but the directory."""
+        found = []
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(".flight"):
+                    known = self._readers.get(entry.inode())
+                    if known is None or known.cut or known.path.name != entry.name:
+                        found.append(entry.name)
+        return [self._directory / name for name in sorted(found)]
 
     def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
         """A copy of which something was reported: all that is to be seen of it is read at once."""

@@ -92,6 +92,7 @@ class RingReader:
 
     def _open(self) -> mmap.mmap:
         found = self._mapped = mapped(self.path)
+        self._version = int(layout.U32.unpack_from(found, layout.VERSION_AT)[0])
         if self._maps is not None:
             # Most of a copy is empty: reading ahead would fill memory with zeros, 128 KB each time.
             found.madvise(mmap.MADV_RANDOM)
@@ -135,7 +136,7 @@ class RingReader:
     def still_whole(self) -> bool:
         """Whether all that is mapped can be read. From the first time that somebody has cut the
         file short, all reads as absent."""
-        if not self.cut:
+        if not self.cut and self._window is None:  # else that was looked at as it was opened
             with contextlib.suppress(OSError):  # it has no name any more: what is mapped stays
                 self.cut = os.stat(self.path).st_size < layout.FILE_BYTES
             if self.cut:
@@ -152,7 +153,7 @@ class RingReader:
 
     def _phase_bits(self) -> int:
         """Of a thread's word, how many say whether it is in the call."""
-        return layout.PHASE_BITS if self._version() > 2 else 1
+        return layout.PHASE_BITS if self._version > 2 else 1
 
     def _word_wait(self, index: int, word: int) -> tuple[int, int, int] | None:
         """What the word of the thread at this index says that it waits for: the call's number + 1
@@ -174,22 +175,20 @@ class RingReader:
         """The slot of this call in the ring; None when it was overwritten or is torn."""
         if number < 0:
             return None
-        at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
         if self._window is not None:
-            self._window.load(at, layout.SLOT.size)
-        row = layout.SLOT.unpack_from(self._map, at)
+            row = self._window.row(number)
+        else:
+            at = layout.RING_OFFSET + number % layout.RING * layout.SLOT.size
+            row = layout.SLOT.unpack_from(self._map, at)
         return row if row[0] == row[17] == number + 1 else None
 
     def _newest(self, calls: int, message: bool) -> tuple[Any, ...] | None:
         """The slot of the latest of so many calls, which has the counts of its group or channel;
         None if it is no message, or is one, and if the counts are elsewhere."""
         row = self._row(calls - 1)
-        if row is None or row[5] & layout.REFUSED_FLAG or self._version() == 1:
+        if row is None or row[5] & layout.REFUSED_FLAG or self._version == 1:
             return None
         return row if (row[3] in _MESSAGES) == message else None
-
-    def _version(self) -> int:
-        return int(layout.U32.unpack_from(self._map, layout.VERSION_AT)[0])
 
     def _walk(self, last: int | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """The calls of one group or channel from this one backwards, as (number, slot row)."""

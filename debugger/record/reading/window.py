@@ -2,8 +2,9 @@
 records each is looked at for a moment.
 
 To map a file, touch some pages of it and let go of it again takes three times as long as to read
-them. So the tables of one record at a time are read into memory that is used again for the next;
-what else is needed of it, some slots and what is new in its heap, is read when it is asked for.
+them. So the tables of one record at a time, as far as ranks mostly use them, are read into memory
+that is used again for the next; what else is needed of it, some slots and what is new in its heap,
+is read when it is asked for, and once.
 """
 
 from __future__ import annotations
@@ -11,34 +12,58 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
+from typing import Any
 
 from .. import layout
 from ..files.bounds import open_regular
 
+_FEW = 16
+"""Groups, or channels: most ranks have no more. Whole tables of one record are 77 KB, and most of
+that is empty."""
 _TABLES = (
-    (0, layout.CHECKPOINTS_OFFSET),
-    (layout.CHANNELS_OFFSET, layout.RING_OFFSET),
+    (0, layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS),
+    (layout.CHANNELS_OFFSET, layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS),
 )
-"""From where to where: all but the checkpoints, the ring and the heap."""
+"""From where they are read, where the slots begin, what each takes, how many there are: all but the
+checkpoints, the ring and the heap."""
 
 
 class Window:
-    """`memory` stands for the file that is open: where that was loaded, it has its bytes."""
+    """`memory` stands for the file that is open: where that was loaded, it has its bytes. Behind
+    the first unused slot of a table it may have those of another file."""
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, layout.FILE_BYTES)
         self._view = memoryview(self.memory)
         self._descriptor = -1
+        self._rows: dict[int, tuple[Any, ...]] = {}
 
     def open(self, path: Path) -> None:
         """Load the tables of this record. Raises OSError, also where it is cut short."""
         self._descriptor = open_regular(path)
+        self._rows.clear()
         try:
-            for start, end in _TABLES:
-                self.load(start, end - start)
+            size = os.fstat(self._descriptor).st_size
+            if size < layout.FILE_BYTES:
+                raise OSError(f"the record ends at byte {size}")
+            for start, slots, slot_bytes, most in _TABLES:
+                few = slots + _FEW * slot_bytes
+                self.load(start, few - start)
+                if layout.U32.unpack_from(self.memory, few - slot_bytes)[0]:
+                    self.load(few, (most - _FEW) * slot_bytes)
         except OSError:
             self.close()
             raise
+
+    def row(self, number: int) -> tuple[Any, ...]:
+        """The slot of the ring in which the call with this number is, or was."""
+        place = number % layout.RING
+        found = self._rows.get(place)
+        if found is None:
+            at = layout.RING_OFFSET + place * layout.SLOT.size
+            self.load(at, layout.SLOT.size)
+            found = self._rows[place] = layout.SLOT.unpack_from(self.memory, at)
+        return found
 
     def load(self, at: int, size: int) -> None:
         """So many bytes more. Raises OSError where the file does not have them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from ...nodes.head import Listener
 from ...nodes.logs import LogCopies
 from ...nodes.messages import Message
 from ...nodes.mirror import MOST_FILES, Copy, Mirror, MirrorError
-from ...nodes.pace import AS_THEY_COME, Pace, pace_for
+from ...nodes.pace import AS_THEY_COME
 from ...nodes.patches import PatchError, unpacked
 from ...record import steady_clock
 from ...record.exits import ExitStatus
@@ -22,12 +21,12 @@ from ...record.safe_text.sanitize import clean
 from .brief import packed
 from .far import Far
 from .injected import InjectedCopies, plan_message
+from .pacing import Pacing
 from .prompts import HeadPrompts
 from .views import Views
 
 ENDING_S = 12.0
 """So long the head waits for nodes to end what they were told to end: longer than ending takes."""
-SWITCH_S = 0.0005
 ANEW_EVERY_S = 1.0
 """So often a node is asked to tell everything once more, of which something is missing."""
 TORN_S = 30.0
@@ -59,7 +58,7 @@ class Head:
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
-        self._pace = Pace()
+        self._pacing = Pacing(listener)
         self._own_ranks: list[int] = []
         self._late_s = 0.0
         self._prompts = HeadPrompts(directory.path, listener.send)
@@ -200,7 +199,7 @@ class Head:
         # Who comes again may have missed what follows.
         self._prompts.anew(number)
         self._listener.send(number, plan_message(self._directory.path))
-        self._tell_pace(number)
+        self._pacing.joined(number, len(self.nodes))
         if self._own_ranks:
             self._listener.send(number, self._who_is_here)
         if self._fills:
@@ -208,19 +207,6 @@ class Head:
             self._listener.send(number, Message("fill", data))
         for message in self._standing.values():
             self._listener.send(number, message)
-
-    def _tell_pace(self, newcomer: int) -> None:
-        """To all nodes, when there are so many that they are to tell less often; else to this one,
-        which may have joined after that."""
-        pace = pace_for(len(self.nodes))
-        if pace != self._pace:
-            self._pace = pace
-            # Beside a look that takes long the link's thread gets its turn this soon: each of its
-            # calls of ZeroMQ waits for one.
-            sys.setswitchinterval(SWITCH_S)
-            self._listener.broadcast(Message("pace", pace.told))
-        elif pace != Pace():
-            self._listener.send(newcomer, Message("pace", pace.told))
 
     def _timed(self, far: Far) -> bool:
         """Whether the node's clock is known: what it tells is read by that, never by ours."""
@@ -367,6 +353,10 @@ class Head:
         self._question = {number: {**question, "files": of} for number, of in files.items()}
         for number, data in self._question.items():
             self._listener.send(number, Message("fill", data))
+
+    def ask_for_progress(self) -> bool:
+        """See `Pacing.ask`."""
+        return self._pacing.ask()
 
     def _torn(self, far: Far) -> None:
         far.torn_s = far.torn_s or time.monotonic()

@@ -284,6 +284,11 @@ class Job:
     # -- in the supervisor's loop --------------------------------------------------------------
 
     @property
+    def has_met(self) -> bool:
+        """Whether a process that has the job's store has begun to meet the other nodes."""
+        return self._asked
+
+    @property
     def role(self) -> str:
         """ALONE, HEAD or MEMBER."""
         return HEAD if self.head is not None else MEMBER if self.member is not None else ALONE

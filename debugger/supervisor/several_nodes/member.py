@@ -34,8 +34,8 @@ from .view import View
 REPORT_S = 30.0
 """So long a node whose ranks have ended waits for the head's report, as long as the head speaks;
 where ranks were given time to end, as after SIGTERM, so much longer."""
-LOGS_EVERY = 4
-"""Times as long as between digests of busy ranks: a second, and more where there are many nodes."""
+LOGS_EVERY_S = 1.0
+"""And where there are many nodes, as seldom as digests of busy ranks."""
 
 
 class Member:
@@ -115,6 +115,8 @@ class Member:
         elif message.kind == "pace":
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 self._sampler.pace = Pace.of(data)
+        elif message.kind == "tell":
+            self._sampler.hasten()
         elif message.kind == "anew":
             self._sampler.anew()
         elif message.kind == "stacks":
@@ -168,7 +170,7 @@ class Member:
             if message is not None:
                 self._connection.send(message)
         now_s = time.monotonic()
-        if now_s - self._logs_s >= LOGS_EVERY * self._sampler.pace.busy_s:
+        if now_s - self._logs_s >= max(LOGS_EVERY_S, self._sampler.pace.busy_s):
             self._logs_s = now_s
             added = self._logs.next()
             if added is not None:

@@ -13,6 +13,7 @@ from ...reports.stored import Document
 from ..command.interrupts import Interrupts
 from .incomplete import Incomplete
 from .job import Job
+from .late_meeting import LateMeeting
 from .ranks import JobRanks
 
 LOCAL_VERDICT_S = 0.3
@@ -29,10 +30,12 @@ class Orders:
         ranks: JobRanks,
         interrupts: Interrupts,
         say: Callable[[str], None],
+        late: LateMeeting,
         incomplete: Incomplete | None = None,
     ) -> None:
         """`incomplete`: of a job that may wait for nodes before it has ranks."""
         self._job = job
+        self._late = late
         self._incomplete = incomplete
         self._ranks = ranks
         self._interrupts = interrupts
@@ -97,7 +100,8 @@ class Orders:
         if member is not None and not member.lost:
             member.tell_end(status, not left)
             return False  # the head says when
-        return True
+        failed = status is not None and bool(status.shell_code)
+        return not (failed and self._late.goes_on(ranks))
 
     def status(self, own: ExitStatus | None) -> ExitStatus | None:
         """How the command ended, on the node where it ended worst."""

@@ -16,6 +16,7 @@ from ...record.reading.reader import FlightReader
 from ...record.snapshot import LostNode, Rank, Snapshot
 from ..run_reader import LocalReader
 from .job import Job
+from .late_meeting import LateMeeting
 from .lost_ranks import lost_nodes
 from .questions import came_to_it, in_question
 from .unwatched import Unwatched, unseen
@@ -40,9 +41,10 @@ class JobReader:
     """`local` reads the run directory, which has the copies of other nodes' records, too. Where it
     is told no size of the world (0), one is believed as soon as all nodes are there."""
 
-    def __init__(self, local: LocalReader, job: Job) -> None:
+    def __init__(self, local: LocalReader, job: Job, late: LateMeeting) -> None:
         self._local = local
         self._job = job
+        self._late = late
         self._lost: tuple[LostNode, ...] = ()
         self._told: tuple[int, ...] = ()
         self._ranks: Mapping[int, Rank] = {}
@@ -59,9 +61,9 @@ class JobReader:
             self._local.rests(before == self._seen)
         self._local.trust_size = self._complete()
         snapshots = self._local.look(finished)
+        self._ranks = snapshots[-1].ranks if snapshots else {}
         if head is not None and snapshots:
             newest = snapshots[-1]
-            self._ranks = newest.ranks
             ranks_of: dict[int, list[int]] = {}
             for number, rank in newest.ranks.items():
                 ranks_of.setdefault(rank.node, []).append(number)
@@ -79,12 +81,16 @@ class JobReader:
         return snapshots
 
     def only_calling(self) -> bool:
-        """To look at 16,384 ranks takes a third of a second, and 500 digests come in each."""
+        """To look at 16,384 ranks takes most of a second, and 200 digests come in each."""
         head = self._job.head
         if head is None or len(head.nodes) <= AS_THEY_COME:
             return False
         self._job.take()
         return self._seen == (head.news, self._local.here())
+
+    def ask(self) -> bool:
+        head = self._job.head
+        return head is not None and head.ask_for_progress()
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -98,7 +104,7 @@ class JobReader:
         calls that may show another cause."""
         head = self._job.head
         if head is None:
-            return True
+            return not self._late.goes_on(self._ranks, about.message)
         asked = self._asked
         if asked is None or asked.since_s != since_s:
             since_ns = int(since_s * 1e9) - time.monotonic_ns() + steady_clock.now_ns()

@@ -17,6 +17,7 @@ from debugger.supervisor.machine.processes import ProcessTable
 from debugger.supervisor.run_reader import LocalReader
 from debugger.supervisor.several_nodes.head import Head
 from debugger.supervisor.several_nodes.job import TAKE_EVERY_S, Job
+from debugger.supervisor.several_nodes.late_meeting import LateMeeting
 from debugger.supervisor.several_nodes.reader import JobReader
 
 from .test_pace import rank
@@ -85,7 +86,9 @@ def asked_of_many(tmp_path: Path) -> tuple[Nodes, Local, JobReader]:
     """More ranks than are all asked, of which 900 alone called something else, looked at once."""
     nodes, local = Nodes(), Local({number: rank(number) for number in WORLD})
     local.ranks[900] = rank(900, chain=2)
-    reader = JobReader(cast(LocalReader, local), head_of(tmp_path, nodes))
+    job = head_of(tmp_path, nodes)
+    late = LateMeeting(job, tmp_path, job.say)
+    reader = JobReader(cast(LocalReader, local), job, late)
     reader.look()
     return nodes, local, reader
 

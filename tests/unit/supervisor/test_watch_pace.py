@@ -23,6 +23,8 @@ class Reader:
         self.told = self.calling = False
         self.looks = 0
         self.asked: list[float] = []
+        self.tells_when_asked = False
+        self.asked_for_progress = 0
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         del finished
@@ -34,6 +36,10 @@ class Reader:
 
     def only_calling(self) -> bool:
         return self.calling
+
+    def ask(self) -> bool:
+        self.asked_for_progress += 1
+        return self.tells_when_asked
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -130,6 +136,52 @@ def test_while_ranks_of_many_nodes_only_go_on_calling_a_look_holds(
     clock.now_s += made.pause_s
     made.look()
     assert reader.looks == looks + 2, "as ever while there is something to see"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_before_a_look_that_held_all_are_asked_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    """So ranks that call differently, and all go on, are found with that look, however seldom they
+    are told of. Where they are told of all the time nobody is asked, and the look is made at once.
+    """
+    reader = Reader(1.6)
+    reader.calling, reader.tells_when_asked = True, told
+    clock = Clock(monkeypatch, reader)
+    made = Watch(reader, Policy())
+    made.look()
+    looked_s = clock.now_s
+    while not reader.asked_for_progress:
+        clock.now_s += made.pause_s
+        made.look()
+    asked_s = clock.now_s
+    assert asked_s - looked_s == pytest.approx(watch.CALLING_EVERY_S, abs=watch.STILL_EVERY_S)
+    while reader.looks == 1:
+        clock.now_s += made.pause_s
+        made.look()
+    after_s = watch.ANSWERS_S if told else 0.0
+    assert clock.now_s - asked_s == pytest.approx(after_s, abs=watch.STILL_EVERY_S)
+    assert reader.asked_for_progress == 1
+    clock.now_s += watch.CALLING_EVERY_S + watch.STILL_EVERY_S
+    made.look()
+    assert reader.asked_for_progress == 2, "before each"
+
+
+def test_what_is_told_while_all_are_asked_is_looked_at_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = Reader(0.04)
+    reader.calling = reader.tells_when_asked = True
+    clock = Clock(monkeypatch, reader)
+    made = Watch(reader, Policy())
+    made.look()
+    while not reader.asked_for_progress:
+        clock.now_s += made.pause_s
+        made.look()
+    assert reader.looks == 1
+    reader.calling = False  # one of them stands still
+    made.look()
+    assert reader.looks == 2
 
 
 def test_a_look_that_costs_little_holds_for_a_short_while(monkeypatch: pytest.MonkeyPatch) -> None:

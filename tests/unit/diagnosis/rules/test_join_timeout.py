@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from debugger.diagnosis.diagnose import diagnose
+from debugger.diagnosis.findings import Finding
 from debugger.diagnosis.shared_findings import heard_at
 from debugger.record.layout import Activity, GroupState
+from debugger.record.snapshot import LostNode
 
 from ..builder import Run, all_reduce
 
@@ -343,3 +348,61 @@ def test_a_rank_that_was_last_seen_joining_is_not_missed() -> None:
     run.ranks[2] = joining(3, 2).ranks[2]
     run.passes(100)
     assert [one for one in run.errors() if 1 in one.culprits] == []
+
+
+def of_a_part(run: Run, lost: tuple[LostNode, ...] = ()) -> list[Finding]:
+    """The errors where other nodes may have more ranks, of which nobody tells."""
+    before = replace(run.snapshot(), world_size=0, lost=lost)
+    run.passes(1.0)
+    found = diagnose(replace(run.snapshot(), world_size=0, lost=lost), before, run.limits)
+    return [one for one in found.findings if one.severity == "error"]
+
+
+def test_the_one_rank_that_nobody_watches_has_not_come() -> None:
+    run = joining(3, 0, 2)
+    run.passes(50)
+    assert of_a_part(run) == []
+    run.passes(10)
+    (found,) = of_a_part(run)
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (1,), (1,))
+    assert (found.victims, found.proven) == ((0, 2), False)
+    assert "rank 1 has not joined for 62 s" in found.message
+    assert "no distdebug of this job speaks for its node" in found.message
+
+
+def test_of_several_that_nobody_watches_none_is_to_blame() -> None:
+    """All but one of them may have come."""
+    run = joining(4, 0, 2)
+    run.passes(61)
+    (found,) = of_a_part(run)
+    assert (found.kind, found.culprits, found.missing) == ("join_timeout", (), (1, 3))
+    assert "one of ranks 1,3 has not joined" in found.message
+
+
+def test_whoever_is_not_watched_may_wait_for_one_that_is() -> None:
+    """Here one of those that are watched is at work, so the others' wait says nothing."""
+    run = joining(4, 0, 2)
+    run.starts(3)
+    run.passes(61)
+    assert all(1 not in one.culprits + one.missing for one in of_a_part(run))
+
+
+def test_where_all_have_come_nobody_is_missed() -> None:
+    run = joining(2, 0, 1)
+    run.passes(61)
+    assert [one.kind for one in of_a_part(run)] == ["stalled"]
+
+
+def test_a_store_that_nobody_serves_lacks_no_rank() -> None:
+    run = joining(3)
+    for rank in (0, 2):
+        run.starts(rank).waits_in(Activity.INIT, address="host:29500", all_clients=True)
+    run.passes(61)
+    assert [one.kind for one in of_a_part(run)] == ["stalled"]
+
+
+def test_who_was_on_a_node_that_is_lost_is_not_missed() -> None:
+    run = joining(3, 0, 2)
+    run.passes(61)
+    lost = LostNode("node1", run.now_ns, (1,))
+    assert "join_timeout" not in [one.kind for one in of_a_part(run, (lost,))]

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from debugger.nodes.several import Several, perhaps
+from debugger.rank.process import meeting
 from debugger.rank.process.meeting import Meeting, meet_nodes, nodes_of_environment
 from debugger.rank.torch_private import rendezvous
 from debugger.record.runs.run_directory import RunDirectory
@@ -59,7 +60,7 @@ def test_ranks_that_make_a_store_of_their_own_meet_in_the_launchers(
             raise OSError("nobody listens")
         return f"{host}'s"
 
-    monkeypatch.setattr(rendezvous, "_connected", connected)
+    monkeypatch.setattr(rendezvous, "connected", connected)
     monkeypatch.setattr(rendezvous, "on_rank_store", lambda heard: heard(lambda: "its own", "", ""))
     monkeypatch.setattr(Meeting, "begin_early", lambda *_: None)
     monkeypatch.setattr(Meeting, "wait", lambda _: None)
@@ -112,3 +113,47 @@ def test_a_store_on_another_host_says_that_there_are_others(
 @pytest.mark.parametrize("nodes", [[2], ["2", 2], [2.5, 3], "22", {"0": 2, "1": 2}])
 def test_what_is_no_number_of_nodes(job: Job, nodes: object) -> None:
     assert not meets(job, host="localhost", nodes=nodes)
+
+
+class Store:
+    """What of torch's a meeting uses."""
+
+    def __init__(self, **values: str) -> None:
+        self.values = {f"distdebug/{name}": value for name, value in values.items()}
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.values[key].encode() for key in keys]
+
+    def set(self, key: str, value: str) -> None:
+        self.values[key] = value
+
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = str(int(self.values.get(key, 0)) + amount)
+        return int(self.values[key])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_who_comes_when_its_ranks_have_ended_joins_a_head_and_is_none(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Mapping[str, Any]]] = []
+
+    def ask(_: Path, what: str, request: Mapping[str, Any]) -> str:
+        asked.append((what, request))
+        return json.dumps({"offer": "ours", "key": "our key"})
+
+    monkeypatch.setattr(meeting, "ask", ask)
+    store = Store(head="the head's", nodes="1") if there else Store()
+    Meeting(Path("unused")).join(store, "host", "distdebug", 0.1)
+    if there:
+        assert asked == [
+            ("meet", {"host": "host", "nodes": None}),
+            ("join", {"offer": "the head's"}),
+        ]
+        assert store.values["distdebug/node/2"] == "our key"
+    else:
+        assert asked == []
+        assert store.values == {}, "others may still come, and be the head"

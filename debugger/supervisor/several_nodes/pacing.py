@@ -1,0 +1,43 @@
+"""How often nodes tell the head what they see: told to all of them as they become more, and asked
+for in between."""
+
+from __future__ import annotations
+
+import sys
+
+from ...nodes.head import Listener
+from ...nodes.messages import Message
+from ...nodes.pace import Pace, pace_for
+
+SWITCH_S = 0.0005
+OFTEN_S = 2.0
+"""What is told so often is as good as asked for."""
+
+
+class Pacing:
+    """Of all nodes of one job."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._pace = Pace()
+
+    def joined(self, newcomer: int, nodes: int) -> None:
+        """There are so many nodes with this one. All are told when that makes them tell less often;
+        else this one is, which may have joined after that."""
+        pace = pace_for(nodes)
+        if pace != self._pace:
+            self._pace = pace
+            # Beside a look that takes long the link's thread gets its turn this soon: each of its
+            # calls of ZeroMQ waits for one.
+            sys.setswitchinterval(SWITCH_S)
+            self._listener.broadcast(Message("pace", pace.told))
+        elif pace != Pace():
+            self._listener.send(newcomer, Message("pace", pace.told))
+
+    def ask(self) -> bool:
+        """Have all nodes tell how far their ranks are that go on calling. False where they tell it
+        all the time."""
+        if self._pace.busy_s <= OFTEN_S:
+            return False
+        self._listener.broadcast(Message("tell"))
+        return True
