@@ -175,7 +175,7 @@ def _collective(
         cause="data_exhausted" if _batches(world, left[0]) is not None else None,
         data={"batches": _batches(world, left[0])},
     )
-    return Candidate(finding, _told_ns(world, left))
+    return Candidate(finding, _ready_ns(world, left, 0 if failed else finding.observable_ns))
 
 
 def _lost_contact(world: World, rank: int) -> bool:
@@ -205,7 +205,7 @@ def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candida
         ranks=_stand(world, left, victims, call),
         observable_ns=_left_ns(world, left, pending),
     )
-    return Candidate(finding, _told_ns(world, left))
+    return Candidate(finding, _ready_ns(world, left))
 
 
 def _stand(
@@ -263,12 +263,15 @@ def _left_ns(world: World, left: list[int], pending: Pending) -> int:
     return max([pending.wait.since_ns, *times])
 
 
-def _told_ns(world: World, left: list[int]) -> int:
+def _ready_ns(world: World, left: list[int], waits_since_ns: int = 0) -> int:
     """Until when one of them, that has destroyed the group and lives, may yet end of a test that
-    has failed: then that is why it left."""
+    has failed: then that is why it left. Or who waits for them, since `waits_since_ns`, may yet be
+    refused by its backend, whose connections close: what a program catches is its own business."""
     alive = (world.ranks[rank] for rank in left if not world.ended(rank))
     failed = [note.time_ns for rank in alive for note in CaughtExceptionNote.among(rank.notes)]
-    return max(failed) + FAILING_NS if failed else 0
+    of_tests_ns = max(failed) + FAILING_NS if failed else 0
+    refused_ns = waits_since_ns + world.limits.settle_ns if waits_since_ns else 0
+    return max(of_tests_ns, refused_ns)
 
 
 def _parting(
@@ -354,7 +357,7 @@ def _message(
         details=_last_message(world, peer) if rounds else (),
         observable_ns=_left_ns(world, partners, pending),
     )
-    return Candidate(finding, _told_ns(world, partners))
+    return Candidate(finding, _ready_ns(world, partners, 0 if failed else finding.observable_ns))
 
 
 def _rounds(channels: Channels, rank: int, call: Call) -> int:

@@ -42,7 +42,7 @@ def test_the_group_destroyed_in_finally_and_then_the_exception() -> None:
     run[1, 2].calls(all_reduce(8), waits=True)
     unwinds(run[0], destroys=True)
     run[0].destroys()
-    (found,) = run.errors(settled=False)
+    (found,) = run.errors()
     assert (found.kind, found.culprits) == ("rank_exception", (0,))
     run[0].raises(ERROR, 6)
     (found,) = run.errors(settled=False)

@@ -36,7 +36,8 @@ def test_a_receive_whose_sender_has_finished() -> None:
         run[1].calls(recv(0))
     run[1].calls(recv(0), waits=True, line=19)
     run[0].exits(0)
-    (found,) = run.errors(settled=False)
+    assert run.errors(settled=False) == []  # its backend is about to refuse the call, maybe
+    (found,) = run.errors()
     assert (found.kind, found.culprits, found.victims) == ("unmatched_p2p", (0,), (1,))
     assert found.ranks[1].location.line == 19
 
