@@ -115,8 +115,8 @@ def _unknown(name: str) -> str:
 
 def _told(error: Exception) -> int:
     """One sentence on stderr, and the exit code that says whose fault it was."""
-    from .record.files.place import RunDirectoryError
     from .record.reading.reader import FlightError
+    from .record.safe_files.place import RunDirectoryError
 
     if isinstance(error, UsageError):
         return _say(str(error), error.exit_code, error.below)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from debugger.record.files.place import RunDirectoryError
 from debugger.record.runs.unpacking import opened
+from debugger.record.safe_files.place import RunDirectoryError
 from debugger.record.safe_text.sanitize import clean
 
 _USAGE = (

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from debugger.diagnosis.findings import CallIs
-from debugger.record.files.bounds import open_regular
-from debugger.record.files.json_objects import object_of
 from debugger.record.logs.log_form import readable
 from debugger.record.logs.log_reader import record_on
+from debugger.record.safe_files.bounds import open_regular
+from debugger.record.safe_files.json_objects import object_of
 from debugger.record.safe_text.sanitize import shown_of
 from debugger.record.snapshot import CallSite
 from debugger.record.wording import site_text

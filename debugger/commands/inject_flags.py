@@ -16,7 +16,7 @@ from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
 from ..record.network import MOST_RANKS
 from ..record.safe_text.sanitize import clean
-from ..supervisor.network import namespaces
+from ..supervisor.rank_network import namespaces
 from . import numbers
 
 MOST_RANDOM = 1000

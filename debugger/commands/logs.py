@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..errors import UsageError
-from ..record.files.bounds import whole_or_none
 from ..record.logs.log_form import readable
 from ..record.logs.log_levels import LEVELS
 from ..record.logs.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
 from ..record.reading import copies
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
+from ..record.safe_files.bounds import whole_or_none
 from ..record.safe_text.sanitize import clean_line, shown_of
 from ..supervisor.output.lines import colour_wanted
 from .base import Command, add_run_argument

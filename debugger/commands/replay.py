@@ -137,8 +137,8 @@ def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> Plan:
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's events.jsonl; none where they cannot be read."""
-    from ..record.files.bounds import read_regular
-    from ..record.files.json_objects import object_of
+    from ..record.safe_files.bounds import read_regular
+    from ..record.safe_files.json_objects import object_of
 
     try:
         return [object_of(line) for line in read_regular(path, _MOST_EVENTS_BYTES).splitlines()]

@@ -14,11 +14,11 @@ from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World
 from ..diagnosis.limits import Limits
 from ..errors import DistdebugError, UsageError
-from ..record.files.bounds import read_regular
-from ..record.files.json_objects import MOST_BYTES
 from ..record.requests.breakpoints import stops
 from ..record.requests.control import ControlError, ask
 from ..record.runs.run_directory import BASE, RunDirectory, is_live
+from ..record.safe_files.bounds import read_regular
+from ..record.safe_files.json_objects import MOST_BYTES
 from ..record.safe_text.sanitize import clean
 from ..record.snapshot import Snapshot
 from .base import Command, add_run_argument

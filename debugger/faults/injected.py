@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.files.appending import append
-from ..record.files.bounds import read_regular
-from ..record.files.json_objects import MOST_BYTES, object_of
+from ..record.safe_files.appending import append
+from ..record.safe_files.bounds import read_regular
+from ..record.safe_files.json_objects import MOST_BYTES, object_of
 
 FILE = "injected.jsonl"
 _NUMBERS = ("fault", "rank", "pid", "time_ns")

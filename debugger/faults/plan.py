@@ -12,9 +12,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ..record.files.bounds import read_regular
-from ..record.files.json_objects import MOST_BYTES, parsed
 from ..record.runs.planned_faults import PLAN, SCHEMA
+from ..record.safe_files.bounds import read_regular
+from ..record.safe_files.json_objects import MOST_BYTES, parsed
 
 FILE = PLAN
 """In the run directory, written before the first rank starts. A run without faults has none."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import steady_clock
-from .files.appending import append
-from .files.bounds import open_regular
-from .files.json_objects import object_of
+from .safe_files.appending import append
+from .safe_files.bounds import open_regular
+from .safe_files.json_objects import object_of
 
 MOST_LINE_BYTES = 1 << 12
 POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})

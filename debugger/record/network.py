@@ -1,9 +1,9 @@
 """The ranks' own network, where a run has one: its addresses, and how its processes come to them.
 
 Each rank lives in a network namespace of its own with one interface; so does the launcher, with all
-that it starts until that is a rank. Between them stands a switch (`supervisor.network.switch`): it
-makes faults of links happen. The namespaces have no names: they are reached through descriptors of
-the switch, and are gone with the last process that is in them.
+that it starts until that is a rank. Between them stands a switch, `supervisor.rank_network.switch`,
+which makes faults of links happen. The namespaces have no names: they are reached through
+descriptors of the switch, and are gone with the last process that is in them.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, TypedDict, TypeVar
 
-from .files.bounds import MOST_RANKS, finite
 from .kinds import KINDS
+from .safe_files.bounds import MOST_RANKS, finite
 from .snapshot import Note
 
 N = TypeVar("N", bound="NoteData")

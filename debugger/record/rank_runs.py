@@ -12,7 +12,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from .files.bounds import MOST_RANKS, whole
+from .safe_files.bounds import MOST_RANKS, whole
 
 FEW = 64
 """So many ranks are written one by one."""

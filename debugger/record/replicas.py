@@ -30,9 +30,9 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from .files.bounds import open_regular, whole
-from .files.json_objects import parsed
 from .lost_pages import keep
+from .safe_files.bounds import open_regular, whole
+from .safe_files.json_objects import parsed
 from .snapshot import CallSite, Column, Digest, GroupKey
 
 MAGIC = b"DDREPLIC"

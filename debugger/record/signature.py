@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from .files.bounds import whole
+from .safe_files.bounds import whole
 
 Shape = tuple[int, ...]
 Tensor = tuple[str, Shape]  # dtype without "torch.", sizes

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.files.bounds import read_regular
-from ..record.files.replacing import replacing
 from ..record.layout import RING, Activity, CallState, Phase
+from ..record.safe_files.bounds import read_regular
+from ..record.safe_files.replacing import replacing
 from ..record.sizes import call_bytes
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import printable

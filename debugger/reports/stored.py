@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.files.bounds import MOST_RANKS, MOST_WHOLE, read_regular
-from ..record.files.json_objects import MOST_BYTES, TooCostly, parsed
+from ..record.safe_files.bounds import MOST_RANKS, MOST_WHOLE, read_regular
+from ..record.safe_files.json_objects import MOST_BYTES, TooCostly, parsed
 from ..record.safe_text.sanitize import clean
 
 SCHEMA = "distdebug.report/1"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.files.appending import append
-from ..record.files.place import reason
 from ..record.runs.artefact import name_of, pack
 from ..record.runs.run_directory import RunDirectory
+from ..record.safe_files.appending import append
+from ..record.safe_files.place import reason
 from ..record.safe_text.sanitize import clean
 from ..record.safe_text.workflow_commands import Defused
 from ..reports import github

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..record.files.unix_sockets import user_of
 from ..record.requests.control import NAME, address, receive_line
+from ..record.safe_files.unix_sockets import user_of
 
 REQUEST_S = 2.0
 

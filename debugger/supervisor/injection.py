@@ -14,7 +14,7 @@ from ..record.snapshot import Rank
 from ..reports import injections
 from ..reports.stored import Document
 from .fault_watch import FaultWatch
-from .network.network import Network
+from .rank_network.network import Network
 
 __all__ = ["Injection", "Plan"]
 

@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from ..record.files.appending import append
 from ..record.runs.run_directory import RunDirectory
+from ..record.safe_files.appending import append
 from ..record.safe_text.sanitize import clean
 
 FILE = "own-faults.txt"

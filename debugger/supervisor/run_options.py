@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..diagnosis.limits import Limits
-from ..nodes.several import Several
+from ..node_links.several import Several
 from ..record.logs.log_file import DEFAULT_MAX_MB
 from ..record.logs.log_levels import INFO
 from .ci import Ci

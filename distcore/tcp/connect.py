@@ -10,8 +10,8 @@ from ..base.store import KeyValueStore
 from ..bootstrap.rendezvous import FREE_LANE, Rendezvous
 from ..engine.session import Session
 from ..transports.faults import injection
-from ..transports.mesh.mesh import Mesh
 from ..transports.messages.mailbox import Mailbox
+from ..transports.socket_mesh.mesh import Mesh
 
 _LANE = 0
 

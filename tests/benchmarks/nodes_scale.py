@@ -39,15 +39,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 import zmq
 
-from debugger.nodes.interfaces import LOOPBACK
-from debugger.nodes.messages import Message, message_of
-from debugger.nodes.mirror import process_values
-from debugger.nodes.offers import SCHEMA, Offer
-from debugger.nodes.pace import AS_THEY_COME, Pace, pace_for
-from debugger.nodes.patches import Patch, packed
-from debugger.nodes.relay import TELL_EVERY_S, Relay
-from debugger.nodes.source import Piece, RecordSource
-from debugger.nodes.tree import BELOW
+from debugger.node_links.interfaces import LOOPBACK
+from debugger.node_links.messages import Message, message_of
+from debugger.node_links.mirror import process_values
+from debugger.node_links.offers import SCHEMA, Offer
+from debugger.node_links.pace import AS_THEY_COME, Pace, pace_for
+from debugger.node_links.patches import Patch, packed
+from debugger.node_links.relay import TELL_EVERY_S, Relay
+from debugger.node_links.source import Piece, RecordSource
+from debugger.node_links.tree import BELOW
 from debugger.record import layout, steady_clock
 from debugger.record.layout import Definition
 from debugger.record.requests.control import ControlError, ask

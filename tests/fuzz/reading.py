@@ -105,8 +105,8 @@ def _peak_bytes() -> int:
 
 def _read(path: str, form: str, view: int) -> str:
     from debugger import cli
-    from debugger.record.files.place import RunDirectoryError
     from debugger.record.runs.unpacking import opened
+    from debugger.record.safe_files.place import RunDirectoryError
 
     kept: list[str] = []
 

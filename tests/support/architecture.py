@@ -17,7 +17,7 @@ FLOORS = {
     "record": 1,
     "diagnosis": 2,
     "faults": 2,
-    "nodes": 2,
+    "node_links": 2,
     "hook": 2,
     "foreign": 3,
     "launch": 3,
@@ -40,7 +40,7 @@ ONLY_ROOMS = {
         "what runs in a rank and what runs outside share only record/",
     ),
     "supervisor": (
-        {"record", "diagnosis", "faults", "hook", "nodes", "reports"},
+        {"record", "diagnosis", "faults", "hook", "node_links", "reports"},
         "what watches ranks from outside never loads what runs in them: downward only",
     ),
     "launch": ({"record"}, "launch/ only reads a command line; it shares only record/"),
@@ -61,7 +61,7 @@ RAISED_IN_RANKS = "debugger.errors.in_ranks"
 ONLY_LAZILY = {
     ("debugger", "debugger"): "`debugger.install()` opens its room when it is called",
     ("debugger.errors", RAISED_IN_RANKS): "it derives from torch's: only when it is asked for",
-    ("debugger.hook", "debugger.rank"): "the hook rings the rank's door after torch was imported",
+    ("debugger.hook", "debugger.rank"): "the hook calls the rank's code once torch is imported",
     ("debugger.testing.world", "torch"): "in a rank, which has it; pytest itself must not load it",
     ("debugger.testing.world", "distcore"): "the same: only where a rank makes its group",
     ("debugger.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from ...record.files.bounds import read_regular
 from ...record.layout import Activity
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.requests.lifeline import tie
+from ...record.safe_files.bounds import read_regular
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks

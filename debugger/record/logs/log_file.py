@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..files.appending import open_to_append
+from ..safe_files.appending import open_to_append
 
 MAX_MB = "DISTDEBUG_LOG_MAX_MB"
 DEFAULT_MAX_MB = 64.0

@@ -18,8 +18,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from ..files.bounds import open_regular
-from ..files.json_objects import cost_bytes
+from ..safe_files.bounds import open_regular
+from ..safe_files.json_objects import cost_bytes
 from .log_file import older
 
 RECORDS, STDOUT, STDERR = "jsonl", "out", "err"

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import layout, rank_runs
-from ..files.bounds import finite, whole
-from ..files.json_objects import cost_bytes
 from ..layout import Definition
+from ..safe_files.bounds import finite, whole
+from ..safe_files.json_objects import cost_bytes
 from ..signature import OPS, Signature
 from ..snapshot import CallSite, Creation, GroupKey, Note
 

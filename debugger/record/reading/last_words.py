@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..files.bounds import open_regular, whole
 from ..requests import stack_dump
+from ..safe_files.bounds import open_regular, whole
 from ..safe_text.sanitize import clean
 from ..snapshot import CallSite, Process
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import layout
-from ..files.bounds import open_regular
 from ..lost_pages import keep
+from ..safe_files.bounds import open_regular
 from ..signature import OP_CODES, POINT_TO_POINT
 from .window import Window
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import layout
-from ..files.bounds import open_regular
+from ..safe_files.bounds import open_regular
 
 _FEW = 16
 """Groups, or channels: most ranks have no more. Whole tables of one record are 77 KB, and most of

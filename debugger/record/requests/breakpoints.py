@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..files.bounds import read_regular
-from ..files.json_objects import parsed
-from ..files.replacing import replacing
-from ..files.unix_sockets import short_name, user_of
+from ..safe_files.bounds import read_regular
+from ..safe_files.json_objects import parsed
+from ..safe_files.replacing import replacing
+from ..safe_files.unix_sockets import short_name, user_of
 from ..wording import printable
 
 FOLDER = "breakpoints"

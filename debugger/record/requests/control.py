@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files.json_objects import object_of
-from ..files.unix_sockets import short_name
+from ..safe_files.json_objects import object_of
+from ..safe_files.unix_sockets import short_name
 
 MOST_BYTES = 1 << 16
 """A request or an answer is at most so long."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..files.bounds import MOST_RANKS, read_regular, whole
-from ..files.json_objects import parsed
-from ..files.replacing import replacing
+from ..safe_files.bounds import MOST_RANKS, read_regular, whole
+from ..safe_files.json_objects import parsed
+from ..safe_files.replacing import replacing
 from ..safe_text.sanitize import clean
 
 _MOST_BYTES = 1 << 20

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..files.json_objects import MOST_BYTES as MOST_JSON_BYTES
-from ..files.replacing import replacing
 from ..layout import FILE_BYTES
 from ..logs.log_reader import TIMES_ENTRY
+from ..safe_files.json_objects import MOST_BYTES as MOST_JSON_BYTES
+from ..safe_files.replacing import replacing
 
 SUFFIX = ".distdebug.tar.gz"
 FOLDERS = ("stacks", "ranks", "logs")

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..files.bounds import open_regular
 from ..requests.control import ControlError, ask
+from ..safe_files.bounds import open_regular
 from ..wording import printable
 from .run_directory import is_live, read_object
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from ..files.place import RunDirectoryError, reason
+from ..safe_files.place import RunDirectoryError, reason
 from .run_directory import BASE, LATEST, is_live, read_object, why_not_ours
 
 _NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")

@@ -18,10 +18,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..files.appending import append
-from ..files.bounds import open_regular, read_regular
-from ..files.json_objects import MOST_BYTES, object_of, parsed
-from ..files.place import (
+from ..safe_files.appending import append
+from ..safe_files.bounds import open_regular, read_regular
+from ..safe_files.json_objects import MOST_BYTES, object_of, parsed
+from ..safe_files.place import (
     RunDirectoryError,
     check_parent,
     make_base,
@@ -29,7 +29,7 @@ from ..files.place import (
     make_new,
     reason,
 )
-from ..files.replacing import replacing
+from ..safe_files.replacing import replacing
 
 __all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
 

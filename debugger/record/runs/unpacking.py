@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from ..files.bounds import open_regular
-from ..files.place import RunDirectoryError, reason
+from ..safe_files.bounds import open_regular
+from ..safe_files.place import RunDirectoryError, reason
 from ..safe_text.sanitize import clean
 from .artefact import (
     FILE,

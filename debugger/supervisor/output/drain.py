@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...record.files.unix_sockets import user_of
+from ...record.safe_files.unix_sockets import user_of
 from ...record.safe_text.workflow_commands import Defused
 from .lines import Display
 from .log import OutputLog

@@ -13,9 +13,9 @@ import socket
 import time
 from pathlib import Path
 
-from ...record.files.appending import append, open_to_append
 from ...record.logs import log_file
 from ...record.logs.log_reader import RECORDS, TIMES_ENTRY, times_path
+from ...record.safe_files.appending import append, open_to_append
 
 TIMES_EVERY_S = 0.02
 RETRY_S = 1.0

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...record.files.unix_sockets import short_name
 from ...record.logs.log_file import in_bytes
+from ...record.safe_files.unix_sockets import short_name
 from .drain import NAME, PACKET_BYTES
 
 _ROOT = Path(__file__).resolve().parents[3]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...nodes.messages import Message
-from ...nodes.mirror import Mirror
+from ...node_links.messages import Message
+from ...node_links.mirror import Mirror
 from ...record.exits import ExitStatus
 from .injected import InjectedCopies
 

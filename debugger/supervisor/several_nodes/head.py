@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...nodes.head import Listener
-from ...nodes.logs import LogCopies
-from ...nodes.messages import Message
-from ...nodes.mirror import MOST_FILES, Copy, Mirror, MirrorError
-from ...nodes.pace import AS_THEY_COME
-from ...nodes.patches import PatchError, unpacked
+from ...node_links.head import Listener
+from ...node_links.logs import LogCopies
+from ...node_links.messages import Message
+from ...node_links.mirror import MOST_FILES, Copy, Mirror, MirrorError
+from ...node_links.pace import AS_THEY_COME
+from ...node_links.patches import PatchError, unpacked
 from ...record import steady_clock
 from ...record.exits import ExitStatus
 from ...record.reading import copies

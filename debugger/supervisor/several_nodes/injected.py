@@ -19,8 +19,8 @@ from ...faults import adding
 from ...faults.injected import FILE, entry
 from ...faults.plan import Fault, load
 from ...faults.spec import SpecError, parse
-from ...nodes.messages import Message
-from ...record.files.appending import append
+from ...node_links.messages import Message
+from ...record.safe_files.appending import append
 from ..fault_watch import FaultWatch
 
 MOST_ROWS = 100_000

@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...nodes.agreed import Agreed
-from ...nodes.interfaces import (
+from ...node_links.agreed import Agreed
+from ...node_links.interfaces import (
     InterfaceError,
     address_of_host,
     address_towards,
     is_here,
     names_loopback,
 )
-from ...nodes.several import MOST, Several
+from ...node_links.several import MOST, Several
 from ...record.reading.records import Told
 from ...record.requests.control import PERHAPS
 from ...record.runs.run_directory import RunDirectory
@@ -31,9 +31,9 @@ from ..machine.processes import ProcessTable
 
 if TYPE_CHECKING:
     # With them comes ZeroMQ, which a run on one node does without.
-    from ...nodes.head import Listener
-    from ...nodes.member import Connection
-    from ...nodes.offers import Offer
+    from ...node_links.head import Listener
+    from ...node_links.member import Connection
+    from ...node_links.offers import Offer
     from .head import Head
     from .member import Member
 
@@ -124,8 +124,8 @@ class Job:
     def _listen(self, agreed: Agreed) -> bool:
         """As the head; False where its port is taken: by another supervisor of the job on this
         host, it may be."""
-        from ...nodes.agreed_keys import head_pair, node_pair
-        from ...nodes.head import Listener
+        from ...node_links.agreed_keys import head_pair, node_pair
+        from ...node_links.head import Listener
 
         assert self.several is not None
         address = address_towards(agreed.host, self.several.interface)
@@ -148,9 +148,9 @@ class Job:
         return True
 
     def _go_to(self, agreed: Agreed, address: str, here: bool = False) -> None:
-        from ...nodes.agreed_keys import head_pair, node_pair
-        from ...nodes.member import Connection
-        from ...nodes.offers import Offer
+        from ...node_links.agreed_keys import head_pair, node_pair
+        from ...node_links.member import Connection
+        from ...node_links.offers import Offer
 
         key = head_pair(agreed.key).public.decode()
         self._connection = Connection(self.say, node_pair(agreed.key), HEAD_COMES_S)
@@ -184,8 +184,8 @@ class Job:
 
     def _meet(self, request: Mapping[str, Any]) -> str:
         """Our address and key, for the store; nothing where somebody has asked before."""
-        from ...nodes.head import Listener
-        from ...nodes.member import Connection
+        from ...node_links.head import Listener
+        from ...node_links.member import Connection
 
         assert self.several is not None
         with self._lock:
@@ -233,7 +233,7 @@ class Job:
         return json.dumps({"others": others})
 
     def _join(self, request: Mapping[str, Any]) -> str:
-        from ...nodes.offers import Offer, OfferError
+        from ...node_links.offers import Offer, OfferError
 
         with self._lock:
             if self._connection is None or self._listener is None or self.role != ALONE:
@@ -268,7 +268,7 @@ class Job:
         return self.member
 
     def _admit(self, request: Mapping[str, Any]) -> str:
-        from ...nodes.offers import is_key
+        from ...node_links.offers import is_key
 
         key = str(request.get("key"))
         if self._listener is None or not is_key(key):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ...nodes.interfaces import is_here
+from ...node_links.interfaces import is_here
 from ...record.layout import Phase
 from ...record.snapshot import Rank
 from ...record.wording import printable

@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...nodes.several import Several
+from ...node_links.several import Several
 from ...record.snapshot import LostNode
 
 if TYPE_CHECKING:

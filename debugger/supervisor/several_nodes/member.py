@@ -10,16 +10,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ...diagnosis.findings import Finding
-from ...nodes.logs import AT_THE_END_BYTES, MOST_LOGS_BYTES, LogSource
-from ...nodes.member import Connection
-from ...nodes.messages import Message
-from ...nodes.pace import Pace
-from ...nodes.sampler import Sampler
+from ...node_links.logs import AT_THE_END_BYTES, MOST_LOGS_BYTES, LogSource
+from ...node_links.member import Connection
+from ...node_links.messages import Message
+from ...node_links.pace import Pace
+from ...node_links.sampler import Sampler
 from ...record import steady_clock
 from ...record.exits import ExitStatus
-from ...record.files.bounds import MOST_RANKS
 from ...record.kinds import KINDS
 from ...record.runs.run_directory import RunDirectory
+from ...record.safe_files.bounds import MOST_RANKS
 from ...record.safe_text.sanitize import clean
 from ...record.snapshot import LostNode
 from ...reports.stored import Document, received
@@ -254,7 +254,7 @@ class Member:
     def hello(version: str, task: str, ranks: int) -> dict[str, Any]:
         """What this node says of itself. By `id` the head knows it again after a moment without
         a connection, where all nodes have one key. `ranks`: how many it starts (0: not known)."""
-        from ...nodes.offers import SCHEMA
+        from ...node_links.offers import SCHEMA
 
         host, own = socket.gethostname(), secrets.token_hex(16)
         about = {"host": host, "task": task, "ranks": ranks, "id": own}

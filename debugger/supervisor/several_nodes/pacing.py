@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import sys
 
-from ...nodes.head import Listener
-from ...nodes.messages import Message
-from ...nodes.pace import Pace, pace_for
+from ...node_links.head import Listener
+from ...node_links.messages import Message
+from ...node_links.pace import Pace, pace_for
 
 SWITCH_S = 0.0005
 OFTEN_S = 2.0

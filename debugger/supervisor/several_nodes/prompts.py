@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...nodes.messages import Message
+from ...node_links.messages import Message
 from ...record.requests import break_requests
 from ...record.requests.breakpoints import (
     MAX_MESSAGE_BYTES,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...diagnosis.findings import Finding
-from ...nodes.pace import AS_THEY_COME
-from ...nodes.several import MOST, Several
+from ...node_links.pace import AS_THEY_COME
+from ...node_links.several import MOST, Several
 from ...record import steady_clock
 from ...record.reading.reader import FlightReader
 from ...record.snapshot import LostNode, Rank, Snapshot

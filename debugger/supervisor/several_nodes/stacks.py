@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...record.files.bounds import MOST_RANKS, whole
+from ...record.safe_files.bounds import MOST_RANKS, whole
 from ...record.safe_text.sanitize import clean
 from ..stacks import stack_tree
 from ..stacks.evidence import Evidence

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-from ...record.files.bounds import MOST_RANKS
 from ...record.layout import GroupState
+from ...record.safe_files.bounds import MOST_RANKS
 from ...record.snapshot import Snapshot
 from ...record.wording import ranks_text, verb
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...nodes.messages import Message
-from ...nodes.view_files import ViewCopies, link_own
+from ...node_links.messages import Message
+from ...node_links.view_files import ViewCopies, link_own
 from ...record.requests.control import ControlError, ask
 from ...record.runs import job_view
 from ...record.runs.run_directory import RunDirectory

@@ -1,9 +1,9 @@
 """The head's side of who looks at the run of all nodes from another one.
 
 A node asks for it while somebody looks there (`watch`); then, and only then, it is told what the
-head's run directory has (`nodes.view_source`), as fast as it takes it in: it says how many messages
-it has read. What somebody wants done there (`request`) is done as if he had asked on the head, and
-answered behind what has changed by it.
+head's run directory has (`node_links.view_source`), as fast as it takes it in: it says how many
+messages it has read. What somebody wants done there (`request`) is done as if he had asked on the
+head, and answered behind what has changed by it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...nodes.messages import Message
-from ...nodes.mirror import Mirror
-from ...nodes.patches import Patch
-from ...nodes.view_source import ViewSource
-from ...record.files.bounds import MOST_RANKS
+from ...node_links.messages import Message
+from ...node_links.mirror import Mirror
+from ...node_links.patches import Patch
+from ...node_links.view_source import ViewSource
+from ...record.safe_files.bounds import MOST_RANKS
 
 LOOK_EVERY_S = 0.2
 REST = 4

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ...base.background_thread import BackgroundThread
 from ...errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed
 from ..frames import BadFrame, Ended
-from ..mesh.last_words import last_words
+from ..socket_mesh.last_words import last_words
 from .matching import Matching
 from .parcels import Receiver, Sender
 from .posting import Posting

@@ -16,8 +16,8 @@ from debugger import cli
 from debugger.commands import COMMANDS, load
 from debugger.commands.base import Command
 from debugger.errors import DistdebugError, UsageError
-from debugger.record.files.place import RunDirectoryError
 from debugger.record.reading.reader import FlightError
+from debugger.record.safe_files.place import RunDirectoryError
 
 ROOT = Path(__file__).resolve().parents[3]
 

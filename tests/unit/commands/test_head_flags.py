@@ -14,8 +14,8 @@ from debugger.commands.head_flags import with_head
 from debugger.commands.run import RunCommand
 from debugger.errors import UsageError
 from debugger.launch import mpi_over_nodes
-from debugger.nodes.agreed import VARIABLE
-from debugger.nodes.several import Several
+from debugger.node_links.agreed import VARIABLE
+from debugger.node_links.several import Several
 from tests.support import mpi
 
 KEY = "k" * 32

@@ -10,7 +10,7 @@ import pytest
 
 from debugger.commands import inject_flags
 from debugger.errors import UsageError
-from debugger.supervisor.network import namespaces
+from debugger.supervisor.rank_network import namespaces
 
 
 def read(*flags: str) -> argparse.Namespace:

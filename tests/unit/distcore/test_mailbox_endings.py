@@ -11,9 +11,9 @@ import pytest
 from distcore import errors
 from distcore.base.deadline import Deadline
 from distcore.transports import frames
-from distcore.transports.mesh.last_words import last_words
 from distcore.transports.messages import mailbox
 from distcore.transports.messages.mailbox import Mailbox
+from distcore.transports.socket_mesh.last_words import last_words
 from tests.support.gate import Gate
 
 LONG = 3_000_000

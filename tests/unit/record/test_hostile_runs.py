@@ -12,15 +12,15 @@ import pytest
 
 from debugger import cli
 from debugger.record import layout
-from debugger.record.files.json_objects import (
+from debugger.record.reading.reader import FlightReader
+from debugger.record.runs.run_directory import RunDirectory
+from debugger.record.safe_files.json_objects import (
     MOST_COST_BYTES,
     TooCostly,
     cost_bytes,
     object_of,
     parsed,
 )
-from debugger.record.reading.reader import FlightReader
-from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import Process
 from tests.unit.commands import runs_on_disk
 from tests.unit.diagnosis.builder import all_reduce

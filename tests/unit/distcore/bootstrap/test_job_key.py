@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from debugger.nodes.agreed import job_key as of_nodes
+from debugger.node_links.agreed import job_key as of_nodes
 from distcore.bootstrap.job_key import job_key
 from distcore.bootstrap.rendezvous import Rendezvous
 from distcore.engine.session import Session

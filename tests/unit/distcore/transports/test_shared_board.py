@@ -14,8 +14,8 @@ from distcore import algorithms, errors
 from distcore.algorithms import choice_from
 from distcore.base.reduction import reduction_for
 from distcore.transports import shared_memory
-from distcore.transports.mesh.mesh import Mesh
 from distcore.transports.shared_board import BOARD_BYTES, PAGE_BYTES, PAGES, Board
+from distcore.transports.socket_mesh.mesh import Mesh
 from tests.support.meshes import Wires, on_meshes, together
 
 SUM = reduction_for(dist.ReduceOp.SUM, torch.int32)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from debugger.nodes.several import Several, perhaps
+from debugger.node_links.several import Several, perhaps
 from debugger.rank.process import meeting
 from debugger.rank.process.meeting import Meeting, meet_nodes, nodes_of_environment
 from debugger.rank.torch_private import rendezvous

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.files.unix_sockets import short_name
 from debugger.record.logs.log_reader import TIMES_ENTRY, LogReader
 from debugger.record.runs import artefact
 from debugger.record.runs.artefact import SUFFIX, name_of, pack
 from debugger.record.runs.run_directory import RunDirectory, RunDirectoryError
 from debugger.record.runs.unpacking import opened
+from debugger.record.safe_files.unix_sockets import short_name
 from tests.unit.commands import runs_on_disk
 
 

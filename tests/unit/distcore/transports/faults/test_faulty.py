@@ -15,8 +15,8 @@ from distcore.transports.base import Receive, Send
 from distcore.transports.faults.faulty import FaultyLinks
 from distcore.transports.faults.plan import Fault, FaultPlan, Injection, Kind
 from distcore.transports.frames import FRAME_BYTES
-from distcore.transports.mesh.mesh import Mesh
 from distcore.transports.messages.mailbox import Mailbox
+from distcore.transports.socket_mesh.mesh import Mesh
 from tests.support.gate import Gate
 from tests.support.meshes import Wires, together
 

@@ -1,0 +1,487 @@
+"""The head's end: listens on one interface, and takes only nodes whose key the job has told it.
+
+Who may speak is decided before a byte is parsed: ZeroMQ asks us (ZAP) about the public key that the
+other side has proved to hold. A key that is not known yet is kept waiting for a moment, since the
+job's store may tell it a little later than the node connects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
+
+from ..record.safe_files.bounds import MOST_RANKS
+from .agreed_keys import Pair
+from .clocks import Offset
+from .hearing import Heard
+from .inbox import Intake, size_of
+from .link import Link, resend_steadily
+from .messages import MOST_BYTES, Message, MessageError, message_of
+from .offers import KEY_LETTERS, SCHEMA, Offer
+from .pace import ping_every_s
+from .tree import BELOW, BELOW_SILENT_S, Tree, fan_in
+
+PING_EVERY_S = 0.25
+LOST_AFTER_S = 2.6
+"""A node that has said nothing for so long is lost. An interruption of two seconds must not come to
+that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
+MISSED_EVERY_S, MISSED_BELOW_EVERY_S = 0.1, 0.5
+UNKNOWN_KEY_S = 10.0
+MOST_NODES = 1 << 14
+MOST_TASK = 200
+MOST_WAITING = 1024
+MOST_WAITING_EACH = 64
+"""Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
+_COPIED_BYTES = 1024
+_ZAP = "inproc://zeromq.zap.01"
+
+Route = tuple[bytes, ...]
+"""The identity of a connection; of a node below a relay that relay's, and its channel there."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A node as the head knows it. `number` counts from 1; the head itself is 0. `key` is of no
+    other node: its public key, or where all have one, what it has made up. `task`, `ranks`: see
+    Several.
+    `silent`: nothing has come from it for so long that it is lost. `below_s`: when it has said last
+    that those below it are there, but for those of whom it said otherwise, as `heard` has it;
+    `below_ns`: the same by the monotonic clock."""
+
+    number: int
+    key: str
+    host: str
+    address: str = ""
+    task: str = ""
+    ranks: int = 0
+    heard_ns: int = 0
+    offset: Offset = field(default_factory=Offset)
+    heard: Heard = field(default_factory=Heard)
+    intake: Intake = field(default_factory=Intake)
+    below_s: float = -1.0
+    below_ns: int = 0
+    silent: bool = False
+    left: bool = False
+    lost: bool = False
+
+
+class Listener(Link):
+    """Listens from its construction on. Raises OSError where it cannot. `port`: 0 for any;
+    `pair`: where all nodes have keys of the job (see `agreed_keys`)."""
+
+    def __init__(
+        self,
+        address: str,
+        host: str,
+        say: Callable[[str], None],
+        port: int = 0,
+        pair: Pair | None = None,
+    ) -> None:
+        super().__init__("distdebug-head", say, pair)
+        self._all_have_one_key = pair is not None
+        self._address, self._host = address, host
+        self._allowed: set[str] = set()
+        self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
+        self._routes: dict[int, Route] = {}
+        self._numbers: dict[Route, int] = {}
+        self._pinged_s = self._missed_s = self._missed_below_s = 0.0
+        self._direct: dict[int, None] = {}
+        self._stirred: deque[int] = deque()
+        self._newly_taken: deque[int] = deque()
+        self._taken_below: dict[int, set[int]] = {}
+        self._going_below = 0
+        self._tree = Tree(fan_in())
+        self._proving = 0
+        self.nodes: dict[int, Node] = {}
+        self.welcome: dict[str, Any] = {}
+        self.task = ""
+        self.admitted = 0
+        self._zap = self.context.socket(zmq.ROUTER)
+        self._zap.bind(_ZAP)
+        self._router = self.socket(zmq.ROUTER, address)
+        self._router.curve_server = True
+        self._router.zap_domain = b"distdebug"
+        self._router.maxmsgsize = MOST_BYTES
+        self._router.router_mandatory = True
+        self._router.handshake_ivl = 15_000
+        self._router.sndhwm, self._router.rcvhwm = 10_000, MOST_WAITING_EACH
+        try:
+            self._router.bind(f"{Offer(address, 1, '').endpoint.rpartition(':')[0]}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self._zap.close()
+            self._router.close()
+            self.close()
+            where = f"{address} port {port}" if port else address
+            raise OSError(error.errno, f"cannot listen at {where}: {error}") from error
+        self.port = int(self._router.last_endpoint.decode().rstrip("\0").rpartition(":")[2])
+        self._monitor = self._router.get_monitor_socket(
+            zmq.EVENT_ACCEPTED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_DISCONNECTED
+        )
+        self.start()
+
+    @property
+    def offer(self) -> Offer:
+        """What the others need to know."""
+        return Offer(self._address, self.port, self.key, self._host)
+
+    @property
+    def absent_s(self) -> float:
+        """For how long this process was not run (suspended, or its machine was) a moment ago; else
+        0."""
+        listening = self._listening
+        recent = listening.total_s - listening.absent_at_s < LOST_AFTER_S
+        return listening.absent_s if recent else 0.0
+
+    def allow(self, key: str) -> None:
+        """The node that holds this key is of the job."""
+        self.admitted += 1
+        self.later(lambda: self._allow(key))
+
+    def send(self, number: int, message: Message) -> None:
+        """To one node; lost where that is not there."""
+        self.later(lambda: self._send(number, message))
+
+    def broadcast(self, message: Message) -> None:
+        """To all that are there."""
+        self.later(lambda: self._broadcast(message))
+
+    def received(self) -> Iterable[tuple[int, Message]]:
+        """What has come since the last call, in order, with the number of the node; each counts as
+        taken in when it is asked for."""
+        for number, message in self._inbox.taken():
+            if self._tree.relay_of(number):
+                self._newly_taken.append(number)
+            yield number, message
+
+    def stirred(self) -> Collection[int]:
+        """Of whom something else is new since the last call: they have fallen silent, or their
+        clock is known better. Of thousands of nodes these are few."""
+        return {self._stirred.popleft() for _ in range(len(self._stirred))}
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def _sockets(self) -> list[Any]:
+        return [self._router, self._zap, self._monitor]
+
+    @property
+    def _peers(self) -> Any:
+        return self._router
+
+    def _read(self, socket: Any) -> None:
+        if socket is self._zap:
+            self._judge(socket.recv_multipart(zmq.NOBLOCK))
+        elif socket is self._monitor:
+            self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
+        else:
+            # Only a frame of ZeroMQ's own knows whose key it came with; bytes are cheaper.
+            sender = socket.recv(zmq.NOBLOCK, copy=False)
+            self._take(sender, socket.recv_multipart(zmq.NOBLOCK))
+
+    def _tick(self) -> None:
+        now_s, listened_s = time.monotonic(), self._listening.total_s
+        every_s = ping_every_s(len(self._direct), PING_EVERY_S)
+        if now_s - self._missed_s >= MISSED_EVERY_S:
+            self._missed_s = now_s
+            for number in self._direct:
+                node = self.nodes[number]
+                node.silent = node.heard.is_lost(listened_s, LOST_AFTER_S, every_s)
+                if node.silent:
+                    self._stirred.append(number)
+        if now_s - self._missed_below_s >= MISSED_BELOW_EVERY_S:
+            self._missed_below_s = now_s
+            self._miss_below(listened_s)
+        while self._waiting and now_s - self._waiting[0][0] > UNKNOWN_KEY_S:
+            _, _, request = self._waiting.popleft()
+            self._answer(request, "")
+            address = request[5].decode("ascii", "replace")[:64]
+            self.say(f"refused {address}: its key is none of this job's nodes")
+        if now_s - self._pinged_s >= every_s:
+            self._pinged_s = now_s
+            while self._newly_taken:
+                leaf = self._newly_taken.popleft()
+                self._taken_below.setdefault(self._tree.relay_of(leaf), set()).add(leaf)
+            for number in self._direct:
+                # Each with its own time: clocks are compared by it.
+                self._send(number, self._ping(self.nodes[number]))
+                self.nodes[number].heard.asked(listened_s)
+
+    def _miss_below(self, listened_s: float) -> None:
+        """Whose relay says nothing of it, nor has it come by another way."""
+        for number, route in self._routes.items():
+            if len(route) == 1 or (node := self.nodes[number]).silent:
+                continue
+            relay = self.nodes.get(self._numbers.get(route[:1], 0))
+            if relay is not None and relay.below_s > node.heard.last_s:
+                node.heard.spoke(relay.below_s)
+                node.heard_ns = relay.below_ns
+            if node.heard.silent_s(listened_s) > BELOW_SILENT_S:
+                node.silent = True
+                self._stirred.append(number)
+        for number in self._tree.to_ask:
+            if number in self.nodes and self.nodes[number].offset.known:
+                self._tree.asked(number)
+                self._send(number, Message("relay"))
+
+    def _ping(self, node: Node) -> Message:
+        data: dict[str, Any] = {"t": time.monotonic_ns(), "taken": node.intake.total}
+        below = self._taken_below.pop(node.number, ())
+        if below:
+            identity = self._routes[node.number][0]
+            data["below"] = [
+                [int(route[1]), self.nodes[leaf].intake.total]
+                for leaf in below
+                if len(route := self._routes.get(leaf, ())) > 1 and route[0] == identity
+            ]
+        return Message("ping", data)
+
+    def _heard(self, node: Node) -> None:
+        node.heard_ns = time.monotonic_ns()
+        node.heard.spoke(self._listening.total_s)
+        node.silent = False
+
+    def _allow(self, key: str) -> None:
+        self._allowed.add(key)
+        for row in [one for one in self._waiting if one[1] == key]:
+            self._waiting.remove(row)
+            self._answer(row[2], key)
+
+    def _judge(self, request: list[bytes]) -> None:
+        """A ZAP request: routing id, "", version, request id, domain, address, identity, mechanism,
+        credentials."""
+        if len(request) != 9 or request[7] != b"CURVE" or len(request[8]) != 32:
+            self._answer(request, "")
+            return
+        key = z85.encode(request[8]).decode()
+        if key in self._allowed:
+            self._answer(request, key)
+        elif len(self._waiting) < MOST_WAITING:
+            self._waiting.append((time.monotonic(), key, request))
+        else:
+            self._answer(request, "")
+
+    def _answer(self, request: list[bytes], key: str) -> None:
+        status = (b"200", b"OK") if key else (b"400", b"this key is none of this job's nodes")
+        with contextlib.suppress(zmq.ZMQError, IndexError):
+            self._zap.send_multipart([*request[:4], *status, key.encode(), b""], zmq.NOBLOCK)
+
+    def _happened(self, told: Mapping[str, Any]) -> None:
+        """To a connection. Which one is not told: of those that close while others still prove
+        their keys, one of these is meant, or was about to be let in."""
+        event = told["event"]
+        if event == zmq.EVENT_ACCEPTED:
+            self._proving += 1
+            resend_steadily(told["value"])
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._proving = max(0, self._proving - 1)
+        elif event == zmq.EVENT_DISCONNECTED and self._going_below:
+            self._going_below -= 1  # that of a node that speaks through its relay now
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or self._proving:
+            self._proving = max(0, self._proving - (event == zmq.EVENT_DISCONNECTED))
+            self.say(
+                "refused a connection to the head: what came is not distdebug's protocol, "
+                "or it was made with another key"
+            )
+
+    def _take(self, sender: zmq.Frame, parts: list[bytes]) -> None:
+        route: Route = (sender.bytes,)
+        relay = 0
+        if parts and parts[0] == BELOW:
+            relay = self._numbers.get(route, 0)
+            if not relay or len(parts) < 4:
+                return
+            self._heard(self.nodes[relay])
+            route, parts = (*route, parts[1]), parts[2:]
+        number = self._numbers.get(route)
+        try:
+            message = message_of(parts)
+            if number is None and message.kind == "hello" and not relay:
+                key, address = sender.get("User-Id"), sender.get("Peer-Address")
+                self._greet(route, str(key), message, str(address))
+            elif number is None and message.kind == "hello":
+                self._greet_below(relay, route, message)
+            elif number is None and relay:
+                self._send_by(route, Message("hello").parts())
+            if number is None:
+                return  # of a connection that came again: its hello follows, and tells all anew
+        except (MessageError, zmq.ZMQError, IndexError, UnicodeDecodeError) as error:
+            self.say(f"refused what a node has sent: {error}")
+            if number is not None:
+                self.nodes[number].intake.refused += 1
+                if relay:
+                    self._newly_taken.append(number)
+            return
+        node = self.nodes[number]
+        self._heard(node)
+        node.left = node.left or message.kind == "bye"
+        if message.kind == "pong":
+            sent, theirs = message.data.get("t"), message.data.get("n")
+            if (
+                type(sent) is int
+                and type(theirs) is int
+                and node.offset.exchanged(sent, theirs, node.heard_ns)
+            ):
+                self._stirred.append(number)
+        elif message.kind in ("relaying", "heard"):
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                if message.kind == "relaying":
+                    self._relaying(node, message.data)
+                else:
+                    self._heard_below(node, message.data)
+        else:
+            self._took(node, message, parts)
+
+    def _took(self, node: Node, message: Message, parts: list[bytes]) -> None:
+        self._inbox.put(node.number, message, node.intake, size_of(parts))
+
+    def _relaying(self, relay: Node, data: Mapping[str, Any]) -> None:
+        """The node listens for others, or says that it cannot."""
+        port, offer = data["port"], None
+        if type(port) is int and port:
+            offer = Offer.of(str(data["offer"]))
+        for leaf in self._tree.relaying(relay.number, offer):
+            self._through(self.nodes[leaf], relay.number)
+
+    def _through(self, node: Node, relay: int) -> None:
+        """Have a node go below a relay that listens."""
+        offer = self._tree.offer_of(relay)
+        if offer is not None and not node.left:
+            self._send(relay, Message("allow", {"key": node.key[:KEY_LETTERS]}))
+            self._send(node.number, Message("through", {"offer": offer.text()}))
+
+    def _heard_below(self, relay: Node, data: Mapping[str, Any]) -> None:
+        """What a relay says of those below it: of whom it has heard nothing, and their clocks."""
+        (identity,) = self._routes[relay.number]
+        for channel in data["silent"]:
+            number = self._numbers.get((identity, b"%d" % channel))
+            if number is not None:
+                self.nodes[number].silent = True
+                self._stirred.append(number)
+        relay.below_s, relay.below_ns = self._listening.total_s, relay.heard_ns
+        for channel, add_ns, error_ns in data["offsets"]:
+            number = self._numbers.get((identity, b"%d" % channel))
+            if number is not None and type(add_ns) is type(error_ns) is int and error_ns >= 0:
+                error_ns += relay.offset.error_ns
+                if self.nodes[number].offset.measured(relay.offset.add_ns + add_ns, error_ns):
+                    self._stirred.append(number)
+
+    def _greet_below(self, relay: int, route: Route, message: Message) -> None:
+        """A node that has gone below a relay, which vouches for its key; nobody else is there."""
+        key, _, address = message.blob.decode("ascii", "replace").partition(" ")
+        known = self._known(self._whole_key(key, message))
+        if known is not None and self._tree.relay_of(known.number) == relay:
+            self._going_below += len(self._routes[known.number]) == 1 and not known.lost
+            self._greet(route, key, message, address)
+
+    def _whole_key(self, key: str, message: Message) -> str:
+        if self._all_have_one_key:
+            return f"{key}/{str(message.data.get('id'))[:64]}"
+        return key
+
+    def _known(self, key: str) -> Node | None:
+        return next((one for one in self.nodes.values() if one.key == key), None)
+
+    def _greet(self, route: Route, key: str, message: Message, address: str) -> None:
+        key = self._whole_key(key, message)
+        why = self._why_not(key, message)
+        if why:
+            self.say(f"refused a node at {address}: {why}")
+            self._send_by(route, Message("refused", {"why": why}).parts())
+            return
+        known = self._known(key)
+        number = known.number if known is not None else len(self.nodes) + 1
+        host = str(message.data.get("host", ""))[:255]
+        task = str(message.data.get("task", ""))[:MOST_TASK]
+        ranks = message.data.get("ranks")
+        starts = ranks if type(ranks) is int and 0 < ranks <= MOST_RANKS else 0
+        node = known or Node(number, key, host, address, task, starts)
+        self._heard(node)
+        # A node whose connection broke for a moment comes again, and tells everything anew.
+        self._set_route(number, route)
+        node.intake = Intake()
+        self.nodes[number] = node
+        self._send(number, Message("welcome", {**self.welcome, "node": number}))
+        if len(route) == 1:
+            self._send(number, self._ping(node))
+            node.heard.asked(self._listening.total_s)
+        self._inbox.put(number, message, node.intake, size_of([]))
+        if known is None:
+            relay = self._tree.place(number, self._can_relay)
+            if relay:
+                self._through(node, relay)
+
+    def _set_route(self, number: int, route: Route) -> None:
+        self._drop_route(number)
+        self._numbers[route], self._routes[number] = number, route
+        if len(route) == 1:
+            self._direct[number] = None
+
+    def _drop_route(self, number: int) -> None:
+        route = self._routes.pop(number, None)
+        if route is not None:
+            self._numbers.pop(route, None)
+            self._direct.pop(number, None)
+
+    def _can_relay(self, number: int) -> bool:
+        node, route = self.nodes[number], self._routes[number]
+        return len(route) == 1 and not (node.silent or node.left or node.lost)
+
+    def _why_not(self, key: str, message: Message) -> str:
+        """Why this cannot be a node of the job; "" if it can."""
+        schema = str(message.data.get("schema"))[:40]
+        if schema != SCHEMA:
+            return f"it speaks {schema!r}, this is {SCHEMA!r}: install one version on all nodes"
+        theirs, ours = str(message.data.get("version"))[:40], str(self.welcome.get("version"))
+        if theirs != ours:
+            return f"it runs distdebug {theirs}, the head {ours}: install one version on all nodes"
+        alive = next((one for one in self.nodes.values() if one.key == key and one.lost), None)
+        if alive is not None:
+            return "it was taken for lost"
+        if len(self.nodes) >= MOST_NODES:
+            return f"the head takes {MOST_NODES} nodes"
+        return self._twice(key, str(message.data.get("task", ""))[:MOST_TASK])
+
+    def _twice(self, key: str, task: str) -> str:
+        """Who else of those that are there says that it is this task, in words; "" if nobody."""
+        if not task:
+            return ""
+        other = "the head" if task == self.task else ""
+        for node in self.nodes.values():
+            if node.task == task and node.key != key and not (node.left or node.lost):
+                other = f"node {node.number} ({node.host})"
+        if not other:
+            return ""
+        return f"it is {task}, and so is {other}: start distdebug once for each task of the job"
+
+    def _send(self, number: int, message: Message) -> None:
+        self._send_parts(number, message.parts())
+
+    def _send_parts(self, number: int, parts: Sequence[bytes | zmq.Frame]) -> None:
+        route = self._routes.get(number)
+        if route is not None:
+            self._send_by(route, parts)
+
+    def _send_by(self, route: Route, parts: Sequence[bytes | zmq.Frame]) -> None:
+        through = (BELOW, route[1]) if len(route) > 1 else ()
+        few = all(type(one) is bytes and len(one) < _COPIED_BYTES for one in parts)
+        try:
+            # Of a few bytes a copy costs less than a frame that is kept for them.
+            self._router.send_multipart([route[0], *through, *parts], zmq.NOBLOCK, copy=few)
+        except zmq.ZMQError:
+            return  # it is not connected: its silence will tell
+
+    def _broadcast(self, message: Message) -> None:
+        # Frames, which what waits for 2,048 nodes has in common: of bytes each would have a copy.
+        frames = [zmq.Frame(part) for part in message.parts()]
+        for number in list(self._routes):
+            self._send_parts(number, frames)
