@@ -20,6 +20,7 @@ from .findings import Finding
 from .folding.alike import alike
 from .folding.finally_blocks import explained
 from .folding.fold import fold
+from .folding.order import in_doubt
 from .limits import Candidate, Limits
 from .notices import Notice, late_notices, recorded
 from .rules.collective_mismatch import mismatches
@@ -118,6 +119,7 @@ def diagnose(
         for finding in _ready(world, rule(fold, causes, causes))
     ]
     found = [rule(cited, finding, world, finding) for finding in found]
+    found = [rule(in_doubt, finding, world, causes, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
 

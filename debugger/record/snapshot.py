@@ -339,7 +339,8 @@ class Snapshot:
     `finished`: no process of the run is left, nothing more will come.
     `over`: so it is, and the ranks are as they were when the run was killed; who has no record then
     has lost it.
-    `lost`: the nodes of the job that have fallen silent.
+    `lost`: the nodes of the job that have fallen silent. `clock_errors_ns`: of each other node, how
+    far its times may be off, which are given by this node's clock.
     `unreadable`: ranks that are there, as their records' names say, and whose records nobody can
     read: why, each as the note of a layer that is off.
     """
@@ -351,6 +352,7 @@ class Snapshot:
     finished: bool = False
     over: bool = False
     lost: Sequence[LostNode] = ()
+    clock_errors_ns: Mapping[int, int] = field(default_factory=dict)
     unreadable: Mapping[int, Note] = field(default_factory=dict)
 
     @property
@@ -358,3 +360,13 @@ class Snapshot:
         """Tells one world of a run from another, in all its snapshots; it must have ranks."""
         first = next(iter(self.ranks.values()))
         return (first.job, min(rank.started_ns for rank in self.ranks.values()))
+
+    def between_clocks_ns(self, ranks: Iterable[int], others: Iterable[int]) -> int:
+        """By how much the times of one of these ranks may be off those of one of the others."""
+        errors, known = self.clock_errors_ns, self.ranks
+        ours, theirs = (
+            {known[one].node for one in some if one in known} for some in (ranks, others)
+        )
+        return max(
+            (errors.get(a, 0) + errors.get(b, 0) for a in ours for b in theirs if a != b), default=0
+        )

@@ -52,6 +52,17 @@ def fold(candidates: list[Candidate]) -> list[Candidate]:
     return causes + warnings
 
 
+def each_explains_the_other(one: Candidate, other: Candidate) -> bool:
+    """Whether of two errors the one that came first is the cause, whichever that is."""
+    if one.finding.severity != "error" or other.finding.severity != "error":
+        return False
+    if one.weakness != other.weakness or not set(one.finding.culprits).isdisjoint(
+        other.finding.culprits
+    ):
+        return False
+    return _follows(other, one, _ranks(one.finding)) and _follows(one, other, _ranks(other.finding))
+
+
 def _refused(errors: list[Candidate]) -> list[Candidate]:
     """Where ranks tell of a call that they refused, what records show of it is of that one, too."""
     refused = {_call(one.finding) for one in errors if one.refused}

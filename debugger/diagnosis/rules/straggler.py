@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
@@ -116,7 +116,19 @@ def stragglers(snapshot: Snapshot) -> list[Finding]:
             rank, cost_ns, finding = judged
             if rank not in found or found[rank][0] < cost_ns:
                 found[rank] = (cost_ns, finding)
-    return [finding for _, finding in found.values()]
+    return [_by_its_clock(snapshot, finding) for _, finding in found.values()]
+
+
+def _by_its_clock(snapshot: Snapshot, finding: Finding) -> Finding:
+    """Says where the clocks of its host and of another are not known as well as it is late."""
+    error_ms = snapshot.between_clocks_ns(finding.culprits, finding.victims) / 1e6
+    if error_ms <= finding.data["late_ms"]:
+        return finding
+    detail = (
+        f"how late it came is uncertain: the clocks of the hosts are known to within "
+        f"{error_ms:.1f} ms; how long it takes between its calls is by its own"
+    )
+    return replace(finding, details=(*finding.details, detail))
 
 
 def _groups(ranks: Mapping[int, Rank]) -> list[Group]:

@@ -70,6 +70,11 @@ class Head:
         self.given_up_ns = 0
         """When this node was suspended, and others have given it up; 0: that was not so."""
 
+    def clock_errors_ns(self) -> dict[int, int]:
+        """Of each node, how far its times may be off; of one whose clock is not known, nothing."""
+        offsets = ((number, self._listener.nodes[number].offset) for number in self.nodes)
+        return {number: offset.error_ns for number, offset in offsets if offset.known}
+
     # -- what they tell ------------------------------------------------------------------------
 
     def take(self) -> None:

@@ -76,8 +76,10 @@ class JobReader:
             lost = {rank for node in self._lost for rank in node.ranks}
             if all(node.ranks for node in self._lost):  # else one of them may have who is unseen
                 self.unwatched.look(snapshots[-1], lost)
-        if self._lost and snapshots:
-            return [*snapshots[:-1], replace(snapshots[-1], lost=self._lost)]
+        if snapshots and (self._lost or head is not None):
+            errors_ns = head.clock_errors_ns() if head is not None else {}
+            newest = replace(snapshots[-1], lost=self._lost, clock_errors_ns=errors_ns)
+            return [*snapshots[:-1], newest]
         return snapshots
 
     def only_calling(self) -> bool:

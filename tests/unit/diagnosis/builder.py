@@ -164,6 +164,7 @@ class RankBuilder:
         self.phase = Phase.RUNNING
         self.exit_code: int | None = None
         self.exiting_ns = 0
+        self.node = 0
         self.groups: dict[GroupKey, Group] = {}
         self.channels: dict[tuple[GroupKey, str, int, int], Channel] = {}
         self.creations: list[Creation] = []
@@ -416,6 +417,7 @@ class RankBuilder:
             notes=tuple(self.notes),
             replicas=tuple(self.replicas),
             history=ListHistory(list(self.history.calls), self.history.forgotten),
+            node=self.node,
         )
 
 
@@ -441,6 +443,7 @@ class Run:
         self.now_ns = START_NS
         self.limits = limits or Limits()
         self.finished = False
+        self.clock_errors_ns: dict[int, int] = {}
         self.rivals: list[RankBuilder] = []
         self.ranks: dict[int, RankBuilder] = {}
         members = tuple(range(size))
@@ -483,6 +486,7 @@ class Run:
             ranks={number: rank.frozen() for number, rank in self.ranks.items()},
             rivals=tuple(rival.frozen() for rival in self.rivals),
             finished=self.finished,
+            clock_errors_ns=dict(self.clock_errors_ns),
         )
 
     def diagnose(self, *, settled: bool = True) -> Diagnosis:

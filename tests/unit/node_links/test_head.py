@@ -102,6 +102,17 @@ def test_a_digest_that_comes_with_the_first_exchange_is_read_by_its_nodes_clock(
     assert not head.settled(steady_clock.now_ns() + MOMENT_NS)
 
 
+def test_how_well_each_nodes_clock_is_known(tmp_path: Path) -> None:
+    heard = Heard()
+    head = made(heard, tmp_path)
+    heard.joins(2)  # with which there was no exchange yet
+    node = heard.joins()
+    now_ns = time.monotonic_ns()
+    node.offset.exchanged(now_ns, now_ns + AHEAD_NS, now_ns + 6_000_000)
+    head.take()
+    assert head.clock_errors_ns() == {1: 3_000_000}
+
+
 def test_a_digest_that_comes_before_the_first_exchange_waits_for_it(tmp_path: Path) -> None:
     heard = Heard()
     head = made(heard, tmp_path)
