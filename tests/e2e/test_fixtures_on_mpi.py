@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,12 +86,8 @@ NOT_RUN = {
 @pytest.mark.parametrize("name", sorted(BY_COMMAND))
 def test_verdict_on_mpi_by_command(name: str, tmp_path: Path) -> None:
     """As a user starts it."""
-    mpi.python("openmpi")
     expected = fixture_table.expected(name)
-    program = [str(FIXTURES / "scripts" / expected["script"]), *expected["script_args"]]
-    how = ["--launcher", "mpi", "-n", str(expected["nproc"])]
-    words = [*expected["args"], *how, *program]
-    check_verdict(expected, runs.run("run", words, tmp_path, extra=EXTRA))
+    check_verdict(expected, run_on_mpi(expected, tmp_path))
 
 
 @pytest.mark.parametrize("name", forked(SHORT, UNLIKE.keys() | NOT_RUN.keys()))
@@ -109,16 +106,27 @@ def test_what_mpi_cannot_run_says_why(name: str, tmp_path: Path, zygote: Zygote)
     if expected["command"] == "run":
         done = run_forked(expected, tmp_path, zygote, EXTRA, mpiexec=True)
     else:
-        script = str(FIXTURES / "scripts" / expected["script"])
-        words = [*expected["args"], "--", sys.executable, script, *expected["script_args"]]
-        # Nobody removes the memory of such ranks when they are killed.
-        extra = {**EXTRA, "OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
-        done = runs.run(expected["command"], words, tmp_path, extra=extra)
+        done = run_on_mpi(expected, tmp_path)
     assert (done.report["outcome"], done.exit_code) == (unlike.outcome, unlike.exit_code), (
         done.explain()
     )
     messages = [one["message"] for one in done.errors[:1]] or [""]
     assert unlike.said in messages[0], done.explain()
+
+
+def run_on_mpi(expected: dict[str, Any], tmp_path: Path) -> runs.Run:
+    """As a user starts it, each rank with a Python of its own."""
+    mpi.python("openmpi")
+    script = str(FIXTURES / "scripts" / expected["script"])
+    extra = dict(EXTRA)
+    if expected["command"] == "run":
+        how = ["--launcher", "mpi", "-n", str(expected["nproc"]), script]
+    else:
+        how = ["--", sys.executable, script]
+        # Nobody removes the memory of such ranks when they are killed.
+        extra["OMPI_MCA_btl_sm_backing_directory"] = str(tmp_path)
+    words = [*expected["args"], *how, *expected["script_args"]]
+    return runs.run(expected["command"], words, tmp_path, extra=extra)
 
 
 def test_the_chosen_ones_exist() -> None:

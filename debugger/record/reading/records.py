@@ -319,8 +319,9 @@ class Records:
         elif reader.node:
             said = None  # its file is on that node
         else:
-            process, said = self._written.of(reader.pid, reader.start_ticks, process)
-            view = replace(view, process=process)
+            ended, said = self._written.of(reader.pid, reader.start_ticks, process)
+            if ended.signal != process.signal:
+                view = replace(view, process=replace(view.process, signal=ended.signal))
         if said is None:
             return view
         ended_ns = view.process.ended_ns or view.heartbeat_ns
