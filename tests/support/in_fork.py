@@ -101,7 +101,10 @@ def end(body: Callable[[], None]) -> NoReturn:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
         code = 1
-        sys.excepthook(*sys.exc_info())
+        try:
+            sys.excepthook(*sys.exc_info())
+        except BaseException:  # a signal has come as it began: Python prints both
+            sys.excepthook(*sys.exc_info())
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
