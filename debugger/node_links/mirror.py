@@ -143,7 +143,9 @@ class Mirror:
     def _apply(self, copy: Copy, patches: Sequence[Patch], urgent: bool) -> None:
         descriptor = self._begin(copy)
         try:
-            for _, offset, data in patches:
+            # Of a record the header comes last, which says how many calls there are: the app may
+            # read it meanwhile, and after a lost node's last digest nothing is put right.
+            for _, offset, data in reversed(patches) if copy.is_record else patches:
                 self._write(descriptor, copy, offset, data)
             if copy.is_record and not copy.begun and any(one.offset == 0 for one in patches):
                 # The name comes last: until now nobody could have read it.

@@ -102,6 +102,33 @@ def test_the_copies_say_the_same(node: Node) -> None:
         assert rank.history.recent(10)[-1].signature == ALL_REDUCE
 
 
+def test_who_reads_a_copy_as_it_is_written_sees_no_call_that_is_not_there(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app does, in a process of its own."""
+    author = node.authors[0]
+    author.call()
+    node.tell()
+    node.tell()
+    issued = []
+    write = os.pwrite
+
+    def read_after(descriptor: int, data: bytes, offset: int) -> int:
+        done = write(descriptor, data, offset)
+        records = Records(node.copies)
+        records.look()
+        (snapshot,) = records.snapshots(lambda _pid, _ticks: ALIVE)
+        (group,) = snapshot.ranks[0].groups.values()
+        issued.append(group.issued)
+        return done
+
+    author.call()
+    monkeypatch.setattr(os, "pwrite", read_after)
+    node.tell()
+    assert set(issued) == {1, 2}
+    assert issued == sorted(issued)
+
+
 def test_a_busy_rank_costs_little_and_a_still_one_tells_more(node: Node) -> None:
     node.tell()
     author = node.authors[0]

@@ -37,6 +37,9 @@ class Nodes:
         self.given_up_ns = self.news = 0
         self._since_ns = 0
 
+    def clock_errors_ns(self) -> dict[int, int]:
+        return {}
+
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
         if since_ns != self._since_ns:
             self._since_ns = since_ns
