@@ -29,14 +29,11 @@ import torch.distributed as dist
 
 rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 path = sys.argv[1] + (attempt if sys.argv[2] == "fresh" else "")
-if attempt == "1" and sys.argv[2] == "same":
-    began = sys.argv[1] + ".began"
-    while rank == 1 and not os.path.exists(began):
+if attempt == "1" and rank == 1 and sys.argv[2] == "same":
+    # Rank 0 must not find its new address: it looks for that as soon as its own is in the file.
+    while open(path, "rb").read().count(b"cpu//0/0") < 2:
         time.sleep(0.1)
-    if rank == 0:
-        open(began, "w").close()
-    else:
-        time.sleep(5)  # rank 0 must not find its new address
+    time.sleep(5)
 method = "file://" + path
 dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
 dist.all_reduce(torch.ones(2))
