@@ -114,12 +114,12 @@ def diagnose(
         candidate = rule(explained_by_unused, candidate, world, candidate)
         causes.append(rule(explained, candidate, world, candidate))
     causes = rule(with_agreement, causes, world, causes)
-    found = [
-        rule(mentioned, finding, world, finding)
-        for finding in _ready(world, rule(fold, causes, causes))
+    folded = [
+        rule(in_doubt, candidate, world, causes, candidate)
+        for candidate in rule(fold, causes, causes)
     ]
+    found = [rule(mentioned, finding, world, finding) for finding in _ready(world, folded)]
     found = [rule(cited, finding, world, finding) for finding in found]
-    found = [rule(in_doubt, finding, world, causes, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
 

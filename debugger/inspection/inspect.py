@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
-from ..record.process_stat import TICKS_PER_S
+from ..record.process_stat import age_s
 from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text
 from ..reports import document
@@ -236,9 +235,8 @@ def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Lo
     elif local_size > len(stances) and (first := _first_of_host(job)) is not None:
         should = range(first, first + local_size)
     missing = tuple(rank for rank in should if rank not in stances)
-    started_s = max((one.start_ticks for one in job.processes), default=0) / TICKS_PER_S
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
-    return Look(dict(stances), missing, twice, world_size=world_size, age_s=age_s)
+    youngest = age_s(max((one.start_ticks for one in job.processes), default=0))
+    return Look(dict(stances), missing, twice, world_size=world_size, age_s=youngest)
 
 
 def _all_are_here(job: Job, stances: Mapping[int, Stance]) -> bool:

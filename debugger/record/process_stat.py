@@ -4,6 +4,7 @@ name all else of it and of its threads."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ class Stat:
     """The one that it is on, or was on last."""
     wait_status: int
     """Of a zombie: how it ended, as `os.waitpid` would tell; 0 also when it is not ours to know."""
+
+
+def age_s(start_ticks: int) -> float:
+    """For how long there is a process that began then (`Stat.start_ticks`), in seconds."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S
 
 
 def read_status(path: Path) -> dict[str, str]:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from ..diagnosis.findings import Finding
-from ..record.requests.verdict import Verdict
 from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Rank
-from ..record.wording import finding_line
 from .command.ending import end_tree, forward
 from .command.launch import Launch
 from .stacks.evidence import Evidence, gather
@@ -46,11 +44,7 @@ class LocalRanks:
         return gather(self._directory, ranks, native, timeout_s)
 
     def tell(self, finding: Finding) -> bool:
-        line = finding_line(finding.kind, finding.message)
-        verdict = Verdict(finding.kind, line, finding.cause)
-        return self._directory.write_json(
-            self._directory.verdict.name, verdict.to_json(), lasts=False
-        )
+        return self._directory.raise_in_ranks(finding.kind, finding.message, finding.cause)
 
     def left(self) -> bool:
         return bool(self._launch.descendants())

@@ -15,10 +15,8 @@ from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
 from ..record.layout import Activity
 from ..record.reading.records import Records, newest_ranks
-from ..record.requests.verdict import Verdict
 from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Process, Rank
-from ..record.wording import finding_line
 from ..reports import document, text
 from ..supervisor.machine.oom import OomWatch
 from ..supervisor.machine.processes import ProcessTable
@@ -134,8 +132,7 @@ class Judge:
     def raise_in_ranks(self, kind: str, message: str, cause: str | None = None) -> None:
         """Have every rank that can raise this raise it; the first time counts."""
         if not self._directory.verdict.exists():
-            verdict = Verdict(kind, finding_line(kind, message), cause)
-            self._directory.write_json(self._directory.verdict.name, verdict.to_json(), lasts=False)
+            self._directory.raise_in_ranks(kind, message, cause)
 
     # -- what is left of it --------------------------------------------------------------------
 

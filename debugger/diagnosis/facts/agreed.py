@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ...record.kinds import Family
 from ...record.layout import CallState
-from ...record.snapshot import Call
 from ..findings import Finding
 from ..limits import Candidate
+from .evidence import call_of
 from .world import World
 
 MOST_REFUSED = 64
@@ -33,18 +33,11 @@ def _agreed_ns(world: World, finding: Finding) -> int:
     group, seq = finding.group, finding.seq
     if group is None or seq is None or not finding.about.of_signatures:
         return 0
-    views = [one for one in world.groups if one.key[0] == group.name]
-    if not views:
-        return 0
-    key = views[-1].key
     for number in range(seq - 1, max(-1, seq - 1 - MOST_REFUSED), -1):
-        calls: list[Call] = []
-        for rank in finding.culprits:
-            record = world.ranks.get(rank)
-            call = record.history.at(key, number) if record and record.history else None
-            if call is None:
-                return 0
-            calls.append(call)
+        made = (call_of(world, group.name, number, rank) for rank in finding.culprits)
+        calls = [call for call in made if call is not None]
+        if len(calls) < len(finding.culprits):
+            return 0
         if all(call.state is CallState.COMPLETED for call in calls):
             return min(call.issued_ns for call in calls)
     return 0

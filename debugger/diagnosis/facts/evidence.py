@@ -215,8 +215,8 @@ def doing(world: World, link: Pending) -> str:
 
 def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
     """What the rank gave as collective number `seq` of the newest group of that name."""
-    record = world.ranks[rank]
-    keys = [key for key in record.groups if key[0] == group]
-    if not keys or record.history is None:
+    record = world.ranks.get(rank)
+    keys = [key for key in record.groups if key[0] == group] if record is not None else []
+    if record is None or not keys or record.history is None:
         return None
     return record.history.at(max(keys), seq)

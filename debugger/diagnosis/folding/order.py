@@ -7,39 +7,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..facts.world import World
-from ..findings import Finding
 from ..limits import Candidate
 from .fold import each_explains_the_other
 
 
-def in_doubt(world: World, candidates: Sequence[Candidate], finding: Finding) -> Finding:
-    """The finding, with the nearest fault that may have come before it. `candidates`: all that was
+def in_doubt(world: World, candidates: Sequence[Candidate], cause: Candidate) -> Candidate:
+    """The cause, with the nearest fault that may have come before it. `candidates`: all that was
     found, before consequences were folded."""
-    if not world.snapshot.clock_errors_ns or finding.severity != "error":
-        return finding
-    cause = next((one for one in candidates if _is(one.finding, finding)), None)
-    if cause is None:
-        return finding
-    doubtful = []
+    if not world.snapshot.clock_errors_ns:
+        return cause
+    finding, doubtful = cause.finding, []
     for other in candidates:
         later_ns = other.finding.observable_ns - finding.observable_ns
+        if later_ns < 0 or not each_explains_the_other(cause, other):
+            continue
         error_ns = world.snapshot.between_clocks_ns(finding.culprits, other.finding.culprits)
-        if 0 <= later_ns < error_ns and each_explains_the_other(cause, other):
+        if later_ns < error_ns:
             doubtful.append((later_ns, error_ns, other.finding.message))
     if not doubtful:
-        return finding
+        return cause
     later_ns, error_ns, message = min(doubtful)
     detail = (
         f"this may have come first: {message} ({later_ns / 1e6:.1f} ms later, by clocks of two "
         f"hosts that are known to within {error_ns / 1e6:.1f} ms)"
     )
-    return replace(finding, details=(*finding.details, detail))
-
-
-def _is(one: Finding, other: Finding) -> bool:
-    """Whether they are about the same fault: parts of the diagnosis add to what a finding says."""
-    return (one.kind, one.culprits, one.observable_ns) == (
-        other.kind,
-        other.culprits,
-        other.observable_ns,
-    )
+    return replace(cause, finding=replace(finding, details=(*finding.details, detail)))

@@ -15,7 +15,7 @@ from urllib.parse import urlparse
 
 from ...record.layout import Activity
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
-from ...record.process_stat import TICKS_PER_S, read_stat
+from ...record.process_stat import age_s, read_stat
 from ...record.requests.lifeline import tie
 from ...record.safe_files.bounds import read_regular
 from .. import torch_private
@@ -270,9 +270,7 @@ def _began_s() -> float:
     """When this process began, by the wall clock: it had to import torch before it, or one that was
     started with it, could write; 0 if that cannot be told."""
     stat = read_stat(os.getpid())
-    if stat is None:
-        return 0.0
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + stat.start_ticks / TICKS_PER_S
+    return 0.0 if stat is None else time.time() - age_s(stat.start_ticks)
 
 
 def _is_file_stores(begins: bytes) -> bool:

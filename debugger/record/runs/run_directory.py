@@ -18,6 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..requests.verdict import Verdict
 from ..safe_files.appending import append
 from ..safe_files.bounds import open_regular, read_regular
 from ..safe_files.json_objects import MOST_BYTES, object_of, parsed
@@ -30,6 +31,7 @@ from ..safe_files.place import (
     reason,
 )
 from ..safe_files.replacing import replacing
+from ..wording import finding_line
 
 __all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
 
@@ -210,6 +212,12 @@ class RunDirectory:
     def write_text(self, name: str, text: str | Iterable[str], *, lasts: bool = True) -> bool:
         """Writes a file (a path relative to the directory) whole or not at all, as UTF-8."""
         return self._write(name, (text,) if isinstance(text, str) else text, lasts)
+
+    def raise_in_ranks(self, kind: str, message: str, cause: str | None = None) -> bool:
+        """Have every rank of the run that can run Python raise a finding. They hear of it without
+        waiting for a busy disk. Returns as `write_json` does."""
+        verdict = Verdict(kind, finding_line(kind, message), cause)
+        return self.write_json(self.verdict.name, verdict.to_json(), lasts=False)
 
     def _write(self, name: str, pieces: Iterable[str], lasts: bool) -> bool:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
-from ...record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, read_stat
+from ...record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, age_s, read_stat
 from ...record.snapshot import Process
 from ..command.launch import Launch
 from .oom import OomWatch
@@ -73,10 +73,9 @@ class ProcessTable:
         if self._launch is None:
             return False
         before, self._young_ticks = self._young_ticks, {}
-        born_after = (time.clock_gettime(time.CLOCK_BOOTTIME) - YOUNG_S) * TICKS_PER_S
         for pid in self._launch.descendants():
             stat = None if pid in known else read_stat(pid, self._proc)
-            if stat is not None and pid != self._launch.pid and stat.start_ticks > born_after:
+            if stat is not None and pid != self._launch.pid and age_s(stat.start_ticks) < YOUNG_S:
                 self._young_ticks[pid] = stat.cpu_ticks
         return any(ticks > before.get(pid, 0) for pid, ticks in self._young_ticks.items())
 

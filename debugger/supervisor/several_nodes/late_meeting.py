@@ -27,10 +27,9 @@ would serve it, has ended here, nobody will."""
 JOIN_S = 30.0
 """And so long it may take from then on: the process imports torch."""
 _ROOT = Path(__file__).resolve().parents[3]
-_MODULE = f"{__package__.partition('.')[0]}.rank.process.late_meeting"
 _PROGRAM = (
-    f"import sys; sys.path[0] = {str(_ROOT)!r}; from importlib import import_module; "
-    f"import_module({_MODULE!r}).main()"
+    f"import sys; sys.path[0] = {str(_ROOT)!r}; "
+    "from debugger.rank.process.late_meeting import main; main()"
 )
 
 
