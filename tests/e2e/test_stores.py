@@ -22,18 +22,31 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 dist.all_reduce(torch.ones(2))
 dist.destroy_process_group()
 """
+# Of two ranks of gloo the one with the greater address connects, and the other one waits. So ports
+# decide what becomes of ranks that find old addresses: where those have the greatest, all wait;
+# where they have the least, a rank connects to nobody. Else they may as well meet.
 RESTARTED = """
-import os, sys, time
+import os, re, sys, time
 import torch
 import torch.distributed as dist
 
 rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 path = sys.argv[1] + (attempt if sys.argv[2] == "fresh" else "")
-if attempt == "1" and rank == 1 and sys.argv[2] == "same":
+os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+if attempt == "1" and sys.argv[2] != "fresh":
     # Rank 0 must not find its new address: it looks for that as soon as its own is in the file.
-    while open(path, "rb").read().count(b"cpu//0/0") < 2:
+    while rank == 1 and open(path, "rb").read().count(b"cpu//0/0") < 2:
         time.sleep(0.1)
-    time.sleep(5)
+    time.sleep(5 * rank)
+    port = {"greatest": b"\\xff\\xff", "least": b"\\0\\1"}[sys.argv[2]]
+    with open(path, "r+b") as file:
+        last = os.fstat(file.fileno()).st_mtime
+        address, dead = rb"\\x02\\0..\\x7f\\0\\0\\x01", b"\\2\\0" + port + b"\\x7f\\0\\0\\1"
+        changed, count = re.subn(address, dead, file.read(), flags=re.DOTALL)
+        assert count >= 2, "gloo writes its addresses otherwise"
+        file.seek(0)
+        file.write(changed)
+    os.utime(path, (last, last))
 method = "file://" + path
 dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
 dist.all_reduce(torch.ones(2))
@@ -125,7 +138,7 @@ def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", ["same", "fresh"])
+@pytest.mark.parametrize("file", ["greatest", "least", "fresh"])
 def test_the_file_of_an_earlier_attempt(file: str, tmp_path: Path) -> None:
     """Its ranks' addresses are dead; those that were started again wait for them."""
     (tmp_path / "train.py").write_text(RESTARTED)
