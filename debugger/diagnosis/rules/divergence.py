@@ -186,8 +186,9 @@ def _finding(
     message = f"replicas differ {_after(first.step)}{where}: {_which(difference)}; " + _parties(
         result, rows, difference
     )
-    cause = _likely_cause(rows, difference)
     column = difference.column
+    left_out = [] if column is None else _who_leaves_out(world, replicas, rows, column)
+    cause = _likely_cause(rows, difference, left_out)
     return Finding(
         kind="divergence",
         message=message,
@@ -271,8 +272,25 @@ def _parties(result: Vote[int], rows: dict[int, Digest], difference: Difference)
     return ", ".join(texts) + (", ..." if len(parties) > MOST_PARTIES else "")
 
 
-def _likely_cause(rows: dict[int, Digest], difference: Difference) -> str:
-    """In words: what such a difference mostly comes of."""
+def _who_leaves_out(
+    world: World, replicas: dict[int, Replicas], rows: dict[int, Digest], column: Column
+) -> list[int]:
+    """The ranks of which no optimiser has a parameter that one of other ranks has: what a step is
+    made of is on record of those alone."""
+    step = Column(GRADIENT, column.name)
+    trained_by = {
+        rank
+        for rank in rows
+        for one in world.ranks[rank].replicas
+        if one.group == replicas[rank].group and step in one.columns
+    }
+    return [rank for rank in rows if rank not in trained_by] if trained_by else []
+
+
+def _likely_cause(
+    rows: dict[int, Digest], difference: Difference, left_out: Sequence[int]
+) -> str:
+    """In words: what such a difference mostly comes of. `left_out`: by these ranks."""
     before_the_first = not any(row.step for row in rows.values())
     quantity = difference.column.quantity if difference.column else PARAMETER
     if quantity == HYPERPARAMETER:
@@ -284,6 +302,8 @@ def _likely_cause(rows: dict[int, Digest], difference: Difference) -> str:
         )
     if apart := [rank for rank, row in rows.items() if row.apart]:
         return f"{ranks_text(apart)} made a step before that the others did not make"
+    if left_out:
+        return f"no optimizer of {ranks_text(left_out)} has it"
     if quantity == GRADIENT:
         return (
             "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "

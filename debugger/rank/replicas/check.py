@@ -1,10 +1,6 @@
 """`--check replicas`: puts digests of replicas on record around optimiser steps.
 
-What must be equal is what is known to be so: the parameters of each DDP model over its group; the
-DTensors that are replicated along an axis of a device mesh, over the group of that axis; and where
-there is no DDP model and `replicas` was asked for by name, every parameter whose gradient a group
-has summed up before its first step, over that group, for as long as that goes on before each
-further step. All else may be a part of a model, or one of many. With the parameters all that a step
+What must be equal is what is known to be so (`declarations`). With the parameters all that a step
 makes them of is compared (`quantities`). A rank only writes. That they differ is found by the
 supervisor (`diagnosis.rules.divergence`), so that no rank ever waits for another.
 
@@ -46,7 +42,8 @@ from ..log import rank_log
 from ..log.own_faults import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private import ddp
-from . import parameter_names, quantities
+from . import quantities
+from .declarations import BY_GRADIENTS, BY_PLACEMENT, Declared, Model, declared_by, replicated_by
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
 
@@ -57,23 +54,10 @@ MOST_APART = 16
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
-Named = list[tuple[str, torch.Tensor]]
 Row = tuple[tuple[int, int], int, int, int, Sequence[int], Sequence[float]]
 """What `ReplicaWriter.append` takes."""
-BY_GRADIENTS = -1
-"""Stands for the model where only their gradients tell that parameters are replicas."""
-BY_PLACEMENT = -2
-"""The same, where DTensors say themselves that they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """Parameters that are said to be equal on the ranks of a group: along an axis, or whole."""
-
-    model: int
-    group: GroupRecord
-    named: Named
-    axis: Axis | None = None
+Moment = tuple[tuple[int, int], int, int]
+"""Of a digest: when it is taken (see `snapshot.Digest`), step and site."""
 
 
 def observe(
@@ -114,28 +98,21 @@ class Replica:
     columns: list[Column]
     samples: list[int]
     writer: ReplicaWriter
-    moment: tuple[int, int] = (-1, 0)
+    last: Moment = ((-1, 0), 0, 0)
     withheld: Row | None = None
     reduced: int = 0
     """The count of reduced gradients at its last step."""
     left_alone: bool = False
     apart: int = 0
     """Digests since it was left alone."""
+    is_part: bool = False
+    whole: Replica | None = None
+    """Where it is a part of a model: all of that, compared before the next step."""
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
         same = (known() is one for known, one in zip(self.tensors, tensors, strict=False))
         return len(tensors) == len(self.tensors) and all(same)
-
-
-@dataclass(slots=True)
-class Model:
-    """A DDP model, and how many collectives its group had issued when it was made."""
-
-    reference: weakref.ref[DistributedDataParallel]
-    issued: int | None
-    synchronised: int = 0
-    """Its forwards so far whose backward brings gradients together."""
 
 
 @dataclass(slots=True)
@@ -195,7 +172,9 @@ class ReplicaCheck:
         """A DDP model was made."""
         group: Any = getattr(model, "process_group", None)
         issued = group._record.slot.issued if isinstance(group, CheckedGroup) else None
-        self._models.append(Model(weakref.ref(model), issued))
+        named = model.module.named_parameters()
+        trained = frozenset(name for name, one in named if one.requires_grad)
+        self._models.append(Model(weakref.ref(model), issued, trained))
         if self._gradients is not None:
             self._gradients.keep_no_sums()  # they are not asked for any more
 
@@ -213,7 +192,8 @@ class ReplicaCheck:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """`optimizer` is about to make a step."""
-        if id(optimizer) not in self._steps:
+        steps = self._steps.get(id(optimizer))
+        if steps is None or any(replica.is_part for replica in steps.replicas):
             self._guarded(optimizer, sys._getframe(1), made=0)
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -252,8 +232,10 @@ class ReplicaCheck:
                     replica.apart += 1
                     flags = APART | ALONE * alone
                     self._add(replica, optimizer, tensors, steps.made, site, flags)
-            elif made or replica.moment[0] < 0:
+            elif made or replica.last[0][0] < 0:
                 self._add(replica, optimizer, tensors, steps.made, site)
+            elif replica.is_part:
+                self._add_whole(replica, optimizer, tensors)
         if made and self._gradients is not None:
             self._gradients.forget()
 
@@ -278,18 +260,45 @@ class ReplicaCheck:
         site: int,
         flags: int = 0,
     ) -> None:
+        issued, turn = replica.group.slot.issued, 0
+        if issued == replica.last[0][0]:
+            turn = replica.last[0][1] + 1
+        replica.last = ((issued, turn), step, site)
+        self._take(replica, optimizer, tensors, replica.last, flags)
+
+    def _add_whole(
+        self, part: Replica, optimizer: Optimizer, tensors: Sequence[torch.Tensor]
+    ) -> None:
+        """Of a model of which the optimiser has a part: what it is by now, where the other ranks
+        may have put it on record right after the last step."""
+        named = replicated_by(self._models[part.model], [id(one) for one in tensors])
+        every = [one for known in self._steps.values() for one in known.parameters]
+        trained = {id(one) for one in every if one.requires_grad}
+        if all(id(one) in trained for _, one in named):
+            return  # other optimisers have the rest
+        if part.whole is None:
+            declared = Declared(part.model, part.group, named)
+            part.whole = self._replica(optimizer, declared, parameters_alone=True)
+        if part.whole is not None:
+            self._take(part.whole, optimizer, [one for _, one in named], part.last)
+
+    def _take(
+        self,
+        replica: Replica,
+        optimizer: Optimizer,
+        tensors: Sequence[torch.Tensor],
+        moment: Moment,
+        flags: int = 0,
+    ) -> None:
         if replica.withheld is not None:
             replica.writer.append(*replica.withheld)
             replica.withheld = None
-        issued, turn = replica.group.slot.issued, 0
-        if issued == replica.moment[0]:
-            turn = replica.moment[1] + 1
-        replica.moment = (issued, turn)
-        if is_due(issued + turn, self._every):
+        at, step, site = moment
+        if is_due(sum(at), self._every):
             reading = quantities.Reading(optimizer, tensors, replica.axis, stepped=step > 0)
             values = reading.values(len(replica.columns))
             samples = reading.samples(replica.samples)
-            row = (replica.moment, step | flags, site, time.monotonic_ns(), values, samples)
+            row = (at, step | flags, site, time.monotonic_ns(), values, samples)
             if step == 1 and not flags:
                 replica.withheld = row
             else:
@@ -345,61 +354,15 @@ class ReplicaCheck:
     def _replicas_of(
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[Replica]:
-        for declared in self._declarations(optimizer, parameters):
+        for declared in declared_by(optimizer, parameters, self._models, self._gradients):
             if declared.named and len(declared.group.ranks) > 1:
                 made = self._replica(optimizer, declared)
                 if made is not None:
                     yield made
 
-    def _declarations(
-        self, optimizer: Optimizer, parameters: list[torch.Tensor]
-    ) -> Iterator[Declared]:
-        plain = [one for one in parameters if quantities.part(one, None) is not None]
-        mine = {id(one) for one in plain}
-        for number, known in enumerate(self._models):
-            model = known.reference()
-            group: Any = getattr(model, "process_group", None)
-            if model is not None and isinstance(group, CheckedGroup):
-                ignored = getattr(model, "parameters_to_ignore", ())
-                named = [
-                    (name, one)
-                    for name, one in model.module.named_parameters()
-                    if id(one) in mine and name not in ignored
-                ]
-                yield Declared(number, group._record, named)
-        if not self._models and self._gradients is not None:
-            yield from self._by_gradients(optimizer, plain, self._gradients)
-        if len(plain) < len(parameters):
-            yield from self._by_placement(optimizer, parameters)
-
-    def _by_gradients(
-        self, optimizer: Optimizer, parameters: list[torch.Tensor], gradients: ReducedGradients
-    ) -> Iterator[Declared]:
-        names: dict[int, str] | None = {}
-        for group in gradients.groups():
-            held = gradients.held(group, [one.grad for one in parameters])
-            reduced = [one for one, known in zip(parameters, held, strict=True) if known]
-            if reduced and not names:
-                names = parameter_names.find_whole(optimizer)
-            if names is None:
-                return
-            yield Declared(BY_GRADIENTS, group, [(names[id(one)], one) for one in reduced])
-
-    def _by_placement(
-        self, optimizer: Optimizer, parameters: list[torch.Tensor]
-    ) -> Iterator[Declared]:
-        replicated: dict[Axis, list[torch.Tensor]] = {}
-        for one in parameters:
-            for axis in quantities.axes_of(one):
-                if quantities.part(one, axis) is not None:
-                    replicated.setdefault(axis, []).append(one)
-        names = parameter_names.find(optimizer) if replicated else {}
-        for axis, tensors in replicated.items():
-            if isinstance(axis.group, CheckedGroup):
-                named = [(names[id(one)], one) for one in tensors]
-                yield Declared(BY_PLACEMENT, axis.group._record, named, axis)
-
-    def _replica(self, optimizer: Optimizer, declared: Declared) -> Replica | None:
+    def _replica(
+        self, optimizer: Optimizer, declared: Declared, parameters_alone: bool = False
+    ) -> Replica | None:
         number, group, named = declared.model, declared.group, declared.named
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)
         key = (group.name, group.incarnation, number, hash64(layout))
@@ -408,6 +371,8 @@ class ReplicaCheck:
         self._replicas = alive
         columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
         samples = quantities.samples(tensors, declared.axis)
+        if parameters_alone:  # what a step is made of may be the next one's by then
+            columns, samples = columns[: len(named)], samples[: len(named)]
         for replica in alive:
             same = replica.key == key and replica.columns == columns
             if same and replica.holds(tensors):
@@ -434,5 +399,6 @@ class ReplicaCheck:
         self._recorder.note(ReplicasNote(name), "digests of replicas")
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
+        made.is_part = declared.is_part
         self._replicas.append(made)
         return made

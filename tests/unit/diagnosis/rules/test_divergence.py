@@ -93,6 +93,26 @@ def test_ranks_that_have_other_columns_are_compared_by_the_rest() -> None:
     assert found.data["quantity"] == "parameter"
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_parameter_that_no_optimizer_of_a_rank_has(trained: bool) -> None:
+    """Of such a model the parameters alone are compared, and late."""
+    names = ("w", "b")
+    columns = [Column(quantity, name) for quantity in (PARAMETER, GRADIENT) for name in names]
+    run = Run(3)
+    for rank in (0, 2):
+        run[rank].steps(1, [1, 2, 3, 4], columns=columns)
+        run[rank].steps(2, [5, 6, 7, 8])
+    run[1].steps(2, [5, 6 if trained else 2], columns=columns[:2])
+    run[1].steps(2, [5, 7], key="of w", columns=[columns[0], columns[2]])
+    if trained:
+        assert not run.errors(), "another rank has sent it"
+        return
+    (found,) = run.errors()
+    assert found.culprits == (1,)
+    assert (found.data["quantity"], found.data["name"]) == ("parameter", "b")
+    assert found.data["likely_cause"] == "no optimizer of rank 1 has it"
+
+
 def test_equal_replicas() -> None:
     run = Run(3)
     for moment in range(4):

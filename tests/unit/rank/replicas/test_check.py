@@ -15,12 +15,13 @@ from torch import nn
 from debugger.rank import torch_private
 from debugger.rank.log import rank_log
 from debugger.rank.record.recorder import GroupRecord
-from debugger.rank.replicas import check
-from debugger.rank.replicas.check import Model, ReplicaCheck
+from debugger.rank.replicas import check, declarations
+from debugger.rank.replicas.check import ReplicaCheck
+from debugger.rank.replicas.declarations import Model
 from debugger.rank.replicas.reduced_gradients import ReducedGradients
 from debugger.record.replicas import PARAMETER, ReplicaReader
 from debugger.record.signature import Signature
-from debugger.record.snapshot import Digest
+from debugger.record.snapshot import Column, Digest
 
 
 class Bench:
@@ -45,7 +46,8 @@ class Bench:
 
     def model(self, module: nn.Module) -> Any:
         made: Any = Wrapped(module, self.group)
-        self.check._models.append(Model(_reference(made), self.slot.issued))
+        trained = frozenset(name for name, _ in module.named_parameters())
+        self.check._models.append(Model(_reference(made), self.slot.issued, trained))
         return made
 
     def step(self, optimizer: torch.optim.Optimizer, collectives: int) -> None:
@@ -67,10 +69,12 @@ class Bench:
         if after is not None:
             after()
 
+    def files(self) -> list[Path]:
+        return sorted(self.directory.glob("*.replicas"))
+
     def rows(self) -> list[Sequence[Digest]]:
         """Of each file."""
-        found = sorted(self.directory.glob("*.replicas"))
-        return [ReplicaReader(path, lambda _: None, 0).digests() for path in found]
+        return [ReplicaReader(path, lambda _: None, 0).digests() for path in self.files()]
 
     def moments(self) -> list[list[tuple[int, int]]]:
         """Of each file, those at which the ranks were together."""
@@ -94,7 +98,8 @@ def _reference(made: Any) -> Any:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("DISTDEBUG_RAISE_OWN_FAULTS", "1")
-    monkeypatch.setattr(check, "CheckedGroup", SimpleNamespace)
+    for module in (check, declarations):
+        monkeypatch.setattr(module, "CheckedGroup", SimpleNamespace)
     monkeypatch.setattr(torch_private, "cannot_look", lambda _frame: False)
     return Bench(tmp_path)
 
@@ -201,6 +206,50 @@ def test_optimizers_of_parts(bench: Bench, logged: list[str]) -> None:
         bench.step(other, collectives=0)
     assert bench.moments() == [[(6, 0), (6, 1), (7, 0)]] * 2
     assert not logged
+
+
+def test_a_part_of_a_model_that_no_optimizer_has(bench: Bench, logged: list[str]) -> None:
+    """All of it is put on record before the next step, as of the step before: ranks that train it
+    whole have done so then."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    bench.model(net)
+    optimizer = sgd(net[0])
+    for _ in range(4):
+        bench.step(optimizer, collectives=1)
+    own, whole = bench.moments()
+    assert own == [(6, 0), (6, 1), (7, 0), (8, 0), (9, 0)]
+    assert whole == [(6, 1), (7, 0), (8, 0)]
+    assert [row.step for row in bench.rows()[1]] == [1, 2, 3]
+    assert not logged
+    readers = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert readers[1].columns == [Column(PARAMETER, name) for name in names]
+    everything = sgd(bench.model(net).module)
+    bench.step(everything, collectives=1)
+    keys = [ReplicaReader(path, lambda _: None, 0).key for path in bench.files()]
+    assert keys[1].partition(".")[2] in [key.partition(".")[2] for key in keys[2:]]
+
+
+def test_a_part_of_a_model_that_is_trained_on_its_own(bench: Bench, logged: list[str]) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    bench.model(net)
+    optimizer = sgd(net[0])
+    bench.step(optimizer, collectives=1)
+    for _ in range(3):
+        bench.step(optimizer, collectives=0)
+    assert bench.moments() == [[(6, 0)], []]
+    assert len(logged) == 1
+
+
+def test_a_parameter_that_was_frozen_later(bench: Bench) -> None:
+    """As the model was wrapped, DDP was to bring its gradients together."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    bench.model(net)
+    net[1].requires_grad_(False)
+    optimizer = sgd(net)
+    for _ in range(3):
+        bench.step(optimizer, collectives=1)
+    assert [len(moments) for moments in bench.moments()] == [4, 2]
 
 
 def test_ddp_that_was_never_used(bench: Bench) -> None:
