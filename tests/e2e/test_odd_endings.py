@@ -120,6 +120,13 @@ if handler is not None:
 """
 
 
+WAITS_FOR_THE_ERROR = """
+from debugger.diagnosis.limits import SECOND_NS, Limits
+Limits.settle_ns = property(lambda _limits: 60 * SECOND_NS)
+"""
+"""As it does for half a second, in which the rank may be given no core to see its peer leave."""
+
+
 @pytest.mark.parametrize("who", ["one", "both", "anyhow"])
 def test_a_call_in_an_exit_handler_whose_peer_has_left(
     who: str, tmp_path: Path, zygote: Zygote
@@ -128,7 +135,8 @@ def test_a_call_in_an_exit_handler_whose_peer_has_left(
     own business."""
     script = tmp_path / "train.py"
     script.write_text(IN_A_HANDLER)
-    done = zygote.run(2, [str(script), who], tmp_path)
+    breaks = WAITS_FOR_THE_ERROR if who == "anyhow" else ""
+    done = zygote.start(2, [str(script), who], tmp_path, breaks=breaks).finish()
     if who != "one":
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
         return

@@ -24,9 +24,11 @@ dist.destroy_process_group()
 """
 # Of two ranks of gloo the one with the greater address connects, and the other one waits. So ports
 # decide what becomes of ranks that find old addresses: where those have the greatest, all wait;
-# where they have the least, a rank connects to nobody. Else they may as well meet.
+# where they have the least, a rank connects to nobody. Else they may as well meet. And each rank
+# that is started again finds the old address of the other one, however fast that has been: it has
+# the file as it was, for itself.
 RESTARTED = """
-import os, re, sys, time
+import os, re, shutil, sys
 import torch
 import torch.distributed as dist
 
@@ -34,10 +36,7 @@ rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"
 path = sys.argv[1] + (attempt if sys.argv[2] == "fresh" else "")
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 if attempt == "1" and sys.argv[2] != "fresh":
-    # Rank 0 must not find its new address: it looks for that as soon as its own is in the file.
-    while rank == 1 and open(path, "rb").read().count(b"cpu//0/0") < 2:
-        time.sleep(0.1)
-    time.sleep(5 * rank)
+    path = shutil.copy2(path, f"{path}-{rank}")
     port = {"greatest": b"\\xff\\xff", "least": b"\\0\\1"}[sys.argv[2]]
     with open(path, "r+b") as file:
         last = os.fstat(file.fileno()).st_mtime

@@ -6,11 +6,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+HELD = []
+
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Held until the end, so that nobody else on this host is given it."""
+    HELD.append(socket.socket())
+    HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    HELD[-1].bind(("127.0.0.1", 0))
+    return HELD[-1].getsockname()[1]
 
 
 def work(rank, port, elements):
