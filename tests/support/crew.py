@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -13,6 +14,7 @@ from typing import Any
 
 from tests.support import runs
 from tests.support.torch_loaded import TorchLoaded, request
+from tests.support.waiting import until
 
 LIMIT_S = 60.0
 WORKER = Path(__file__).parents[1] / "ranks" / "scripts" / "distcore_worker.py"
@@ -99,6 +101,18 @@ class Crew:
     def signal(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pids[rank], number)
 
+    def until_it_waits(self, limit_s: float = LIMIT_S) -> None:
+        """Until whatever the ranks were told has come so far that all of them wait: no thread of
+        theirs has run from one look to the next, nor wants to."""
+        last: list[tuple[str, str]] = []
+
+        def stands() -> bool:
+            nonlocal last
+            before, last = last, [one for pid in self.pids for one in _threads(pid)]
+            return last == before and all(state in "ST" for state, _ in last)
+
+        until(stands, self.explain, limit_s)
+
     def wait_for_end(self, rank: int, limit_s: float = LIMIT_S) -> None:
         """Until the rank's process has ended."""
         try:
@@ -109,3 +123,19 @@ class Crew:
     def explain(self) -> str:
         """What the ranks have printed."""
         return self._log.read_text()[-4000:]
+
+
+def _threads(pid: int) -> list[tuple[str, str]]:
+    """Of each thread of a process that is not dead: its state, and how often it has given up a
+    core, or lost it."""
+    found = []
+    for task in (
+        sorted(Path(f"/proc/{pid}/task").iterdir()) if Path(f"/proc/{pid}").exists() else ()
+    ):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = dict(
+                line.split(":\t", 1) for line in (task / "status").read_text().splitlines()
+            )
+            switches = fields["voluntary_ctxt_switches"], fields["nonvoluntary_ctxt_switches"]
+            found.append((fields["State"][0], f"{task.name} {switches}"))
+    return [one for one in found if one[0] not in "ZX"]

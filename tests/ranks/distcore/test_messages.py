@@ -30,7 +30,7 @@ def crew(
 
 def kill(crew: Crew, rank: int) -> float:
     """When."""
-    time.sleep(0.2)  # not for order: so that what the others were told has begun
+    crew.until_it_waits()
     crew.signal(rank, signal.SIGKILL)
     return time.monotonic()
 
