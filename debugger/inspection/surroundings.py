@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from types import MappingProxyType
 
 from ..foreign.flight_recorder import Dump
+from ..record.safe_text.endpoints import endpoint, port_of
 from ..record.wording import ranks_text, verb
 from . import debug_server, dumps, nccl_ras
 from .connections import Link, Socket, is_this_network, links, sockets_of
@@ -130,12 +131,13 @@ def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
     named = [(one.arguments.get("hostname"), one.arguments.get("port")) for one in stances.values()]
     named += [(one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT")) for one in job.processes]
     here = all(is_this_network(one.pid) for one in job.processes)
-    for host, port in named:
-        if not (host and port and port.isdigit() and 0 < int(port) < 65536):
+    for host, text in named:
+        port = port_of(text)
+        if not host or port is None:
             continue
         if not here and is_loopback(host):
             return f"the job's store, {host}:{port}, {_ELSEWHERE}"
-        keys = keys_of(host, int(port))
+        keys = keys_of(host, port)
         if not here and isinstance(keys, Keys) and keys.refused:
             return f"the job's store, {host}:{port}, cannot be reached from here: it {_ELSEWHERE}"
         return keys
@@ -145,8 +147,7 @@ def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
 def _communicators(job: Job, sockets: Sequence[Socket]) -> Sequence[nccl_ras.Communicator] | str:
     """Asked only where one of the job's processes listens at NCCL's port."""
     named = next((a for one in job.processes if (a := one.told.get(nccl_ras.ADDRESS_VARIABLE))), "")
-    port = named.rpartition(":")[2]
-    wanted = int(port) if port.isdigit() else nccl_ras.PORT
+    wanted = endpoint(named)[1] or nccl_ras.PORT
     at = next((one for one in sockets if one.listens and one.port == wanted), None)
     if at is None:
         return []

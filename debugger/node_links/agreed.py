@@ -12,6 +12,8 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..record.safe_text.endpoints import endpoint
+
 VARIABLE = "DISTDEBUG_JOB_KEY"
 FEWEST, MOST = 32, 4096
 """Characters of a key. Who records a handshake can try keys at leisure, so it may not be a word."""
@@ -37,16 +39,13 @@ class Agreed:
 
 def place(text: str) -> tuple[str, int]:
     """The host and the port of `HOST:PORT` or `[IPV6]:PORT`. Raises AgreedError."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
+    host, port = endpoint(text)
     plain = host.isascii() and host.isprintable() and " " not in host
-    if not colon or not host or not plain or (":" in host and not bracketed):
+    if not host or not plain or (":" in host and not text.startswith(f"[{host}]:")):
         raise AgreedError(f"--head {text}: it is HOST:PORT, such as node0:29600 or [fd00::1]:29600")
-    if not 0 < number < 1 << 16:
+    if port is None:
         raise AgreedError(f"--head {text}: a port is a number from 1 to 65535")
-    return host, number
+    return host, port
 
 
 def job_key(path: Path | None, environment: MutableMapping[str, str]) -> bytes:

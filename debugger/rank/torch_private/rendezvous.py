@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...record.safe_text.endpoints import endpoint, port_of
 from .groups import helper_arguments, on_group_creation
 from .modules import Wrapped, c10d, dist
 from .probe import patch
@@ -41,9 +42,9 @@ def on_launcher_store(heard: StoreHeard, begins: Callable[[str], None]) -> None:
 
 def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:
     prefix = f"distdebug/{params.run_id}"
-    port, host = str(params.endpoint).rpartition(":")[2], _host_of(params)
-    if params.backend == "static" and port.isdigit():
-        heard(lambda: connected(host, int(port)), host, prefix)
+    port, host = endpoint(str(params.endpoint))[1], _host_of(params)
+    if params.backend == "static" and port is not None:
+        heard(lambda: connected(host, port), host, prefix)
         return
     store = getattr(handler, "_store", None)
     if isinstance(store, dist.Store):
@@ -142,8 +143,8 @@ def launchers_store() -> tuple[Callable[[Callable[[], Any]], Any], str] | None:
 
 def _told_place() -> tuple[str, int] | None:
     """The address that a launcher has told of the store in which all ranks meet."""
-    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    return (host, int(port)) if host and port.isdigit() and 0 < int(port) < 1 << 16 else None
+    host, port = os.environ.get("MASTER_ADDR", ""), port_of(os.environ.get("MASTER_PORT"))
+    return (host, port) if host and port is not None else None
 
 
 def _rank_has(store: Any, heard: StoreHeard) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...node_links.interfaces import is_here
 from ...record.layout import Phase
+from ...record.safe_text.endpoints import endpoint
 from ...record.snapshot import Rank
 from ...record.wording import printable
 from .job import ALONE, Job
@@ -88,10 +89,10 @@ class LateMeeting:
             told = {":".join(os.environ.get(one, "") for one in ("MASTER_ADDR", "MASTER_PORT"))}
         if not told:
             return None
-        host, _, port = told.pop().rpartition(":")
-        if told or not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        host, port = endpoint(told.pop())
+        if told or not host or port is None:
             return None
-        return None if several.guessed and is_here(host) else (host, int(port))
+        return None if several.guessed and is_here(host) else (host, port)
 
     def _begin(self, what: str, host: str, port: int, within_s: float) -> None:
         self._say(
