@@ -83,11 +83,6 @@ class Tree:
         """Where it listens, if it does."""
         return self._relays[number].offer
 
-    def leaves_of(self, number: int) -> Sequence[int]:
-        """Who belongs below it."""
-        relay = self._relays.get(number)
-        return () if relay is None else relay.leaves
-
     def relay_of(self, number: int) -> int:
         """Below which node it belongs; 0: none."""
         return self._relay_of.get(number, 0)
