@@ -287,9 +287,7 @@ def _who_leaves_out(
     return [rank for rank in rows if rank not in trained_by] if trained_by else []
 
 
-def _likely_cause(
-    rows: dict[int, Digest], difference: Difference, left_out: Sequence[int]
-) -> str:
+def _likely_cause(rows: dict[int, Digest], difference: Difference, left_out: Sequence[int]) -> str:
     """In words: what such a difference mostly comes of. `left_out`: by these ranks."""
     before_the_first = not any(row.step for row in rows.values())
     quantity = difference.column.quantity if difference.column else PARAMETER
