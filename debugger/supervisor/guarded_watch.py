@@ -13,7 +13,8 @@ from .watch import Look, Watch
 
 
 class GuardedWatch:
-    """`ranks` and `world_size` are as of the last look; `judged`: whether that one did not fail."""
+    """`ranks` and `world_size` are as of the last look, and `pids_here`, by rank: on another host a
+    pid is somebody else's. `judged`: whether that look did not fail."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class GuardedWatch:
         self._told: Look | None = None
         self.judged = True
         self.ranks: Mapping[int, Rank] = {}
+        self.pids_here: Mapping[int, int] = {}
         self.world_size = 1
 
     @property
@@ -52,6 +54,8 @@ class GuardedWatch:
                 return look  # nothing is new in it, and of many ranks to see that takes a while
             self._told = look
             self.ranks = newest_ranks(look.snapshots)
+            ranks = self.ranks.items()
+            self.pids_here = {number: rank.pid for number, rank in ranks if not rank.node}
             self.world_size = max([1, *(one.world_size for one in look.snapshots)])
         if look is not None:
             with self._faults.guard("the notices"):

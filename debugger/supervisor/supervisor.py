@@ -269,7 +269,7 @@ class Supervisor:
             look = self._watch.look() or look
             impossible = self._injection.look()
             with guard("the sampling of the host"):
-                host.sample(self._pids_here())
+                host.sample(self._watch.pids_here)
             with guard("the metrics"):
                 self._metrics.look(look)
             with guard("the look for processes out of reach"):
@@ -325,11 +325,6 @@ class Supervisor:
         ):
             self._unreached_asked_s = now_s
             self._reach.look(launch.descendants())
-
-    def _pids_here(self) -> dict[int, int]:
-        """By rank; on another host a pid is somebody else's."""
-        ranks = self._watch.ranks.items()
-        return {number: rank.pid for number, rank in ranks if not rank.node}
 
     def _tell_pauses(self) -> None:
         """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""

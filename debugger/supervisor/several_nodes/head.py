@@ -314,7 +314,7 @@ class Head:
     def abandoned(self) -> tuple[ExitStatus, str] | None:
         """How the command of another node failed that has left ranks behind, and which node's."""
         for far in self.nodes.values():
-            if far.there and far.status is not None and far.status.shell_code and far.left_ranks:
+            if far.status is not None and far.there and far.status.shell_code and far.left_ranks:
                 return far.status, self.name(far)
         return None
 

@@ -12,7 +12,7 @@ from debugger.diagnosis.judging import Judge, Judged
 from debugger.diagnosis.rules.node_lost import lost_without_ranks
 from debugger.record import steady_clock
 from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import LostNode, Snapshot
+from debugger.record.snapshot import LostNode, Process, Rank, Snapshot
 from debugger.supervisor.announcements import Announcements
 from debugger.supervisor.guarded_watch import GuardedWatch
 from debugger.supervisor.own_faults import OwnFaults
@@ -50,6 +50,30 @@ def test_a_lost_head_is_found_when_this_node_says_so(tmp_path: Path) -> None:
     after_s = watched.detected_after_s(lost.identity)
     assert after_s is not None
     assert SILENT_S - 0.01 <= after_s < SILENT_S + 30
+
+
+class Ranks(Nobody):
+    """One here, one on another node."""
+
+    def __init__(self) -> None:
+        alive = Process(alive=True)
+        self.ranks = {
+            0: Rank(0, 2, 77, alive, joins=True),
+            1: Rank(1, 2, 78, alive, joins=True, node=3),
+        }
+
+    def look(self, finished: bool = False) -> Sequence[Snapshot]:
+        del finished
+        return [Snapshot(steady_clock.now_ns(), 2, self.ranks)]
+
+
+def test_only_processes_of_this_host_are_sampled(tmp_path: Path) -> None:
+    announcements = Announcements(RunDirectory.create(tmp_path))
+    watched = GuardedWatch(Watch(Ranks(), Policy()), OwnFaults(), announcements)
+    assert watched.pids_here == {}
+    watched.look()
+    assert watched.ranks.keys() == {0, 1}
+    assert watched.pids_here == {0: 77}
 
 
 def test_of_what_has_no_time_none_is_made_up(tmp_path: Path) -> None:
