@@ -33,6 +33,9 @@ PING_EVERY_S = 0.25
 LOST_AFTER_S = 2.6
 """A node that has said nothing for so long is lost. An interruption of two seconds must not come to
 that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
+UNHEARD_S = 0.5
+"""A node that has said nothing for longer is told so with each ping: its connection may be stuck in
+one direction alone."""
 MISSED_EVERY_S, MISSED_BELOW_EVERY_S = 0.1, 0.5
 UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
@@ -97,7 +100,7 @@ class Listener(Link):
         self._stirred: deque[int] = deque()
         self._newly_taken: deque[int] = deque()
         self._taken_below: dict[int, set[int]] = {}
-        self._going_below = 0
+        self._leaving = 0
         self._tree = Tree(fan_in())
         self._proving = 0
         self.nodes: dict[int, Node] = {}
@@ -235,6 +238,9 @@ class Listener(Link):
 
     def _ping(self, node: Node) -> Message:
         data: dict[str, Any] = {"t": time.monotonic_ns(), "taken": node.intake.total}
+        unheard_s = node.heard.silent_s(self._listening.total_s)
+        if unheard_s > UNHEARD_S:
+            data["unheard_s"] = round(unheard_s, 3)
         below = self._taken_below.pop(node.number, ())
         if below:
             identity = self._routes[node.number][0]
@@ -284,8 +290,8 @@ class Listener(Link):
             resend_steadily(told["value"])
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._proving = max(0, self._proving - 1)
-        elif event == zmq.EVENT_DISCONNECTED and self._going_below:
-            self._going_below -= 1  # that of a node that speaks through its relay now
+        elif event == zmq.EVENT_DISCONNECTED and self._leaving:
+            self._leaving -= 1  # that of a node that speaks by another one now
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or self._proving:
             self._proving = max(0, self._proving - (event == zmq.EVENT_DISCONNECTED))
             self.say(
@@ -380,7 +386,6 @@ class Listener(Link):
         key, _, address = message.blob.decode("ascii", "replace").partition(" ")
         known = self._known(self._whole_key(key, message))
         if known is not None and self._tree.relay_of(known.number) == relay:
-            self._going_below += len(self._routes[known.number]) == 1 and not known.lost
             self._greet(route, key, message, address)
 
     def _whole_key(self, key: str, message: Message) -> str:
@@ -400,6 +405,7 @@ class Listener(Link):
             return
         known = self._known(key)
         number = known.number if known is not None else len(self.nodes) + 1
+        self._leaving += known is not None and message.data.get("moves") is True
         host = str(message.data.get("host", ""))[:255]
         task = str(message.data.get("task", ""))[:MOST_TASK]
         ranks = message.data.get("ranks")

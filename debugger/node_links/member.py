@@ -27,10 +27,17 @@ ANSWER_S = 10.0
 """A head that has not answered by then is taken for out of reach."""
 CLOSED_TIMES = 3
 """So often a listener may close while keys are proved; it is asked ten times a second."""
-RELAY_LATE_S, RELAY_SILENT_S = 0.9, 1.6
+LATE_S, SILENT_S = 0.9, 1.6
 """A node whose relay has said nothing for so long asks the head for a connection, and after the
 longer time goes over to that: the head misses the relay later than that, and is to have heard of
-those below it by then."""
+those below it by then.
+
+So does a node that speaks to the head itself. Where four packets or more are on the way when a
+network fails, Linux takes no notice of `resend_steadily`: what was lost goes out once more after
+1.6 s, and then after 3.2 s. A new connection gets through as soon as there is a network."""
+TRIED_MS = 150
+"""A connection that nobody has taken for so long is tried anew: by itself TCP asks again after a
+second. A packet takes less from one host of a job to another."""
 RELAY_CLOSED_S = 0.3
 RELAY_ANSWERS_S = 5.0
 """So long it is tried to come below a relay."""
@@ -100,6 +107,11 @@ class Connection(Link):
         self._via_head_s = self._via_since_s = self._via_closed_s = 0.0
         self._via_welcomed = False
         self._next: _Next | None = None
+        self._unheard_s = 0.0
+        """For how long the head, or the relay, has heard nothing of us, by its own word."""
+        self._went_over_s = -LATE_S
+        self._before: tuple[Any, Any] | None = None
+        """The connection that was left, until the head has answered on the one that followed."""
 
     def connect(self, offer: Offer, hello: Mapping[str, Any]) -> None:
         """Meet the head there."""
@@ -170,13 +182,16 @@ class Connection(Link):
         assert self.offer is not None
         self._dealer, self._monitor = self._dial(self.offer)
 
-    def _dial(self, offer: Offer) -> tuple[Any, Any]:
-        """To whoever listens there: a connection, and what is told of it."""
+    def _dial(self, offer: Offer, urgent: bool = False) -> tuple[Any, Any]:
+        """To whoever listens there: a connection, and what is told of it. `urgent`: the network may
+        be back at any moment."""
         dealer = self.socket(zmq.DEALER, offer.address)
         dealer.curve_serverkey = offer.key.encode()
         dealer.maxmsgsize = MOST_BYTES
         dealer.sndhwm = dealer.rcvhwm = 10_000
         dealer.reconnect_ivl = 100
+        if urgent:
+            dealer.connect_timeout, dealer.reconnect_ivl = TRIED_MS, TRIED_MS // 5
         dealer.handshake_ivl = 15_000
         monitor = dealer.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -209,16 +224,17 @@ class Connection(Link):
         else:
             self._happened(told)
 
-    def _proved(self) -> None:
-        """Both ends have: what is said first is who we are."""
+    def _proved(self, moves: bool = False) -> None:
+        """Both ends have: what is said first is who we are. `moves`: from another connection to the
+        head, which is closed as soon as it has answered."""
         self.connected = True
-        self._say_hello()
+        self._say_hello(moves)
         if self._relay is not None:
             self._relay.begin_anew()
 
-    def _say_hello(self) -> None:
+    def _say_hello(self, moves: bool = False) -> None:
         self._sent = self._taken = 0  # of this connection
-        self._send(Message("hello", self._hello))
+        self._send(Message("hello", {**self._hello, "moves": moves}))
 
     def _happened(self, told: Mapping[str, Any]) -> None:
         event = told["event"]
@@ -237,7 +253,7 @@ class Connection(Link):
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self.refusal = f"what listens at {where} is not the head that the job's store names"
 
-    # -- in the thread, below a relay ----------------------------------------------------------
+    # -- in the thread, from one connection to another one -------------------------------------
 
     def _go_below(self, offer: Offer) -> None:
         """Try to reach that relay; until it is reached all stays as it is."""
@@ -253,7 +269,7 @@ class Connection(Link):
         following.proved = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         if following.proving:
             resend_steadily(told["value"])
-            if not following.answered and following.offer is None:
+            if not following.answered and following.offer is None and self._via is not None:
                 self._head_is_there()
             following.answered = True
         self._go_over()
@@ -269,20 +285,26 @@ class Connection(Link):
         following = self._next
         if following is None or not following.proved:
             return
-        if following.offer is None and not self._uneasy(RELAY_SILENT_S):
+        if following.offer is None and not self._uneasy(SILENT_S):
             return
-        before = (self._dealer, self._monitor)
+        self._close_before()
+        self._before, moves = (self._dealer, self._monitor), self._via is None
         self._via, self._dealer, self._monitor = (
             following.offer,
             following.dealer,
             following.monitor,
         )
-        self._next = None
-        _close(*before)
+        self._next, self._proving, self._unheard_s = None, False, 0.0
+        self._went_over_s = self._listening.total_s
         self._via_heard, self._via_welcomed, self._via_head_s = Heard(), False, 0.0
         self._via_since_s, self._via_closed_s = time.monotonic(), 0.0
         self._via_heard.spoke(self._listening.total_s)
-        self._proved()
+        self._proved(moves)
+
+    def _close_before(self) -> None:
+        if self._before is not None:
+            _close(*self._before)
+            self._before = None
 
     def _happened_via(self, told: Mapping[str, Any]) -> None:
         event = told["event"]
@@ -296,30 +318,42 @@ class Connection(Link):
             self._via_closed_s = self._via_closed_s or time.monotonic()
 
     def _uneasy(self, after_s: float) -> bool:
-        """Whether it is time to look for the head itself: the relay is silent for so long, or has
-        closed, or says that the head is silent, or it has never led to the head."""
+        """Whether it is time to dial the head anew: it is silent for so long, or does not hear us;
+        or the relay is, or has closed, or says that the head is silent, or has never led to it."""
+        if self._via is None:
+            return max(self.silent_s, self._unheard_s) > after_s
         now_s = time.monotonic()
         silent_s = self._via_heard.silent_s(self._listening.total_s)
         closed = self._via_closed_s and now_s - self._via_closed_s > RELAY_CLOSED_S
         useless = not self._via_welcomed and now_s - self._via_since_s > RELAY_ANSWERS_S
-        return max(silent_s, self._via_head_s) > after_s or bool(closed or useless)
+        silent_s = max(silent_s, self._unheard_s, self._via_head_s)
+        return silent_s > after_s or bool(closed or useless)
 
     def _tick(self) -> None:
-        following = self._next
-        if self._via is None:
-            if following is not None and time.monotonic() > following.until_s:
+        following, late = self._next, self._uneasy(LATE_S)
+        if following is not None and following.offer is not None:
+            if late or time.monotonic() > following.until_s:
                 self._give_up_next()
             return
-        # The relay is left when the head has answered, and may have spoken again by then: who
-        # broke with it at once would be missed by it after an interruption that loses nobody.
+        # A connection is left when the head has answered on another one, and it may have spoken
+        # again by then: who broke with it at once would be missed after an interruption that loses
+        # nobody.
         if following is None:
-            if self._uneasy(RELAY_LATE_S) and self.offer is not None:
-                self._next = _Next(None, 0.0, *self._dial(self.offer))
-        elif self._uneasy(RELAY_LATE_S):
+            if late and self.offer is not None and not self.refusal:
+                self._dial_the_head(self.offer)
+        elif late:
             self._go_over()
         elif not following.proving:
             # Not while keys are proved: the head would take it for a stranger's attempt.
             self._give_up_next()
+
+    def _dial_the_head(self, offer: Offer) -> None:
+        now_s = self._listening.total_s
+        if self._via is None and now_s - self._went_over_s < LATE_S:
+            return  # it has just been found again, and is about to speak
+        silent_s = max(self._via_heard.silent_s(now_s), self._unheard_s)
+        urgent = self._via is None or silent_s > LATE_S
+        self._next = _Next(None, 0.0, *self._dial(offer, urgent))
 
     def _give_up_next(self) -> None:
         if self._next is not None:
@@ -400,6 +434,7 @@ class Connection(Link):
             self._of_the_tree(message)
             return
         if message.kind == "welcome":
+            self._close_before()
             self.welcome = message.data
             self._via_welcomed = True
         elif message.kind == "refused":
@@ -409,6 +444,9 @@ class Connection(Link):
     def _has_spoken(self, message: Message) -> None:
         """The head, or its relay, which says with each ping for how long the head is silent."""
         now_s = self._listening.total_s
+        if message.kind == "ping":
+            unheard_s = message.data.get("unheard_s")
+            self._unheard_s = unheard_s if type(unheard_s) is float else 0.0
         silent_s = message.data.get("head_s", 0.0)
         if self._via is None or message.kind != "ping" or type(silent_s) is not float:
             silent_s = 0.0

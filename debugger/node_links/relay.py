@@ -148,8 +148,8 @@ class Relay(Listener):
             node.offset.exchanged(sent, theirs, node.heard_ns)
 
     def _ping(self, node: Node) -> Message:
-        times = {"t": time.monotonic_ns(), "taken": node.intake.total}
-        return Message("ping", {**times, "head_s": round(self._head_silent_s(), 3)})
+        head_s = round(self._head_silent_s(), 3)
+        return Message("ping", {**super()._ping(node).data, "head_s": head_s})
 
     def _tick(self) -> None:
         super()._tick()

