@@ -12,6 +12,7 @@ registers the backend, or puts a layer around it. Stock gloo passes 90 tests on 
 import importlib
 import json
 import os
+import unittest
 from pathlib import Path
 
 os.environ.setdefault("BACKEND", "gloo")
@@ -60,6 +61,14 @@ class TestTorch(
 ):
     """Ranks come from a fork server that has torch imported; torch's own way imports it anew in
     every rank of every test."""
+
+    if torch.__version__.startswith("2.12."):
+        # Later releases leave it out on Linux (pytorch/pytorch#179691), and 2.11 has none: rank 1
+        # leaves the group in which rank 0 waits for a millisecond, so that rank 0's error is by
+        # chance that or its timeout, on stock gloo too; and only gloo's words for the latter pass.
+        test_barrier_timeout_arg = unittest.skip("rank 1 may leave before rank 0 has waited")(
+            distributed_test.DistributedTest._DistTestBase.test_barrier_timeout_arg
+        )
 
     @property
     def _environment(self):
