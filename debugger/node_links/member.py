@@ -38,6 +38,9 @@ network fails, Linux takes no notice of `resend_steadily`: what was lost goes ou
 TRIED_MS = 150
 """A connection that nobody has taken for so long is tried anew: by itself TCP asks again after a
 second. A packet takes less from one host of a job to another."""
+NOT_NEEDED_S = 5.0
+"""So long a connection is tried of which there is no need any more. It may have been taken just
+now."""
 RELAY_CLOSED_S = 0.3
 RELAY_ANSWERS_S = 5.0
 """So long it is tried to come below a relay."""
@@ -343,8 +346,8 @@ class Connection(Link):
                 self._dial_the_head(self.offer)
         elif late:
             self._go_over()
-        elif not following.proving:
-            # Not while keys are proved: the head would take it for a stranger's attempt.
+        elif following.proved or (not following.proving and time.monotonic() > following.until_s):
+            # Not before keys are proved: the head would take it for a stranger's attempt.
             self._give_up_next()
 
     def _dial_the_head(self, offer: Offer) -> None:
@@ -353,7 +356,8 @@ class Connection(Link):
             return  # it has just been found again, and is about to speak
         silent_s = max(self._via_heard.silent_s(now_s), self._unheard_s)
         urgent = self._via is None or silent_s > LATE_S
-        self._next = _Next(None, 0.0, *self._dial(offer, urgent))
+        until_s = time.monotonic() + NOT_NEEDED_S
+        self._next = _Next(None, until_s, *self._dial(offer, urgent))
 
     def _give_up_next(self) -> None:
         if self._next is not None:

@@ -10,7 +10,6 @@ sentence (ValueError).
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from ..record import steady_clock
 from ..record.layout import Phase
+from ..record.readable import readable
 from ..record.requests import break_requests
 from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
 from ..record.runs.planned_faults import ASKED, planned_faults
@@ -165,7 +165,7 @@ class Actions:
             line.send(line="continue")
             until_s = time.monotonic() + GOES_S
             while (left_s := until_s - time.monotonic()) > 0:
-                if not select.select([line], [], [], left_s)[0]:
+                if not readable([line], left_s):
                     break
                 messages = line.receive()
                 if messages is None:

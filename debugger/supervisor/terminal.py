@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..record.readable import readable
 from ..record.requests.breakpoints import Line, Stop, stops
 from ..record.safe_text.sanitize import clean
 
@@ -75,7 +75,7 @@ class Terminal:
         hinted = False
         while True:
             try:
-                if not select.select([self._line], [], [], _HINT_AFTER_S)[0]:
+                if not readable([self._line], _HINT_AFTER_S):
                     if not hinted:
                         _show(f"{self._stop.who} runs; Ctrl-C leaves it to itself\n")
                     hinted = True
@@ -167,10 +167,10 @@ class Terminal:
         both: list[Any] = [self._line, typing]
         left = 0
         while True:
-            if left and not select.select([typing], [], [], _ASK_AGAIN_S)[0]:
+            if left and not readable([typing], _ASK_AGAIN_S):
                 signal.pthread_kill(user, _NUDGE)
                 left -= 1
-            elif typing in select.select(both, [], [])[0]:
+            elif typing in readable(both):
                 numbers = typing.recv(64)
                 if not numbers:
                     return
@@ -183,7 +183,7 @@ class Terminal:
     def _rank_speaks(self) -> bool:
         """Whether there is something to read but an answer to the other thread's question."""
         with self._completing:
-            return bool(select.select([self._line], [], [], 0)[0])
+            return bool(readable([self._line], 0))
 
     def _on_spoke(self, _number: int, _frame: object) -> None:
         if self._typing:
@@ -196,7 +196,7 @@ class Terminal:
             self._line.send(complete=[text, line, begin, end])
             until_s = time.monotonic() + _COMPLETE_S
             while (left_s := until_s - time.monotonic()) > 0:
-                if not select.select([self._line], [], [], left_s)[0]:
+                if not readable([self._line], left_s):
                     break
                 for message in self._line.receive() or ({"candidates": ()},):
                     if "candidates" in message:

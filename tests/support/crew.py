@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from debugger.record.readable import readable
 from tests.support import runs
 from tests.support.torch_loaded import TorchLoaded, request
 from tests.support.waiting import until
@@ -61,10 +61,10 @@ class Crew:
     def answer(self, rank: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
         """What the rank's command gave. Raises AssertionError with its traceback, or when none
         comes."""
-        until = time.monotonic() + limit_s
+        ends_s = time.monotonic() + limit_s
         while b"\n" not in self._received[rank]:
             channel = self._channels[rank]
-            ready, _, _ = select.select([channel], [], [], max(0.0, until - time.monotonic()))
+            ready = readable([channel], ends_s - time.monotonic())
             more = channel.recv(65536) if ready else b""
             if not more:
                 what = "ended" if ready else f"did not answer within {limit_s} s"

@@ -6,7 +6,6 @@ import fcntl
 import os
 import pty
 import re
-import select
 import signal
 import struct
 import subprocess
@@ -15,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+
+from debugger.record.readable import readable
 
 LIMIT_S = 200.0
 
@@ -111,7 +112,7 @@ class Terminal:
     def _read(self, limit_s: float) -> bool:
         if self._master is None or limit_s <= 0:
             return False
-        if not select.select([self._master], [], [], limit_s)[0]:
+        if not readable([self._master], limit_s):
             return False
         try:
             data = os.read(self._master, 1 << 16)

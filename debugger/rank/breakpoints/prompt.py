@@ -9,7 +9,6 @@ from __future__ import annotations
 import bdb
 import code
 import pdb
-import select
 import signal
 import socket
 import sys
@@ -19,6 +18,7 @@ from contextlib import AbstractContextManager
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
+from ...record.readable import readable
 from ...record.requests.breakpoints import TAKEN, Line, same_user
 
 LOOK_EVERY_S = 0.2
@@ -121,7 +121,7 @@ class Console:
 
     def _await_somebody(self) -> None:
         self._look()
-        if self._listener is not None and select.select([self._listener], [], [], LOOK_EVERY_S)[0]:
+        if self._listener is not None and readable([self._listener], LOOK_EVERY_S):
             came = self._accept(self._listener)
             if came is not None:
                 self._line, self._once = Line(came), False
@@ -137,7 +137,7 @@ class Console:
         while not self._lines and not self.left:
             self._look()
             both: list[Any] = [line, self._listener] if self._listener is not None else [line]
-            ready = select.select(both, [], [], LOOK_EVERY_S)[0]
+            ready = readable(both, LOOK_EVERY_S)
             if self._listener in ready and self._listener is not None:
                 further = self._accept(self._listener)
                 if further is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from ...record import torch_versions
+from ...record.readable import readable
 from .groups import CREATION, clone_group
 from .modules import c10d, dist
 
@@ -63,7 +63,7 @@ def _in_child(trial: Callable[[], str]) -> str:
             os._exit(0)
     os.close(writing)
     try:
-        if not select.select([reading], [], [], _LIMIT_S)[0]:
+        if not readable([reading], _LIMIT_S):
             os.kill(pid, signal.SIGKILL)
             return f"it has not ended in {_LIMIT_S:.0f} s"
         told = os.read(reading, 2000).decode(errors="replace")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typing import IO
 from ...errors import DistdebugError, UsageError
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
+from ...record.readable import readable
 from . import warden
 
 _CLOSE_TIMEOUT_S = 5.0
@@ -183,7 +183,7 @@ class Launch:
 
     def _wait_for_report(self, timeout_s: float) -> bool:
         """False when the warden has ended, or nothing came in time."""
-        select.select([self._reports], [], [], timeout_s)
+        readable([self._reports], timeout_s)
         return self._read_reports()
 
     def _read_reports(self) -> bool:
