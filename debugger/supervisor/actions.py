@@ -17,11 +17,11 @@ from typing import Any
 
 from ..record import steady_clock
 from ..record.layout import Phase
-from ..record.readable import readable
 from ..record.requests import break_requests
 from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
 from ..record.runs.planned_faults import ASKED, planned_faults
 from ..record.runs.run_directory import RunDirectory
+from ..record.safe_files.readable import readable
 from ..record.snapshot import Rank
 from ..record.wording import at_site, printable, spans
 from .control import Action

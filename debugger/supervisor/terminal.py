@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..record.readable import readable
 from ..record.requests.breakpoints import Line, Stop, stops
+from ..record.safe_files.readable import readable
 from ..record.safe_text.sanitize import clean
 
 HISTORY = "~/.distdebug_history"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from debugger.record.readable import readable
+from debugger.record.safe_files.readable import readable
 
 LIMIT_S = 200.0
 

@@ -18,8 +18,8 @@ from contextlib import AbstractContextManager
 from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from ...record.readable import readable
 from ...record.requests.breakpoints import TAKEN, Line, same_user
+from ...record.safe_files.readable import readable
 
 LOOK_EVERY_S = 0.2
 _CONTINUES = -1

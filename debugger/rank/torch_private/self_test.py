@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...record import torch_versions
-from ...record.readable import readable
+from ...record.safe_files.readable import readable
 from .groups import CREATION, clone_group
 from .modules import c10d, dist
 

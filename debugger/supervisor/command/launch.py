@@ -16,7 +16,7 @@ from typing import IO
 from ...errors import DistdebugError, UsageError
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
-from ...record.readable import readable
+from ...record.safe_files.readable import readable
 from . import warden
 
 _CLOSE_TIMEOUT_S = 5.0
