@@ -144,6 +144,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_of_a_record_that_has_lost_its_beginning_the_rest_is_made(
     tmp_path: Path, zygote: Zygote
 ) -> None:

@@ -56,7 +56,7 @@ def program(tmp_path: Path, *mode: str) -> list[str]:
     return ["--", sys.executable, str(script), *mode, str(tmp_path / "store")]
 
 
-@pytest.mark.parametrize("how", ["forked", "spawned"])
+@pytest.mark.parametrize("how", ["forked", pytest.param("spawned", marks=pytest.mark.long)])
 def test_who_dies_is_named(tmp_path: Path, how: str) -> None:
     found = runs.run("exec", program(tmp_path, how, "dies"), tmp_path)
     assert found.exit_code == 94, found.explain()
@@ -73,7 +73,7 @@ def test_what_a_worker_has_raised_is_no_wrong_argument_of_its_caller(tmp_path: P
     assert "<- raises" in LAUNCHER.splitlines()[error["ranks"]["0"]["location"]["line"] - 1]
 
 
-@pytest.mark.parametrize("how", ["forked", "spawned"])
+@pytest.mark.parametrize("how", ["forked", pytest.param("spawned", marks=pytest.mark.long)])
 def test_workers_that_are_right(tmp_path: Path, how: str) -> None:
     found = runs.run("exec", program(tmp_path, how, "answers"), tmp_path)
     assert (found.exit_code, found.errors) == (0, []), found.explain()

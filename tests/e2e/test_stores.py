@@ -137,7 +137,9 @@ def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote)
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", ["greatest", "least", "fresh"])
+@pytest.mark.parametrize(
+    "file", ["greatest", pytest.param("least", marks=pytest.mark.long), "fresh"]
+)
 def test_the_file_of_an_earlier_attempt(file: str, tmp_path: Path) -> None:
     """Its ranks' addresses are dead; those that were started again wait for them."""
     (tmp_path / "train.py").write_text(RESTARTED)

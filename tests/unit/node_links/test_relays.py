@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from debugger.node_links import link as link_module
 from debugger.node_links.agreed_keys import head_pair, node_pair
 from debugger.node_links.clocks import Offset
 from debugger.node_links.head import LOST_AFTER_S, Listener, Node
@@ -77,6 +78,7 @@ def _job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     monkeypatch.setenv("DISTDEBUG_FAN_IN", str(FAN_IN))
     with ExitStack() as stack:
         yield Job(stack)
+        monkeypatch.setattr(link_module, "LINGER_MS", 100)  # who is lost takes nothing
 
 
 def off(*links: Link | None) -> None:
