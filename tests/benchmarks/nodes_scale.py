@@ -71,8 +71,6 @@ BEFORE_ASKED, ASKED, MORE = 2, 1, 2
 more than these: what they tell by themselves."""
 CALLS = 10
 """Between two digests: more than are told one by one."""
-AT_ONCE = 64
-"""So many nodes tell something before the others are served: who answers no ping is lost."""
 LIMIT_S = 240.0
 WEIGH_EVERY_S = 0.25
 HOST = "n%05d"
@@ -477,7 +475,7 @@ class Simulation:
     def told_all(self) -> None:
         """Until all nodes have told the same: what follows is what has changed since then."""
         while some := [node for node in self.nodes if node.told < len(node.progress)]:
-            self._tell(some[:AT_ONCE])
+            self._tell(some)
         self.serve(1.0)
 
     def fault(self) -> None:
