@@ -36,9 +36,6 @@ CALLING_REST, CALLING_EVERY_S = 25.0, 32.0
 """While ranks of many nodes go on calling and nothing else is reported, the last look holds for so
 many times what looks take, and no longer than this; what is asked meanwhile is whether there is
 more."""
-CALM_TIMES = 3
-"""A look that came after such a time, and saw nobody wait for long, holds for so many times that:
-no clock runs that could bring a finding."""
 ANSWERS_S = 2.0
 """So long before such a look all are asked how far they are; within it they have answered."""
 MOMENT_S = 1.0
@@ -88,7 +85,7 @@ class Watch:
         self._costs_s: deque[float] = deque(maxlen=USUAL_OF)
         self._used_s = 0.0
         self._looked_s = self._news_s = self._asked_s = 0.0
-        self._held = self._calm = False
+        self._held = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
     def pause(self) -> None:
@@ -114,17 +111,14 @@ class Watch:
     def look(self, finished: bool = False) -> Look:
         """Look at all ranks now, or give the last look where that holds. `finished`: no process of
         the run is left."""
-        held, self._held = self._held, not finished and self._holds()
+        self._held = not finished and self._holds()
         if self._held:
             self._used_s = time.thread_time()
             return self._look
         # To take in what comes between two looks is a part of what they cost.
         began_s = self._used_s if self._costs_s else time.thread_time()
-        rested = held and self._reader.only_calling()
         try:
-            look = self._judged(finished)
-            self._calm = rested and not self._somebody_waits(look)
-            return look
+            return self._judged(finished)
         finally:
             self._used_s = time.thread_time()
             self._costs_s.append(self._used_s - began_s)
@@ -138,8 +132,7 @@ class Watch:
         now_s, usual_s = time.monotonic(), self._usual_s
         if self._news_s:
             return now_s - self._news_s < min(usual_s, MOMENT_S)
-        hold_s = min(CALLING_EVERY_S, CALLING_REST * usual_s) * (CALM_TIMES if self._calm else 1)
-        if now_s - self._looked_s >= hold_s:
+        if now_s - self._looked_s >= min(CALLING_EVERY_S, CALLING_REST * usual_s):
             if not self._asked_s and self._reader.ask():
                 self._asked_s = now_s
             if not self._asked_s or now_s - self._asked_s >= ANSWERS_S:
@@ -149,16 +142,6 @@ class Watch:
         if self._held:
             self._news_s = now_s
         return self._held and usual_s > LOOK_EVERY_S
-
-    def _somebody_waits(self, look: Look) -> bool:
-        """For so long that it is to be said before long. Ranks that call wait a moment each time,
-        and one that has just come to stand still does not wait for longer, yet."""
-        return any(
-            one.taken_ns - wait.since_ns > self._judge.limits.notice_after_s * 1e9
-            for one in look.snapshots
-            for rank in one.ranks.values()
-            for wait in rank.waits
-        )
 
     def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)

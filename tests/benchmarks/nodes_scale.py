@@ -12,12 +12,11 @@ with a connection of each node below them. Of the others the head hears, over th
 the frames that a relay would hand on: 2,048 pings four times a second would take a core, which the
 head does not have alone here, and which is spent on 31 hosts where they are real.
 
-A row: until the head knew all ranks; while all call without pause: its CPU, and the bytes of
-digests from each node a second, for 36 s, or of many nodes from one time that the head asks them
-for progress, and looks at all ranks, to the next one; then the last digest of all nodes: until the
-first and the last node had been told the verdict, the CPU seconds of the head until the first had,
-and until all had its report, or it ended; how many had been told that; whether the verdict names
-the rank; the most resident memory that it had, and what its run directory takes.
+A row: until the head knew all ranks; for 36 s in which all call without pause: its CPU, and the
+bytes of digests from each node a second; then the last digest of all nodes: until the first and the
+last node had been told the verdict, the CPU seconds of the head until the first had, and until all
+had its report, or it ended; how many had been told that; whether the verdict names the rank; the
+most resident memory that it had, and what its run directory takes.
 """
 
 from __future__ import annotations
@@ -65,10 +64,8 @@ REAL_RELAYS = 2
 BELOW_ERROR_NS = 50_000
 """Of the clock of a node as its relay knows it."""
 BEFORE_S, REST_S = 2.0, 36.0
-"""All call without pause; the first seconds of that are not measured."""
-BEFORE_ASKED, ASKED, MORE = 2, 1, 2
-"""Many nodes are asked how far they are. So often before it is measured, and then; and some digests
-more than these: what they tell by themselves."""
+"""All call without pause; the first seconds of that are not measured. Of many ranks a look is made
+every 32 s."""
 CALLS = 10
 """Between two digests: more than are told one by one."""
 LIMIT_S = 240.0
@@ -85,9 +82,9 @@ BARS = "bars at 2,048 nodes: verdict 5 s, 300 MB, one core; at rest 20 KB/s a no
 class Recorded:
     """What is told of a rank: at first, between calls, when it waits, and when all is asked for."""
 
-    def __init__(self, folder: Path, world: int, pace: Pace) -> None:
-        path = folder / "0.flight"
-        self._writer = FlightWriter(path)
+    def __init__(self, folder: Path, world: int, last: Signature, pace: Pace) -> None:
+        self._path = folder / "0.flight"
+        self._writer = FlightWriter(self._path)
         self._writer.identify({"host": HOST % 0, "job": "simulated"})
         self._writer.claim(1, world, 1, 0)
         group = self._writer.add_group(
@@ -103,20 +100,15 @@ class Recorded:
         assert group is not None
         self._group: GroupSlot = group
         self._site = self._writer.define(Definition.SITE, json.dumps(["/a/train.py", 7, "step"]))
-        self._source = RecordSource(path)
-        path.unlink()
+        self._source = RecordSource(self._path)
         self.first = self._calls()
-        told = BEFORE_ASKED + ASKED + MORE if asked(pace) else sum(steps_of(pace))
-        self.between = [self._calls() for _ in range(told)]
-        self.waits: list[Piece] = []
-        self.all: list[Piece] = []
-
-    def wait_in(self, last: Signature, still: int) -> None:
-        """From now on it does, in its last call; so many of its calls are told."""
+        self.between = [self._calls() for _ in range(sum(steps_of(pace)))]
         self._begin(last)
+        still = pace.still_calls
         self.waits = [*self._source.sample(still), *self._source.sample(still)]
         self._source.fill()
         self.all = self._source.sample(still)
+        self._path.unlink()
 
     def _calls(self) -> list[Piece]:
         for _ in range(CALLS):
@@ -153,11 +145,6 @@ class Recorded:
         return rows
 
 
-def asked(pace: Pace) -> bool:
-    """Whether the head asks how far nodes are that tell as seldom as this."""
-    return pace != Pace()
-
-
 def steps_of(pace: Pace) -> tuple[int, int]:
     """How many digests of ranks that call all the time are told, before it is measured and then."""
     before, measured = (max(1, round(one / pace.busy_s)) for one in (BEFORE_S, REST_S))
@@ -181,7 +168,6 @@ class Node:
     socket: Any = None
     serial: int = 0
     due_s: float = 0.0
-    every_s: float = 0.0
     seen: Counter[str] = field(default_factory=Counter)
     verdict: dict[str, Any] = field(default_factory=dict)
     sent_bytes: int = 0
@@ -196,9 +182,8 @@ class Node:
     through: tuple[Node, bytes] | None = None
     new_below: list[bytes] = field(default_factory=list)
     told_s: float = 0.0
-    progress: Sequence[bytes] = ()
-    """What it tells of ranks that call, one after the other; `told`: how many of these it has."""
-    told: int = 0
+    progress: bytes = b""
+    """What it has told last of ranks that call."""
 
     def connect(self, context: zmq.Context[Any], offer: Offer) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -251,12 +236,6 @@ class Node:
         times = {"serial": self.serial, "t": time.monotonic_ns()}
         self.send(Message("digest", {**times, **data}, blob))
 
-    def tell_progress(self) -> None:
-        """Its ranks go on calling. In the end what was told last is told again."""
-        self.digest(self.progress[min(self.told, len(self.progress) - 1)], busy=True)
-        self.told += 1
-        self.due_s = time.monotonic() + self.every_s
-
     def all_that_there_is(self) -> None:
         """The first digest: with it comes which files and processes there are."""
         alive = process_values(Process(alive=True, state="R"), None, steady_clock.offset_ns())
@@ -295,7 +274,7 @@ class Node:
             rows = [one.all if place in asked else () for place, one in enumerate(self.ranks)]
             self.digest(blob_of(rows), filled=message.data["number"])
         elif message.kind == "tell" and self.progress:
-            self.tell_progress()
+            self.digest(self.progress, busy=True)
         elif message.kind == "verdict":
             self.verdict = dict(message.data)
         elif message.kind == "stacks":
@@ -315,8 +294,8 @@ class Simulation:
     def __init__(self, count: int, folder: Path) -> None:
         self.pace = pace_for(count)
         world = count * RANKS
-        self.right = Recorded(folder, world, self.pace)
-        self.wrong = Recorded(folder, world, self.pace)
+        self.right = Recorded(folder, world, ALL_REDUCE, self.pace)
+        self.wrong = Recorded(folder, world, BROADCAST, self.pace)
         self.nodes = [
             Node(number, [self.right] * RANKS, *zmq.curve_keypair()) for number in range(count)
         ]
@@ -446,45 +425,30 @@ class Simulation:
             assert time.monotonic() - began_s < LIMIT_S, self.said()
             self.serve(0.2)
 
-    def call(self) -> None:
-        """From now on all call without pause, and each node tells of it as the head wants."""
-        blobs = [blob_of([rows] * RANKS) for rows in self.right.between]
+    def rest(self, first: int, steps: int) -> None:
+        """All call without pause, and each node tells of it as often as the head wants."""
+        every_s, sent = self.pace.busy_s, [0] * len(self.nodes)
+        blobs = [blob_of([rows] * RANKS) for rows in self.right.between[first : first + steps]]
+        now_s = time.monotonic()
         for node in self.nodes:
-            node.progress, node.every_s = blobs, self.pace.busy_s
-            node.due_s = time.monotonic() + node.every_s * node.number / len(self.nodes)
-
-    def rest(self, steps: int, questions: int) -> None:
-        """Until each node has told so often that its ranks call; of many nodes until the head has
-        asked them so often."""
-        first = self.nodes[0]
-        told, told_of = first.told + steps, first.seen["tell"] + questions
-        began_s = time.monotonic()
-        while first.seen["tell"] < told_of if asked(self.pace) else first.told < told:
-            assert time.monotonic() - began_s < LIMIT_S, self.said()
+            node.due_s = now_s + every_s * node.number / len(self.nodes)
+        until_s = now_s + steps * every_s
+        while now_s < until_s or min(sent) < steps:
+            for node in self.nodes:
+                is_behind = node.sent - node.taken >= self.pace.ahead  # the head: it is waited for
+                if node.due_s <= now_s and sent[node.number] < steps and not is_behind:
+                    node.due_s += every_s
+                    node.progress = blobs[sent[node.number]]
+                    node.digest(node.progress, busy=True)
+                    sent[node.number] += 1
+            self.serve(0.02)
             now_s = time.monotonic()
-            self._tell(node for node in self.nodes if node.due_s <= now_s)
-
-    def _tell(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            if (
-                node.sent - node.taken < self.pace.ahead
-            ):  # else the head is behind: it is waited for
-                node.tell_progress()
-        self.serve(0.02)
-
-    def told_all(self) -> None:
-        """Until all nodes have told the same: what follows is what has changed since then."""
-        while some := [node for node in self.nodes if node.told < len(node.progress)]:
-            self._tell(some)
-        self.serve(1.0)
 
     def fault(self) -> None:
         """All wait, and one has called something else."""
-        self.right.wait_in(ALL_REDUCE, self.pace.still_calls)
-        self.wrong.wait_in(BROADCAST, self.pace.still_calls)
         blob = blob_of([self.right.waits] * RANKS)
         for node in self.nodes:
-            node.progress, node.every_s, node.due_s = (), 0.0, float("inf")
+            node.progress = b""
         for node in self.nodes[:-1]:
             node.digest(blob)
         self.nodes[-1].digest(blob_of(one.waits for one in self.nodes[-1].ranks))
@@ -553,14 +517,12 @@ def _measured(job: Simulation) -> str:
     job.phase_over("known")
     known_s = time.monotonic() - began_s
     before, measured = steps_of(job.pace)
-    job.call()
-    job.rest(before, BEFORE_ASKED)
+    job.rest(0, before)
     sent, cpu_s, began_s = sum(node.sent_bytes for node in nodes), job.cpu_s(), time.monotonic()
-    job.rest(measured, ASKED)
+    job.rest(before, measured)
     took_s = time.monotonic() - began_s
     busy = (job.cpu_s() - cpu_s) / took_s
     rate = (sum(node.sent_bytes for node in nodes) - sent) / took_s / len(nodes) / 1000
-    job.told_all()
     job.phase_over("calling")
     cpu_s, began_s = job.cpu_s(), time.monotonic()
     job.fault()
