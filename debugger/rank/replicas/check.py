@@ -56,7 +56,7 @@ _MASK = (1 << 64) - 1
 
 Row = tuple[tuple[int, int], int, int, int, Sequence[int], Sequence[float]]
 """What `ReplicaWriter.append` takes."""
-Moment = tuple[tuple[int, int], int, int]
+Stamp = tuple[tuple[int, int], int, int]
 """Of a digest: when it is taken (see `snapshot.Digest`), step and site."""
 
 
@@ -98,13 +98,15 @@ class Replica:
     columns: list[Column]
     samples: list[int]
     writer: ReplicaWriter
-    last: Moment = ((-1, 0), 0, 0)
+    last: Stamp = ((-1, 0), 0, 0)
     withheld: Row | None = None
     reduced: int = 0
     """The count of reduced gradients at its last step."""
     left_alone: bool = False
     apart: int = 0
     """Digests since it was left alone."""
+    parameters_alone: bool = False
+    """What a step is made of is not compared: it may be the next one's by then."""
     is_part: bool = False
     whole: Replica | None = None
     """Where it is a part of a model: all of that, compared before the next step."""
@@ -287,15 +289,16 @@ class ReplicaCheck:
         replica: Replica,
         optimizer: Optimizer,
         tensors: Sequence[torch.Tensor],
-        moment: Moment,
+        stamp: Stamp,
         flags: int = 0,
     ) -> None:
         if replica.withheld is not None:
             replica.writer.append(*replica.withheld)
             replica.withheld = None
-        at, step, site = moment
+        at, step, site = stamp
         if is_due(sum(at), self._every):
-            reading = quantities.Reading(optimizer, tensors, replica.axis, stepped=step > 0)
+            stepped = step > 0 and not replica.parameters_alone
+            reading = quantities.Reading(optimizer, tensors, replica.axis, stepped)
             values = reading.values(len(replica.columns))
             samples = reading.samples(replica.samples)
             row = (at, step | flags, site, time.monotonic_ns(), values, samples)
@@ -371,7 +374,7 @@ class ReplicaCheck:
         self._replicas = alive
         columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
         samples = quantities.samples(tensors, declared.axis)
-        if parameters_alone:  # what a step is made of may be the next one's by then
+        if parameters_alone:
             columns, samples = columns[: len(named)], samples[: len(named)]
         for replica in alive:
             same = replica.key == key and replica.columns == columns
@@ -399,6 +402,6 @@ class ReplicaCheck:
         self._recorder.note(ReplicasNote(name), "digests of replicas")
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
-        made.is_part = declared.is_part
+        made.parameters_alone, made.is_part = parameters_alone, declared.is_part
         self._replicas.append(made)
         return made
