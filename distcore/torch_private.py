@@ -97,9 +97,9 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
             extent += stride * (size - 1)
     else:
         return False  # every dimension steps over all the smaller ones
-    offsets = torch.zeros((), dtype=torch.int64)
+    offsets = torch.zeros((), dtype=torch.int64, device="cpu")
     for stride, size in zip(tensor.stride(), tensor.shape, strict=True):
-        offsets = offsets.unsqueeze(-1) + stride * torch.arange(size)
+        offsets = offsets.unsqueeze(-1) + stride * torch.arange(size, device="cpu")
     return len(set(offsets.flatten().tolist())) < tensor.numel()
 
 

@@ -39,7 +39,7 @@ def tensor_over(view: memoryview, dtype: torch.dtype) -> Tensor:
     if view.readonly:
         view = memoryview(bytearray(view))
     if not len(view):
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(view, dtype=dtype)
 
 

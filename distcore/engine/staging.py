@@ -117,10 +117,10 @@ class Staging:
     def _stand_in(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Room for a tensor, and the event before which it must not be copied."""
         if tensor.is_cpu:
-            return torch.empty(tensor.shape, dtype=tensor.dtype), None
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu"), None
         # The copies run on the default stream of whatever thread has the call's turn: not
         # before what the caller's stream still has to do with this tensor.
-        room = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        room = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         return room, torch.cuda.current_stream(tensor.device).record_event()
 
     def inputs(self, tensors: Sequence[Tensor]) -> list[Tensor]:

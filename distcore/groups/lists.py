@@ -65,7 +65,7 @@ def all_reduce(
     if op not in _WHOLE_OPS:
         caller.wrong("op", f"one of {', '.join(_WHOLE_OPS)} for several tensors a rank", op)
     first = tensors[0]
-    total = torch.empty(first.shape, dtype=first.dtype)
+    total = torch.empty(first.shape, dtype=first.dtype, device="cpu")
     reduce = engine.all_reduce(total, reduction)
 
     def body(net: Any) -> None:
@@ -85,7 +85,7 @@ def broadcast(
 ) -> tuple[str, Body]:
     """The same for `tensors[which]` of group rank `root`, whose global rank is `src`."""
     chosen = tensors[which]
-    room = torch.empty(chosen.shape, dtype=chosen.dtype)
+    room = torch.empty(chosen.shape, dtype=chosen.dtype, device="cpu")
     send = engine.broadcast(room, root)
 
     def body(net: Any) -> None:
@@ -118,8 +118,8 @@ def all_gather(
         argument_checks.tensors(caller, name, row, written=True)
         argument_checks.counts(caller, name, row, "tensor", inputs[0])
     count = inputs[0].numel()
-    mine = torch.empty(len(inputs) * count, dtype=inputs[0].dtype)
-    every = torch.empty(size * mine.numel(), dtype=mine.dtype)
+    mine = torch.empty(len(inputs) * count, dtype=inputs[0].dtype, device="cpu")
+    every = torch.empty(size * mine.numel(), dtype=mine.dtype, device="cpu")
     gather = engine.all_gather(Parts.even(every, size), mine)
 
     def body(net: Any) -> None:

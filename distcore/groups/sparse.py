@@ -51,18 +51,18 @@ def all_reduce(
 
 
 def _sum(net: Any, mine: Tensor, size: int, engine: Engine) -> Tensor:
-    count = torch.tensor([mine._nnz()])
+    count = torch.tensor([mine._nnz()], device="cpu")
     counts = [torch.empty_like(count) for _ in range(size)]
     engine.all_gather(counts, count)(net)
     longest = int(max(int(one) for one in counts))
     parts = []
     # Elements come first in both, so that the padding is at the end of each part.
     for given in (mine.indices().t(), mine.values()):
-        padded = torch.zeros((longest, *given.shape[1:]), dtype=given.dtype)
+        padded = torch.zeros((longest, *given.shape[1:]), dtype=given.dtype, device="cpu")
         padded[: given.shape[0]].copy_(given)
         gathered = [torch.empty_like(padded) for _ in range(size)]
         engine.all_gather(gathered, padded)(net)
         parts.append(torch.cat([one[: int(n)] for one, n in zip(gathered, counts, strict=True)]))
     return torch.sparse_coo_tensor(
-        parts[0].t(), parts[1], mine.shape, check_invariants=True
+        parts[0].t(), parts[1], mine.shape, device="cpu", check_invariants=True
     ).coalesce()

@@ -137,7 +137,7 @@ def _op(core: Any, comm: Any, reducing: Reducing, custom: list[Any]) -> Any:
     dtype = reducing.computed_as or reducing.seen_as
     datatype = nccl_type(core, dtype)
     # As bits: nccl4py would make bfloat16 and float8 of a number only with one more package.
-    bits = torch.tensor([reducing.factor], dtype=dtype).view(_BITS_OF[dtype.itemsize])
+    bits = torch.tensor([reducing.factor], dtype=dtype, device="cpu").view(_BITS_OF[dtype.itemsize])
     op = comm.create_pre_mul_sum(bits.numpy(), datatype)
     custom.append(op)
     return op

@@ -49,7 +49,7 @@ class SideChannel:
         self.turn: CallQueue = self._session.queue
         self._size = len(ranks)
         self._weight = _weights(len(ranks))[rank]
-        self._sums = torch.zeros(2, dtype=torch.int64)
+        self._sums = torch.zeros(2, dtype=torch.int64, device="cpu")
         self._bytes = bytes_of(self._sums)
 
     def __repr__(self) -> str:
@@ -77,16 +77,18 @@ class SideChannel:
 
     def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """What each rank gives, by group rank, on every rank; not more than fits into memory."""
-        lengths = torch.zeros(self._size, dtype=torch.int64)
+        lengths = torch.zeros(self._size, dtype=torch.int64, device="cpu")
         parts: list[torch.Tensor] = []
 
         def exchange(net: Transport) -> None:
             algorithms.all_gather(
                 net,
                 [lengths[place : place + 1] for place in range(self._size)],
-                torch.tensor([len(data)]),
+                torch.tensor([len(data)], device="cpu"),
             )
-            parts.extend(torch.empty(length, dtype=torch.uint8) for length in lengths.tolist())
+            parts.extend(
+                torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths.tolist()
+            )
             own = tensor_over(memoryview(bytearray(data)), torch.uint8)
             algorithms.all_gather(net, parts, own)
 

@@ -45,9 +45,9 @@ class Layout:
             return True
         if torch.Size(self.shape).numel() > _MOST_ELEMENTS:
             return False
-        addresses = torch.full((), self.start, dtype=torch.int64)
+        addresses = torch.full((), self.start, dtype=torch.int64, device="cpu")
         for size, step in zip(self.shape, self.strides, strict=True):
-            addresses = addresses.unsqueeze(-1) + torch.arange(size) * step
+            addresses = addresses.unsqueeze(-1) + torch.arange(size, device="cpu") * step
         ends = addresses + self.item_bytes
         return bool(((addresses < memory[1]) & (ends > memory[0])).any())
 

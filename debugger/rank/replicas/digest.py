@@ -57,8 +57,8 @@ def _fold(words: Tensor) -> Tensor:
 
 @functools.cache
 def _weights_on(device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(_SEED)  # not the program's own
-    made = torch.randint(-(1 << 63), (1 << 63) - 1, (ROW,), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(_SEED)  # not the program's own
+    made = torch.randint(-(1 << 63), (1 << 63) - 1, (ROW,), generator=generator, device="cpu")
     return (made | 1).to(device)
 
 
