@@ -24,7 +24,7 @@ from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
-from ..record.notes import DataExhaustedNote, NotInGroupNote
+from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
 from ..record.runs.planned_faults import PLAN
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
@@ -34,6 +34,7 @@ from .breakpoints.stops import POST_MORTEM, Breakpoints
 from .checks.pipeline import Pipeline
 from .ddp import statistics
 from .ddp.unused_parameters import UnusedParameters
+from .group import gpu_completion
 from .group.checked_group import CheckedGroup
 from .group.forks import Forks
 from .group.timeouts import Timeouts
@@ -281,7 +282,17 @@ class Layer:
         """The process ends, and has run all else that was to run then."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        self.unwaited.last_report(not (self.exits.failed or self.verdict.was_raised))
+        ended_well = not (self.exits.failed or self.verdict.was_raised)
+        if ended_well:
+            self._tell_unfinished()
+        self.unwaited.last_report(ended_well)
+
+    def _tell_unfinished(self) -> None:
+        """Nobody else would: a program that never asks for what its GPU does ends well."""
+        gpu_completion.poll()
+        numbers = gpu_completion.unfinished()
+        if numbers:
+            self.recorder.note(UnfinishedNote(numbers), "ended before its GPU was through")
 
 
 def _tell_of_lost_pages() -> None:

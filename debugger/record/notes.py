@@ -368,6 +368,17 @@ class UnwaitedWorkNote(NoteData):
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedNote(NoteData):
+    """The program has ended, and its GPU was not through with these of its calls (by number), for
+    which it had waited: only streams do that, and nobody asked for what came of them."""
+
+    numbers: tuple[int, ...] = ()
+
+    KIND = "unfinished"
+    LEVEL = "debug"
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicasNote(NoteData):
     """The digests of an optimiser's parameters are in this file, beside the flight record."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...record.layout import Activity, CallState
-from ...record.notes import ExceptionNote
+from ...record.notes import ExceptionNote, UnfinishedNote
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, Wait
 from .channels import Channels
@@ -37,6 +37,24 @@ def failed_calls(world: World) -> Iterator[Pending]:
         call = rank.history.call(rank.calls - 1)
         if call is not None and call.state in UNFINISHED:
             yield as_pending(world, number, call)
+
+
+def abandoned_calls(world: World, channels: Channels) -> Iterator[Pending]:
+    """Calls on a GPU that a rank has ended well without: it had its streams wait for them, and
+    nobody asked for what came of them. Messages only where the other end was never posted: what two
+    that end together have on its way may well arrive."""
+    for number in world.eventful:
+        rank = world.ranks[number]
+        if rank.history is None or not world.finished(number):
+            continue
+        for note in world.notes(number, UnfinishedNote):
+            told = UnfinishedNote.read(note.data)
+            for at in told.numbers if told is not None else ():
+                call = rank.history.call(at)
+                if call is None or call.state not in UNFINISHED:
+                    continue
+                if call.signature.peer is None or not posted(channels, number, call):
+                    yield as_pending(world, number, call)
 
 
 def posted(channels: Channels, rank: int, call: Call) -> bool:

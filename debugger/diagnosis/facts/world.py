@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...record.exits import POLITE_SIGNALS
-from ...record.layout import Activity, GroupState, Phase
+from ...record.layout import Activity, CallState, GroupState, Phase
 from ...record.notes import CaughtExceptionNote, ExceptionNote, LayerOffNote, NoteData
 from ...record.signature import RULES, Rule
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snapshot, Wait
@@ -22,6 +22,8 @@ OF_MESH = "mesh_"
 """What torch puts before the name of an axis of a device mesh to describe its group."""
 CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
+_MOST_ON_A_GPU = 64
+"""So many of a rank's last calls are looked at for one that is not over."""
 TEARDOWN_NS = SECOND_NS // 2
 
 
@@ -218,9 +220,24 @@ class World:
                     call = None
                     if wait.call is not None and record.history is not None:
                         call = record.history.call(wait.call)
-                    rows.append(Pending(rank, _named(wait), call))
+                    rows.append(self._on_its_gpu(record, wait) or Pending(rank, _named(wait), call))
             found = self._pending[rank] = tuple(rows)
         return found
+
+    def _on_its_gpu(self, record: Rank, wait: Wait) -> Pending | None:
+        """The end of all groups waits for the calls of NCCL that the program has waited for, and
+        only streams do: then it waits in the first that is not over."""
+        ends = wait.activity is Activity.DESTROY and wait.detail.get("whole") is True
+        if not ends or record.history is None:
+            return None
+        if not any("nccl" in group.backend for group in record.groups.values()):
+            return None
+        for call in record.history.recent(_MOST_ON_A_GPU):
+            group = record.groups.get(call.group)
+            if call.state is CallState.STARTED and group is not None and "nccl" in group.backend:
+                waits = replace(wait, activity=Activity.IN_CALL, call=call.number, site=call.site)
+                return Pending(record.rank, waits, call)
+        return None
 
     def all_pending(self) -> Sequence[Pending]:
         """What the threads of all ranks wait for, in the order of `ranks`."""

@@ -10,12 +10,14 @@ Rules:
 3. A rank that was killed or raised is not treated here: that *is* the finding.
 4. A call that all have made, and in which one lost its connections since another, already through
    with it, left: early_exit, too.
+   Likewise where it had ended well itself, and its GPU was never through with the call.
 5. A rank that finished before the send that it never waited for was through: early_exit.
 6. A message with another tag between the same two ranks explains more than the partner's end.
 """
 
 from __future__ import annotations
 
+import signal as signals
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -29,7 +31,14 @@ from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
-from ..facts.unfinished import UNFINISHED, as_pending, failed_calls, has_failed, posted
+from ..facts.unfinished import (
+    UNFINISHED,
+    abandoned_calls,
+    as_pending,
+    failed_calls,
+    has_failed,
+    posted,
+)
 from ..facts.world import GroupView, Pending, World, exited_ns
 from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
@@ -48,6 +57,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     if not _somebody_has_left(world):
         return []
     found: dict[tuple[object, ...], Candidate] = {}
+    too_soon: set[tuple[object, ...]] = set()
     key: tuple[object, ...]
     waits = [
         (pending, needs.of(pending), False)
@@ -56,6 +66,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     ]
     waits += [(pending, None, True) for pending in failed_calls(world)]
     waits += [(pending, None, True) for pending in _failed_messages(world)]
+    waits += [(pending, None, True) for pending in abandoned_calls(world, channels)]
     for pending, need, failed in waits:
         call = pending.call
         if call is None:
@@ -70,9 +81,23 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
             if view is None or key in found:
                 continue
             candidate = _collective(world, view, pending, need, failed=failed)
+            if candidate is None and failed:
+                candidate = _closed_too_soon(world, view, pending)
+                too_soon.add(key)
         if candidate:
             found.setdefault(key, candidate)
-    return list(found.values())
+    leavers = {
+        (key[0], rank)
+        for key, one in found.items()
+        if key not in too_soon
+        for rank in one.finding.culprits
+    }
+    return [
+        one
+        for key, one in found.items()
+        # Who left a call short explains that those who made it ended, too, and closed connections.
+        if key not in too_soon or leavers.isdisjoint((key[0], r) for r in one.finding.culprits)
+    ]
 
 
 def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
@@ -150,8 +175,6 @@ def _collective(
     assert call is not None
     absent = world.absent(view, call.seq)
     left = sorted(rank for rank in absent if world.left(rank, view))
-    if failed and not absent and _lost_contact(world, pending.rank):
-        return _closed_too_soon(world, view, pending)
     if not left:
         return None
     if not failed and not _blocks(world, view, need, left):
@@ -179,14 +202,20 @@ def _collective(
 
 
 def _lost_contact(world: World, rank: int) -> bool:
+    """torch's watchdog of NCCL tells of a lost peer by an abort: no exception is raised."""
     note = last_exception(world, rank)
-    return note is not None and is_communication_error(note)
+    if note is not None:
+        return is_communication_error(note)
+    aborted = world.ranks[rank].process.signal == signals.SIGABRT
+    return aborted and any("nccl" in group.backend for group in world.ranks[rank].groups.values())
 
 
 def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candidate | None:
     """All made the call, but one was through with it first and closed its connections."""
     call = pending.call
     assert call is not None
+    if world.absent(view, call.seq) or not _lost_contact(world, pending.rank):
+        return None
     left = sorted(rank for rank in view.states if world.left(rank, view))
     victims = _others_in(view, call, left)
     if not left or not victims:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import islice
 from typing import Any
 
 from torch.distributed import Work
@@ -18,6 +19,8 @@ from .. import torch_private
 from ..record.recorder import Recorder
 from . import outstanding
 from .outstanding import Followed
+
+_MOST_UNFINISHED = 64
 
 
 def goes_on(work: Any) -> bool:
@@ -40,13 +43,20 @@ def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) 
 def failure_of(work: Any) -> BaseException | None:
     """What the work failed with, if it did.
 
-    Asked of the work's future: torch's own `Work.exception` and `is_success` print a warning that
-    they are deprecated. gloo's sends and receives have no future; they become complete only in
-    `wait()`, whose caller sees the error.
+    Asked of the work's futures: torch's own `Work.exception` and `is_success` print a warning that
+    they are deprecated. NCCL's future is done as soon as the call is queued, whatever comes of it;
+    what has come is in another one, as a number, 0 for success. gloo's sends and receives have no
+    future; they become complete only in `wait()`, whose caller sees the error.
     """
     if type(work).exception is not Work.exception:
         failure: BaseException | None = work.exception()
         return failure
+    try:
+        result = work.get_future_result()
+        if result.done() and result.value():
+            return RuntimeError(f"the call failed on its GPU (torch's WorkResult {result.value()})")
+    except Exception:  # a backend without that, as most are
+        pass
     try:
         future = work.get_future()
         if not future.done():
@@ -96,6 +106,7 @@ def _is_over(call: Followed) -> bool:
     except Exception:  # the GPU cannot be asked any more
         failed = True
     if failed:
+        outstanding.broken.append(call.number)
         writer.break_off(call.number, None)
         return True
     started_ns, ended_ns = times_ns(call.work)
@@ -104,6 +115,17 @@ def _is_over(call: Followed) -> bool:
         return False
     writer.finish(call.number, None, started_ns, ended_ns)
     return True
+
+
+def unfinished() -> tuple[int, ...]:
+    """The calls that are followed, and those that have failed meanwhile, in their order; of many
+    the first ones of each group."""
+    going_on = [
+        call.number
+        for calls in list(outstanding.followed.values())
+        for call in islice(calls, _MOST_UNFINISHED)
+    ]
+    return tuple(sorted({*outstanding.broken, *going_on}))[:_MOST_UNFINISHED]
 
 
 def oldest() -> int | None:

@@ -82,6 +82,8 @@ unwaited: deque[int] = deque()
 followed: dict[Any, deque[Followed]] = {}
 """Those that go on on a GPU, by group, in the order of the calls: those of one group end in their
 order."""
+broken: deque[int] = deque(maxlen=64)
+"""Those of them that failed there, by number: the last ones."""
 _gathering: list[None] = []
 """As long as there are groups that gather calls: an entry for each."""
 
@@ -167,3 +169,4 @@ def forget() -> None:
     barriers.clear()
     unwaited.clear()
     followed.clear()
+    broken.clear()

@@ -90,11 +90,14 @@ class TrackedWork(ForwardingWork):
         thread: ThreadSlot | None = None
         # On record with the line that waits, unless there is nothing to wait for.
         if self._open and not work.is_completed():
-            frame = _getframe(1)
             line = self._line
-            site = line.waits.get(frame.f_lasti) if line.code is frame.f_code else None
-            if site is None:
-                site = self._site(frame)
+            try:
+                frame = _getframe(1)
+            except ValueError:  # a thread of C++: autograd's of a GPU, with DDP's reducer
+                site = line.site
+            else:
+                known_at = line.waits.get(frame.f_lasti) if line.code is frame.f_code else None
+                site = self._site(frame) if known_at is None else known_at
             thread = writer.enter_wait(self._number + 1, site)
             if self._since_ns:
                 writer.waits_since(thread, self._number + 1, self._since_ns)

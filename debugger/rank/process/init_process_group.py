@@ -176,7 +176,9 @@ def _destroy(
         with contextlib.suppress(Exception):
             if not recorder.writer.heap_half_full:  # a program may do it thousands of times
                 recorder.writer.note(DestroyedNote(), "destroy_process_group", site)
-        with recorder.waiting_in(Activity.DESTROY, {"op": "destroy_process_group"}, site):
+        group = args[0] if args else kwargs.get("group")
+        detail = {"op": "destroy_process_group", **({"whole": True} if group is None else {})}
+        with recorder.waiting_in(Activity.DESTROY, detail, site):
             # A worker of gloo that still drops a call's callback needs the GIL for it, while the
             # end of the group, or of a DDP model that outlives it, waits for the worker with it.
             settle()
@@ -185,7 +187,6 @@ def _destroy(
                 unwaited.report(over=True)
             except Exception as error:
                 report_own_fault("looking for handles that were dropped", error)
-            group = args[0] if args else kwargs.get("group")
             torch_private.await_completion_hooks(group, CheckedGroup)
             return original(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from debugger.diagnosis.rules.late_rank import refine_cause
 from debugger.record.layout import Activity, Phase
 from debugger.record.snapshot import CallSite
 
-from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv
+from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv, send
 
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
 
@@ -158,6 +158,105 @@ class TestLeft:
         (found,) = run.errors(settled=False)
         assert (found.kind, found.culprits) == ("early_exit", (1,))
         assert "rank 0 needed it in all_reduce" in found.message
+
+
+def on_nccl(run: Run, size: int) -> None:
+    for rank in range(size):
+        groups = run[rank].groups
+        groups.update({key: replace(one, backend="nccl") for key, one in groups.items()})
+
+
+class TestOnAGpu:
+    """Calls return there before they are over, and a lost peer is told of by an abort."""
+
+    @pytest.mark.parametrize("backend", ["nccl", "gloo"])
+    def test_the_watchdogs_of_those_that_lost_it(self, backend: str) -> None:
+        """Rank 2 was through with the last call, and ended; the others were still in it."""
+        run = Run(3)
+        run.each(all_reduce(8))
+        run[2].calls(all_reduce(8))
+        run[0, 1].calls(all_reduce(8), waits=True)
+        if backend == "nccl":
+            on_nccl(run, 3)
+        run[2].exits(0)
+        run[0, 1].exits(signal=6)
+        found = run.errors()[0]
+        assert (found.kind, found.culprits) == (
+            ("early_exit", (2,)) if backend == "nccl" else ("rank_died", (0,))
+        )
+
+    def test_an_abort_after_the_last_call(self) -> None:
+        """The twin: the others have lost nothing."""
+        run = Run(3)
+        run.each(all_reduce(8))
+        on_nccl(run, 3)
+        run[2].exits(0)
+        run[0].exits(signal=6)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("rank_died", (0,))
+
+    def _ended_well(self, makes: bool) -> Run:
+        """Ranks 0 and 1 end before their last call is over; rank 2 makes it, or does not."""
+        run = Run(3)
+        run.each(all_reduce(8))
+        run[0, 1].calls(all_reduce(8), is_async=True)
+        if makes:
+            run[2].calls(all_reduce(8))
+        for rank in (0, 1):
+            run[rank].notes_down("unfinished", numbers=[1])
+        for rank in range(3):
+            run[rank].exits(0)
+        return run
+
+    def test_a_call_that_one_never_made(self) -> None:
+        """All end with status 0, for nobody has asked what came of it."""
+        (found,) = self._ended_well(makes=False).errors()
+        assert (found.kind, found.culprits, found.victims) == ("early_exit", (2,), (0, 1))
+        assert "ranks 0,1 needed it in all_reduce(sum, float32[8]) #1" in found.message
+
+    def test_one_that_lost_the_others_before_it_could_make_that_call(self) -> None:
+        """Rank 1's process was slow: the end of the others has broken an earlier call for it."""
+        run = Run(4)
+        run.each(all_reduce(8))
+        run[0, 1, 2].calls(all_reduce(8), is_async=True)
+        run[0, 2].calls(all_reduce(8), is_async=True)
+        on_nccl(run, 4)
+        run[3].calls(all_reduce(8))
+        for rank in (0, 2):
+            run[rank].notes_down("unfinished", numbers=[1, 2])
+        for rank in (3, 0, 2):
+            run[rank].exits(0)
+        run[1].raises(CLOSED, communication=True)
+        (found,) = run.errors()
+        assert (found.kind, found.culprits) == ("early_exit", (3,))
+
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_the_end_of_all_groups_waits_for_it(self, whole: bool) -> None:
+        """Where one group alone is destroyed, nobody knows whether it waits for this call."""
+        run = Run(3)
+        run.each(all_reduce(8))
+        run[0, 1].calls(all_reduce(8), is_async=True)
+        on_nccl(run, 3)
+        run[0, 1].waits_in(Activity.DESTROY, whole=whole)
+        run[2].exits(0)
+        early = [one.culprits for one in run.errors() if one.kind == "early_exit"]
+        assert early == ([(2,)] if whole else [])
+
+    def test_a_call_that_all_have_made(self) -> None:
+        assert self._ended_well(makes=True).errors() == []
+
+    def test_messages(self) -> None:
+        """What was never sent is never there; what was sent may arrive."""
+        for sent in (False, True):
+            run = Run(2)
+            if sent:
+                run[0].calls(send(1, 8), is_async=True)
+                run[0].notes_down("unfinished", numbers=[0])
+            run[1].calls(recv(0, 8), is_async=True)
+            run[1].notes_down("unfinished", numbers=[0])
+            for rank in range(2):
+                run[rank].exits(0)
+            assert [one.kind for one in run.errors()] == ([] if sent else ["unmatched_p2p"])
 
 
 class TestDeaths:

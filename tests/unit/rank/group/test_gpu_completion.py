@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from debugger.rank.group import gpu_completion, outstanding
 from debugger.rank.group.tracked_work import TrackedWork, track
@@ -173,6 +177,33 @@ def test_a_call_that_fails_on_its_stream(case: Case) -> None:
     assert (case.call().state, case.completed) == (CallState.FAILED, 0)
 
 
+@pytest.mark.parametrize("value", [0, 2])
+def test_what_came_of_a_call_of_nccl(value: int) -> None:
+    """torch's future of it was done when the call was queued; another one has its result."""
+
+    class OfNccl(torch.distributed.Work):
+        def get_future(self) -> Any:
+            return SimpleNamespace(done=lambda: True, value=lambda: None)
+
+        def get_future_result(self) -> Any:
+            return SimpleNamespace(done=lambda: True, value=lambda: value)
+
+    assert (gpu_completion.failure_of(OfNccl()) is not None) == bool(value)
+
+
+def test_a_wait_on_a_thread_of_cpp(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autograd waits for DDP's calls on a thread of its own for each GPU, with no Python below."""
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    tracked = case.track(Work())
+    _thread.start_new_thread(tracked.wait, ())
+    until_s = time.monotonic() + 60
+    while not raised and gpu_completion.oldest() is None and time.monotonic() < until_s:
+        time.sleep(0.001)
+    assert not raised
+    assert gpu_completion.oldest() == 0
+
+
 def test_a_gpu_that_cannot_be_asked(case: Case) -> None:
     work = Work()
     case.track(work).wait()
@@ -183,6 +214,22 @@ def test_a_gpu_that_cannot_be_asked(case: Case) -> None:
     work.is_completed = broken  # type: ignore[method-assign]
     gpu_completion.poll()
     assert case.call().state is CallState.FAILED
+
+
+def test_what_the_gpu_is_not_through_with(case: Case) -> None:
+    """Those under way and those that have failed; not those that are over, or never waited for."""
+    over, fails, stays = Work(), Work(), Work()
+    for work in (over, fails, stays):
+        case.track(work).wait()
+    kept = case.track(Work())
+    over.over = True
+    fails.over, fails.error = True, RuntimeError("NCCL communicator was aborted")
+    gpu_completion.poll()
+    assert gpu_completion.unfinished() == (1, 2)
+    stays.over = True
+    gpu_completion.poll()
+    assert gpu_completion.unfinished() == (1,)
+    assert not kept.is_completed()
 
 
 def test_in_a_graph_a_wait_is_the_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
