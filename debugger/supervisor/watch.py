@@ -36,6 +36,9 @@ CALLING_REST, CALLING_EVERY_S = 25.0, 32.0
 """While ranks of many nodes go on calling and nothing else is reported, the last look holds for so
 many times what looks take, and no longer than this; what is asked meanwhile is whether there is
 more."""
+SETTLING_S = 0.5
+"""But none holds for longer than it has been, at the look, since more was reported, or than this:
+much that is reported is believed only when it has lasted, half a second or one minute."""
 ANSWERS_S = 2.0
 """So long before such a look all are asked how far they are; within it they have answered."""
 MOMENT_S = 1.0
@@ -85,6 +88,8 @@ class Watch:
         self._costs_s: deque[float] = deque(maxlen=USUAL_OF)
         self._used_s = 0.0
         self._looked_s = self._news_s = self._asked_s = 0.0
+        self._stirred_s = time.monotonic()
+        self._rested_s = self._spare_s = 0.0
         self._held = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
@@ -102,7 +107,13 @@ class Watch:
             return max(CONFIRM_AFTER_S, CONFIRM_REST * usual_s)
         if self._held:
             return LOOK_EVERY_S if self._news_s else STILL_EVERY_S
-        return max(LOOK_EVERY_S, REST * usual_s)
+        return max(LOOK_EVERY_S, self._rest_s)
+
+    @property
+    def _rest_s(self) -> float:
+        """What is left of the pause after a look. One that came late, since the last one held, had
+        more than that before it: what happens now is not to wait for it."""
+        return max(0.0, REST * self._usual_s - self._spare_s)
 
     @property
     def _usual_s(self) -> float:
@@ -111,16 +122,20 @@ class Watch:
     def look(self, finished: bool = False) -> Look:
         """Look at all ranks now, or give the last look where that holds. `finished`: no process of
         the run is left."""
-        self._held = not finished and self._holds()
+        held, self._held = self._held, not finished and self._holds()
         if self._held:
             self._used_s = time.thread_time()
             return self._look
         # To take in what comes between two looks is a part of what they cost.
         began_s = self._used_s if self._costs_s else time.thread_time()
+        begins_s = time.monotonic()
+        if not self._reader.only_calling():
+            self._stirred_s = self._news_s or begins_s
+        self._spare_s = max(0.0, begins_s - self._rested_s - self._rest_s) if held else 0.0
         try:
             return self._judged(finished)
         finally:
-            self._used_s = time.thread_time()
+            self._used_s, self._rested_s = time.thread_time(), time.monotonic()
             self._costs_s.append(self._used_s - began_s)
 
     def _holds(self) -> bool:
@@ -132,16 +147,21 @@ class Watch:
         now_s, usual_s = time.monotonic(), self._usual_s
         if self._news_s:
             return now_s - self._news_s < min(usual_s, MOMENT_S)
-        if now_s - self._looked_s >= min(CALLING_EVERY_S, CALLING_REST * usual_s):
+        hold_s = min(CALLING_EVERY_S, CALLING_REST * usual_s)
+        settling_s = max(SETTLING_S, self._looked_s - self._stirred_s)
+        if settling_s < hold_s and now_s - self._looked_s >= settling_s:
+            return False
+        if now_s - self._looked_s >= hold_s:
             if not self._asked_s and self._reader.ask():
                 self._asked_s = now_s
             if not self._asked_s or now_s - self._asked_s >= ANSWERS_S:
                 return False
         if self._reader.only_calling():
             return True
-        if self._held:
+        rests = self._held or (self._spare_s > 0 and not self._rest_s)
+        if rests:
             self._news_s = now_s
-        return self._held and usual_s > LOOK_EVERY_S
+        return rests and usual_s > LOOK_EVERY_S
 
     def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)

@@ -82,9 +82,9 @@ BARS = "bars at 2,048 nodes: verdict 5 s, 300 MB, one core; at rest 20 KB/s a no
 class Recorded:
     """What is told of a rank: at first, between calls, when it waits, and when all is asked for."""
 
-    def __init__(self, folder: Path, world: int, last: Signature, pace: Pace) -> None:
-        self._path = folder / "0.flight"
-        self._writer = FlightWriter(self._path)
+    def __init__(self, folder: Path, world: int, pace: Pace) -> None:
+        path = folder / "0.flight"
+        self._writer = FlightWriter(path)
         self._writer.identify({"host": HOST % 0, "job": "simulated"})
         self._writer.claim(1, world, 1, 0)
         group = self._writer.add_group(
@@ -100,15 +100,19 @@ class Recorded:
         assert group is not None
         self._group: GroupSlot = group
         self._site = self._writer.define(Definition.SITE, json.dumps(["/a/train.py", 7, "step"]))
-        self._source = RecordSource(self._path)
+        self._source = RecordSource(path)
+        path.unlink()
         self.first = self._calls()
         self.between = [self._calls() for _ in range(sum(steps_of(pace)))]
+        self.waits: list[Piece] = []
+        self.all: list[Piece] = []
+
+    def wait_in(self, last: Signature, still: int) -> None:
+        """From now on it does, in its last call; so many of its calls are told."""
         self._begin(last)
-        still = pace.still_calls
         self.waits = [*self._source.sample(still), *self._source.sample(still)]
         self._source.fill()
         self.all = self._source.sample(still)
-        self._path.unlink()
 
     def _calls(self) -> list[Piece]:
         for _ in range(CALLS):
@@ -294,8 +298,8 @@ class Simulation:
     def __init__(self, count: int, folder: Path) -> None:
         self.pace = pace_for(count)
         world = count * RANKS
-        self.right = Recorded(folder, world, ALL_REDUCE, self.pace)
-        self.wrong = Recorded(folder, world, BROADCAST, self.pace)
+        self.right = Recorded(folder, world, self.pace)
+        self.wrong = Recorded(folder, world, self.pace)
         self.nodes = [
             Node(number, [self.right] * RANKS, *zmq.curve_keypair()) for number in range(count)
         ]
@@ -445,7 +449,9 @@ class Simulation:
             now_s = time.monotonic()
 
     def fault(self) -> None:
-        """All wait, and one has called something else."""
+        """All wait from now on, and one has called something else."""
+        self.right.wait_in(ALL_REDUCE, self.pace.still_calls)
+        self.wrong.wait_in(BROADCAST, self.pace.still_calls)
         blob = blob_of([self.right.waits] * RANKS)
         for node in self.nodes:
             node.progress = b""

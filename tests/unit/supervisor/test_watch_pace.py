@@ -109,6 +109,17 @@ class Clock:
         monkeypatch.setattr(watch.time, "thread_time", lambda: reader.used_s)
 
 
+def after_a_long_rest(made: Watch, clock: Clock, reader: Reader) -> None:
+    """Ranks have done nothing but call for minutes; a look was made just now."""
+    reader.calling = True
+    until_s = clock.now_s + 4 * watch.CALLING_EVERY_S
+    looks = reader.looks
+    while clock.now_s < until_s or reader.looks == looks:
+        looks = reader.looks
+        clock.now_s += made.pause_s
+        made.look()
+
+
 def test_while_ranks_of_many_nodes_only_go_on_calling_a_look_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,13 +128,14 @@ def test_while_ranks_of_many_nodes_only_go_on_calling_a_look_holds(
     clock = Clock(monkeypatch, reader)
     made = Watch(reader, Policy())
     first = made.look()
-    reader.calling = True
-    began_s = clock.now_s
+    after_a_long_rest(made, clock, reader)
+    began_s, before = clock.now_s, reader.looks
     while clock.now_s < began_s + 240:
         clock.now_s += made.pause_s
         reader.used_s += 0.02  # what is told in between is taken in
         made.look()
-    assert 240 / watch.CALLING_EVERY_S - 2 < reader.looks - 1 <= 240 / watch.CALLING_EVERY_S
+    calm_s = watch.CALLING_EVERY_S
+    assert reader.looks - before == 240 // calm_s
     assert made.look() is not first
     held_s, looks = clock.now_s, reader.looks
     made.look()
@@ -133,9 +145,11 @@ def test_while_ranks_of_many_nodes_only_go_on_calling_a_look_holds(
         clock.now_s += made.pause_s
         made.look()
     assert watch.STILL_EVERY_S < clock.now_s - held_s < 1.5, "a moment for what others tell"
-    clock.now_s += made.pause_s
-    made.look()
-    assert reader.looks == looks + 2, "as ever while there is something to see"
+    seen_s = clock.now_s
+    while reader.looks == looks + 1:
+        clock.now_s += made.pause_s
+        made.look()
+    assert clock.now_s - seen_s <= watch.REST * reader.cost_s, "while there is something to see"
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -146,42 +160,115 @@ def test_before_a_look_that_held_all_are_asked_how_far_they_are(
     are told of. Where they are told of all the time nobody is asked, and the look is made at once.
     """
     reader = Reader(1.6)
-    reader.calling, reader.tells_when_asked = True, told
+    reader.tells_when_asked = told
     clock = Clock(monkeypatch, reader)
     made = Watch(reader, Policy())
     made.look()
-    looked_s = clock.now_s
-    while not reader.asked_for_progress:
+    after_a_long_rest(made, clock, reader)
+    looked_s, looks, asked = clock.now_s, reader.looks, reader.asked_for_progress
+    while reader.asked_for_progress == asked:
         clock.now_s += made.pause_s
         made.look()
-    asked_s = clock.now_s
-    assert asked_s - looked_s == pytest.approx(watch.CALLING_EVERY_S, abs=watch.STILL_EVERY_S)
-    while reader.looks == 1:
+    asked_s, calm_s = clock.now_s, watch.CALLING_EVERY_S
+    assert asked_s - looked_s == pytest.approx(calm_s, abs=watch.STILL_EVERY_S)
+    while reader.looks == looks:
         clock.now_s += made.pause_s
         made.look()
     after_s = watch.ANSWERS_S if told else 0.0
     assert clock.now_s - asked_s == pytest.approx(after_s, abs=watch.STILL_EVERY_S)
-    assert reader.asked_for_progress == 1
-    clock.now_s += watch.CALLING_EVERY_S + watch.STILL_EVERY_S
+    assert reader.asked_for_progress == asked + 1
     made.look()
-    assert reader.asked_for_progress == 2, "before each"
+    clock.now_s += calm_s + watch.STILL_EVERY_S
+    made.look()
+    assert reader.asked_for_progress == asked + 2, "before each"
 
 
 def test_what_is_told_while_all_are_asked_is_looked_at_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader = Reader(0.04)
-    reader.calling = reader.tells_when_asked = True
+    reader.tells_when_asked = True
     clock = Clock(monkeypatch, reader)
     made = Watch(reader, Policy())
     made.look()
-    while not reader.asked_for_progress:
+    after_a_long_rest(made, clock, reader)
+    looks, asked = reader.looks, reader.asked_for_progress
+    while reader.asked_for_progress == asked:
         clock.now_s += made.pause_s
         made.look()
-    assert reader.looks == 1
+    assert reader.looks == looks
     reader.calling = False  # one of them stands still
     made.look()
-    assert reader.looks == 2
+    assert reader.looks == looks + 1
+
+
+class Calling:
+    """A watch of ranks that go on calling, and how long its looks hold."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reader = Reader(1.6)
+        self.clock = Clock(monkeypatch, self.reader)
+        self.watch = Watch(self.reader, Policy())
+        self.watch.look()
+        after_a_long_rest(self.watch, self.clock, self.reader)
+
+    def held_s(self) -> float:
+        """Until the next look."""
+        looks, began_s = self.reader.looks, self.clock.now_s
+        while self.reader.looks == looks:
+            self.clock.now_s += self.watch.pause_s
+            self.watch.look()
+        return self.clock.now_s - began_s
+
+
+def test_the_longer_ranks_have_gone_on_calling_the_longer_a_look_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is told in between is looked at as soon as ever, and then the next looks come soon: none
+    holds for longer than it was since then."""
+    calling = Calling(monkeypatch)
+    for _ in range(2):
+        assert calling.held_s() == pytest.approx(
+            watch.CALLING_EVERY_S, abs=watch.LOOK_EVERY_S + 0.2
+        )
+    calling.watch.look()
+    calling.reader.calling = False  # one of them stands still
+    told_s = calling.clock.now_s
+    assert calling.held_s() < 1.5
+    calling.reader.calling = True
+    held: list[float] = []
+    while not held or held[-1] < watch.CALLING_EVERY_S:
+        age_s = calling.clock.now_s - told_s
+        held.append(calling.held_s())
+        assert held[-1] < max(age_s, watch.REST * calling.reader.cost_s) + 0.5
+    assert len(held) < 9
+    assert held[-1] == pytest.approx(watch.CALLING_EVERY_S, abs=watch.LOOK_EVERY_S + 0.2)
+
+
+def test_what_is_believed_only_when_it_has_lasted_is_looked_at_again_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Much is held back for half a second, or for two: of many nodes nothing more is told then."""
+    calling = Calling(monkeypatch)
+    calling.reader.cost_s = 0.15
+    for _ in range(watch.USUAL_OF):
+        calling.held_s()
+    calling.reader.calling = False  # all of them come to stand still
+    calling.held_s()
+    calling.reader.calling = True  # and nothing more is told of them
+    assert calling.held_s() <= watch.SETTLING_S + watch.STILL_EVERY_S
+
+
+def test_what_is_told_after_a_look_that_was_long_in_coming_does_not_wait_for_its_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look at all ranks is made now and then; whatever happens just then is seen no later."""
+    calling = Calling(monkeypatch)
+    calling.held_s()
+    assert calling.watch.pause_s == watch.LOOK_EVERY_S
+    calling.reader.calling = False
+    assert watch.MOMENT_S <= calling.held_s() < 1.5, "what others tell is waited for, as ever"
+    assert calling.watch.pause_s > watch.REST, "the pause after that one is no shorter"
 
 
 def test_a_look_that_costs_little_holds_for_a_short_while(monkeypatch: pytest.MonkeyPatch) -> None:
