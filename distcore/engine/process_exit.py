@@ -29,7 +29,19 @@ class Leaver(Protocol):
         """Close this process's copies of the connections, and say nothing."""
 
 
+class Beside(Protocol):
+    """A network beside a group, whose calls can do without it."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What made it unusable."""
+
+    def close(self) -> None:
+        """Leave."""
+
+
 _open: weakref.WeakSet[Leaver] = weakref.WeakSet()
+_beside: weakref.WeakSet[Beside] = weakref.WeakSet()
 _watching_process = 0
 
 
@@ -52,6 +64,22 @@ def forget(leaver: Leaver) -> None:
     _open.discard(leaver)
 
 
+def watch_beside(network: Beside) -> None:
+    """From now on `close_beside` closes it."""
+    _beside.add(network)
+
+
+def close_beside() -> bool:
+    """The process is about to wait for its peers, and will not answer any more: those that wait for
+    it on a network beside a group would wait for ever, for it said only that it would leave, and
+    what tells them that it has is the end of the connection. Whether one of them had failed."""
+    every = list(_beside)
+    failed = any(network.failure is not None for network in every)
+    for network in every:
+        network.close()
+    return failed
+
+
 def by_an_exception() -> bool:
     """Whether the end of this process, which is on its way, is that of an uncaught exception."""
     # A child of multiprocessing closes them while it handles it, an interpreter afterwards.
@@ -67,3 +95,4 @@ def _abandon_all() -> None:
     for leaver in list(_open):
         leaver.abandon()
     _open.clear()
+    _beside.clear()

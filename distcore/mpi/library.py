@@ -14,13 +14,24 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+from ..engine import process_exit
 
 INSTALL = "pip install 'distdebug[mpi]'"
 _END_S = 5.0
 """How long a rank whose group failed waits at its end for the others to get there."""
 _PAUSE_S = 0.02
+
+
+class Members(Protocol):
+    """Of a group, what is known of its ranks."""
+
+    def all_left(self) -> bool:
+        """Whether all others have left it."""
+
 
 _lock = threading.Lock()
 _loaded: Any = None
@@ -28,6 +39,7 @@ _process = 0
 """Which has loaded it."""
 _abandoned: list[object] = []
 _others_left: list[Callable[[], bool]] = []
+_groups: weakref.WeakSet[Members] = weakref.WeakSet()
 
 
 @functools.cache
@@ -102,11 +114,19 @@ def ask_at_end(others_left: Callable[[], bool]) -> None:
     _others_left.append(others_left)
 
 
+def group_made(members: Members) -> None:
+    """If something beside the groups has failed, it is one of those that are asked about."""
+    _groups.add(members)
+
+
 def _end() -> None:
     """At the process's end. MPI_Finalize waits for the other ranks: after a failure only where they
     are known to come to it, or else this process ends without, and the launcher ends the others."""
     if _loaded is None or _loaded.Is_finalized() or _forked():
         return
+    if process_exit.close_beside():
+        # Some rank did not come, and no group has heard of it: its call has not entered MPI.
+        _others_left.extend(group.all_left for group in list(_groups))
     until = time.monotonic() + _END_S
     while not all(left() for left in _others_left):
         if time.monotonic() >= until:

@@ -50,6 +50,7 @@ class Line:
         self._mpi = mpi
         self._notices = notices
         self._watch = Watch(notices)
+        library.group_made(notices)
         self._failed = False
         self._apart: BlockingThread | None = None
         self._met: dict[int, tuple[array.array[int], list[Any]]] = {}

@@ -14,6 +14,7 @@ from ..base.buffers import bytes_of, tensor_over
 from ..base.deadline import Deadline
 from ..base.reduction import reduction_for
 from ..base.store import KeyValueStore
+from ..engine import process_exit
 from ..engine.call_queue import CallQueue
 from ..transports.base import Transport
 from ..transports.messages.posting import Posting
@@ -51,6 +52,7 @@ class SideChannel:
         self._weight = _weights(len(ranks))[rank]
         self._sums = torch.zeros(2, dtype=torch.int64, device="cpu")
         self._bytes = bytes_of(self._sums)
+        process_exit.watch_beside(self)
 
     def __repr__(self) -> str:
         return f"<SideChannel on {self._session!r}>"

@@ -14,7 +14,15 @@ import pytest
 from tests.support import fixture_table, mpi, runs
 from tests.support.zygote import Zygote
 
-from .test_fixtures import EXPECTED, FIXTURES, ON_TCP, check_verdict, forked, run_forked
+from .test_fixtures import (
+    EXPECTED,
+    FIXTURES,
+    ON_TCP,
+    UNLIKE_AT_DETAIL,
+    check_verdict,
+    forked,
+    run_forked,
+)
 
 EXTRA = {
     "PYTHONPATH": os.pathsep.join((str(ON_TCP), str(FIXTURES.parent))),
@@ -25,6 +33,8 @@ BY_COMMAND = {"died_segv", "other_code_path_same_calls", "reduce_op_sum_max"}
 depend on who started them."""
 SHORT = {"ddp_no_sync", "died_sigkill", "died_sys_exit"}
 """A success, a death, and a status that mpiexec keeps to itself."""
+SHORT_AT_DETAIL = {"deadlock_two_groups", "died_sys_exit"}
+"""Ranks that wait in other calls, and for one that waits in MPI_Finalize by now."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,11 @@ NOT_RUN = {
     "that MPI counts otherwise, is chance",
 }
 """Where nothing can be asked of the run."""
+NOT_RUN_AT_DETAIL = {
+    "missing_swallowed_timeout": "two ranks give up in the agreement, before their call enters "
+    "MPI, and swallow that; whether their status is seen, which mpiexec hides, is chance"
+}
+"""The same, at DETAIL alone."""
 
 
 @pytest.mark.parametrize("name", sorted(BY_COMMAND))
@@ -96,6 +111,21 @@ def test_verdict_on_mpi(name: str, tmp_path: Path, zygote: Zygote) -> None:
     mpi.python("openmpi")
     expected = fixture_table.expected(name)
     check_verdict(expected, run_forked(expected, tmp_path, zygote, EXTRA, mpiexec=True))
+
+
+@pytest.mark.parametrize(
+    "name",
+    forked(
+        SHORT_AT_DETAIL,
+        UNLIKE.keys() | NOT_RUN.keys() | UNLIKE_AT_DETAIL.keys() | NOT_RUN_AT_DETAIL.keys(),
+    ),
+)
+def test_verdict_on_mpi_at_detail(name: str, tmp_path: Path, zygote: Zygote) -> None:
+    """Where the ranks agree before each call, as MPI's ranks meet for it."""
+    mpi.python("openmpi")
+    expected = fixture_table.expected(name)
+    extra = {**EXTRA, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    check_verdict(expected, run_forked(expected, tmp_path, zygote, extra, mpiexec=True))
 
 
 @pytest.mark.long

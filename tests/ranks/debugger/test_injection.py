@@ -136,8 +136,7 @@ CASES = [
         "split",
         nth("all_to_all_single", 1),
         "split_mismatch",
-        culprits=(0, 1, 2),  # it has taken from the one what it gives to the other
-        line="the all_to_all",
+        line="the all_to_all",  # taken from the one, given to the other: it is in both pairs
     ),
     change("tag", nth("send", 1), "p2p_mismatch", culprits=(1, 2), line="the send"),
     change("peer", nth("send", 1), "deadlock", culprits=(0, 1), line="the send"),
