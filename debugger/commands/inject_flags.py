@@ -16,6 +16,7 @@ from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
 from ..record.network import MOST_RANKS
 from ..record.safe_text.sanitize import clean
+from ..record.safe_text.whole_numbers import whole_number
 from ..supervisor.rank_network import namespaces
 from . import numbers
 
@@ -124,8 +125,7 @@ def own_network(args: argparse.Namespace, world_size: int | None) -> int:
 
 def known_world_size(environment: Mapping[str, str]) -> int | None:
     """The number of ranks of a command that starts one of them, or none: what it will read."""
-    text = environment.get("WORLD_SIZE", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    return whole_number(environment.get("WORLD_SIZE"))
 
 
 def _from_file(

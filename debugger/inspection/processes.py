@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..record.process_stat import DEAD_STATES, Stat, read_stat
+from ..record.safe_text.whole_numbers import whole_number
 
 _NUMBERED_BY = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -328,7 +329,7 @@ def _numbered_by(one: _Seen) -> str:
     told = one.environment
     if _number(told, _WORLD_SIZES) is None:
         return ""
-    return next((name for name in _NUMBERED_BY if told.get(name, "").isdigit()), "")
+    return next((name for name in _NUMBERED_BY if whole_number(told.get(name)) is not None), "")
 
 
 def _same_rank_above(seen: Mapping[int, _Seen], one: _Seen) -> bool:
@@ -401,7 +402,8 @@ def _links_to_python(pid: int) -> bool:
 
 
 def _number(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
-    return next((int(environment[n]) for n in names if environment.get(n, "").isdigit()), None)
+    numbers = (whole_number(environment.get(name)) for name in names)
+    return next((one for one in numbers if one is not None), None)
 
 
 def _local_size(environment: Mapping[str, str]) -> int | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..record.safe_text.sanitize import clean
+from ..record.safe_text.whole_numbers import whole_number
 from .parts import Part, Whole, read, whole
 
 _ASKED_S = 30.0
@@ -21,7 +22,7 @@ _LOOKED_S = 90.0
 
 def look_at(job: str, flags: Sequence[str]) -> Whole:
     """One look at a job that runs. Raises UsageError where Slurm does not let us."""
-    if not job.isdigit():
+    if whole_number(job) is None:
         raise UsageError(f"--slurm takes the number of a job, not {clean(job, 40)!r}")
     nodes = _nodes(job)
     # One process on each node, in a step that shares what the job's own steps have taken.
@@ -53,11 +54,11 @@ def _nodes(job: str) -> int:
     done = _run(
         ["squeue", "--noheader", f"--jobs={job}", "--states=RUNNING", "--format=%D"], _ASKED_S
     )
-    text = done.stdout.strip()
-    if not text.isdigit():
+    count = whole_number(done.stdout.strip())
+    if count is None:
         why = clean(done.stderr.strip(), 200) or "it does not run"
         raise UsageError(f"Slurm has no job {job} that could be looked at: {why}")
-    return int(text)
+    return count
 
 
 def _command() -> list[str]:

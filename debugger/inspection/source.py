@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import TypeVar
 
+from ..record.safe_text import whole_numbers as wholes
 from ..supervisor.stacks.source_text import text_of
 from ..supervisor.stacks.stacks import Frame
 
@@ -387,8 +388,10 @@ def whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:
     match node:
         case ast.Constant(value=int(number)):
             return number
-        case ast.Name(id=name) if local.get(name, "").lstrip("-").isdigit():
-            return int(local[name])
+        case ast.Name(id=name):
+            text = local.get(name, "")
+            size = wholes.whole_number(text.removeprefix("-"))
+            return -size if size is not None and text.startswith("-") else size
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
             one, other = whole_number(left, local), whole_number(right, local)
             if one is None or other is None or max(abs(one), abs(other)) > _MOST_RANKS:

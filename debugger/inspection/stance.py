@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ..record.safe_text.whole_numbers import whole_number
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
 from ..supervisor.stacks.source_text import line_of
@@ -233,13 +234,12 @@ def started_as(sight: Sight) -> int | None:
     frames = [frame for one in sight.threads for frame in one.stack.frames]
     for frame in frames:
         if frame.function in _TELL_THE_RANK and "/torch/distributed/" in frame.file:
-            told = dict(frame.values).get("rank", "")
-            if told.isdigit():
-                return int(told)
+            told = whole_number(dict(frame.values).get("rank"))
+            if told is not None:
+                return told
     for frame in reversed(frames):
         if frame.file.endswith(_SPAWNED[0]) and frame.function == _SPAWNED[1]:
-            value = dict(frame.values).get(_SPAWNED[2], "")
-            return int(value) if value.isdigit() else None
+            return whole_number(dict(frame.values).get(_SPAWNED[2]))
     return None
 
 
@@ -250,9 +250,9 @@ def calls_itself(sight: Sight) -> tuple[int, bool] | None:
     main = sight.main
     for frame in reversed(main.stack.frames if main is not None else ()):
         local = dict(frame.values)
-        rank, size = local.get("rank", ""), local.get("world_size", "")
-        if rank.isdigit() and users_frame([frame]) is not None:
-            return int(rank), size.isdigit() and int(rank) < int(size)
+        rank, size = whole_number(local.get("rank")), whole_number(local.get("world_size"))
+        if rank is not None and users_frame([frame]) is not None:
+            return rank, size is not None and rank < size
     return None
 
 

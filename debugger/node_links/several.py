@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..record.safe_text.whole_numbers import whole_number
 from .agreed import Agreed
 
 MOST = 1 << 14
@@ -47,8 +48,7 @@ def perhaps(interface: str) -> Several:
 def of_tasks(environment: Mapping[str, str], interface: str = "") -> Several | None:
     """Of a command that is started as one of several tasks, each below its own supervisor."""
     for rank, size in _SIZES:
-        text = environment.get(size, "")
-        count = int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
+        count = whole_number(environment.get(size), 7) or 0
         if environment.get(rank, "") and count > 1:
             return Several(count, count, interface, task_of(environment))
     return None

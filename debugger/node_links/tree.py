@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from ..record.safe_text.whole_numbers import whole_number
 from .offers import Offer
 from .pace import AS_THEY_COME
 
@@ -25,8 +26,7 @@ _VARIABLE = "DISTDEBUG_FAN_IN"
 
 def fan_in() -> int:
     """So many nodes speak to the head itself, and through each of these."""
-    text = os.environ.get(_VARIABLE, "")
-    return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 1000 else AS_THEY_COME
+    return whole_number(os.environ.get(_VARIABLE), 3) or AS_THEY_COME
 
 
 @dataclass(slots=True)

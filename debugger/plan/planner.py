@@ -15,6 +15,7 @@ from pathlib import Path
 from ..errors import DistdebugError, UsageError
 from ..record.requests.plan_request import Outcome, Request
 from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text.whole_numbers import whole_number
 from ..record.writing.program_writer import FOLDER
 
 _FORKER = "rank.plan.forker"
@@ -74,9 +75,9 @@ def chosen_ranks(text: str, world_size: int) -> tuple[int, ...]:
     found: set[int] = set()
     for part in filter(None, (one.strip() for one in text.split(","))):
         first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        low, high = whole_number(first), whole_number(last or first)
+        if low is None or high is None:
             raise ValueError(f"{part!r} is no rank and no range of ranks, such as 0-7")
-        low, high = int(first), int(last or first)
         if low > high or high >= world_size:
             raise ValueError(f"{part!r} is not within 0-{world_size - 1}")
         found.update(range(low, high + 1))

@@ -25,6 +25,7 @@ from ..faults.spec import SpecError, parse
 from ..record.logs.log_levels import DEBUG_LEVELS
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text.secret_words import masked
+from ..record.safe_text.whole_numbers import whole_number
 from ..record.wording import printable
 from . import install as layer
 from .log import debug_level
@@ -130,10 +131,8 @@ def inject(spec: str) -> None:
             "call debugger.inject() before torch.distributed.init_process_group(): a group that "
             "exists already cannot be made to go wrong"
         )
-    world_size = os.environ.get("WORLD_SIZE", "")
-    known = world_size.isascii() and world_size.isdigit() and len(world_size) < 10
     try:
-        _asked.append(parse(spec, 0, int(world_size) if known else None))
+        _asked.append(parse(spec, 0, whole_number(os.environ.get("WORLD_SIZE"))))
     except SpecError as error:
         raise UsageError("\n".join([f"debugger.inject: {error}", *error.below])) from None
     if len(_asked) > 1:

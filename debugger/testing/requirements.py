@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from ..record.safe_text.whole_numbers import whole_number
+
 GPUS = "requires_gpus"
 MPI = "requires_mpi"
 
@@ -46,7 +48,8 @@ def usable_gpus() -> int:
         return count
     usable = 0
     for name in (one.strip() for one in visible.split(",")):
-        if not name or name == "-1" or (name.isdigit() and int(name) >= count):
+        number = whole_number(name)
+        if not name or name == "-1" or (name.isdigit() and (number is None or number >= count)):
             break  # CUDA sees nothing from the first wrong one on
         usable += 1
     return min(usable, count)

@@ -21,6 +21,7 @@ from ...record.layout import Activity
 from ...record.requests import breakpoints as standing
 from ...record.requests.breakpoints import Stop
 from ...record.runs.run_directory import is_live
+from ...record.safe_text.whole_numbers import whole_number
 from ...record.wording import printable
 from .. import torch_private
 from ..log.own_faults import report_own_fault, say
@@ -218,8 +219,7 @@ class Breakpoints:
         rank = self._recorder.writer.rank
         if rank >= 0:
             return rank
-        named = os.environ.get("RANK", "")
-        return int(named) if named.isascii() and named.isdigit() else None
+        return whole_number(os.environ.get("RANK"))
 
     def _prompt(self) -> str:
         rank = self._rank()

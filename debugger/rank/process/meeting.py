@@ -26,6 +26,7 @@ from typing import Any
 from ...record.exits import tell_asked
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
+from ...record.safe_text.whole_numbers import whole_number
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
@@ -104,10 +105,7 @@ def nodes_of_environment(environment: Mapping[str, str]) -> tuple[int, int] | No
     """The fewest and the most nodes that the job has, by what its launcher has told a rank:
     torchrun says it, others how many ranks are on this node. None where nobody has said it."""
     names = ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE")
-    texts = [environment.get(name, "") for name in names]
-    nodes, here, ranks = (
-        int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0 for text in texts
-    )
+    nodes, here, ranks = (whole_number(environment.get(name), 7) or 0 for name in names)
     if nodes:
         return nodes, nodes
     if not (here and ranks):

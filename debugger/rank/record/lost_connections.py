@@ -14,6 +14,7 @@ from distcore.errors import GroupFailed
 
 from ...errors.in_ranks import FindingRaised
 from ...record import network
+from ...record.safe_text.whole_numbers import whole_number
 from .exception_text import name_of, text_of, titled
 
 _DistError: type[Exception] = torch.distributed.DistError
@@ -88,9 +89,9 @@ def named_by(error: BaseException) -> tuple[int, int] | None:
     """
     if isinstance(error, GroupFailed):
         return error.link
-    rank = os.environ.get(network.RANK_VARIABLE, "")
-    if not rank.isdigit() or not isinstance(error, RuntimeError):
+    rank = whole_number(os.environ.get(network.RANK_VARIABLE))
+    if rank is None or not isinstance(error, RuntimeError):
         return None
     named = {network.rank_at(text) for text in _ADDRESS.findall(text_of(error))}
-    peers = [one for one in named if one is not None and one != int(rank)]
-    return (peers[0], int(rank)) if len(peers) == 1 else None
+    peers = [one for one in named if one is not None and one != rank]
+    return (peers[0], rank) if len(peers) == 1 else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from .whole_numbers import whole_number
+
 
 def port_of(text: str | None) -> int | None:
-    """The port that this text is, 1 to 65535; None where it is none. (Of digits of other scripts
-    `isdigit` alone would say yes, and `int` fails for some.)"""
-    if not text or not text.isascii() or not text.isdigit() or len(text) > 5:
-        return None
-    return int(text) if 0 < int(text) < 1 << 16 else None
+    """The port that this text is, 1 to 65535; None where it is none."""
+    port = whole_number(text, 5)
+    return port if port is not None and 0 < port < 1 << 16 else None
 
 
 def endpoint(text: str) -> tuple[str, int | None]:

@@ -58,6 +58,17 @@ def test_ranks_are_found_by_what_their_launcher_told_them() -> None:
     assert jobs[0].launcher == os.getpid()
 
 
+def test_what_only_looks_like_a_number_is_none() -> None:
+    with ExitStack() as stack:
+        odd = [{"RANK": "²", "WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": "9" * 5000}]
+        odd.append({"RANK": "1", "WORLD_SIZE": "4"})  # the twin
+        pids = [stack.enter_context(process(python(SLEEPER), **one)).pid for one in odd]
+        found = {one.pid: one for job in find_jobs(pids) for one in job.processes}
+    assert (found[pids[2]].rank, found[pids[2]].world_size) == (1, 4)
+    assert all(found[pid].rank is None for pid in pids[:1] if pid in found)
+    assert all(found[pid].world_size is None for pid in pids[1:2] if pid in found)
+
+
 def test_a_helper_with_the_number_of_its_rank_is_none() -> None:
     with process(python(PARENT), PMI_RANK="0", PMI_SIZE="1") as rank:
         jobs = find_jobs([rank.pid])

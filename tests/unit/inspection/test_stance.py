@@ -332,6 +332,8 @@ def test_what_a_program_calls_rank_may_be_another_number() -> None:
     assert calls_itself(local(rank="2", world_size="4")) == (2, True)
     assert calls_itself(local(rank="16")) == (16, False)
     assert calls_itself(local(rank="[0]")) is None
+    assert calls_itself(local(rank="²", world_size="4")) is None
+    assert calls_itself(local(rank="2", world_size="²")) == (2, False)
 
 
 def test_who_only_waits_for_the_ranks_that_it_has_started() -> None:

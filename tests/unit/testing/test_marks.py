@@ -58,7 +58,17 @@ def test_wrong_arguments(given: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "count"),
-    [(None, 4), ("", 0), ("0", 1), ("2,3", 2), ("0,9,1", 1), ("-1", 0), ("GPU-a,GPU-b", 2)],
+    [
+        (None, 4),
+        ("", 0),
+        ("0", 1),
+        ("2,3", 2),
+        ("0,9,1", 1),
+        ("0,²", 1),
+        ("0,9999999999", 1),
+        ("-1", 0),
+        ("GPU-a,GPU-b", 2),
+    ],
 )
 def test_gpus_that_can_be_used(
     visible: str | None, count: int, monkeypatch: pytest.MonkeyPatch

@@ -75,18 +75,26 @@ MADE: dict[str, tuple[str, int, tuple[str, ...]]] = {
 CASES = sorted([*MADE, *(f"{run}-{screen}" for run in RECORDED for screen in RECORDED[run])])
 
 
-async def rendered(name: str, size: tuple[int, int], scratch: Path) -> str:
-    """What that screen shows now. `scratch` may be shared: a recording is unpacked there once."""
+async def rendered(name: str, scratch: Path, first: int = 0) -> dict[tuple[int, int], str]:
+    """What that screen shows now at each size: the app is started at the first one, and its
+    terminal gets the other sizes then. `scratch` may be shared: a recording is unpacked there
+    once."""
     os.environ["TZ"] = "UTC"
     time.tzset()
+    sizes = SIZES[first:] + SIZES[:first]
     with _run(name, scratch) as (path, clock, live, keys):
-        async with opened(path, clock, size) as driver:
+        async with opened(path, clock, sizes[0]) as driver:
             await driver.press(*keys)
             if live:
                 await driver.looked_again()
             if name.startswith("deadlock-live"):
                 await driver.until(lambda: driver.app.picture.found, "the deadlock")
-            return driver.text
+            shown = {sizes[0]: driver.text}
+            for size in sizes[1:]:
+                await driver.pilot.resize_terminal(*size)
+                await driver.settled()
+                shown[size] = driver.text
+            return shown
 
 
 Run = tuple[Path, Callable[[], int], bool, tuple[str, ...]]
@@ -130,8 +138,8 @@ def _renew() -> None:
         old.unlink()
     with tempfile.TemporaryDirectory() as scratch:
         for name in CASES:
-            for size in SIZES:
-                kept(name, size).write_text(asyncio.run(rendered(name, size, Path(scratch))))
+            for size, text in asyncio.run(rendered(name, Path(scratch))).items():
+                kept(name, size).write_text(text)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ Check = Callable[[Driver], Awaitable[None]]
 
 async def find(driver: Driver, words: str) -> None:
     """Type the words, and take the first that is found."""
-    await driver.press("ctrl+p", *["space" if letter == " " else letter for letter in words])
+    await driver.press("ctrl+p")
+    await driver.pilot.press(*["space" if letter == " " else letter for letter in words])
     options = driver.app.screen.query_one(OptionList)
 
     def found() -> bool:

@@ -17,7 +17,7 @@ from debugger.errors import DistdebugError, UsageError
 from debugger.faults import injected
 from debugger.faults.plan import Plan
 from debugger.faults.spec import parse
-from debugger.record.network import INTERFACE, RANK_VARIABLE, VARIABLE, address, rank_at
+from debugger.record.network import INTERFACE, VARIABLE
 from debugger.supervisor.command.launch import Launch
 from debugger.supervisor.rank_network import network
 from debugger.supervisor.rank_network.network import Network
@@ -197,17 +197,3 @@ def test_no_namespaces_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(network, "_PROGRAM", "import os; os._exit(1)")
     with pytest.raises(UsageError, match="gives no network namespaces: the process that makes"):
         Network(2, Plan(()), tmp_path)
-
-
-def test_the_addresses_are_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from debugger.rank.record.lost_connections import named_by
-
-    lost = RuntimeError(f"Connection closed by peer [{address(2)}]:4567. GLHF!")
-    assert named_by(lost) is None
-    monkeypatch.setenv(RANK_VARIABLE, "0")
-    assert named_by(lost) == (2, 0)
-    assert named_by(RuntimeError(f"from {address(0)} to {address(1)}: reset")) == (1, 0)
-    for text in ("reset", "10.213.0.254:5", f"{address(1)} {address(2)}", "10.213.0.999"):
-        assert named_by(RuntimeError(text)) is None
-    assert named_by(ValueError(f"{address(1)}")) is None
-    assert rank_at(address(1)) == 1
