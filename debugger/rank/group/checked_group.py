@@ -42,6 +42,8 @@ else:
         return sys.exc_info()[1]
 
 
+_NONE_THERE = 1000
+"""Where a method without options has them: no call has so many arguments."""
 _IN_ORDER = frozenset({"gloo", "tcp", "mpi"})
 """Backends whose barrier returns when all calls before it are complete."""
 
@@ -244,7 +246,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     form = FORMS.get(name)
     is_like = never if form is None else form.is_like
     options_at = method.options_at
-    last_option = -1 if options_at is None else options_at
+    last_option = _NONE_THERE if options_at is None else options_at
     message, barrier = op in POINT_TO_POINT, op == "barrier"
     asks_for_source = name == "recv_anysource"  # the handle, after its wait
     checked = not message and method.agrees
@@ -299,7 +301,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                     line.tries_left -= 1
                     line.same = form.same(known, given, tensor_guard) if line.tries_left else None
             # Whether it is waited for here, and what else belongs to it.
-            options = args[last_option] if len(args) > last_option >= 0 else kwargs.get("opts")
+            options = args[last_option] if len(args) > last_option else kwargs.get("opts")
             if options is None:
                 blocks = line.blocks_at and _getframe(line.blocks_at).f_code in BLOCKING
                 is_async = asks_for_source or not blocks

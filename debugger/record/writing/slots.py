@@ -29,9 +29,12 @@ class CallDescription:
     volatile: bytes | None
     has_shapes: bool = field(init=False)
     """Whether the shapes say more."""
+    adds: bool = field(init=False)
+    """Whether the call adds anything to its group's `exact` or `balance`."""
 
     def __post_init__(self) -> None:
         self.has_shapes = self.exact != self.agree
+        self.adds = self.has_shapes or self.contribution != 0
 
 
 class Place:

@@ -21,7 +21,7 @@ from .. import layout
 from ..layout import CallState
 from ..signature import CHAIN_STEP, MASK
 from .refused_calls import RefusedCalls
-from .slots import CallDescription, GroupSlot, Place, ThreadSlot
+from .slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
 
 _now = time.monotonic_ns
 _ident = threading.get_ident
@@ -43,6 +43,8 @@ _ISSUED = int(CallState.ISSUED)
 _FAILED = int(CallState.FAILED)
 _STEP = CHAIN_STEP
 _LOW_32 = 0xFFFFFFFF
+_SMALL = 1 << 29
+"""To compare with a number of one digit costs a third of what it costs to mask any number."""
 
 # Positions in 8-byte words, for the fields that are written one at a time.
 _SLOT_WORDS = layout.SLOT.size // 8
@@ -68,10 +70,12 @@ class FlightWriter(RefusedCalls):
         except KeyError:
             thread = self.thread()
         # Half of the slot is as in the last call from there: packing it costs 0.1 µs.
+        volatile = None
         if place.call is call and place.thread is thread and place.flags == flags:
             common = place.common
         else:
             common = _prepare(group, call, place, flags, thread)
+            volatile = call.volatile
         now = _now()
         # Its number, its place in its group or channel, and the chains. From here to the end of
         # `_pack_slot` no other thread can come between: see the file's docstring.
@@ -82,20 +86,21 @@ class FlightWriter(RefusedCalls):
         latest = self._latest
         channel = call.channel
         if channel is None:
-            self._latest = group
+            owner: GroupSlot | ChannelSlot = group
             seq = group.issued
             group.issued = seq + 1
             previous = group.last
             group.last = mark
             group.chain = chain = (group.chain * _STEP + call.agree) & MASK
             exact, balance = group.exact, group.balance
-            if call.has_shapes:
-                group.exact = exact = (exact + call.exact * (2 * seq + 1)) & MASK
-            if call.contribution:
-                group.balance = balance = (balance + call.contribution * (2 * seq + 1)) & MASK
+            if call.adds:
+                if call.has_shapes:
+                    group.exact = exact = (exact + call.exact * (2 * seq + 1)) & MASK
+                if call.contribution:
+                    group.balance = balance = (balance + call.contribution * (2 * seq + 1)) & MASK
             channel_index = _NO_CHANNEL
         else:
-            self._latest = channel
+            owner = channel
             seq = channel.issued
             channel.issued = seq + 1
             previous = channel.last
@@ -103,12 +108,14 @@ class FlightWriter(RefusedCalls):
             channel.chain = chain = (channel.chain * _STEP + call.agree) & MASK
             exact = balance = 0
             channel_index = channel.index
+        if latest is not owner:
+            self._latest = owner
         _pack_slot(
             self._ring,
             ring_word * 8,
             mark,
             common,
-            previous & _LOW_32,
+            previous if previous < _SMALL else previous & _LOW_32,
             channel_index,
             seq,
             chain,
@@ -118,13 +125,13 @@ class FlightWriter(RefusedCalls):
             mark,
         )
         # What is rare, or not needed for a further call of the same group.
-        if latest is not self._latest and latest is not None:
+        if latest is not owner and latest is not None:
             self._write_counts(latest)
         if channel is None and seq == group.checkpoint_at:
             group.checkpoint_at = seq + layout.CHECKPOINT_EVERY
             self._checkpoint(group.index, seq + 1, chain, exact, balance)
-        if call.volatile is not None:
-            self._write_volatile(number, call.volatile)
+        if volatile is not None:
+            self._write_volatile(number, volatile)
         if mark == self._keep_at:
             self._keep_at = mark + _KEEP_EVERY
             self._keep_old_waits()
@@ -255,12 +262,13 @@ class FlightWriter(RefusedCalls):
 def _prepare(
     group: GroupSlot, call: CallDescription, place: Place, flags: int, thread: ThreadSlot
 ) -> bytes:
-    """What the slots of such calls have in common, which the place has from now on, too."""
+    """What the slots of such calls have in common, which the place has from now on, too: unless
+    each of them has its signature's text to write, for which it must come here again."""
     common = _COMMON.pack(
         group.index, thread.index, call.op_code, _ISSUED, flags, call.signature_id, place.site
     )
     # No other thread comes between these.
-    place.call = call
+    place.call = call if call.volatile is None else None
     place.thread = thread
     place.flags = flags
     place.common = common

@@ -245,10 +245,22 @@ def test_signatures_that_never_repeat_go_to_the_volatile_area(author: Author) ->
         signature_id=layout.VOLATILE_SIGNATURE,
         volatile=text.to_json().encode(),
     )
-    author.writer.begin(author.group, description, Place(author.site), 0)
-    call = read(author).call(0)
-    assert call is not None
-    assert call.signature == text
+    place = Place(author.site)  # the same call comes from it again
+    for _ in range(3):
+        author.writer.complete(*author.writer.begin(author.group, description, place, 0))
+    reader = read(author)
+    for number in range(3):
+        call = reader.call(number)
+        assert call is not None
+        assert call.signature == text
+
+
+@pytest.mark.parametrize("last", [7, (1 << 29) - 1, 1 << 29, (1 << 32) - 1, 1 << 32, (1 << 40) + 5])
+def test_the_call_before_is_on_record_by_its_low_bits(author: Author, last: int) -> None:
+    author.group.last = last
+    author.call()
+    row = layout.SLOT.unpack_from(author.writer._map, layout.RING_OFFSET)
+    assert row[8] == last % (1 << 32)
 
 
 def test_a_call_that_raises_is_failed(author: Author) -> None:
