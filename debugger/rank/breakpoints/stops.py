@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...record.layout import Activity
 from ...record.requests import breakpoints as standing
@@ -30,10 +30,13 @@ from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
 from . import editors
+from .console import Console
 from .editors import Editors
 from .on_demand import LookOnce, OnDemand
 from .places import Places
-from .prompt import Console, RankPdb
+
+if TYPE_CHECKING:
+    from .prompt import RankPdb
 
 DEBUGGER = "DISTDEBUG_DEBUGGER"
 POST_MORTEM = "DISTDEBUG_PDB"
@@ -208,6 +211,10 @@ class Breakpoints:
     def _pdb(self) -> RankPdb:
         own: RankPdb | None = getattr(self._local, "pdb", None)
         if own is None:
+            # Not before the first stop: from Python 3.13 on pdb brings readline with it, sets its
+            # completer, and has it taken back when the process ends.
+            from .prompt import RankPdb
+
             prompt = f"({self._prompt()}) "
             own = self._local.pdb = RankPdb(self._console, prompt, self._shown, self._wanted)
         return own
@@ -345,7 +352,8 @@ class Breakpoints:
 
 def _is_ours(trace: Any) -> bool:
     """Whether this trace function is that of a prompt."""
-    return isinstance(getattr(trace, "__self__", None), RankPdb)
+    prompt = sys.modules.get(f"{__package__}.prompt")
+    return prompt is not None and isinstance(getattr(trace, "__self__", None), prompt.RankPdb)
 
 
 def _place(frame: FrameType | None, trace: TracebackType | None) -> tuple[str, int, str]:

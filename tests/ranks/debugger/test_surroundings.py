@@ -37,6 +37,8 @@ DIFFER = {
 """Answers that may differ in any way."""
 NEW_VARIABLES = "DISTDEBUG_"
 """How child processes are reached. PYTHONPATH is the other way: it has our folder in front."""
+OF_A_PROMPT = {"pdb", "readline", "rlcompleter"}
+"""They are loaded when a rank first stops: from Python 3.13 on pdb changes readline for all."""
 NEW_MODULES = {
     "_distdebug": "the layer, under a name that no program has",
     "wrapt": "import hooks",
@@ -156,7 +158,7 @@ def _unexplained(question: str, alone: Any, below: Any, wrapped: bool) -> Any:
         case "sys.modules":
             new = {name for name in set(below) - set(alone) if not name.startswith(TORCH_MODULES)}
             standard = sys.stdlib_module_names
-            known = NEW_MODULES.keys() | standard
+            known = NEW_MODULES.keys() | (standard - OF_A_PROMPT)
             if sys.version_info < (3, 11):  # there sysconfig needs it to say where the library lies
                 new = {name for name in new if not name.startswith("_sysconfigdata_")}
             return {name for name in new if name.split(".")[0] not in known} | (

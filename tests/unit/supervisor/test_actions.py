@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.breakpoints.prompt import Console
+from debugger.rank.breakpoints.console import Console
 from debugger.record.layout import Phase
 from debugger.record.requests import break_requests, breakpoints
 from debugger.record.requests.breakpoints import (
