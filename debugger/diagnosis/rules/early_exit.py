@@ -240,7 +240,8 @@ def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candida
 def _stand(
     world: World, left: list[int], victims: tuple[int, ...], call: Call
 ) -> dict[int, RankEvidence]:
-    """Where they stand; of a rank that lives on without the group, where it has destroyed it."""
+    """Where they stand; of a rank that lives on without the group, where it has destroyed it; of a
+    rank that has ended before its GPU was through with the call, where it made that."""
     found = stand(world, chosen(left, victims), call)
     for rank in left:
         notes = world.notes(rank, DestroyedNote)
@@ -248,6 +249,11 @@ def _stand(
             last = last_call(world, rank)
             text = call_text(last) if last else None
             found[rank] = RankEvidence("destroyed the group", text, notes[-1].site)
+    for rank in victims:
+        history = world.ranks[rank].history if world.finished(rank) else None
+        made = history.at(call.group, call.seq) if history is not None else None
+        if made is not None:
+            found[rank] = RankEvidence("finished before the end of", call_text(made), made.site)
     return found
 
 

@@ -213,6 +213,8 @@ class TestOnAGpu:
         (found,) = self._ended_well(makes=False).errors()
         assert (found.kind, found.culprits, found.victims) == ("early_exit", (2,), (0, 1))
         assert "ranks 0,1 needed it in all_reduce(sum, float32[8]) #1" in found.message
+        stood = found.ranks[0]
+        assert (stood.state, stood.location.line) == ("finished before the end of", 88)
 
     def test_one_that_lost_the_others_before_it_could_make_that_call(self) -> None:
         """Rank 1's process was slow: the end of the others has broken an earlier call for it."""
