@@ -40,8 +40,8 @@ def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) 
     outstanding.followed.setdefault(key, deque()).append(Followed(recorder, group, number, work))
 
 
-def failure_of(work: Any) -> BaseException | None:
-    """What the work failed with, if it did.
+def failure_of(work: Any, streams: bool = False) -> BaseException | None:
+    """What the work failed with, if it did. `streams`: it is that of a call on a GPU.
 
     Asked of the work's futures: torch's own `Work.exception` and `is_success` print a warning that
     they are deprecated. NCCL's future is done as soon as the call is queued, whatever comes of it;
@@ -52,10 +52,10 @@ def failure_of(work: Any) -> BaseException | None:
         failure: BaseException | None = work.exception()
         return failure
     try:
-        result = work.get_future_result()
-        if result.done() and result.value():
+        result = work.get_future_result() if streams else None  # other backends would raise
+        if result is not None and result.done() and result.value():
             return RuntimeError(f"the call failed on its GPU (torch's WorkResult {result.value()})")
-    except Exception:  # a backend without that, as most are
+    except Exception:  # nor has every backend of GPUs that
         pass
     try:
         future = work.get_future()
@@ -102,7 +102,7 @@ def _is_over(call: Followed) -> bool:
     try:
         if not call.work.is_completed():
             return False
-        failed = failure_of(call.work) is not None
+        failed = failure_of(call.work, streams=True) is not None
     except Exception:  # the GPU cannot be asked any more
         failed = True
     if failed:

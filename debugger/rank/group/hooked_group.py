@@ -82,7 +82,7 @@ class HookedWork:
         if self._number not in outstanding.works or not self._work.is_completed():
             return False
         outstanding.remove(self._number)
-        error = gpu_completion.failure_of(self._work)
+        error = gpu_completion.failure_of(self._work, self._known.streams)
         if error is not None:
             writer.break_off(self._number, None)
             self._recorder.failed(self._number, error)

@@ -227,7 +227,7 @@ class TrackedWork(ForwardingWork):
         """Whether the call is complete, which is put on record if so; asked by the layer itself."""
         done = bool(self._work.is_completed())
         if done and self._open and not self._waiting:
-            error = gpu_completion.failure_of(self._work)
+            error = gpu_completion.failure_of(self._work, self._known.streams)
             self._close(failed=error is not None)
             if error is not None:
                 self._recorder.failed(self._number, error)

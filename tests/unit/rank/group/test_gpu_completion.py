@@ -188,7 +188,7 @@ def test_what_came_of_a_call_of_nccl(value: int) -> None:
         def get_future_result(self) -> Any:
             return SimpleNamespace(done=lambda: True, value=lambda: value)
 
-    assert (gpu_completion.failure_of(OfNccl()) is not None) == bool(value)
+    assert (gpu_completion.failure_of(OfNccl(), streams=True) is not None) == bool(value)
 
 
 def test_a_wait_on_a_thread_of_cpp(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
