@@ -33,6 +33,9 @@ class Nobody:
     def starting(self) -> bool:
         return False
 
+    def only_calling(self) -> bool:
+        return False
+
     def settled(self, since_s: float, about: Finding) -> bool:
         del since_s, about
         return True
