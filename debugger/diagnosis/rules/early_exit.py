@@ -4,13 +4,14 @@ Rules:
 1. Only waits that need the absent rank count (`needs`), and calls that failed without it; not of a
    thread that its own rank leaves behind.
 2. A rank that finished with status 0, or destroyed the group, and had not entered a call of that
-   group in which others wait, or have failed: early_exit; for the creation of a group:
-   group_mismatch. For a send or receive: unmatched_p2p, unless the two have exchanged messages in
-   both directions before: then their numbers of rounds differ, and it is an early_exit.
+   group in which others wait, or have failed, or with which their GPUs were not through when they
+   ended: early_exit; for the creation of a group: group_mismatch. For a send or receive:
+   unmatched_p2p, unless the two have exchanged messages in both directions before: then their
+   numbers of rounds differ, and it is an early_exit.
 3. A rank that was killed or raised is not treated here: that *is* the finding.
 4. A call that all have made, and in which one lost its connections since another, already through
    with it, left: early_exit, too.
-   Likewise where it had ended well itself, and its GPU was never through with the call.
+   One that torch's watchdog of NCCL has aborted lost them likewise.
 5. A rank that finished before the send that it never waited for was through: early_exit.
 6. A message with another tag between the same two ranks explains more than the partner's end.
 """
@@ -22,7 +23,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ...record.layout import Activity, CallState, GroupState
-from ...record.notes import CaughtExceptionNote, DataExhaustedNote, DestroyedNote
+from ...record.notes import (
+    CaughtExceptionNote,
+    DataExhaustedNote,
+    DestroyedNote,
+    UnfinishedNote,
+)
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
@@ -83,7 +89,8 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
             candidate = _collective(world, view, pending, need, failed=failed)
             if candidate is None and failed:
                 candidate = _closed_too_soon(world, view, pending)
-                too_soon.add(key)
+                if candidate is not None:
+                    too_soon.add(key)
         if candidate:
             found.setdefault(key, candidate)
     leavers = {
@@ -250,7 +257,7 @@ def _stand(
             text = call_text(last) if last else None
             found[rank] = RankEvidence("destroyed the group", text, notes[-1].site)
     for rank in victims:
-        history = world.ranks[rank].history if world.finished(rank) else None
+        history = world.ranks[rank].history if world.notes(rank, UnfinishedNote) else None
         made = history.at(call.group, call.seq) if history is not None else None
         if made is not None:
             found[rank] = RankEvidence("finished before the end of", call_text(made), made.site)
