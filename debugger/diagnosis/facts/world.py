@@ -230,11 +230,9 @@ class World:
         ends = wait.activity is Activity.DESTROY and wait.detail.get("whole") is True
         if not ends or record.history is None:
             return None
-        if not any("nccl" in group.backend for group in record.groups.values()):
-            return None
-        for call in record.history.recent(_MOST_ON_A_GPU):
-            group = record.groups.get(call.group)
-            if call.state is CallState.STARTED and group is not None and "nccl" in group.backend:
+        groups = on_nccl(record)
+        for call in record.history.recent(_MOST_ON_A_GPU) if groups else ():
+            if call.state is CallState.STARTED and call.group in groups:
                 waits = replace(wait, activity=Activity.IN_CALL, call=call.number, site=call.site)
                 return Pending(record.rank, waits, call)
         return None
@@ -298,6 +296,11 @@ class World:
                 if wait.activity is not Activity.STORE or _named(wait) is wait:
                     found.setdefault(wait.activity, {}).setdefault(number, wait)
         return found
+
+
+def on_nccl(rank: Rank) -> frozenset[GroupKey]:
+    """The rank's groups of which NCCL, torch's or distcore's, makes the calls on GPUs."""
+    return frozenset(key for key, group in rank.groups.items() if "nccl" in group.backend)
 
 
 def _named(wait: Wait) -> Wait:

@@ -45,7 +45,7 @@ from ..facts.unfinished import (
     has_failed,
     posted,
 )
-from ..facts.world import GroupView, Pending, World, exited_ns
+from ..facts.world import GroupView, Pending, World, exited_ns, on_nccl
 from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 from ..shared_findings import not_created, tag_mismatch
@@ -213,8 +213,8 @@ def _lost_contact(world: World, rank: int) -> bool:
     note = last_exception(world, rank)
     if note is not None:
         return is_communication_error(note)
-    aborted = world.ranks[rank].process.signal == signals.SIGABRT
-    return aborted and any("nccl" in group.backend for group in world.ranks[rank].groups.values())
+    found = world.ranks[rank]
+    return found.process.signal == signals.SIGABRT and bool(on_nccl(found))
 
 
 def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candidate | None:

@@ -18,9 +18,7 @@ from ...record.writing.slots import GroupSlot
 from .. import torch_private
 from ..record.recorder import Recorder
 from . import outstanding
-from .outstanding import Followed
-
-_MOST_UNFINISHED = 64
+from .outstanding import MOST_UNFINISHED, Followed
 
 
 def goes_on(work: Any) -> bool:
@@ -123,9 +121,9 @@ def unfinished() -> tuple[int, ...]:
     going_on = [
         call.number
         for calls in list(outstanding.followed.values())
-        for call in islice(calls, _MOST_UNFINISHED)
+        for call in islice(calls, MOST_UNFINISHED)
     ]
-    return tuple(sorted({*outstanding.broken, *going_on}))[:_MOST_UNFINISHED]
+    return tuple(sorted({*outstanding.broken, *going_on}))[:MOST_UNFINISHED]
 
 
 def oldest() -> int | None:

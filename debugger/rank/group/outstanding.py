@@ -65,6 +65,8 @@ class Asked:
     times: int = 1
 
 
+MOST_UNFINISHED = 64
+"""So many calls with which the GPU was never through are told at the end."""
 works: dict[int, Handle] = {}
 """By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
 awaited: dict[int, Tracked] = {}
@@ -82,7 +84,7 @@ unwaited: deque[int] = deque()
 followed: dict[Any, deque[Followed]] = {}
 """Those that go on on a GPU, by group, in the order of the calls: those of one group end in their
 order."""
-broken: deque[int] = deque(maxlen=64)
+broken: deque[int] = deque(maxlen=MOST_UNFINISHED)
 """Those of them that failed there, by number: the last ones."""
 _gathering: list[None] = []
 """As long as there are groups that gather calls: an entry for each."""
