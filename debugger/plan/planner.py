@@ -74,8 +74,8 @@ def chosen_ranks(text: str, world_size: int) -> tuple[int, ...]:
     """ "0-7,1016-1023" as ranks. Raises ValueError, with a sentence, for anything else."""
     found: set[int] = set()
     for part in filter(None, (one.strip() for one in text.split(","))):
-        first, _, last = part.partition("-")
-        low, high = whole_number(first), whole_number(last or first)
+        first, dash, last = part.partition("-")
+        low, high = whole_number(first), whole_number(last if dash else first)
         if low is None or high is None:
             raise ValueError(f"{part!r} is no rank and no range of ranks, such as 0-7")
         if low > high or high >= world_size:

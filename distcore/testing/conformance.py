@@ -164,17 +164,19 @@ def check_backend(
     found = str(dist.get_backend())
     assert name in found, f"check_backend: the default group's backend is {found!r}, not {name!r}"
     done = []
-    for index, (group, call) in enumerate(_plan(_groups(name), dtypes)):
-        if group is dist.GroupMember.NON_GROUP_MEMBER:
-            continue
-        one = KnownCall(**{**call, "seed": seed + index, "device": device})
-        bits = one.run(group)
-        if bits:
-            every: list[Any] = [None] * dist.get_world_size(group)
-            dist.all_gather_object(every, bits, group=group)
-            assert len(set(every)) == 1, f"{one}: not the same bits on all ranks"
-        done.append(str(one))
-    dist.barrier()
+    # What names no device is meant for the CPU, whatever the program's default device is.
+    with torch.device("cpu"):
+        for index, (group, call) in enumerate(_plan(_groups(name), dtypes)):
+            if group is dist.GroupMember.NON_GROUP_MEMBER:
+                continue
+            one = KnownCall(**{**call, "seed": seed + index, "device": device})
+            bits = one.run(group)
+            if bits:
+                every: list[Any] = [None] * dist.get_world_size(group)
+                dist.all_gather_object(every, bits, group=group)
+                assert len(set(every)) == 1, f"{one}: not the same bits on all ranks"
+            done.append(str(one))
+        dist.barrier()
     return done
 
 

@@ -46,6 +46,20 @@ def test_conformance(join_alone: Join, transport: str) -> None:
     assert len(check_backend("tcp")) > 500
 
 
+@pytest.mark.distributed(nproc=2, backend="tcp")
+def test_conformance_under_a_default_device(join_alone: Join) -> None:
+    join_alone()
+    import torch
+
+    from distcore.testing import check_backend
+
+    torch.set_default_device("meta")
+    try:
+        assert len(check_backend("tcp", dtypes=["float32"])) > 150
+    finally:
+        torch.set_default_device("cpu")
+
+
 class Crews:
     """A crew for as long as its ranks live: a failed sequence may leave a group broken."""
 
