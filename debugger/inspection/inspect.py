@@ -99,6 +99,7 @@ class Inspection:
             notes.append(needed(self.pids.values()))
         if not self.findings:
             notes.insert(0, at_work(self.look))
+            notes += surroundings.nccls_count(self.around, self.pids)
         elsewhere = self.look.world_size - len(self.look.ranks) - len(self.look.missing)
         if elsewhere > 0:
             where = "are not on this host, or are not yours to look at"

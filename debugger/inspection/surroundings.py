@@ -68,14 +68,18 @@ def details(
     around: Surroundings, stances: Mapping[int, Stance], pids: Mapping[int, int]
 ) -> list[str]:
     """What of it bears on ranks that wait, one line each."""
-    lines = [
-        *_of_store(around.keys, stances),
-        *_of_links(around.links, stances),
-        *_of_nccl(around.communicators, pids),
-    ]
-    if len(lines) > _MOST_LINES:
-        lines[_MOST_LINES:] = [f"and {len(lines) - _MOST_LINES} more signs of this kind"]
-    return lines
+    return _at_most(
+        [
+            *_of_store(around.keys, stances),
+            *_of_links(around.links, stances),
+            *_of_nccl(around.communicators, pids),
+        ]
+    )
+
+
+def _at_most(lines: list[str]) -> list[str]:
+    more = len(lines) - _MOST_LINES
+    return lines if more <= 0 else [*lines[:_MOST_LINES], f"and {more} more signs of this kind"]
 
 
 def lagging(around: Surroundings, pids: Mapping[int, int]) -> tuple[int, ...]:
@@ -88,6 +92,16 @@ def lagging(around: Surroundings, pids: Mapping[int, int]) -> tuple[int, ...]:
             if place in ranks:
                 found.add(ranks[place])
     return tuple(sorted(found))
+
+
+def nccls_count(around: Surroundings, pids: Mapping[int, int]) -> list[str]:
+    """What NCCL tells of a job of which nothing is found. A rank that waits for its GPU is seen to
+    compute, so this may be all that shows a hang; but who has launched fewer calls may just as well
+    be about to launch them, and only another look tells."""
+    lines = _at_most(_of_nccl(around.communicators, pids))
+    if not lines:
+        return []
+    return [*lines, "where NCCL tells the same at the next look, the others wait for these"]
 
 
 def never_came(around: Surroundings, world_size: int) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ import pytest
 from debugger.diagnosis.findings import Finding
 from debugger.inspection import debug_server, dumps, nccl_ras, surroundings
 from debugger.inspection.connections import is_this_network, links, sockets_of
+from debugger.inspection.inspect import Inspection
 from debugger.inspection.joining import joined
 from debugger.inspection.lateness import Limits
 from debugger.inspection.processes import Job, Process
@@ -240,6 +241,24 @@ def test_nccl_has_nothing_to_say_of_a_job_at_work() -> None:
         found = nccl_ras.asked("127.0.0.1", port)
     assert not isinstance(found, str), found
     assert surroundings.details(Surroundings(communicators=found), {}, {0: 10, 1: 11}) == []
+
+
+def inspected(*ranks: dict[str, Any]) -> list[str]:
+    """The notes of a look at two ranks that are seen to compute, while NCCL tells this."""
+    stances = {rank: Stance(doing=Doing.CODE, running=True) for rank in (0, 1)}
+    around = Surroundings(communicators=nccl_ras.parsed(status(*ranks)))
+    seen = Inspection(Job(0, "", ()), Look(stances), [], {0: 10, 1: 11}, {}, around, problems=())
+    return list(seen.report()["notes"])
+
+
+def test_where_nothing_is_found_nccls_count_is_told() -> None:
+    notes = inspected(member(0, 10, 4), member(1, 11, 3))
+    assert "NCCL: rank 1 has launched 3 of 4 AllReduce in communicator 0xae94" in notes
+    assert any("at the next look" in note for note in notes)
+
+
+def test_equal_counts_are_no_note() -> None:
+    assert not [note for note in inspected(member(0, 10, 4), member(1, 11, 4)) if "NCCL" in note]
 
 
 @pytest.mark.parametrize(
