@@ -395,6 +395,9 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             _over(recorder, group, over)
         return work
 
+    # Code of its own: what Python learns about a place in it (which class an object has there, which
+    # function is called) holds for this method, and is not unlearned with each call of another.
+    call.__code__ = call.__code__.replace()
     call.__name__ = name
     call.__qualname__ = f"CheckedGroup.{name}"
     return call
