@@ -121,6 +121,10 @@ class CheckedGroup(ProcessGroup):
         is made while an exception is handled.
         """
         self._inner = inner
+        # Who asks this object in Python asks the real group at once: each message does. The methods
+        # of the class are for all others.
+        self.rank = inner.rank  # type: ignore[method-assign]
+        self.size = inner.size  # type: ignore[method-assign]
         self._recorder = recorder
         self._record = record
         self._split = split
