@@ -23,7 +23,7 @@ from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from ..record import lost_connections
 from ..record.describe import METHODS, Method
-from ..record.lanes import BLOCKING, Lane
+from ..record.lanes import Lane, stands_below
 from ..record.likeness import FORMS, never
 from ..record.recorder import GroupRecord, Recorder
 from ..record.waiting import NO_TIMEOUT
@@ -282,7 +282,11 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                     raise
                 frame = _getframe(0)
             line = lane.newest.get(frame.f_lasti)
-            if line is None or line.code is not frame.f_code:
+            if (
+                line is None
+                or line.code is not frame.f_code
+                or (line.above and not stands_below(line.above, lane.depth))
+            ):
                 line = lane.find(_getframe(0))
             del frame  # it may be this function's own, and would keep the handle alive
             # What is called: all of it is described once per distinct call.
@@ -307,8 +311,13 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             # Whether it is waited for here, and what else belongs to it.
             options = args[last_option] if len(args) > last_option else kwargs.get("opts")
             if options is None:
-                blocks = line.blocks_at and _getframe(line.blocks_at).f_code in BLOCKING
-                is_async = asks_for_source or not blocks
+                # The code that stood there is what may stand there again: to look for any in a
+                # set costs a hash of the whole code, 0.1 µs.
+                is_async = (
+                    asks_for_source
+                    or line.blocks_in is None
+                    or _getframe(line.blocks_at).f_code is not line.blocks_in
+                )
             else:
                 if options.__class__ is not lane.options:
                     lane.take(options.__class__)

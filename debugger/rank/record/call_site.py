@@ -100,10 +100,15 @@ def is_compiled(code: CodeType) -> bool:
     return any(name.startswith("__compiled_fn") for name in code.co_names)
 
 
+def is_graph(code: CodeType) -> bool:
+    """Whether this is the code of a graph that torch has traced."""
+    return code.co_filename.startswith(_GRAPH)
+
+
 def graph_below(frame: FrameType | None, compiled: FrameType) -> FrameType | None:
     """The frame of the graph from which a compiled function calls, between these two frames."""
     while frame is not None and frame is not compiled:
-        if frame.f_code.co_filename.startswith(_GRAPH):
+        if is_graph(frame.f_code):
             return frame
         frame = frame.f_back
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
@@ -12,10 +13,11 @@ import torch.distributed as dist
 
 from ...record.writing.slots import Place
 from . import call_site
-from .describe import Facts, getter
+from .describe import Facts, getter, look_again
 from .likeness import Same
 from .recorder import GroupRecord, Known, Recorder
 
+_getframe = sys._getframe
 _MOST_LINES = 1000
 _MOST_TRIES = 16
 _DEPRECATED = f"{os.sep}typing_extensions.py"
@@ -29,26 +31,55 @@ BLOCKING = frozenset(
 """torch's functions that wait for the handle that the group gives them, and drop it."""
 
 
+Standing = tuple[CodeType, int]
+"""The code of a frame, and at which instruction it stands; ANYWHERE: that does not matter."""
+ANYWHERE = -1
+
+
 class Line(Place):
     """A line of the user's code from which calls come: `fronts`, torch's public
     function that it calls, with all that this one calls until it comes to the group; the `code`
     that the line is in, which must not be freed, for it is known by its address; how many frames
     above the group's method a function of torch's stood that waits for the handle by itself
-    (`blocks_at`; 0: none did), which is looked at again with each call; the sites of the lines of
-    that code that have waited for such a call, by instruction (`waits`); the newest call from here
-    (`known`), for most lines make the same one each time; and, once it came twice, what tells
-    whether the next is like it (`same`), which is made anew `tries_left` times at most, for it
-    costs as much as it saves in ten calls."""
+    (`blocks_at`; 0: none did), and its code (`blocks_in`), which is looked for there again with
+    each call; the sites of the lines of that code that have waited for such a call, by instruction
+    (`waits`); the newest call from here (`known`), for most lines make the same one each time; and,
+    once it came twice, what tells whether the next is like it (`same`), which is made anew
+    `tries_left` times at most, for it costs as much as it saves in ten calls.
 
-    __slots__ = ("blocks_at", "code", "fronts", "known", "same", "tries_left", "waits")
+    Where code that is not the user's (of a package, of torch's modules and optimizers) makes the
+    call for the user's line, the line is known by the instruction in that code, its `code`, and by
+    the frames `above`, from the next one to the user's. Of that and of the first one of a package
+    the instruction counts, too; of the others that none is the user's. No `fronts` and `waits`
+    then: the handles of other lines may be waited for in the same code."""
+
+    __slots__ = (
+        "above",
+        "blocks_at",
+        "blocks_in",
+        "code",
+        "fronts",
+        "known",
+        "same",
+        "tries_left",
+        "waits",
+    )
 
     def __init__(
-        self, site: int, fronts: tuple[CodeType, ...], code: CodeType | None, blocks_at: int = 0
+        self,
+        site: int,
+        fronts: tuple[CodeType, ...],
+        code: CodeType | None,
+        blocks_at: int = 0,
+        blocks_in: CodeType | None = None,
+        above: tuple[Standing, ...] = (),
     ) -> None:
         super().__init__(site)
         self.fronts = fronts
         self.code = code
         self.blocks_at = blocks_at
+        self.blocks_in = blocks_in
+        self.above = above
         self.waits: dict[int, int] = {}
         self.known: Known | None = None
         self.same: Same | None = None
@@ -83,6 +114,7 @@ class Lane:
 
     __slots__ = (
         "_by_depth",
+        "_through",
         "depth",
         "forward",
         "group",
@@ -111,6 +143,9 @@ class Lane:
         self._by_depth: dict[int, dict[tuple[int, int], Line]] = {}
         self.lines: dict[tuple[int, int], Line] = {}
         self.newest: dict[int, Line] = {}
+        self._through: dict[tuple[int, ...], Line] = {}
+        """Those of calls that other code makes for the user's line, by its instruction, too, and by
+        where the frames stand."""
 
     def take(self, options: type) -> None:
         """From now on the options of the calls are objects of this class; `is_async` tells of one
@@ -136,15 +171,15 @@ class Lane:
             fronts.append(found.f_code)
             found = found.f_back
         blocks_at = next((at for at, code in enumerate(fronts, 1) if code in BLOCKING), 0)
+        blocks_in = fronts[blocks_at - 1] if blocks_at else None
         if found is None or call_site.frame_kind(found.f_code.co_filename) != call_site.USER:
-            return Line(self.recorder.site(frame.f_back), (), None, blocks_at)
+            above = () if found is None else _above(found)
+            if found is None or not above:
+                return Line(self.recorder.site(frame.f_back), (), None, blocks_at, blocks_in)
+            return self._find_through(found, len(fronts) + 1, above, blocks_at, blocks_in)
         site = self.recorder.site(found)
-        line = Line(site, tuple(fronts), found.f_code, blocks_at)
-        depth = len(fronts) + 1
-        if depth != self.depth:
-            self.depth = depth
-            self.lines = self._by_depth.setdefault(depth, {})
-            self.newest.clear()
+        line = Line(site, tuple(fronts), found.f_code, blocks_at, blocks_in)
+        self._stand(len(fronts) + 1)
         if len(self.lines) >= _MOST_LINES:
             self.lines.clear()  # a program that makes its code as it goes
             self.newest.clear()
@@ -152,3 +187,68 @@ class Lane:
             self.lines[id(found.f_code), found.f_lasti] = line
             self.newest[found.f_lasti] = line
         return line
+
+    def _stand(self, depth: int) -> None:
+        """From now on the frames to look at first are so many above the method."""
+        if depth != self.depth:
+            self.depth = depth
+            self.lines = self._by_depth.setdefault(depth, {})
+            self.newest.clear()
+
+    def _find_through(
+        self,
+        found: FrameType,
+        depth: int,
+        above: tuple[Standing, ...],
+        blocks_at: int,
+        blocks_in: CodeType | None,
+    ) -> Line:
+        """The user's line for which the code of this frame makes the call."""
+        self._stand(depth)
+        places = (value for code, lasti in above for value in (id(code), lasti))
+        key = (depth, id(found.f_code), found.f_lasti, *places)
+        line = self._through.get(key)
+        if line is None:
+            site = self.recorder.site(found)
+            line = Line(site, (), found.f_code, blocks_at, blocks_in, above)
+            if len(self._through) >= _MOST_LINES:
+                self._through.clear()
+                self.newest.clear()
+            if not site:
+                return line
+            self._through[key] = line
+        self.newest[found.f_lasti] = line
+        return line
+
+
+def _above(frame: FrameType) -> tuple[Standing, ...]:
+    """The frames above this one, whose code is not the user's, to the first one whose code is. None
+    where there is no such, or a graph, which has lines of its own."""
+    found: list[Standing] = []
+    packaged = False
+    above: FrameType | None = frame
+    while above is not None and not call_site.is_graph(above.f_code):
+        code, lasti = above.f_code, above.f_lasti
+        kind = call_site.frame_kind(code.co_filename)
+        if kind == call_site.USER:
+            return () if call_site.is_compiled(code) else (*found, (code, lasti))
+        counts = kind == call_site.LIBRARY and not packaged
+        packaged |= counts
+        if above is not frame:
+            found.append((code, lasti if counts else ANYWHERE))
+        above = above.f_back
+    return ()
+
+
+def stands_below(above: tuple[Standing, ...], depth: int) -> bool:
+    """Whether the frames above the one that is so many above the method which asks are these."""
+    try:
+        for code, lasti in above:
+            depth += 1
+            frame = _getframe(depth + 1)  # this function's own is below them all
+            if frame.f_code is not code or lasti not in (ANYWHERE, frame.f_lasti):
+                return False
+    except ValueError as error:  # so many frames are not there
+        look_again(error)
+        return False
+    return True

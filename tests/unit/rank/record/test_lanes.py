@@ -7,6 +7,7 @@ import os
 import queue
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from debugger.rank.record.describe import METHODS
-from debugger.rank.record.lanes import Lane, Line
+from debugger.rank.record.lanes import Lane, Line, stands_below
 from debugger.rank.record.recorder import Recorder
 
 
@@ -45,6 +46,19 @@ PACKAGE = os.path.dirname(dist.__file__)
 public = made_in(os.path.join(PACKAGE, "made_up.py"))
 elsewhere = made_in(os.path.join(os.path.dirname(PACKAGE), "nn", "made_up.py"))
 package = made_in("/env/site-packages/fakelib/state.py")
+other_package = made_in("/env/site-packages/otherlib/state.py")
+graph = made_in("<eval_with_key>.7")
+
+
+def _made_by_package() -> Callable[[Callable[[], Line]], Line]:
+    space: dict[str, Any] = {"public": public}
+    text = "def inner(method):\n    return public(method)\n"
+    exec(compile(text, "/env/site-packages/fakelib/inner.py", "exec"), space)
+    made: Callable[[Callable[[], Line]], Line] = space["inner"]
+    return made
+
+
+made_by_package = _made_by_package()
 
 
 class Method:
@@ -63,7 +77,11 @@ class Method:
         except ValueError:
             frame = sys._getframe(0)
         line = self.lane.newest.get(frame.f_lasti)
-        if line is None or line.code is not frame.f_code:
+        if (
+            line is None
+            or line.code is not frame.f_code
+            or (line.above and not stands_below(line.above, self.lane.depth))
+        ):
             self.searches += 1
             line = self.lane.find(sys._getframe(0))
         self.found.put(line)
@@ -118,14 +136,7 @@ def test_a_package_that_makes_the_call_is_named_beside_the_users_line() -> None:
     def by_package() -> Line:
         return package(inner)
 
-    def inner_call() -> Callable[[], Line]:
-        space: dict[str, Any] = {"public": public, "method": method}
-        text = "def inner():\n    return public(method)\n"
-        exec(compile(text, "/env/site-packages/fakelib/inner.py", "exec"), space)
-        made: Callable[[], Line] = space["inner"]
-        return made
-
-    inner = inner_call()
+    inner = partial(made_by_package, method)
     for _ in range(2):
         lines = [public(method), user(), by_package()]
         functions = [method.text(line)[2] for line in lines]
@@ -133,6 +144,69 @@ def test_a_package_that_makes_the_call_is_named_beside_the_users_line() -> None:
         assert functions == [here, "<lambda>", "by_package"]
         through = [method.recorder.through[line.site - 1] for line in lines]
         assert through == ["", "", "fakelib/inner.py:2"]
+
+
+def test_a_line_for_which_a_package_calls_is_searched_once() -> None:
+    method = Method()
+
+    def from_package() -> Line:
+        return made_by_package(method)
+
+    for _ in range(3):
+        line = from_package()
+        assert method.text(line)[2] == "from_package"
+        assert method.recorder.through[line.site - 1] == "fakelib/inner.py:2"
+    assert method.searches == 1
+    assert not line.fronts
+
+
+def test_lines_for_which_the_same_code_calls_are_told_apart() -> None:
+    method = Method()
+    for _ in range(2):
+        first = made_by_package(method)
+        second = made_by_package(method)
+        assert method.text(second)[1] - method.text(first)[1] == 1
+
+
+def test_a_users_function_between_is_whose_line_it_is() -> None:
+    """The frames above and below it are as they were without it."""
+    method = Method()
+
+    def mine(inner: Callable[[], Line]) -> Line:
+        return inner()
+
+    here = "test_a_users_function_between_is_whose_line_it_is"
+    for _ in range(2):
+        for between, function in ((elsewhere, here), (mine, "mine")):
+            line = between(partial(made_by_package, method))
+            assert method.text(line)[2] == function
+
+
+def test_the_first_package_on_the_way_is_named_each_time() -> None:
+    method = Method()
+    for _ in range(2):
+        for by, name in ((package, "fakelib"), (other_package, "otherlib")):
+            line = by(partial(elsewhere, partial(public, method)))
+            assert method.recorder.through[line.site - 1] == f"{name}/state.py:2"
+
+
+def test_two_lines_of_a_package_are_told_apart() -> None:
+    method = Method()
+    space: dict[str, Any] = {}
+    text = "def both(call):\n    first = call()\n    return first, call()\n"
+    exec(compile(text, "/env/site-packages/fakelib/both.py", "exec"), space)
+    for _ in range(2):
+        lines = space["both"](partial(elsewhere, partial(public, method)))
+        through = [method.recorder.through[line.site - 1] for line in lines]
+        assert through == ["fakelib/both.py:2", "fakelib/both.py:3"]
+
+
+def test_a_graph_is_searched_each_time() -> None:
+    """Its lines are found in another way, and the user's frame stands still meanwhile."""
+    method = Method()
+    for _ in range(3):
+        assert method.text(graph(partial(elsewhere, partial(public, method))))
+    assert method.searches == 3
 
 
 def test_a_thread_without_a_line() -> None:
