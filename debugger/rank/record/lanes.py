@@ -20,6 +20,8 @@ from .recorder import GroupRecord, Known, Recorder
 _getframe = sys._getframe
 _MOST_LINES = 1000
 _MOST_TRIES = 16
+_MOST_ABOVE = 64
+"""To compare more frames than that takes as long as to search."""
 _DEPRECATED = f"{os.sep}typing_extensions.py"
 
 
@@ -222,12 +224,15 @@ class Lane:
 
 
 def _above(frame: FrameType) -> tuple[Standing, ...]:
-    """The frames above this one, whose code is not the user's, to the first one whose code is. None
-    where there is no such, or a graph, which has lines of its own."""
+    """The frames above this one, whose code is not the user's, to the first one whose code is.
+    Empty where there is no such, or it is far up, or a graph is below it, which has lines of its
+    own."""
     found: list[Standing] = []
     packaged = False
     above: FrameType | None = frame
-    while above is not None and not call_site.is_graph(above.f_code):
+    while above is not None and len(found) < _MOST_ABOVE:
+        if call_site.is_graph(above.f_code):
+            break
         code, lasti = above.f_code, above.f_lasti
         kind = call_site.frame_kind(code.co_filename)
         if kind == call_site.USER:

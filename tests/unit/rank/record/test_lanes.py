@@ -209,6 +209,17 @@ def test_a_graph_is_searched_each_time() -> None:
     assert method.searches == 3
 
 
+def test_a_line_that_is_far_up_is_searched_each_time() -> None:
+    method = Method()
+    deep: Callable[[], Line] = partial(elsewhere, partial(public, method))
+    for _ in range(100):
+        deep = partial(elsewhere, deep)
+    for _ in range(3):
+        line = deep()
+        assert method.text(line)[2] == "test_a_line_that_is_far_up_is_searched_each_time"
+    assert method.searches == 3
+
+
 def test_a_thread_without_a_line() -> None:
     """Its bottom frame is the method's, as where C++ calls it."""
     method = Method()
