@@ -24,14 +24,22 @@ from ..signature import MASK
 from ..snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
 from . import copies
 from .definitions import Budget, Definitions
+from .ring import MESSAGES, OpenMaps, RingReader
 from .ring import FlightError as FlightError
-from .ring import OpenMaps, RingReader
+from .thawed import thawed
 
 UNKNOWN_GROUP: GroupKey = ("?", 0)
 _PHASES = {int(one): one for one in Phase}
+_RUNNING, _EXITING, _PAUSED, _IN_CALL = (
+    Phase.RUNNING,
+    Phase.EXITING,
+    int(Activity.PAUSED),
+    Activity.IN_CALL,
+)
 _GROUP_STATES = {int(one): one for one in GroupState}
 _CALL_STATES = {int(one): one for one in CallState}
 """To ask an enumeration for its member takes three times as long."""
+_RANK, _GROUP, _WAIT, _CALL = thawed(Rank), thawed(Group), thawed(Wait), thawed(Call)
 _OF_CALLS = 1 << 63
 """Beside the serial of a wait that is a thread's word: those of other waits are far from it."""
 
@@ -120,11 +128,10 @@ class FlightReader(RingReader):
     def view(self, process: Process) -> Rank:
         """What is known of this rank now."""
         self._waited = {}
-        inside = self._thread_calls()
-        calls = self._calls(inside)
+        mapped, inside = self._map, self._thread_calls()
         (
             heartbeat_ns,
-            _,
+            counted,
             heap_used,
             phase,
             _,
@@ -135,19 +142,21 @@ class FlightReader(RingReader):
             _,
             free_serial,
             location,
-        ) = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
+        ) = layout.DYNAMIC.unpack_from(mapped, layout.DYNAMIC_OFFSET)
+        calls = max(counted, max(inside) >> self._phase_bits())
         if self._window is not None:
             self._window.load(*self._definitions.unread(heap_used))
-        self._definitions.read(self._map, heap_used, self.wall_offset_ns)
+        self._definitions.read(mapped, heap_used, self.wall_offset_ns)
         if process.ended_ns is None and exiting_ns and not process.alive:
             process = replace(process, ended_ns=exiting_ns + self.wall_offset_ns)
-        phase = _PHASES[phase] if phase <= Phase.ENDED else Phase.RUNNING
+        phase = _PHASES.get(phase, _RUNNING)
         serial = (serial + sum(inside)) & MASK
         waits = self._read_waits(inside)
+        newest = self._newest(calls)
         if self.keep_waits:
             numbers = [one.call for one in waits if one.call is not None]
             self._waited = {number: self.call(number) for number in numbers}
-        return Rank(
+        made = _RANK(
             rank=self.rank,
             world_size=self.world_size,
             pid=self.pid,
@@ -162,13 +171,13 @@ class FlightReader(RingReader):
             phase=phase,
             heartbeat_ns=heartbeat_ns + self.wall_offset_ns if heartbeat_ns else 0,
             calls=calls,
-            exit_code=exit_code if phase >= Phase.EXITING else None,
+            exit_code=exit_code if phase >= _EXITING else None,
             exiting_ns=exiting_ns + self.wall_offset_ns if exiting_ns else 0,
             layer_serial=serial,
             free_threads=free if free_serial == serial else -1,
             location=self._definitions.site(location),
-            groups=self._read_groups(calls),
-            channels=self._read_channels(calls),
+            groups=self._read_groups(newest),
+            channels=self._read_channels(newest),
             creations=tuple(self._definitions.creations),
             waits=waits,
             notes=tuple(self._definitions.notes),
@@ -176,6 +185,8 @@ class FlightReader(RingReader):
             history=self,
             node=self.node,
         )
+        made.__class__ = Rank
+        return made
 
     def _replicas(self) -> tuple[Replicas, ...]:
         notes = ReplicasNote.among(self._definitions.notes)
@@ -190,14 +201,16 @@ class FlightReader(RingReader):
         )
         return tuple(found for found in files if found is not None)
 
-    def _read_groups(self, calls: int) -> dict[GroupKey, Group]:
-        """`calls`: how many the rank has made."""
+    def _read_groups(self, newest: tuple[Any, ...] | None) -> dict[GroupKey, Group]:
+        """`newest`: the slot of the rank's latest call, which may have the counts of its group."""
         groups: dict[GroupKey, Group] = {}
-        newest = self._newest(calls, message=False)
+        mapped = self._map
+        if newest is not None and newest[3] in MESSAGES:
+            newest = None
         for index in range(layout.GROUPS):
             at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
             definition, state, issued, _, chain, exact, balance, last = layout.GROUP.unpack_from(
-                self._map, at
+                mapped, at
             )
             if not definition:
                 break
@@ -207,7 +220,7 @@ class FlightReader(RingReader):
             if newest is not None and newest[1] == index and newest[0] > last:
                 last, issued = newest[0], (newest[10] + 1) & MASK
                 chain, exact, balance = newest[11:14]
-            groups[text.key] = Group(
+            groups[text.key] = made = _GROUP(
                 key=text.key,
                 desc=text.desc,
                 ranks=text.ranks,
@@ -220,6 +233,7 @@ class FlightReader(RingReader):
                 last=last - 1 if last and issued else None,
                 timeout_s=text.timeout_s,
             )
+            made.__class__ = Group
         return groups
 
     def _group_key(self, index: int) -> GroupKey:
@@ -229,12 +243,14 @@ class FlightReader(RingReader):
         text = self._definitions.group(layout.GROUP.unpack_from(self._map, at)[0])
         return UNKNOWN_GROUP if text is None else text.key
 
-    def _read_channels(self, calls: int) -> tuple[Channel, ...]:
+    def _read_channels(self, newest: tuple[Any, ...] | None) -> tuple[Channel, ...]:
         channels = []
-        newest = self._newest(calls, message=True)
+        mapped = self._map
+        if newest is not None and newest[3] not in MESSAGES:
+            newest = None
         for index in range(layout.CHANNELS):
             at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
-            definition, issued, chain, last = layout.CHANNEL.unpack_from(self._map, at)
+            definition, issued, chain, last = layout.CHANNEL.unpack_from(mapped, at)
             if not definition:
                 break
             if newest is not None and newest[9] == index and newest[0] > last:
@@ -257,16 +273,17 @@ class FlightReader(RingReader):
     def _read_waits(self, calls: Sequence[int]) -> tuple[Wait, ...]:
         """`calls`: the threads' words."""
         waits = []
+        mapped = self._map
         for index in range(layout.THREADS):
             at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
             for _ in range(3):
-                row = layout.THREAD.unpack_from(self._map, at)
+                row = layout.THREAD.unpack_from(mapped, at)
                 if row[0] == row[10]:
                     break
             version, activity, inferred, _, native, call, detail, site, since, serial, again = row
             if version == 0:
                 break
-            if version != again or activity > Activity.PAUSED:
+            if version != again or activity > _PAUSED:
                 continue
             if not activity:
                 inside = self._read_call_wait(native, calls[index], index)
@@ -295,15 +312,17 @@ class FlightReader(RingReader):
         if wait is None:
             return None
         call, site, since_ns = wait
-        return Wait(
+        made = _WAIT(
             thread=native,
-            activity=Activity.IN_CALL,
+            activity=_IN_CALL,
             serial=_OF_CALLS | word,
             since_ns=since_ns + self.wall_offset_ns,
             call=call - 1 if call else None,
             detail={},
             site=self._definitions.site(site),
         )
+        made.__class__ = Wait
+        return made
 
     # -- history -------------------------------------------------------------------------------
 
@@ -326,7 +345,7 @@ class FlightReader(RingReader):
         started_ns = row[15]
         if state is CallState.COMPLETED:
             started_ns = started_ns or row[14]
-        return Call(
+        made = _CALL(
             number=number,
             group=self._group_key(row[1]),
             seq=row[10],
@@ -344,9 +363,11 @@ class FlightReader(RingReader):
             started_ns=started_ns + offset if started_ns else 0,
             completed_ns=row[16] + offset if row[16] else 0,
         )
+        made.__class__ = Call
+        return made
 
     def _last(self, group: GroupKey) -> int | None:
-        found = self._read_groups(self._calls()).get(group)
+        found = self._read_groups(self._newest(self._calls())).get(group)
         return found.last if found else None
 
     def at(self, group: GroupKey, seq: int) -> Call | None:

@@ -161,10 +161,13 @@ class Records:
     def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
         """A copy of which something was reported: all that is to be seen of it is read at once."""
         copy.looked_at = self._looks
-        with reader.looked_at(self._window):
+        reader.look_through(self._window)
+        try:
             self._refresh(reader, copy)
             reader.keep_waits = True
             copy.read(self._view(reader, copy.told.process))
+        finally:
+            reader.look_away()
 
     def _refresh(self, reader: FlightReader, copy: _Copy | None = None) -> None:
         """It may have been cut short, and may have learnt who it is."""

@@ -16,7 +16,8 @@ from ..safe_files.bounds import open_regular
 from ..signature import OP_CODES, POINT_TO_POINT
 from .window import Window
 
-_MESSAGES = frozenset(OP_CODES[op] for op in POINT_TO_POINT)
+MESSAGES = frozenset(OP_CODES[op] for op in POINT_TO_POINT)
+"""The codes of the ops of which a channel keeps count, and no group."""
 
 
 class FlightError(Exception):
@@ -99,23 +100,23 @@ class RingReader:
             self._maps.opened(self)
         return found
 
-    @contextlib.contextmanager
-    def looked_at(self, window: Window) -> Iterator[None]:
-        """Within the block the record is read through the window, if it is not mapped just now. No
-        other thread may read it meanwhile."""
+    def look_through(self, window: Window) -> None:
+        """From now on the record is read through the window, if it is not mapped just now, until
+        `look_away`. No other thread may read it meanwhile."""
         if self._mapped is not None:
-            yield
             return
-        with contextlib.suppress(OSError):
-            window.open(self.path)
-            self._mapped, self._window = window.memory, window
         try:
-            yield
-        finally:
-            if self._window is not None:
-                self._window = None
-                window.close()
-                self._mapped = self._mapped if self.cut else None
+            window.open(self.path)
+        except OSError:
+            return
+        self._mapped, self._window = window.memory, window
+
+    def look_away(self) -> None:
+        """It is read as ever."""
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+            self._mapped = self._mapped if self.cut else None
 
     def rest(self) -> None:
         """Hold nothing of the file until it is read again, by its name."""
@@ -144,6 +145,8 @@ class RingReader:
         return not self.cut
 
     def _thread_calls(self) -> tuple[int, ...]:
+        if self._window is not None:
+            return self._window.thread_calls
         return layout.THREAD_CALLS.unpack_from(self._map, layout.THREADS_OFFSET)
 
     def _calls(self, inside: Sequence[int] = ()) -> int:
@@ -182,13 +185,13 @@ class RingReader:
             row = layout.SLOT.unpack_from(self._map, at)
         return row if row[0] == row[17] == number + 1 else None
 
-    def _newest(self, calls: int, message: bool) -> tuple[Any, ...] | None:
+    def _newest(self, calls: int) -> tuple[Any, ...] | None:
         """The slot of the latest of so many calls, which has the counts of its group or channel;
-        None if it is no message, or is one, and if the counts are elsewhere."""
+        None if the counts are elsewhere."""
         row = self._row(calls - 1)
         if row is None or row[5] & layout.REFUSED_FLAG or self._version == 1:
             return None
-        return row if (row[3] in _MESSAGES) == message else None
+        return row
 
     def _walk(self, last: int | None) -> Iterator[tuple[int, tuple[Any, ...]]]:
         """The calls of one group or channel from this one backwards, as (number, slot row)."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import layout
-from ..safe_files.bounds import open_regular
+from ..safe_files.bounds import open_sized
 
 _FEW = 16
 """Groups, or channels: most ranks have no more. Whole tables of one record are 77 KB, and most of
@@ -27,6 +27,8 @@ _TABLES = (
 """From where they are read, where the slots begin, what each takes, how many there are: all but the
 checkpoints, the ring and the heap."""
 
+_U32_AT, _THREAD_CALLS_AT = layout.U32.unpack_from, layout.THREAD_CALLS.unpack_from
+
 
 class Window:
     """`memory` stands for the file that is open: where that was loaded, it has its bytes. Behind
@@ -37,20 +39,27 @@ class Window:
         self._view = memoryview(self.memory)
         self._descriptor = -1
         self._rows: dict[int, tuple[Any, ...]] = {}
+        self._tables = [
+            (start, [self._view[start : slots + _FEW * size]], slots + _FEW * size, size, most)
+            for start, slots, size, most in _TABLES
+        ]
+        self.thread_calls: tuple[int, ...] = ()
+        """The words of the threads of the record that is open."""
 
     def open(self, path: Path) -> None:
         """Load the tables of this record. Raises OSError, also where it is cut short."""
-        self._descriptor = open_regular(path)
+        self._descriptor, size_bytes = open_sized(path)
         self._rows.clear()
         try:
-            size = os.fstat(self._descriptor).st_size
-            if size < layout.FILE_BYTES:
-                raise OSError(f"the record ends at byte {size}")
-            for start, slots, slot_bytes, most in _TABLES:
-                few = slots + _FEW * slot_bytes
-                self.load(start, few - start)
-                if layout.U32.unpack_from(self.memory, few - slot_bytes)[0]:
+            if size_bytes < layout.FILE_BYTES:
+                raise OSError(f"the record ends at byte {size_bytes}")
+            for start, memory, few, slot_bytes, most in self._tables:
+                count = os.preadv(self._descriptor, memory, start)
+                if count != few - start:
+                    raise OSError(f"the record ends at byte {start + max(0, count)}")
+                if _U32_AT(self.memory, few - slot_bytes)[0]:
                     self.load(few, (most - _FEW) * slot_bytes)
+            self.thread_calls = _THREAD_CALLS_AT(self.memory, layout.THREADS_OFFSET)
         except OSError:
             self.close()
             raise

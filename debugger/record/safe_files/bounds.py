@@ -17,17 +17,23 @@ MOST_RANKS = 1 << 17
 """Of a world, or a group. A record that claims more is damaged, or malicious."""
 MOST_WHOLE = 1 << 63
 """Whole numbers in our files are of 64 bits."""
+_READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def open_regular(path: str | os.PathLike[str], follow_links: bool = False) -> int:
     """A descriptor to read this file. Raises OSError, also for what is no regular file; never
     waits for somebody at the other end, and follows no link but where that is asked for."""
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    return open_sized(path, follow_links)[0]
+
+
+def open_sized(path: str | os.PathLike[str], follow_links: bool = False) -> tuple[int, int]:
+    """The same, and how many bytes the file has."""
+    descriptor = os.open(path, _READING if follow_links else _READING | os.O_NOFOLLOW)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path))
-    return descriptor
+    return descriptor, found.st_size
 
 
 def read_regular(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,9 +47,18 @@ def resting(path: Path) -> FlightReader:
     return reader
 
 
+@contextlib.contextmanager
+def looked_at(reader: FlightReader, window: Window) -> Iterator[None]:
+    reader.look_through(window)
+    try:
+        yield
+    finally:
+        reader.look_away()
+
+
 def through(window: Window, reader: FlightReader) -> tuple[Rank, Call | None]:
     """What is seen of it, and the call in which it waits, which is kept."""
-    with reader.looked_at(window):
+    with looked_at(reader, window):
         assert reader.still_whole()
         reader.refresh_header()
         rank = reader.view(ALIVE)
@@ -94,7 +105,7 @@ def test_one_that_is_cut_short_reads_as_absent(tmp_path: Path) -> None:
     os.truncate(path, layout.RING_OFFSET - 1)
     with pytest.raises(OSError, match="the record ends at byte"):
         window.open(path)
-    with reader.looked_at(window):
+    with looked_at(reader, window):
         assert not reader.still_whole()
         assert reader.view(ALIVE).waits == ()
     assert reader.cut
