@@ -26,7 +26,7 @@ from .inbox import Intake, size_of
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import KEY_LETTERS, SCHEMA, Offer
-from .pace import ping_every_s
+from .pace import AS_THEY_COME, ping_every_s
 from .tree import BELOW, BELOW_SILENT_S, Tree, fan_in
 
 PING_EVERY_S = 0.25
@@ -37,6 +37,10 @@ UNHEARD_S = 0.5
 """A node that has said nothing for longer is told so with each ping: its connection may be stuck in
 one direction alone."""
 MISSED_EVERY_S, MISSED_BELOW_EVERY_S = 0.1, 0.5
+PONGS_S, REST_S = 0.05, 0.025
+"""So long after a ping what comes from many nodes is read at once, since clocks are compared by
+when an answer comes; then it is read so often: to wake up for each message costs more than to take
+it."""
 UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
 MOST_TASK = 200
@@ -44,6 +48,8 @@ MOST_WAITING = 1024
 MOST_WAITING_EACH = 64
 """Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
 _COPIED_BYTES = 1024
+_NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+"""Numbers: to combine flags of an enumeration takes longer than to send a part."""
 _ZAP = "inproc://zeromq.zap.01"
 
 Route = tuple[bytes, ...]
@@ -97,6 +103,7 @@ class Listener(Link):
         self._numbers: dict[Route, int] = {}
         self._pinged_s = self._missed_s = self._missed_below_s = 0.0
         self._direct: dict[int, None] = {}
+        self._below: dict[bytes, dict[int, None]] = {}
         self._stirred: deque[int] = deque()
         self._newly_taken: deque[int] = deque()
         self._taken_below: dict[int, set[int]] = {}
@@ -187,9 +194,14 @@ class Listener(Link):
         elif socket is self._monitor:
             self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
         else:
-            # Only a frame of ZeroMQ's own knows whose key it came with; bytes are cheaper.
-            sender = socket.recv(zmq.NOBLOCK, copy=False)
-            self._take(sender, socket.recv_multipart(zmq.NOBLOCK))
+            # A frame of ZeroMQ's own knows whose key it came with, and whether others follow, which
+            # takes longer to ask the socket.
+            sender = frame = socket.recv(_NOW, copy=False)
+            parts = []
+            while frame.more:
+                frame = socket.recv(_NOW, copy=False)
+                parts.append(frame.bytes)
+            self._take(sender, parts)
 
     def _tick(self) -> None:
         now_s, listened_s = time.monotonic(), self._listening.total_s
@@ -219,18 +231,29 @@ class Listener(Link):
                 self._send(number, self._ping(self.nodes[number]))
                 self.nodes[number].heard.asked(listened_s)
 
+    def _rest_s(self) -> float:
+        if len(self.nodes) <= AS_THEY_COME or self._waiting:
+            return 0.0
+        since_s = time.monotonic() - self._pinged_s
+        every_s = ping_every_s(len(self._direct), PING_EVERY_S)
+        return 0.0 if since_s < PONGS_S else max(0.0, min(REST_S, every_s - since_s))
+
     def _miss_below(self, listened_s: float) -> None:
         """Whose relay says nothing of it, nor has it come by another way."""
-        for number, route in self._routes.items():
-            if len(route) == 1 or (node := self.nodes[number]).silent:
-                continue
-            relay = self.nodes.get(self._numbers.get(route[:1], 0))
-            if relay is not None and relay.below_s > node.heard.last_s:
-                node.heard.spoke(relay.below_s)
-                node.heard_ns = relay.below_ns
-            if node.heard.silent_s(listened_s) > BELOW_SILENT_S:
-                node.silent = True
-                self._stirred.append(number)
+        for identity, leaves in self._below.items():
+            relay = self.nodes.get(self._numbers.get((identity,), 0))
+            below_s, below_ns = (-1.0, 0) if relay is None else (relay.below_s, relay.below_ns)
+            told = listened_s - below_s <= BELOW_SILENT_S
+            for number in leaves:
+                node = self.nodes[number]
+                if node.silent:
+                    continue
+                if below_s > node.heard.last_s:
+                    node.heard.spoke(below_s)
+                    node.heard_ns = below_ns
+                if not told and node.heard.silent_s(listened_s) > BELOW_SILENT_S:
+                    node.silent = True
+                    self._stirred.append(number)
         for number in self._tree.to_ask:
             if number in self.nodes and self.nodes[number].offset.known:
                 self._tree.asked(number)
@@ -431,12 +454,18 @@ class Listener(Link):
         self._numbers[route], self._routes[number] = number, route
         if len(route) == 1:
             self._direct[number] = None
+        else:
+            self._below.setdefault(route[0], {})[number] = None
 
     def _drop_route(self, number: int) -> None:
         route = self._routes.pop(number, None)
         if route is not None:
             self._numbers.pop(route, None)
             self._direct.pop(number, None)
+            if leaves := self._below.get(route[0]):
+                leaves.pop(number, None)
+                if not leaves:
+                    del self._below[route[0]]
 
     def _can_relay(self, number: int) -> bool:
         node, route = self.nodes[number], self._routes[number]
@@ -482,7 +511,9 @@ class Listener(Link):
         few = all(type(one) is bytes and len(one) < _COPIED_BYTES for one in parts)
         try:
             # Of a few bytes a copy costs less than a frame that is kept for them.
-            self._router.send_multipart([route[0], *through, *parts], zmq.NOBLOCK, copy=few)
+            for part in (route[0], *through, *parts[:-1]):
+                self._router.send(part, _NOW_AND_MORE, copy=few)
+            self._router.send(parts[-1], _NOW, copy=few)
         except zmq.ZMQError:
             return  # it is not connected: its silence will tell
 

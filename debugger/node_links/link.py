@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket as sockets
 import threading
 import time
@@ -104,6 +105,8 @@ class Link(threading.Thread):
             self._open()
             poller = zmq.Poller()
             poller.register(self._reader, zmq.POLLIN)
+            woken = select.poll()
+            woken.register(self._reader, select.POLLIN)
             attended: list[Any] = []
             while not self._closing.is_set():
                 attended = self._attend(poller, attended)
@@ -122,6 +125,8 @@ class Link(threading.Thread):
                 self._listening.looked(time.monotonic(), read_all)
                 self._read_all = True
                 self._tick()
+                if rest_s := self._rest_s():
+                    woken.poll(rest_s * 1000)
             self._run_calls()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
@@ -182,6 +187,10 @@ class Link(threading.Thread):
 
     def _tick(self) -> None:
         """About ten times a second, and after everything that came."""
+
+    def _rest_s(self) -> float:
+        """For so long nothing is read, unless something is to be sent."""
+        return 0.0
 
     def _failed(self) -> None:
         """The thread ends, for `failure`."""
