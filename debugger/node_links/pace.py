@@ -1,10 +1,10 @@
 """How often nodes tell what is new, so that their head can follow: the more nodes, the less often.
 
 To take in a hundred digests a second takes a head more than a hundredth of a core. Up to 64 nodes
-it takes them as they come; of more nodes each tells less often of ranks that call all the time, and
-when it is asked, which the head does before it looks at these; lets a moment pass between two
-digests of ranks that now stand still and now do not; and tells fewer of their last calls. How a
-process ended is told at once, whatever the pace.
+it takes them as they come; of more nodes each tells of ranks that call all the time when it is
+asked, which the head does before it looks at these, and seldom by itself; lets a moment pass
+between two digests of ranks that now stand still and now do not; and tells fewer of their last
+calls. How a process ended is told at once, whatever the pace.
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
-DIGESTS_PER_S = 125
-"""Of all nodes together, of ranks that call without pause."""
-SELDOM_S = 20.0
-"""But no node tells less often: a process of another node whose heartbeat is half a minute old is
-taken for dead by who has the run directory alone."""
+from ..record.reading.copies import FEW_NODES, calling_every_s
+
+IDLE_DIGESTS_PER_S, IDLE_S = 125, 20.0
+"""Of all nodes together, while nothing changes on them; but no node says less often that its ranks
+still stand where they did: what only the clock brings is looked for when it does."""
 MOST_DIGESTS_PER_S = 2000
 """Of ranks that stand still again and again."""
 PINGS_PER_S = 4000
-AS_THEY_COME = 64
-"""Nodes."""
+AS_THEY_COME = FEW_NODES
 LEAST_AHEAD = 4
 """Messages: what is told of ranks that call and that stand still, their logs, and an answer."""
-_MOST_S = 60.0
+_MOST_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +62,11 @@ def pace_for(nodes: int) -> Pace:
     if nodes <= AS_THEY_COME:
         return Pace()
     doubled = 1 << (nodes - 1).bit_length()
-    usual, seldom_s = Pace(), min(SELDOM_S, doubled / DIGESTS_PER_S)
+    usual = Pace()
     return Pace(
-        busy_s=max(usual.busy_s, seldom_s),
+        busy_s=calling_every_s(nodes),
         least_s=doubled / MOST_DIGESTS_PER_S,
-        idle_s=max(usual.idle_s, seldom_s),
+        idle_s=max(usual.idle_s, min(IDLE_S, doubled / IDLE_DIGESTS_PER_S)),
         still_calls=max(16, usual.still_calls * AS_THEY_COME // doubled),
         ahead=max(LEAST_AHEAD, usual.ahead * AS_THEY_COME // doubled),
     )

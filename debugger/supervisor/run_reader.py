@@ -32,6 +32,10 @@ class RunReader(Protocol):
         """Have all be told anew that is told now and then only, before a look that others follow
         late. False where nothing is: the look can be made at once."""
 
+    def all_told(self) -> bool:
+        """Whether all have told how their ranks are since the first one reported more than that
+        these go on calling. False where that is not known."""
+
     @property
     def change_mark(self) -> tuple[object, ...]:
         """Equal as long as nothing has happened in any rank, as of the last look."""
@@ -68,6 +72,9 @@ class LocalReader:
         return False
 
     def ask(self) -> bool:
+        return False
+
+    def all_told(self) -> bool:
         return False
 
     def rests(self, at_rest: bool) -> None:

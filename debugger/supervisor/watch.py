@@ -39,10 +39,14 @@ more."""
 SETTLING_S = 0.5
 """But none holds for longer than it has been, at the look, since more was reported, or than this:
 much that is reported is believed only when it has lasted, half a second or one minute."""
+CALM_REST, CALM_EVERY_S = 100.0, 96.0
+"""The same of a look that came after such a time, and saw nobody wait for long: no clock runs that
+could bring a finding."""
 ANSWERS_S = 2.0
 """So long before such a look all are asked how far they are; within it they have answered."""
 MOMENT_S = 1.0
-"""In which many nodes tell what their ranks have in common, at most; then they are looked at."""
+"""In which many nodes tell what their ranks have in common, at most; then they are looked at. As
+soon as all have, it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ class Watch:
         self._looked_s = self._news_s = self._asked_s = 0.0
         self._stirred_s = time.monotonic()
         self._rested_s = self._spare_s = 0.0
-        self._held = False
+        self._held = self._calm = False
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
     def pause(self) -> None:
@@ -129,11 +133,14 @@ class Watch:
         # To take in what comes between two looks is a part of what they cost.
         began_s = self._used_s if self._costs_s else time.thread_time()
         begins_s = time.monotonic()
-        if not self._reader.only_calling():
+        rested = self._reader.only_calling()
+        if not rested:
             self._stirred_s = self._news_s or begins_s
         self._spare_s = max(0.0, begins_s - self._rested_s - self._rest_s) if held else 0.0
         try:
-            return self._judged(finished)
+            look = self._judged(finished)
+            self._calm = held and rested and not self._somebody_waits(look)
+            return look
         finally:
             self._used_s, self._rested_s = time.thread_time(), time.monotonic()
             self._costs_s.append(self._used_s - began_s)
@@ -146,8 +153,10 @@ class Watch:
             return False
         now_s, usual_s = time.monotonic(), self._usual_s
         if self._news_s:
-            return now_s - self._news_s < min(usual_s, MOMENT_S)
+            return now_s - self._news_s < min(usual_s, MOMENT_S) and not self._reader.all_told()
         hold_s = min(CALLING_EVERY_S, CALLING_REST * usual_s)
+        if self._calm:  # the last look is what the next one will be
+            hold_s = max(hold_s, min(CALM_EVERY_S, CALM_REST * self._costs_s[-1]))
         settling_s = max(SETTLING_S, self._looked_s - self._stirred_s)
         if settling_s < hold_s and now_s - self._looked_s >= settling_s:
             return False
@@ -162,6 +171,16 @@ class Watch:
         if rests:
             self._news_s = now_s
         return rests and usual_s > LOOK_EVERY_S
+
+    def _somebody_waits(self, look: Look) -> bool:
+        """For so long that it is to be said before long. Ranks that call wait a moment each time,
+        and one that has just come to stand still does not wait for longer, yet."""
+        return any(
+            one.taken_ns - wait.since_ns > self._judge.limits.notice_after_s * 1e9
+            for one in look.snapshots
+            for rank in one.ranks.values()
+            for wait in rank.waits
+        )
 
     def _judged(self, finished: bool) -> Look:
         snapshots = self._reader.look(finished)

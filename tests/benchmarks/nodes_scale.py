@@ -12,11 +12,12 @@ with a connection of each node below them. Of the others the head hears, over th
 the frames that a relay would hand on: 2,048 pings four times a second would take a core, which the
 head does not have alone here, and which is spent on 31 hosts where they are real.
 
-A row: until the head knew all ranks; for 36 s in which all call without pause: its CPU, and the
-bytes of digests from each node a second; then the last digest of all nodes: until the first and the
-last node had been told the verdict, the CPU seconds of the head until the first had, and until all
-had its report, or it ended; how many had been told that; whether the verdict names the rank; the
-most resident memory that it had, and what its run directory takes.
+A row: until the head knew all ranks; while all call without pause: its CPU, and the bytes of
+digests from each node a second, for 36 s, or of many nodes from one time that the head asks them
+for progress, and looks at all ranks, to the next one; then the last digest of all nodes: until the
+first and the last node had been told the verdict, the CPU seconds of the head until the first had,
+and until all had its report, or it ended; how many had been told that; whether the verdict names
+the rank; the most resident memory that it had, and what its run directory takes.
 """
 
 from __future__ import annotations
@@ -64,8 +65,10 @@ REAL_RELAYS = 2
 BELOW_ERROR_NS = 50_000
 """Of the clock of a node as its relay knows it."""
 BEFORE_S, REST_S = 2.0, 36.0
-"""All call without pause; the first seconds of that are not measured. Of many ranks a look is made
-every 32 s."""
+"""All call without pause; the first seconds of that are not measured."""
+BEFORE_ASKED, ASKED, MORE = 1, 1, 2
+"""Many nodes are asked how far they are. So often before it is measured, and then; and some digests
+more than these: what they tell by themselves."""
 CALLS = 10
 """Between two digests: more than are told one by one."""
 LIMIT_S = 240.0
@@ -103,7 +106,8 @@ class Recorded:
         self._source = RecordSource(path)
         path.unlink()
         self.first = self._calls()
-        self.between = [self._calls() for _ in range(sum(steps_of(pace)))]
+        told = BEFORE_ASKED + ASKED + MORE if asked(pace) else sum(steps_of(pace))
+        self.between = [self._calls() for _ in range(told)]
         self.waits: list[Piece] = []
         self.all: list[Piece] = []
 
@@ -149,6 +153,11 @@ class Recorded:
         return rows
 
 
+def asked(pace: Pace) -> bool:
+    """Whether the head asks how far nodes are that tell as seldom as this."""
+    return pace != Pace()
+
+
 def steps_of(pace: Pace) -> tuple[int, int]:
     """How many digests of ranks that call all the time are told, before it is measured and then."""
     before, measured = (max(1, round(one / pace.busy_s)) for one in (BEFORE_S, REST_S))
@@ -172,6 +181,7 @@ class Node:
     socket: Any = None
     serial: int = 0
     due_s: float = 0.0
+    every_s: float = 0.0
     seen: Counter[str] = field(default_factory=Counter)
     verdict: dict[str, Any] = field(default_factory=dict)
     sent_bytes: int = 0
@@ -186,8 +196,9 @@ class Node:
     through: tuple[Node, bytes] | None = None
     new_below: list[bytes] = field(default_factory=list)
     told_s: float = 0.0
-    progress: bytes = b""
-    """What it has told last of ranks that call."""
+    progress: Sequence[bytes] = ()
+    """What it tells of ranks that call, one after the other; `told`: how many of these it has."""
+    told: int = 0
 
     def connect(self, context: zmq.Context[Any], offer: Offer) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -240,6 +251,12 @@ class Node:
         times = {"serial": self.serial, "t": time.monotonic_ns()}
         self.send(Message("digest", {**times, **data}, blob))
 
+    def tell_progress(self) -> None:
+        """Its ranks go on calling. In the end what was told last is told again."""
+        self.digest(self.progress[min(self.told, len(self.progress) - 1)], busy=True)
+        self.told += 1
+        self.due_s = time.monotonic() + self.every_s
+
     def all_that_there_is(self) -> None:
         """The first digest: with it comes which files and processes there are."""
         alive = process_values(Process(alive=True, state="R"), None, steady_clock.offset_ns())
@@ -278,7 +295,7 @@ class Node:
             rows = [one.all if place in asked else () for place, one in enumerate(self.ranks)]
             self.digest(blob_of(rows), filled=message.data["number"])
         elif message.kind == "tell" and self.progress:
-            self.digest(self.progress, busy=True)
+            self.tell_progress()
         elif message.kind == "verdict":
             self.verdict = dict(message.data)
         elif message.kind == "stacks":
@@ -429,24 +446,35 @@ class Simulation:
             assert time.monotonic() - began_s < LIMIT_S, self.said()
             self.serve(0.2)
 
-    def rest(self, first: int, steps: int) -> None:
-        """All call without pause, and each node tells of it as often as the head wants."""
-        every_s, sent = self.pace.busy_s, [0] * len(self.nodes)
-        blobs = [blob_of([rows] * RANKS) for rows in self.right.between[first : first + steps]]
-        now_s = time.monotonic()
+    def call(self) -> None:
+        """From now on all call without pause, and each node tells of it as the head wants."""
+        blobs = [blob_of([rows] * RANKS) for rows in self.right.between]
         for node in self.nodes:
-            node.due_s = now_s + every_s * node.number / len(self.nodes)
-        until_s = now_s + steps * every_s
-        while now_s < until_s or min(sent) < steps:
-            for node in self.nodes:
-                is_behind = node.sent - node.taken >= self.pace.ahead  # the head: it is waited for
-                if node.due_s <= now_s and sent[node.number] < steps and not is_behind:
-                    node.due_s += every_s
-                    node.progress = blobs[sent[node.number]]
-                    node.digest(node.progress, busy=True)
-                    sent[node.number] += 1
-            self.serve(0.02)
+            node.progress, node.every_s = blobs, self.pace.busy_s
+            node.due_s = time.monotonic() + node.every_s * node.number / len(self.nodes)
+
+    def rest(self, steps: int, questions: int) -> None:
+        """Until each node has told so often that its ranks call; of many nodes until the head has
+        asked them so often."""
+        first = self.nodes[0]
+        told, told_of = first.told + steps, first.seen["tell"] + questions
+        began_s = time.monotonic()
+        while first.seen["tell"] < told_of if asked(self.pace) else first.told < told:
+            assert time.monotonic() - began_s < 2 * LIMIT_S, self.said()
             now_s = time.monotonic()
+            self._tell(node for node in self.nodes if node.due_s <= now_s)
+
+    def _tell(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if node.sent - node.taken < self.pace.ahead:  # else the head is behind
+                node.tell_progress()
+        self.serve(0.02)
+
+    def told_all(self) -> None:
+        """Until all nodes have told the same: what follows is what has changed since then."""
+        while some := [node for node in self.nodes if node.told < len(node.progress)]:
+            self._tell(some)
+        self.serve(1.0)
 
     def fault(self) -> None:
         """All wait from now on, and one has called something else."""
@@ -454,7 +482,7 @@ class Simulation:
         self.wrong.wait_in(BROADCAST, self.pace.still_calls)
         blob = blob_of([self.right.waits] * RANKS)
         for node in self.nodes:
-            node.progress = b""
+            node.progress, node.every_s, node.due_s = (), 0.0, float("inf")
         for node in self.nodes[:-1]:
             node.digest(blob)
         self.nodes[-1].digest(blob_of(one.waits for one in self.nodes[-1].ranks))
@@ -523,12 +551,14 @@ def _measured(job: Simulation) -> str:
     job.phase_over("known")
     known_s = time.monotonic() - began_s
     before, measured = steps_of(job.pace)
-    job.rest(0, before)
+    job.call()
+    job.rest(before, BEFORE_ASKED)
     sent, cpu_s, began_s = sum(node.sent_bytes for node in nodes), job.cpu_s(), time.monotonic()
-    job.rest(before, measured)
+    job.rest(measured, ASKED)
     took_s = time.monotonic() - began_s
     busy = (job.cpu_s() - cpu_s) / took_s
     rate = (sum(node.sent_bytes for node in nodes) - sent) / took_s / len(nodes) / 1000
+    job.told_all()
     job.phase_over("calling")
     cpu_s, began_s = job.cpu_s(), time.monotonic()
     job.fault()

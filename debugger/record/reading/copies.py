@@ -8,7 +8,28 @@ from __future__ import annotations
 
 import re
 
+FEW_NODES = 64
+"""They report all that is new at once, or nearly so."""
+CALLING_REPORTS_PER_S = 16
+"""Of more nodes: all together, that their ranks go on calling. To take in a report of eight ranks
+takes a quarter of a millisecond of the processor."""
+MOST_CALLING_EVERY_S = 128.0
+FAR_HEARTBEAT_S = 30.0
 _NAME = re.compile(r"node(\d{1,6})-")
+
+
+def calling_every_s(nodes: int) -> float:
+    """So long each of many nodes says nothing while its ranks go on calling, and nobody asks. It
+    changes with each doubling, not with each node."""
+    return min(MOST_CALLING_EVERY_S, (1 << (nodes - 1).bit_length()) / CALLING_REPORTS_PER_S)
+
+
+def far_heartbeat_s(nodes: int) -> float:
+    """While its heartbeat is younger than this a rank on one of the other `nodes` counts as alive,
+    for who has no more than the records."""
+    if nodes <= FEW_NODES:
+        return FAR_HEARTBEAT_S
+    return max(FAR_HEARTBEAT_S, 1.5 * calling_every_s(nodes))
 
 
 def prefix(node: int) -> str:

@@ -17,7 +17,7 @@ from .. import steady_clock
 from ..layout import Role
 from ..notes import CrashNote, ForkedNote, LayerOffNote
 from ..snapshot import Note, Process, Rank, Snapshot
-from .copies import node_of, own_name
+from .copies import far_heartbeat_s, node_of, own_name
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .last_words import LastWords, WrittenLastWords
 from .reader import FlightError, FlightReader
@@ -26,8 +26,6 @@ from .window import Window
 
 HERE_EVERY_S = 0.2
 """A rank that calls, however slowly, has called within that; else it stands still for now."""
-FAR_HEARTBEAT_S = 30.0
-"""A rank on another host counts as alive while its heartbeat is younger than this."""
 
 CUT_SHORT = "somebody has cut the flight record short: what the rank does from then on is not known"
 UNREADABLE = (
@@ -102,6 +100,8 @@ class Records:
         self._copies: dict[FlightReader, _Copy] = {}
         self._copies_moved = self._looks = 0
         self._readers: dict[int, FlightReader] = {}
+        self._ours: list[FlightReader] = []
+        self._far_nodes = 0
         self._seen: dict[FlightReader, Rank] = {}
         self._written = WrittenLastWords(directory.parent / "stacks")
         self._listed_ns = -1
@@ -130,6 +130,8 @@ class Records:
         except OSError:
             return
         calling = []
+        self._ours = [reader for reader in self._readers.values() if not reader.node]
+        self._far_nodes = max((reader.node for reader in self._readers.values()), default=0)
         for reader in self._readers.values():
             copy = self._copy(reader)
             if copy is None:
@@ -235,8 +237,8 @@ class Records:
         if now_s - self._here_s >= HERE_EVERY_S:
             self._here_s = now_s
             found = []
-            for reader in self._readers.values():
-                if not reader.node and reader.still_whole():
+            for reader in self._ours:
+                if reader.still_whole():
                     mark = reader.change_mark
                     still = self._marks.get(reader) == mark
                     self._marks[reader] = mark
@@ -343,7 +345,7 @@ class Records:
         if reader.node or reader.identity.get("host", here) != here:
             last_ns = max(reader.heartbeat_ns, reader.started_ns)  # the first beat may be to come
             age_s = (now_ns - last_ns) / 1e9
-            return Process(alive=age_s < FAR_HEARTBEAT_S)
+            return Process(alive=age_s < far_heartbeat_s(self._far_nodes))
         return observe(reader.pid, reader.start_ticks)
 
     @property

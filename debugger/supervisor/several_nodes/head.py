@@ -53,6 +53,8 @@ class Head:
         self.nodes: dict[int, Far] = {}
         self.news = 0
         """How often nodes have told more than that their ranks go on calling."""
+        self.stirred_ns = 0
+        """When the first digest was taken that told more, since somebody set this to 0."""
         self._stirred: set[int] = set()
         self._incomplete: dict[int, Far] = {}
         self.interrupted: tuple[int, str] | None = None
@@ -256,6 +258,8 @@ class Head:
         if data.get("more") is True:
             return  # the rest of it follows
         far.told_ns = int(data["t"]) + far.mirror.offset_ns
+        if far.mirror.news != far.news:
+            self.stirred_ns = min(far.told_ns, self.stirred_ns or far.told_ns)
         far.filled = int(data.get("filled", far.filled))
 
     def _say_once(self, sentence: str) -> None:
@@ -317,6 +321,15 @@ class Head:
             if far.status is not None and far.there and far.status.shell_code and far.left_ranks:
                 return far.status, self.name(far)
         return None
+
+    @property
+    def all_told(self) -> bool:
+        """Whether every node has told how its ranks are since the first one told more than that
+        they go on calling."""
+        return bool(self.stirred_ns) and not any(
+            far.there and not far.over and far.told_ns < self.stirred_ns
+            for far in self.nodes.values()
+        )
 
     def settled(self, since_ns: int, wanted: Iterable[Path] | None = None) -> bool:
         """Whether every node has told all that had happened by then (our steady clock), and all

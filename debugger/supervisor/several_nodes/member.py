@@ -35,7 +35,7 @@ REPORT_S = 30.0
 """So long a node whose ranks have ended waits for the head's report, as long as the head speaks;
 where ranks were given time to end, as after SIGTERM, so much longer."""
 LOGS_EVERY_S = 1.0
-"""And where there are many nodes, as seldom as digests of busy ranks."""
+"""And where there are many nodes, as seldom as digests of ranks that stand still."""
 
 
 class Member:
@@ -170,7 +170,7 @@ class Member:
             if message is not None:
                 self._connection.send(message)
         now_s = time.monotonic()
-        if now_s - self._logs_s >= max(LOGS_EVERY_S, self._sampler.pace.busy_s):
+        if now_s - self._logs_s >= max(LOGS_EVERY_S, self._sampler.pace.idle_s):
             self._logs_s = now_s
             added = self._logs.next()
             if added is not None:

@@ -10,8 +10,6 @@ from ...node_links.messages import Message
 from ...node_links.pace import Pace, pace_for
 
 SWITCH_S = 0.0005
-OFTEN_S = 2.0
-"""What is told so often is as good as asked for."""
 
 
 class Pacing:
@@ -37,7 +35,7 @@ class Pacing:
     def ask(self) -> bool:
         """Have all nodes tell how far their ranks are that go on calling. False where they tell it
         all the time."""
-        if self._pace.busy_s <= OFTEN_S:
+        if self._pace == Pace():
             return False
         self._listener.broadcast(Message("tell"))
         return True

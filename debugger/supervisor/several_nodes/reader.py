@@ -59,6 +59,7 @@ class JobReader:
         if head is not None and len(head.nodes) > AS_THEY_COME:
             before, self._seen = self._seen, (head.news, self._local.here())
             self._local.rests(before == self._seen)
+            head.stirred_ns = 0
         self._local.trust_size = self._complete()
         snapshots = self._local.look(finished)
         self._ranks = snapshots[-1].ranks if snapshots else {}
@@ -89,6 +90,11 @@ class JobReader:
             return False
         self._job.take()
         return self._seen == (head.news, self._local.here())
+
+    def all_told(self) -> bool:
+        head = self._job.head
+        self._job.take()
+        return head is not None and head.all_told
 
     def ask(self) -> bool:
         head = self._job.head

@@ -16,6 +16,7 @@ from debugger.diagnosis.facts.world import World
 from debugger.diagnosis.limits import Limits
 from debugger.node_links.messages import Message
 from debugger.node_links.mirror import Mirror, MirrorError
+from debugger.node_links.pace import pace_for
 from debugger.node_links.patches import Patch, unpacked
 from debugger.node_links.sampler import Sampler
 from debugger.node_links.source import STILL_CALLS
@@ -535,3 +536,46 @@ def test_more_files_than_a_node_has_are_left_out_and_the_others_followed(
     node.authors[1].call()
     node.tell()
     assert list(node.seen().ranks) == [0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "silent_s", "alive"),
+    [(64, 20, True), (64, 100, False), (2048, 100, True), (2048, 300, False)],
+)
+def test_who_has_the_copies_alone_knows_how_seldom_nodes_tell(
+    tmp_path: Path, nodes: int, silent_s: int, alive: bool
+) -> None:
+    """Of many nodes a rank that goes on calling may be told of after two minutes, and lives."""
+    node = Node(tmp_path, [0, 1])
+    node.mirror = Mirror(node.copies, nodes)
+    node.mirror.offset_ns = steady_clock.offset_ns()
+    for author in node.authors.values():
+        author.writer.heartbeat(1, author.writer.serial, author.site)
+    node.tell()
+    records = Records(node.copies)
+    records.look()
+    now_ns = steady_clock.now_ns() + silent_s * 10**9
+    (snapshot,) = records.snapshots(lambda _pid, _ticks: KILLED, now_ns=now_ns)
+    assert [one.process.alive for one in snapshot.ranks.values()] == [alive, alive]
+
+
+def test_the_numbers_are_right_as_soon_as_ranks_of_many_nodes_rest(tmp_path: Path) -> None:
+    """However long nobody has told of them: for the head's looks, and for who has its files."""
+    node = Node(tmp_path, [0, 1])
+    node.sampler.pace = replace(pace_for(2048), least_s=0.0)
+    node.tell()
+    for _ in range(500):
+        for author in node.authors.values():
+            author.writer.finish(*author.call())
+    assert node.sampler.digests() == [], "they go on calling"
+    assert {one.calls for one in node.seen().ranks.values()} == {0}
+    (digest,) = node.sampler.digests()
+    assert "busy" not in digest.data, "they have come to stand still, which is told at once"
+    news = node.mirror.news
+    node.mirror.apply(unpacked(digest.blob), digest.data.get("busy") is not True)
+    assert node.mirror.news > news, "the head looks at them"
+    assert {one.calls for one in node.seen().ranks.values()} == {500}
+    records = Records(node.copies)
+    records.look()
+    (snapshot,) = records.snapshots()
+    assert {one.calls for one in snapshot.ranks.values()} == {500}

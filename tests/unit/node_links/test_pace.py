@@ -18,7 +18,7 @@ from debugger.node_links.patches import unpacked
 from debugger.node_links.sampler import Sampler
 from debugger.record import steady_clock
 from debugger.record.layout import Activity, GroupState
-from debugger.record.reading.records import FAR_HEARTBEAT_S
+from debugger.record.reading.copies import far_heartbeat_s
 from debugger.record.snapshot import CallSite, Group, Process, Rank, Wait
 from debugger.reports.stored import received
 from debugger.supervisor.several_nodes import brief, questions
@@ -47,15 +47,18 @@ def _as_quick_to_switch_threads_as_ever() -> Iterator[None]:
 
 def test_few_nodes_tell_as_ever() -> None:
     assert pace_for(1) == pace_for(AS_THEY_COME) == Pace()
+    assert far_heartbeat_s(AS_THEY_COME) == 30
 
 
 def test_many_nodes_together_tell_no_more_than_a_head_can_read() -> None:
     for nodes in (65, 128, 500, 2048, 5000):
         pace = pace_for(nodes)
-        assert nodes / pace.busy_s <= 500
+        assert nodes / pace.busy_s <= 64, "that ranks go on calling is mostly asked for"
+        assert nodes / pace.idle_s <= 500
         assert nodes / pace.least_s <= 2000
         assert Pace.of(pace.told) == pace
-        assert 1.2 * pace.busy_s < FAR_HEARTBEAT_S, "nobody is taken for dead meanwhile"
+        assert 1.2 * pace.busy_s < far_heartbeat_s(nodes), "nobody is taken for dead meanwhile"
+        assert pace.idle_s <= 20, "for who stands still the clock runs"
     assert pace_for(1025) == pace_for(2048), "not each node that joins changes it"
 
 
@@ -82,7 +85,7 @@ def test_a_node_that_is_asked_tells_at_once_that_its_ranks_go_on(tmp_path: Path)
     assert sampler.digests() == [], "once"
 
 
-@pytest.mark.parametrize(("nodes", "asked"), [(64, False), (2048, True)])
+@pytest.mark.parametrize(("nodes", "asked"), [(64, False), (65, True), (2048, True)])
 def test_a_head_asks_only_those_who_tell_seldom(nodes: int, asked: bool) -> None:
     told: list[str] = []
     listener = SimpleNamespace(

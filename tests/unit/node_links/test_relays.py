@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +19,14 @@ from debugger.node_links.interfaces import LOOPBACK
 from debugger.node_links.link import Link
 from debugger.node_links.member import SILENT_S, Connection
 from debugger.node_links.messages import Message
+from debugger.node_links.pace import pace_for
 from debugger.node_links.relay import Relay
+from debugger.node_links.sampler import Sampler
 from debugger.node_links.tree import Tree
+from debugger.record.snapshot import Process
 from tests.unit.node_links.test_links import HELLO, until
 from tests.unit.node_links.test_reconnections import Between
+from tests.unit.record.test_flight import Author
 
 FAN_IN = 2
 
@@ -382,3 +387,31 @@ def test_up_to_the_fan_in_there_is_no_relay(job: Job) -> None:
     job.join(FAN_IN)
     time.sleep(1)
     assert all(node._relay is None and node._via is None for node in job.nodes)
+
+
+def test_a_rank_below_a_relay_that_comes_to_stand_still_is_told_of_however_many_nodes_there_are(
+    job: Job, tmp_path: Path
+) -> None:
+    """That it goes on calling was not told for two minutes: the twin says no more than that."""
+    job.join(3)
+    author = Author(tmp_path / "pid-7.flight")
+    sampler = Sampler(tmp_path, lambda _pid, _ticks: Process(alive=True))
+    sampler.pace = replace(pace_for(2048), idle_s=3600.0)
+    seen: list[Message] = []
+
+    def hand_on() -> list[Message]:
+        for message in sampler.digests():
+            job.nodes[2].send(message)
+        seen[:] = job.told(3, "digest")
+        return seen
+
+    until(hand_on, "the first digest has not come")
+    for _ in range(10):
+        author.writer.finish(*author.call())
+        assert len(hand_on()) == 1, "it goes on calling"
+    until(lambda: len(hand_on()) > 1, "that it stands still was not told")
+    assert "busy" not in seen[1].data
+    sampler.hasten()
+    author.writer.finish(*author.call())
+    until(lambda: len(hand_on()) > 2, "it was not told what was asked for")
+    assert seen[2].data["busy"] is True

@@ -33,6 +33,9 @@ class Nobody:
     def starting(self) -> bool:
         return False
 
+    def all_told(self) -> bool:
+        return False
+
     def only_calling(self) -> bool:
         return False
 

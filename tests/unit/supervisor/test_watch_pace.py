@@ -9,7 +9,8 @@ import pytest
 
 from debugger.diagnosis.findings import Finding
 from debugger.record import steady_clock
-from debugger.record.snapshot import Process, Rank, Snapshot
+from debugger.record.layout import Activity
+from debugger.record.snapshot import Process, Rank, Snapshot, Wait
 from debugger.supervisor import watch
 from debugger.supervisor.watch import Policy, Watch
 
@@ -20,7 +21,7 @@ class Reader:
     def __init__(self, cost_s: float = 0.0, ranks: Sequence[Rank] = ()) -> None:
         self.cost_s, self.used_s = cost_s, 0.0
         self.ranks = {one.rank: one for one in ranks}
-        self.told = self.calling = False
+        self.told = self.calling = self.has_all_told = False
         self.looks = 0
         self.asked: list[float] = []
         self.tells_when_asked = False
@@ -33,6 +34,9 @@ class Reader:
         if not self.ranks:
             return ()
         return [Snapshot(steady_clock.now_ns(), len(self.ranks), self.ranks)]
+
+    def all_told(self) -> bool:
+        return self.has_all_told
 
     def only_calling(self) -> bool:
         return self.calling
@@ -109,10 +113,13 @@ class Clock:
         monkeypatch.setattr(watch.time, "thread_time", lambda: reader.used_s)
 
 
+CALM_S = watch.CALM_EVERY_S
+
+
 def after_a_long_rest(made: Watch, clock: Clock, reader: Reader) -> None:
     """Ranks have done nothing but call for minutes; a look was made just now."""
     reader.calling = True
-    until_s = clock.now_s + 4 * watch.CALLING_EVERY_S
+    until_s = clock.now_s + 4 * CALM_S
     looks = reader.looks
     while clock.now_s < until_s or reader.looks == looks:
         looks = reader.looks
@@ -130,12 +137,11 @@ def test_while_ranks_of_many_nodes_only_go_on_calling_a_look_holds(
     first = made.look()
     after_a_long_rest(made, clock, reader)
     began_s, before = clock.now_s, reader.looks
-    while clock.now_s < began_s + 240:
+    while clock.now_s < began_s + 720:
         clock.now_s += made.pause_s
         reader.used_s += 0.02  # what is told in between is taken in
         made.look()
-    calm_s = watch.CALLING_EVERY_S
-    assert reader.looks - before == 240 // calm_s
+    assert reader.looks - before == 720 // CALM_S
     assert made.look() is not first
     held_s, looks = clock.now_s, reader.looks
     made.look()
@@ -169,8 +175,8 @@ def test_before_a_look_that_held_all_are_asked_how_far_they_are(
     while reader.asked_for_progress == asked:
         clock.now_s += made.pause_s
         made.look()
-    asked_s, calm_s = clock.now_s, watch.CALLING_EVERY_S
-    assert asked_s - looked_s == pytest.approx(calm_s, abs=watch.STILL_EVERY_S)
+    asked_s = clock.now_s
+    assert asked_s - looked_s == pytest.approx(CALM_S, abs=watch.STILL_EVERY_S)
     while reader.looks == looks:
         clock.now_s += made.pause_s
         made.look()
@@ -178,7 +184,7 @@ def test_before_a_look_that_held_all_are_asked_how_far_they_are(
     assert clock.now_s - asked_s == pytest.approx(after_s, abs=watch.STILL_EVERY_S)
     assert reader.asked_for_progress == asked + 1
     made.look()
-    clock.now_s += calm_s + watch.STILL_EVERY_S
+    clock.now_s += CALM_S + watch.STILL_EVERY_S
     made.look()
     assert reader.asked_for_progress == asked + 2, "before each"
 
@@ -202,11 +208,25 @@ def test_what_is_told_while_all_are_asked_is_looked_at_at_once(
     assert reader.looks == looks + 1
 
 
+class Waiting(Reader):
+    """One rank, which has waited in a call for so long at each look."""
+
+    waits_s = 0.5
+
+    def look(self, finished: bool = False) -> Sequence[Snapshot]:
+        super().look(finished)
+        now_ns = steady_clock.now_ns()
+        since_ns = now_ns - int(self.waits_s * 1e9)
+        wait = Wait(1, Activity.IN_CALL, 7, since_ns, call=9, site=None)
+        alive = Process(alive=True, state="S")
+        return [Snapshot(now_ns, 1, {0: Rank(0, 1, 7, alive, waits=(wait,))})]
+
+
 class Calling:
     """A watch of ranks that go on calling, and how long its looks hold."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reader = Reader(1.6)
+        self.reader = Waiting(1.6)
         self.clock = Clock(monkeypatch, self.reader)
         self.watch = Watch(self.reader, Policy())
         self.watch.look()
@@ -228,21 +248,35 @@ def test_the_longer_ranks_have_gone_on_calling_the_longer_a_look_holds(
     holds for longer than it was since then."""
     calling = Calling(monkeypatch)
     for _ in range(2):
-        assert calling.held_s() == pytest.approx(
-            watch.CALLING_EVERY_S, abs=watch.LOOK_EVERY_S + 0.2
-        )
+        assert calling.held_s() == pytest.approx(CALM_S, abs=watch.LOOK_EVERY_S + 0.2)
     calling.watch.look()
     calling.reader.calling = False  # one of them stands still
     told_s = calling.clock.now_s
     assert calling.held_s() < 1.5
     calling.reader.calling = True
     held: list[float] = []
-    while not held or held[-1] < watch.CALLING_EVERY_S:
+    while not held or held[-1] < CALM_S:
         age_s = calling.clock.now_s - told_s
         held.append(calling.held_s())
         assert held[-1] < max(age_s, watch.REST * calling.reader.cost_s) + 0.5
     assert len(held) < 9
-    assert held[-1] == pytest.approx(watch.CALLING_EVERY_S, abs=watch.LOOK_EVERY_S + 0.2)
+    assert held[-1] == pytest.approx(CALM_S, abs=watch.LOOK_EVERY_S + 0.2)
+
+
+def test_while_a_rank_waits_for_long_looks_hold_no_longer_than_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The twin: its clock runs, and what that brings must not be late; also where the rank itself
+    goes on calling in another thread, so that its node says no more than that."""
+    calling = Calling(monkeypatch)
+    calling.reader.waits_s = 20.0
+    calling.held_s()
+    for _ in range(3):
+        usual_s = watch.CALLING_EVERY_S
+        assert calling.held_s() == pytest.approx(usual_s, abs=watch.LOOK_EVERY_S + 0.2)
+    calling.reader.waits_s = 0.5
+    calling.held_s()
+    assert calling.held_s() == pytest.approx(CALM_S, abs=watch.LOOK_EVERY_S + 0.2)
 
 
 def test_what_is_believed_only_when_it_has_lasted_is_looked_at_again_soon(
@@ -257,6 +291,15 @@ def test_what_is_believed_only_when_it_has_lasted_is_looked_at_again_soon(
     calling.held_s()
     calling.reader.calling = True  # and nothing more is told of them
     assert calling.held_s() <= watch.SETTLING_S + watch.STILL_EVERY_S
+
+
+def test_what_all_have_told_of_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The moment in which others may tell of the same has no more to bring."""
+    calling = Calling(monkeypatch)
+    calling.held_s()
+    calling.reader.calling = False
+    calling.reader.has_all_told = True
+    assert calling.held_s() <= 3 * watch.STILL_EVERY_S
 
 
 def test_what_is_told_after_a_look_that_was_long_in_coming_does_not_wait_for_its_pause(
