@@ -13,9 +13,9 @@ import pytest
 from debugger.node_links.head import Listener, Node
 from debugger.node_links.messages import Message
 from debugger.node_links.mirror import Mirror
-from debugger.node_links.patches import packed
+from debugger.node_links.patches import Patch, packed
 from debugger.node_links.several import Several
-from debugger.record import steady_clock
+from debugger.record import layout, steady_clock
 from debugger.record.reading.copies import own_name
 from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import LostNode
@@ -100,6 +100,44 @@ def test_a_digest_that_comes_with_the_first_exchange_is_read_by_its_nodes_clock(
     assert far.serial == 1
     assert abs(far.told_ns - steady_clock.now_ns()) < MOMENT_NS
     assert not head.settled(steady_clock.now_ns() + MOMENT_NS)
+
+
+def test_all_have_told_when_each_has_said_how_its_ranks_are_since_the_first_said_more(
+    tmp_path: Path,
+) -> None:
+    """What they say that their ranks go on calling is an answer, and no news; what was on its way
+    since before is none."""
+    heard = Heard()
+    head = made(heard, tmp_path)
+    for number in (1, 2, 3):
+        exchanged(heard.joins(number))
+    serials = dict.fromkeys((1, 2, 3), 0)
+
+    def tell(number: int, told_s: float, **data: object) -> None:
+        serials[number] += 1
+        told_ns = now_ns + int(told_s * 1e9) + AHEAD_NS
+        data |= {"serial": serials[number], "t": told_ns, "files": [[0, "0.flight", 1]]}
+        patches = packed([Patch(0, layout.DYNAMIC_OFFSET, bytes([serials[number]]))])
+        heard.came.append((number, Message("digest", data, patches)))
+        head.take()
+
+    now_ns = time.monotonic_ns()
+    for number in (1, 2, 3):
+        tell(number, 1.0, busy=True)
+    assert not head.all_told, "nobody has said more"
+    tell(1, 3.0)
+    tell(2, 2.0, busy=True)
+    tell(3, 3.5)
+    assert not head.all_told, "of node 2 it is not known how it was then"
+    tell(2, 3.1, busy=True)
+    assert head.all_told
+    head.stirred_ns = 0  # they were looked at
+    assert not head.all_told
+    tell(2, 5.0)
+    head.nodes[3].lost_ns = 1
+    assert not head.all_told
+    tell(1, 5.1)
+    assert head.all_told, "of node 3, which is lost, nothing more will come"
 
 
 def test_how_well_each_nodes_clock_is_known(tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from dataclasses import replace
 import pytest
 import zmq
 
-from debugger.node_links.head import LOST_AFTER_S, Listener
+from debugger.node_links import head as heads
+from debugger.node_links.head import LOST_AFTER_S, Listener, Node
 from debugger.node_links.interfaces import LOOPBACK
 from debugger.node_links.member import Connection
 from debugger.node_links.messages import Message
 from debugger.node_links.offers import SCHEMA
+from debugger.node_links.pace import AS_THEY_COME
 
 LIMIT_S = 20.0
 HELLO = {"schema": SCHEMA, "version": "1", "host": "node1"}
@@ -188,3 +190,46 @@ def test_who_falls_silent_is_missed(head: Listener, node: Callable[[], Connectio
 def test_it_listens_on_one_address_only(head: Listener) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", head.port), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "since_ping_s", "rest_s"),
+    [
+        (AS_THEY_COME, 0.1, 0.0),
+        (AS_THEY_COME + 1, 0.1, heads.REST_S),
+        (AS_THEY_COME + 1, 0.01, 0.0),
+        (AS_THEY_COME + 1, heads.PING_EVERY_S - 0.01, 0.01),
+        (AS_THEY_COME + 1, 1.0, 0.0),
+    ],
+    ids=["of few at once", "of many together", "an answer at once", "until a ping", "it is late"],
+)
+def test_what_many_nodes_say_between_two_pings_is_read_together(
+    monkeypatch: pytest.MonkeyPatch, nodes: int, since_ping_s: float, rest_s: float
+) -> None:
+    """What may be the answer to a ping is not: clocks are compared by when it comes."""
+    listener = Listener(LOOPBACK, "node0", lambda _: None)
+    listener.close()  # its thread has ended: nobody else sets what follows
+    listener.nodes = {number: Node(number, "", "") for number in range(nodes)}
+    listener._pinged_s = 1000.0
+    monkeypatch.setattr(heads.time, "monotonic", lambda: 1000.0 + since_ping_s)
+    assert listener._rest_s() == pytest.approx(rest_s)
+
+
+def test_what_is_to_be_sent_ends_the_rest(
+    monkeypatch: pytest.MonkeyPatch, head: Listener, node: Callable[[], Connection]
+) -> None:
+    """However long that is."""
+    one = node()
+    one.connect(head.offer, HELLO)
+    head.allow(one.key)
+    until(lambda: one.welcome, "it was never welcomed")
+    rests = threading.Event()
+
+    def rest_s() -> float:
+        rests.set()
+        return 3600.0
+
+    monkeypatch.setattr(head, "_rest_s", rest_s)
+    assert rests.wait(LIMIT_S)
+    head.broadcast(Message("verdict", {"kind": "deadlock"}))
+    until(lambda: any(m.kind == "verdict" for m in one.received()), "no verdict came")
