@@ -1,8 +1,6 @@
 """The head's end: listens on one interface, and takes only nodes whose key the job has told it.
 
-Who may speak is decided before a byte is parsed: ZeroMQ asks us (ZAP) about the public key that the
-other side has proved to hold. A key that is not known yet is kept waiting for a moment, since the
-job's store may tell it a little later than the node connects.
+Who may speak is decided before a byte is parsed (`known_keys`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
-from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from ..record.safe_files.bounds import MOST_RANKS
@@ -23,6 +20,7 @@ from .agreed_keys import Pair
 from .clocks import Offset
 from .hearing import Heard
 from .inbox import Intake, size_of
+from .known_keys import KnownKeys
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import KEY_LETTERS, SCHEMA, Offer
@@ -41,16 +39,13 @@ PONGS_S, REST_S = 0.05, 0.025
 """So long after a ping what comes from many nodes is read at once, since clocks are compared by
 when an answer comes; then it is read so often: to wake up for each message costs more than to take
 it."""
-UNKNOWN_KEY_S = 10.0
 MOST_NODES = 1 << 14
 MOST_TASK = 200
-MOST_WAITING = 1024
 MOST_WAITING_EACH = 64
 """Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
 _COPIED_BYTES = 1024
 _NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Numbers: to combine flags of an enumeration takes longer than to send a part."""
-_ZAP = "inproc://zeromq.zap.01"
 
 Route = tuple[bytes, ...]
 """The identity of a connection; of a node below a relay that relay's, and its channel there."""
@@ -97,8 +92,6 @@ class Listener(Link):
         super().__init__("distdebug-head", say, pair)
         self._all_have_one_key = pair is not None
         self._address, self._host = address, host
-        self._allowed: set[str] = set()
-        self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
         self._routes: dict[int, Route] = {}
         self._numbers: dict[Route, int] = {}
         self._pinged_s = self._missed_s = self._missed_below_s = 0.0
@@ -114,8 +107,7 @@ class Listener(Link):
         self.welcome: dict[str, Any] = {}
         self.task = ""
         self.admitted = 0
-        self._zap = self.context.socket(zmq.ROUTER)
-        self._zap.bind(_ZAP)
+        self._keys = KnownKeys(self.context)
         self._router = self.socket(zmq.ROUTER, address)
         self._router.curve_server = True
         self._router.zap_domain = b"distdebug"
@@ -126,7 +118,7 @@ class Listener(Link):
         try:
             self._router.bind(f"{Offer(address, 1, '').endpoint.rpartition(':')[0]}:{port or '*'}")
         except zmq.ZMQError as error:
-            self._zap.close()
+            self._keys.socket.close()
             self._router.close()
             self.close()
             where = f"{address} port {port}" if port else address
@@ -156,7 +148,7 @@ class Listener(Link):
     def allow(self, key: str) -> None:
         """The node that holds this key is of the job."""
         self.admitted += 1
-        self.later(lambda: self._allow(key))
+        self.later(lambda: self._keys.allow(key))
 
     def send(self, number: int, message: Message) -> None:
         """To one node; lost where that is not there."""
@@ -182,15 +174,15 @@ class Listener(Link):
     # -- in the thread -------------------------------------------------------------------------
 
     def _sockets(self) -> list[Any]:
-        return [self._router, self._zap, self._monitor]
+        return [self._router, self._keys.socket, self._monitor]
 
     @property
     def _peers(self) -> Any:
         return self._router
 
     def _read(self, socket: Any) -> None:
-        if socket is self._zap:
-            self._judge(socket.recv_multipart(zmq.NOBLOCK))
+        if socket is self._keys.socket:
+            self._keys.read()
         elif socket is self._monitor:
             self._happened(recv_monitor_message(socket, zmq.NOBLOCK))
         else:
@@ -216,10 +208,7 @@ class Listener(Link):
         if now_s - self._missed_below_s >= MISSED_BELOW_EVERY_S:
             self._missed_below_s = now_s
             self._miss_below(listened_s)
-        while self._waiting and now_s - self._waiting[0][0] > UNKNOWN_KEY_S:
-            _, _, request = self._waiting.popleft()
-            self._answer(request, "")
-            address = request[5].decode("ascii", "replace")[:64]
+        for address in self._keys.refused(now_s):
             self.say(f"refused {address}: its key is none of this job's nodes")
         if now_s - self._pinged_s >= every_s:
             self._pinged_s = now_s
@@ -232,7 +221,7 @@ class Listener(Link):
                 self.nodes[number].heard.asked(listened_s)
 
     def _rest_s(self) -> float:
-        if len(self.nodes) <= AS_THEY_COME or self._waiting:
+        if len(self.nodes) <= AS_THEY_COME or self._keys.any_waits:
             return 0.0
         since_s = time.monotonic() - self._pinged_s
         every_s = ping_every_s(len(self._direct), PING_EVERY_S)
@@ -278,31 +267,6 @@ class Listener(Link):
         node.heard_ns = time.monotonic_ns()
         node.heard.spoke(self._listening.total_s)
         node.silent = False
-
-    def _allow(self, key: str) -> None:
-        self._allowed.add(key)
-        for row in [one for one in self._waiting if one[1] == key]:
-            self._waiting.remove(row)
-            self._answer(row[2], key)
-
-    def _judge(self, request: list[bytes]) -> None:
-        """A ZAP request: routing id, "", version, request id, domain, address, identity, mechanism,
-        credentials."""
-        if len(request) != 9 or request[7] != b"CURVE" or len(request[8]) != 32:
-            self._answer(request, "")
-            return
-        key = z85.encode(request[8]).decode()
-        if key in self._allowed:
-            self._answer(request, key)
-        elif len(self._waiting) < MOST_WAITING:
-            self._waiting.append((time.monotonic(), key, request))
-        else:
-            self._answer(request, "")
-
-    def _answer(self, request: list[bytes], key: str) -> None:
-        status = (b"200", b"OK") if key else (b"400", b"this key is none of this job's nodes")
-        with contextlib.suppress(zmq.ZMQError, IndexError):
-            self._zap.send_multipart([*request[:4], *status, key.encode(), b""], zmq.NOBLOCK)
 
     def _happened(self, told: Mapping[str, Any]) -> None:
         """To a connection. Which one is not told: of those that close while others still prove

@@ -324,8 +324,7 @@ class Head:
 
     @property
     def all_told(self) -> bool:
-        """Whether every node has told how its ranks are since the first one told more than that
-        they go on calling."""
+        """Whether every node has told how its ranks are since `stirred_ns`; not where that is 0."""
         return bool(self.stirred_ns) and not any(
             far.there and not far.over and far.told_ns < self.stirred_ns
             for far in self.nodes.values()

@@ -246,7 +246,7 @@ def test_a_head_that_is_slow_when_a_relay_is_lost(job: Job) -> None:
     """The twin: it takes connections, and answers later than a head may be silent otherwise."""
     job.join(4)
     node = job.nodes[2]
-    job.head._allowed.discard(node.key)
+    job.head._keys.allowed.discard(node.key)
     off(job.nodes[0]._relay, job.nodes[0])
     began_s = node._listening.total_s
     until(lambda: node._listening.total_s - began_s > LOST_AFTER_S + 0.4, "it does not listen")
