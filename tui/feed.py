@@ -1,7 +1,8 @@
 """A thread that reads a run directory, again and again, and posts one frozen picture each time.
 
 It takes at most a fifth of a core, however large the run: the next look waits at least four times
-as long as the last one took. A run that is over is read again only when its files change.
+as long as the last one took. A run that is over is read and judged again only when its files
+change.
 """
 
 from __future__ import annotations
@@ -52,12 +53,15 @@ NOTICE_NS = 15_000_000_000
 """A supervisor's notice is shown for so long: it repeats those that hold every ten seconds."""
 RATE_OVER_S = 1.0
 END_S = 1.0
+OVER = (Stage.ENDED, Stage.KILLED)
 MOST_RANKS = 1 << 17
 MOST_COMMAND = 2000
 MOST_BRIEF = 4000
 """More calls are not read for the first screen, but for the second one, which follows at once."""
 
 Post = Callable[[Picture], object]
+Marks = tuple[object, ...]
+"""What changes when the files of a run do."""
 
 
 class Feed:
@@ -105,7 +109,11 @@ class Feed:
         while not self._ending:
             self._wake.clear()
             began_s = time.monotonic()
-            picture = self.look(self._focus, brief) if brief else self.look_if_changed()
+            picture = (
+                self.look(self._focus, brief, _marks(self.path))
+                if brief
+                else self.look_if_changed()
+            )
             if picture is not None:
                 with contextlib.suppress(RuntimeError):  # the app has just ended
                     self._post(picture)
@@ -120,17 +128,20 @@ class Feed:
     def look_if_changed(self) -> Picture | None:
         """A picture, or None where nothing can have changed since the last one."""
         focus = self._focus  # which may change meanwhile
-        over = self._picture.stage in (Stage.ENDED, Stage.KILLED)
+        over = self._picture.stage in OVER
         path = self._run.directory.path if self._run is not None else self.path
-        mark = (focus, _marks(path)) if over else None
+        marks = _marks(path) if over else None
+        mark = (focus, marks) if over else None
         if over and mark == self._mark:
             return None
         self._mark = mark
-        return self.look(focus)
+        return self.look(focus, False, marks)
 
-    def look(self, focus: Focus, brief: bool = False) -> Picture:
+    def look(self, focus: Focus, brief: bool = False, marks: Marks | None = None) -> Picture:
         """One picture of the run as it is now. Never raises: a fault is a state on the screen.
-        A `brief` look at a live run makes no diagnosis of its own: that needs two looks anyway."""
+        A `brief` look at a live run makes no diagnosis of its own: that needs two looks anyway.
+        `marks`, of before this look: a run that is over, and has the same ones as at the last
+        look, is not read and judged again."""
         try:
             # `latest` may come to mean another run: this app stays with the one it has opened.
             if self._job is None:
@@ -139,7 +150,7 @@ class Feed:
             if self._run is None or self._run.directory.path != directory.path:
                 self._run = _Run(directory, self._clock)
             self._run.stale = bool(self._job.lost)
-            seen = self._run.look(focus, brief)
+            seen = self._run.look(focus, brief, marks)
             self._picture = replace(seen, problem=seen.problem or self._job.sentence)
         except RunDirectoryError as error:
             self._picture = self._without(safe(error, 2000))
@@ -156,7 +167,7 @@ class Feed:
         return replace(seen, stage=Stage.GONE, problem=gone)
 
 
-def _marks(path: Path) -> tuple[object, ...]:
+def _marks(path: Path) -> Marks:
     names = ("run.json", "report.json", "events.jsonl", "exits.jsonl", "host.jsonl", "ranks")
     more = ("stacks/stacks.json", "logs")
     return (is_live(path), *(files.mark_of(path / name) for name in (*names, *more)))
@@ -183,14 +194,31 @@ class _Run:
         self._tracks = Tracks()
         self.stale = False
         """Whether it goes on, and what other nodes do is not seen any more."""
+        self._kept: tuple[object, Picture, int] | None = None
+        """Of a run that is over: what its files were, what was read of them, and when its ranks
+        stood so. Another screen is another view of the same."""
 
     def _failed(self, part: str, error: Exception) -> None:
         """A rule, or the reading of one record, raised: the picture is made without it."""
         what = f"{type(error).__name__}: {error}"
         self._own_faults.setdefault(part, f"{part} failed, a bug of distdebug's ({what})")
 
-    def look(self, focus: Focus, brief: bool) -> Picture:
-        """Read everything that has changed."""
+    def look(self, focus: Focus, brief: bool, marks: Marks | None) -> Picture:
+        """Read everything that has changed, and draw what the screen needs."""
+        mark = (marks, self.stale)
+        if marks is None or self._kept is None or self._kept[0] != mark:
+            self._kept = (mark, *self._read(brief))
+        _, picture, seen_ns = self._kept
+        # Dumps do not say when a call was over, on which strips are built.
+        wanted = picture.source is not Source.DUMPS and not (brief and _many(picture.ranks))
+        if picture.timeline is None and wanted:
+            timeline = self._timeline(picture.ranks, picture.stage, picture.now_ns)
+            picture = replace(picture, timeline=timeline)
+        self._kept = (mark, picture, seen_ns) if picture.stage in OVER else None
+        return self._draw(replace(picture, focus=focus), seen_ns)
+
+    def _read(self, brief: bool) -> tuple[Picture, int]:
+        """What there is to see on any screen, but for the strips; and when the ranks stood so."""
         run = self._document(self.directory.run_json)
         report_json = self.directory.report_json
         report, no_report = files.report_in(report_json, self._document(report_json))
@@ -218,7 +246,7 @@ class _Run:
         stand = stage is not Stage.ENDED or source.stands
         table = files.table_in(self.directory.traffic_text) if source is Source.PLAN else ()
         graph = waits(snapshots[-1], limits) if snapshots and stand else Waits()
-        return self._draw(
+        return (
             Picture(
                 directory=self.directory.path,
                 now_ns=now_ns,
@@ -240,11 +268,6 @@ class _Run:
                 source=source,
                 told=told_in_report(report),
                 table=table,
-                # Dumps do not say when a call was over, on which strips are built.
-                timeline=None
-                if source is Source.DUMPS or (brief and _many(ranks))
-                else self._timeline(ranks, stage, now_ns),
-                focus=focus,
             ),
             _seen_ns(source, found, snapshots, now_ns),
         )

@@ -7,17 +7,20 @@ import math
 import os
 import platform
 import shutil
+import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from debugger.record import layout
+from debugger.record.reading.records import Records
 from debugger.record.runs.run_directory import RunDirectory
 from fixtures import recorded
 from fixtures.make_run import START_NS, clock_of
-from tui.feed import Feed
+from tui.feed import Feed, _marks
 from tui.picture import Focus, Picture, Stage, State
 
 from .driver import a_year_later, made
@@ -252,6 +255,42 @@ def test_a_run_that_is_over_is_read_once_until_something_changes(tmp_path: Path)
     directory.append_event("notice", "x")
     assert feed.look_if_changed() is not None
     assert feed.look_if_changed() is None
+
+
+@pytest.mark.parametrize("state", ["late", "deadlock", "died", "nan"])
+def test_another_screen_of_a_run_that_is_over_is_another_view_of_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    directory = made(tmp_path, state)
+    feed = Feed(directory.path, print, a_year_later)
+    feed.look(OVERVIEW, brief=True, marks=_marks(directory.path))  # as the thread begins
+    screens = [OVERVIEW, *(Focus(view) for view in ("collectives", "stacks", "waits"))]
+    screens.append(Focus("rank", 1))
+    fresh = [Feed(directory.path, print, a_year_later).look(focus) for focus in screens]
+    monkeypatch.setattr(Records, "look", _not_again)
+    for focus, expected in zip(screens, fresh, strict=True):
+        feed.show(focus)
+        shown = feed.look_if_changed()
+        assert shown is not None
+        assert sorted(shown.ranks) == sorted(expected.ranks)
+        assert replace(shown, ranks={}) == replace(expected, ranks={})
+
+
+def _not_again(*_: object, **__: object) -> None:
+    raise AssertionError("the records were read again")
+
+
+def test_a_run_that_is_over_is_judged_again_when_its_files_change(tmp_path: Path) -> None:
+    directory = made(tmp_path, "late")
+    feed = Feed(directory.path, print, a_year_later)
+    before = feed.look(OVERVIEW, brief=True, marks=_marks(directory.path))
+    assert before.verdict is None
+    status = {"pid": 4003, "status": int(signal.SIGKILL), "time_ns": before.now_ns - 2 * 10**9}
+    directory.append_line("exits.jsonl", status)
+    after = feed.look_if_changed()
+    assert after is not None
+    assert after.verdict is not None
+    assert after.verdict.kind == "rank_died"
 
 
 def test_the_thread_posts_and_stops(tmp_path: Path) -> None:
