@@ -4,9 +4,10 @@ nodes on this machine (`make_nodes`), and a gdb that works here (`working_gdb`).
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,11 +15,24 @@ import pytest
 
 from debugger.inspection import injection
 from debugger.inspection.installable import NotInstallable
+from debugger.record.collection import no_collection
 from debugger.testing.plugin import session_of
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes, Unavailable
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests and the modules they use stay to the end: the collector need not look
+    through all that again and again, while it comes to be and in each test."""
+    with no_collection():
+        result = yield
+    gc.collect()
+    gc.freeze()
+    gc.collect()  # what stays is nothing now: only what tests make counts for when to look
+    return result
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
