@@ -24,11 +24,13 @@ CHECKS: dict[tuple[str, str], tuple[str, int, Check]] = {}
 """(screen or "", key) -> the made run and what must happen on it."""
 
 
-def key(view: str, name: str, state: str = "mismatch", ranks: int = 4) -> Callable[[Check], Check]:
-    """The function tests that key."""
+def key(
+    view: str, *names: str, state: str = "mismatch", ranks: int = 4
+) -> Callable[[Check], Check]:
+    """The function tests these keys, in one app."""
 
     def note(check: Check) -> Check:
-        CHECKS[view, name] = (state, ranks, check)
+        CHECKS.update({(view, name): (state, ranks, check) for name in names})
         return check
 
     return note
@@ -59,7 +61,7 @@ async def _help(driver: Driver) -> None:
     assert "What a rank does" not in driver.text
 
 
-@key("", "d", "deadlock")
+@key("", "d", state="deadlock")
 async def _findings(driver: Driver) -> None:
     await driver.press("d")
     assert "rank 1 in recv(src=0, float32[64])" in driver.text
@@ -142,7 +144,7 @@ async def _svg(driver: Driver) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-@key("", "E", "late", 256)
+@key("", "E", state="late", ranks=256)
 async def _text(driver: Driver) -> None:
     await driver.press("E", "E")
     paths = sorted(Path.cwd().glob("distdebug-overview-*.txt"))
@@ -167,34 +169,38 @@ async def _palette(driver: Driver) -> None:
     assert len(driver.app.screen_stack) == 1
 
 
-for number, one in enumerate(VIEWS, 1):
+DIGITS = {str(number): one.name for number, one in enumerate(VIEWS, 1)}
+LETTERS = {one.key: one.name for one in VIEWS}
 
-    async def _open(driver: Driver, view: str = one.name, digit: str = str(number)) -> None:
+
+@key("", *DIGITS)
+async def _numbered(driver: Driver) -> None:
+    for digit, view in DIGITS.items():
         await driver.press("1" if view != "overview" else "5", digit)
         assert driver.app.view.name == view
 
-    async def _named(driver: Driver, view: str = one.name, letter: str = one.key) -> None:
+
+@key("", *LETTERS)
+async def _named(driver: Driver) -> None:
+    for letter, view in LETTERS.items():
         await driver.press("1" if view != "overview" else "5", letter)
         assert driver.app.view.name == view
         assert f"{letter} {driver.app.view.title}" in driver.text
 
-    key("", str(number))(_open)
-    key("", one.key)(_named)
 
-for action in ACTIONS:
-
-    async def _refused(driver: Driver, pressed: str = action.key) -> None:
-        await driver.press(pressed)
-        await driver.until(lambda: "the run is over" in driver.text, "a refusal")
+@key("", *(one.key for one in ACTIONS))
+async def _refused(driver: Driver) -> None:
+    for action in ACTIONS:
+        driver.app.clear_notifications()
+        await driver.until(lambda: "the run is over" not in driver.text, "no refusal yet")
+        await driver.press(action.key)
+        await driver.until(lambda: "the run is over" in driver.text, f"a refusal of {action.key}")
         assert len(driver.app.screen_stack) == 1
-
-    key("", action.key)(_refused)
 
 
 # -- movement ----------------------------------------------------------------------------------
 
-# From rank 10 of 20: where each key leads to.
-for name, rank in {
+FROM_10_OF_20 = {
     "up": 9,
     "k": 9,
     "down": 11,
@@ -203,25 +209,29 @@ for name, rank in {
     "end": 19,
     "pageup": 0,
     "pagedown": 19,
-}.items():
+}
+"""Where each key leads to."""
 
-    async def _move(driver: Driver, pressed: str = name, to: int = rank) -> None:
+
+@key("", *FROM_10_OF_20, state="healthy", ranks=20)
+async def _move(driver: Driver) -> None:
+    for pressed, to in FROM_10_OF_20.items():
         driver.app.chosen.rank, driver.app.chosen.touched = 10, True
         driver.app.draw()
         await driver.press(pressed)
-        assert rank_of(driver) == to
+        assert rank_of(driver) == to, pressed
 
-    key("", name, "healthy", 20)(_move)
 
-# On the map, from rank 130 of 256, 64 a row.
-for name, rank in {"left": 129, "h": 129, "right": 131, "l": 131}.items():
+FROM_130_OF_256 = {"left": 129, "h": 129, "right": 131, "l": 131}
+"""The same on the map, which has 64 ranks a row."""
 
-    async def _sideways(driver: Driver, pressed: str = name, to: int = rank) -> None:
+
+@key("", *FROM_130_OF_256, state="late", ranks=256)
+async def _sideways(driver: Driver) -> None:
+    for pressed, to in FROM_130_OF_256.items():
         driver.app.chosen.rank, driver.app.chosen.touched = 130, True
         await driver.press("up", "down", pressed)
-        assert rank_of(driver) == to
-
-    key("", name, "late", 256)(_sideways)
+        assert rank_of(driver) == to, pressed
 
 
 # -- single screens ----------------------------------------------------------------------------
@@ -244,7 +254,7 @@ async def _reverse(driver: Driver) -> None:
     assert [row.rank for row in view.rows(driver.app.picture)] == [3, 2, 1, 0]
 
 
-@key("overview", "t", "late")
+@key("overview", "t", state="late")
 async def _strips(driver: Driver) -> None:
     await driver.press("t")
     assert "waiting for others" in driver.text
@@ -255,8 +265,7 @@ async def _strips(driver: Driver) -> None:
     assert "train.py:88" in driver.text
 
 
-@key("collectives", "left_square_bracket")
-@key("collectives", "right_square_bracket")
+@key("collectives", "left_square_bracket", "right_square_bracket")
 async def _group(driver: Driver) -> None:
     view = driver.app.views["collectives"]
     assert isinstance(view, Collectives)
@@ -266,8 +275,7 @@ async def _group(driver: Driver) -> None:
     assert "#16 of group" in driver.text
 
 
-@key("rank", "left_square_bracket")
-@key("rank", "right_square_bracket")
+@key("rank", "left_square_bracket", "right_square_bracket")
 async def _neighbour(driver: Driver) -> None:
     await driver.press("r", "right_square_bracket")
     assert rank_of(driver) == 3
@@ -323,11 +331,13 @@ async def _all_frames(driver: Driver) -> None:
     assert "all_reduce (distributed_c10d.py:3200)" in driver.text
 
 
-@pytest.mark.parametrize(("view", "name"), sorted(CHECKS))
-def test_key(view: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+TESTS = {check: (state, ranks) for state, ranks, check in CHECKS.values()}
+
+
+@pytest.mark.parametrize("check", TESTS, ids=lambda check: check.__name__.strip("_"))
+def test_key(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    state, ranks, check = CHECKS[view, name]
-    directory = made(tmp_path, state, ranks)
+    directory = made(tmp_path, *TESTS[check])
 
     async def drive() -> None:
         async with opened(directory.path, a_year_later) as driver:
