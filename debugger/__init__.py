@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
 
+# Nothing of these is used while the program runs, and every process of ours imports this package:
+# the smallest one, which drains what ranks print, starts sooner without `typing`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+    from typing import Any
+
     from . import faults
     from .rank.log.steps import step
     from .rank.log.user_log import log

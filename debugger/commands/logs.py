@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..errors import UsageError
+from ..record.logs.log_file import RECORDS, STDERR, STDOUT, STREAMS
 from ..record.logs.log_form import readable
 from ..record.logs.log_levels import LEVELS
-from ..record.logs.log_reader import RECORDS, STDERR, STDOUT, STREAMS, Entry, LogReader
+from ..record.logs.log_reader import Entry, LogReader
 from ..record.reading import copies
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
 from ..record.safe_files.bounds import whole_or_none

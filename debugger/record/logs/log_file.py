@@ -13,9 +13,13 @@ import os
 import re
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from struct import Struct
 
 from ..safe_files.appending import open_to_append
+
+TYPE_CHECKING = False  # see supervisor/output/drain.py
+if TYPE_CHECKING:
+    from typing import Any
 
 MAX_MB = "DISTDEBUG_LOG_MAX_MB"
 DEFAULT_MAX_MB = 64.0
@@ -26,6 +30,17 @@ _GLOG = re.compile(
 _GLOG_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
 CPP_EVENT = "torch"
 """The event of a message of torch's C++ code."""
+
+
+RECORDS, STDOUT, STDERR = "jsonl", "out", "err"
+STREAMS = (STDOUT, STDERR, RECORDS)
+TIMES_ENTRY = Struct("<QQ")
+"""How much of an output file had come, in bytes, and when, in Unix nanoseconds."""
+
+
+def times_path(path: Path) -> Path:
+    """Where it is kept when the lines of an output file came."""
+    return path.with_name(f"{path.name}.times")
 
 
 def in_bytes(megabytes: float) -> int:

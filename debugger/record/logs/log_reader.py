@@ -15,16 +15,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from struct import Struct
 from typing import Any
 
 from ..safe_files.bounds import open_regular
 from ..safe_files.json_objects import cost_bytes
-from .log_file import older
+from .log_file import RECORDS, STDERR, STREAMS, TIMES_ENTRY, older, times_path
 
-RECORDS, STDOUT, STDERR = "jsonl", "out", "err"
-STREAMS = (STDOUT, STDERR, RECORDS)
-TIMES_ENTRY = Struct("<QQ")
 MAX_LINE_BYTES = 1 << 19
 READ_BYTES = 1 << 16
 MOST_PARSED_COST_BYTES = 32 << 20
@@ -33,11 +29,6 @@ MOST_STARTS = 64
 """Where a record may begin on a line: a torn one may itself hold objects that look like records."""
 _NAME = re.compile(r"(?:(0|[1-9]\d{0,8})|pid-([1-9]\d{0,9}))\.(out|err|jsonl)")
 _RECORD_START = b'{"time_ns":'
-
-
-def times_path(path: Path) -> Path:
-    """Where it is kept when the lines of an output file came."""
-    return path.with_name(f"{path.name}.times")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..layout import FILE_BYTES
-from ..logs.log_reader import TIMES_ENTRY
+from ..logs.log_file import TIMES_ENTRY
 from ..safe_files.json_objects import MOST_BYTES as MOST_JSON_BYTES
 from ..safe_files.replacing import replacing
 

@@ -8,7 +8,10 @@ text could mark a step as failed, hide what follows, or set variables of later s
 from __future__ import annotations
 
 import re
-from typing import TextIO
+
+TYPE_CHECKING = False  # see supervisor/output/drain.py
+if TYPE_CHECKING:
+    from typing import TextIO
 
 _COMMANDS = re.compile(r"(?:^[^\S\r\n]*:|##\w{0,20})(?P<last>(?<=:):|\[)", re.MULTILINE)
 _ENDS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"

@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TextIO
 
 from ...record.safe_text.sanitize import clean_line, shown_of
+
+TYPE_CHECKING = False  # see drain.py
+if TYPE_CHECKING:
+    from typing import TextIO
 
 IDLE_S = 0.5
 """An unfinished line is shown when nothing was added to it for this long."""
@@ -56,16 +58,17 @@ class _Screen:
             self.broken = True  # `| head`, or a closed terminal: the run goes on, the files stay
 
 
-@dataclass(slots=True)
 class _Follower:
     """One stream of a rank, and its line that has no end yet."""
 
-    prefix: str
-    screen: _Screen
-    pending: bytes = b""
-    shown: int = 0
-    changed_s: float = 0.0
-    shown_s: float = 0.0
+    __slots__ = ("changed_s", "pending", "prefix", "screen", "shown", "shown_s")
+
+    def __init__(self, prefix: str, screen: _Screen) -> None:
+        self.prefix = prefix
+        self.screen = screen
+        self.pending = b""
+        self.shown = 0
+        self.changed_s = self.shown_s = 0.0
 
     def take(self, received: bytes, now_s: float) -> None:
         """Prints the lines that this completes."""

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from ...record.logs import log_file
-from ...record.logs.log_reader import RECORDS, TIMES_ENTRY, times_path
+from ...record.logs.log_file import RECORDS, TIMES_ENTRY, times_path
 from ...record.safe_files.appending import append, open_to_append
 
 TIMES_EVERY_S = 0.02

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from debugger.record.logs import log_file
+from debugger.record.logs.log_file import TIMES_ENTRY, times_path
 from debugger.record.logs.log_form import readable
 from debugger.record.logs.log_levels import LEVELS, at_least, chosen
-from debugger.record.logs.log_reader import TIMES_ENTRY, LogReader, Tail, times_path
+from debugger.record.logs.log_reader import LogReader, Tail
 
 
 @pytest.mark.parametrize(

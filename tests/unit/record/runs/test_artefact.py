@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.logs.log_reader import TIMES_ENTRY, LogReader
+from debugger.record.logs.log_file import TIMES_ENTRY
+from debugger.record.logs.log_reader import LogReader
 from debugger.record.runs import artefact
 from debugger.record.runs.artefact import SUFFIX, name_of, pack
 from debugger.record.runs.run_directory import RunDirectory, RunDirectoryError
