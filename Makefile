@@ -61,8 +61,9 @@ CHECKED := $(filter-out $(LOAD_TORCH:%=tests/unit/%/), $(sort $(wildcard tests/u
     --ignore tests/unit/inspection/test_stance_in_torch.py
 check: $(STAMP)
 	@$(BESIDE_LINT) unit-tests
+# Those of the app wait most of their time, so three of them are at work on two cores.
 unit-tests:
-	$(BIN)/pytest -n 2 --dist worksteal -m 'not long' $(CHECKED)
+	$(BIN)/pytest -n 3 --dist worksteal -m 'not long' $(CHECKED)
 
 # Many tests wait for something most of their time, so more of them than two cores are at work.
 test: $(STAMP)
