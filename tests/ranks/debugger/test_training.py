@@ -15,12 +15,14 @@ COMPILED = Path(__file__).parents[1] / "scripts" / "compiled.py"
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("script", [COMPILED])
 def test_compiled_functions_are_reached(
     script: Path, tmp_path: Path, torch_loaded: TorchLoaded
 ) -> None:
     run = ranks.forked(torch_loaded, tmp_path, 2, script)
-    assert run.run() == 0, run.explain()
+    # Where this torch has compiled nothing yet, it tries the processor and builds its C++ first.
+    assert run.run(limit_s=840) == 0, run.explain()
     for view in run.views():
         assert view.history is not None
         made = [str(call.signature) for call in view.history.recent(view.calls)]
