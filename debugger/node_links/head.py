@@ -102,7 +102,8 @@ class Listener(Link):
         self._taken_below: dict[int, set[int]] = {}
         self._leaving = 0
         self._tree = Tree(fan_in())
-        self._proving = 0
+        self._accepted = 0
+        """Connections, without those that were refused."""
         self.nodes: dict[int, Node] = {}
         self.welcome: dict[str, Any] = {}
         self.task = ""
@@ -125,10 +126,7 @@ class Listener(Link):
             raise OSError(error.errno, f"cannot listen at {where}: {error}") from error
         self.port = int(self._router.last_endpoint.decode().rstrip("\0").rpartition(":")[2])
         self._monitor = self._router.get_monitor_socket(
-            zmq.EVENT_ACCEPTED
-            | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            | zmq.EVENT_DISCONNECTED
+            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
         )
         self.start()
 
@@ -270,17 +268,21 @@ class Listener(Link):
 
     def _happened(self, told: Mapping[str, Any]) -> None:
         """To a connection. Which one is not told: of those that close while others still prove
-        their keys, one of these is meant, or was about to be let in."""
+        their keys, one of these is meant, or was about to be let in.
+
+        Who is let in is known by the answer about its key: that the handshake has succeeded is told
+        only when ZeroMQ's thread comes round again, and a node that has no use for the connection
+        any more may have closed it by then.
+        """
         event = told["event"]
+        proving = self._accepted - self._keys.let_in
         if event == zmq.EVENT_ACCEPTED:
-            self._proving += 1
+            self._accepted += 1
             resend_steadily(told["value"])
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._proving = max(0, self._proving - 1)
         elif event == zmq.EVENT_DISCONNECTED and self._leaving:
             self._leaving -= 1  # that of a node that speaks by another one now
-        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or self._proving:
-            self._proving = max(0, self._proving - (event == zmq.EVENT_DISCONNECTED))
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL or proving > 0:
+            self._accepted -= proving > 0 and event == zmq.EVENT_DISCONNECTED
             self.say(
                 "refused a connection to the head: what came is not distdebug's protocol, "
                 "or it was made with another key"

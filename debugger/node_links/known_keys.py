@@ -26,8 +26,11 @@ class KnownKeys:
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         self.allowed: set[str] = set()
+        self.let_in = 0
+        """Connections whose other end has proved to hold a key that is allowed."""
         self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
         self.socket: Any = context.socket(zmq.ROUTER)
+        self.socket.router_mandatory = True  # a connection that has gone is not let in
         self.socket.bind(_ZAP)
 
     @property
@@ -68,3 +71,4 @@ class KnownKeys:
         status = (b"200", b"OK") if key else (b"400", b"this key is none of this job's nodes")
         with contextlib.suppress(zmq.ZMQError, IndexError):
             self.socket.send_multipart([*request[:4], *status, key.encode(), b""], zmq.NOBLOCK)
+            self.let_in += bool(key)

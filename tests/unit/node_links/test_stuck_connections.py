@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+import zmq
 
 from debugger.node_links import head, member
 from debugger.node_links.head import LOST_AFTER_S, Listener
@@ -148,6 +149,17 @@ def test_who_speaks_again_is_not_left(two: Two, monkeypatch: pytest.MonkeyPatch)
     until(lambda: two.node._next is None, "it keeps both")
     assert two.head._routes[1] == route
     assert two.said == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_who_closes_once_his_key_is_known_is_no_stranger(two: Two, known: bool) -> None:
+    """ZeroMQ's thread may see that a connection was closed before it tells that it was made. The
+    twin has not shown a key that is known."""
+    with socket.create_server((LOOPBACK, 0)) as stands_for_it:
+        two.head._happened({"event": zmq.EVENT_ACCEPTED, "value": stands_for_it.fileno()})
+    two.head._keys.let_in += known
+    two.head._happened({"event": zmq.EVENT_DISCONNECTED, "value": 0})
+    assert len(two.said) == (0 if known else 1), two.said
 
 
 def test_a_network_that_takes_no_new_connection_either(two: Two) -> None:
