@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ..record.reading.copies import FEW_NODES
 from ..record.safe_files.bounds import MOST_RANKS
 from .agreed_keys import Pair
 from .clocks import Offset
@@ -24,7 +25,7 @@ from .known_keys import KnownKeys
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import KEY_LETTERS, SCHEMA, Offer
-from .pace import AS_THEY_COME, ping_every_s
+from .pace import ping_every_s
 from .tree import BELOW, BELOW_SILENT_S, Tree, fan_in
 
 PING_EVERY_S = 0.25
@@ -219,7 +220,7 @@ class Listener(Link):
                 self.nodes[number].heard.asked(listened_s)
 
     def _rest_s(self) -> float:
-        if len(self.nodes) <= AS_THEY_COME or self._keys.any_waits:
+        if len(self.nodes) <= FEW_NODES or self._keys.any_waits:
             return 0.0
         since_s = time.monotonic() - self._pinged_s
         every_s = ping_every_s(len(self._direct), PING_EVERY_S)

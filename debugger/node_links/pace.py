@@ -22,7 +22,6 @@ still stand where they did: what only the clock brings is looked for when it doe
 MOST_DIGESTS_PER_S = 2000
 """Of ranks that stand still again and again."""
 PINGS_PER_S = 4000
-AS_THEY_COME = FEW_NODES
 LEAST_AHEAD = 4
 """Messages: what is told of ranks that call and that stand still, their logs, and an answer."""
 _MOST_S = 300.0
@@ -59,7 +58,7 @@ class Pace:
 
 def pace_for(nodes: int) -> Pace:
     """That of so many nodes. It changes with each doubling, not with each node."""
-    if nodes <= AS_THEY_COME:
+    if nodes <= FEW_NODES:
         return Pace()
     doubled = 1 << (nodes - 1).bit_length()
     usual = Pace()
@@ -67,8 +66,8 @@ def pace_for(nodes: int) -> Pace:
         busy_s=calling_every_s(nodes),
         least_s=doubled / MOST_DIGESTS_PER_S,
         idle_s=max(usual.idle_s, min(IDLE_S, doubled / IDLE_DIGESTS_PER_S)),
-        still_calls=max(16, usual.still_calls * AS_THEY_COME // doubled),
-        ahead=max(LEAST_AHEAD, usual.ahead * AS_THEY_COME // doubled),
+        still_calls=max(16, usual.still_calls * FEW_NODES // doubled),
+        ahead=max(LEAST_AHEAD, usual.ahead * FEW_NODES // doubled),
     )
 
 

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from ..record.reading.copies import FEW_NODES
 from ..record.safe_text.whole_numbers import whole_number
 from .offers import Offer
-from .pace import AS_THEY_COME
 
 BELOW = b"below"
 """The first part of a message of, or to, a node below a relay; its channel there follows."""
@@ -26,7 +26,7 @@ _VARIABLE = "DISTDEBUG_FAN_IN"
 
 def fan_in() -> int:
     """So many nodes speak to the head itself, and through each of these."""
-    return whole_number(os.environ.get(_VARIABLE), 3) or AS_THEY_COME
+    return whole_number(os.environ.get(_VARIABLE), 3) or FEW_NODES
 
 
 @dataclass(slots=True)

@@ -44,13 +44,14 @@ from debugger.node_links.interfaces import LOOPBACK
 from debugger.node_links.messages import Message, message_of
 from debugger.node_links.mirror import process_values
 from debugger.node_links.offers import SCHEMA, Offer
-from debugger.node_links.pace import AS_THEY_COME, Pace, pace_for
+from debugger.node_links.pace import Pace, pace_for
 from debugger.node_links.patches import Patch, packed
 from debugger.node_links.relay import TELL_EVERY_S, Relay
 from debugger.node_links.source import Piece, RecordSource
 from debugger.node_links.tree import BELOW
 from debugger.record import layout, steady_clock
 from debugger.record.layout import Definition
+from debugger.record.reading.copies import FEW_NODES
 from debugger.record.requests.control import ControlError, ask
 from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
 from debugger.record.snapshot import Process
@@ -379,7 +380,7 @@ class Simulation:
 
     def in_place(self) -> None:
         """Until each is where it belongs."""
-        wanted = len(self.nodes) - min(len(self.nodes), AS_THEY_COME)
+        wanted = len(self.nodes) - min(len(self.nodes), FEW_NODES)
         began_s = time.monotonic()
         while sum(1 for one in self.nodes if one.below and one.seen["welcome"] > 1) < wanted:
             assert time.monotonic() - began_s < LIMIT_S, self.said()
@@ -409,7 +410,7 @@ class Simulation:
                         break
                     node.answer(message)
             now_s = time.monotonic()
-            for node in self.nodes[:AS_THEY_COME]:
+            for node in self.nodes[:FEW_NODES]:
                 node.hand_on()
                 node.tell_of_those_below(now_s)
             self._weigh()

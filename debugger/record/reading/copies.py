@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 FEW_NODES = 64
-"""They report all that is new at once, or nearly so."""
+"""So many report all that is new at once, or nearly so, and each has a connection to the head."""
 CALLING_REPORTS_PER_S = 16
 """Of more nodes: all together, that their ranks go on calling. To take in a report of eight ranks
 takes a quarter of a millisecond of the processor."""

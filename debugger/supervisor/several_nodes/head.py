@@ -11,7 +11,6 @@ from ...node_links.head import Listener
 from ...node_links.logs import LogCopies
 from ...node_links.messages import Message
 from ...node_links.mirror import MOST_FILES, Copy, Mirror, MirrorError
-from ...node_links.pace import AS_THEY_COME
 from ...node_links.patches import PatchError, unpacked
 from ...record import steady_clock
 from ...record.exits import ExitStatus
@@ -478,7 +477,7 @@ class Head:
 
     def report(self, document: Mapping[str, Any]) -> None:
         """What all nodes print and end with: of a large job the part that findings are about."""
-        few = len(self.nodes) <= AS_THEY_COME
+        few = len(self.nodes) <= copies.FEW_NODES
         self._decide(Message("report", {}, packed(dict(document), few)))
 
     def tell_ranks(self, own: Sequence[int]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...diagnosis.findings import Finding
-from ...node_links.pace import AS_THEY_COME
 from ...node_links.several import MOST, Several
 from ...record import steady_clock
+from ...record.reading.copies import FEW_NODES
 from ...record.reading.reader import FlightReader
 from ...record.snapshot import LostNode, Rank, Snapshot
 from ..run_reader import LocalReader
@@ -56,7 +56,7 @@ class JobReader:
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         self._job.take()
         head, member = self._job.head, self._job.member
-        if head is not None and len(head.nodes) > AS_THEY_COME:
+        if head is not None and len(head.nodes) > FEW_NODES:
             before, self._seen = self._seen, (head.news, self._local.here())
             self._local.rests(before == self._seen)
             head.stirred_ns = 0
@@ -86,7 +86,7 @@ class JobReader:
     def only_calling(self) -> bool:
         """To look at 16,384 ranks takes most of a second, and 200 digests come in each."""
         head = self._job.head
-        if head is None or len(head.nodes) <= AS_THEY_COME:
+        if head is None or len(head.nodes) <= FEW_NODES:
             return False
         self._job.take()
         return self._seen == (head.news, self._local.here())

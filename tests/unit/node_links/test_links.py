@@ -18,7 +18,7 @@ from debugger.node_links.interfaces import LOOPBACK
 from debugger.node_links.member import Connection
 from debugger.node_links.messages import Message
 from debugger.node_links.offers import SCHEMA
-from debugger.node_links.pace import AS_THEY_COME
+from debugger.record.reading.copies import FEW_NODES
 
 LIMIT_S = 20.0
 HELLO = {"schema": SCHEMA, "version": "1", "host": "node1"}
@@ -195,11 +195,11 @@ def test_it_listens_on_one_address_only(head: Listener) -> None:
 @pytest.mark.parametrize(
     ("nodes", "since_ping_s", "rest_s"),
     [
-        (AS_THEY_COME, 0.1, 0.0),
-        (AS_THEY_COME + 1, 0.1, heads.REST_S),
-        (AS_THEY_COME + 1, 0.01, 0.0),
-        (AS_THEY_COME + 1, heads.PING_EVERY_S - 0.01, 0.01),
-        (AS_THEY_COME + 1, 1.0, 0.0),
+        (FEW_NODES, 0.1, 0.0),
+        (FEW_NODES + 1, 0.1, heads.REST_S),
+        (FEW_NODES + 1, 0.01, 0.0),
+        (FEW_NODES + 1, heads.PING_EVERY_S - 0.01, 0.01),
+        (FEW_NODES + 1, 1.0, 0.0),
     ],
     ids=["of few at once", "of many together", "an answer at once", "until a ping", "it is late"],
 )

@@ -13,12 +13,12 @@ import pytest
 from debugger.diagnosis.findings import Finding, GroupEvidence
 from debugger.node_links.head import Listener
 from debugger.node_links.mirror import process_values
-from debugger.node_links.pace import AS_THEY_COME, Pace, pace_for
+from debugger.node_links.pace import Pace, pace_for
 from debugger.node_links.patches import unpacked
 from debugger.node_links.sampler import Sampler
 from debugger.record import steady_clock
 from debugger.record.layout import Activity, GroupState
-from debugger.record.reading.copies import far_heartbeat_s
+from debugger.record.reading.copies import FEW_NODES, far_heartbeat_s
 from debugger.record.snapshot import CallSite, Group, Process, Rank, Wait
 from debugger.reports.stored import received
 from debugger.supervisor.several_nodes import brief, questions
@@ -46,8 +46,8 @@ def _as_quick_to_switch_threads_as_ever() -> Iterator[None]:
 
 
 def test_few_nodes_tell_as_ever() -> None:
-    assert pace_for(1) == pace_for(AS_THEY_COME) == Pace()
-    assert far_heartbeat_s(AS_THEY_COME) == 30
+    assert pace_for(1) == pace_for(FEW_NODES) == Pace()
+    assert far_heartbeat_s(FEW_NODES) == 30
 
 
 def test_many_nodes_together_tell_no_more_than_a_head_can_read() -> None:
