@@ -73,7 +73,9 @@ class RecordSource(RingReader):
             return []
         mark = self.change_mark
         still = mark == self._mark
-        found = [*self._changed(0, layout.GROUPS_OFFSET)]
+        # All but how much of the heap is in use: that belongs to the heap, which is read last.
+        found = [*self._changed(0, layout.HEAP_USED_AT)]
+        found += self._changed(layout.HEAP_USED_AT + layout.U64.size, layout.GROUPS_OFFSET)
         used_groups = self._used(layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS)
         groups_end = layout.GROUPS_OFFSET + used_groups * layout.GROUP_BYTES
         found += self._changed(layout.GROUPS_OFFSET, groups_end)
@@ -225,12 +227,9 @@ class RecordSource(RingReader):
         used = min(int(layout.U64.unpack_from(self._map, at)[0]), layout.HEAP_BYTES)
         if used > self._heap_told:
             start = layout.HEAP_OFFSET + self._heap_told
+            yield at, layout.U64.pack(used)
             yield start, self._map[start : layout.HEAP_OFFSET + used]
             self._heap_told = used
-        now = layout.U64.pack(used)
-        if now != self._told[at : at + len(now)]:
-            self._told[at : at + len(now)] = now
-            yield at, now
 
 
 def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:

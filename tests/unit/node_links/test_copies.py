@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from debugger.node_links.mirror import Mirror, MirrorError
 from debugger.node_links.pace import pace_for
 from debugger.node_links.patches import Patch, unpacked
 from debugger.node_links.sampler import Sampler
-from debugger.node_links.source import STILL_CALLS
+from debugger.node_links.source import STILL_CALLS, joined
 from debugger.record import layout, steady_clock
 from debugger.record.notes import CrashNote, ExitNote
 from debugger.record.reading.records import Records
@@ -128,6 +128,28 @@ def test_who_reads_a_copy_as_it_is_written_sees_no_call_that_is_not_there(
     node.tell()
     assert set(issued) == {1, 2}
     assert issued == sorted(issued)
+
+
+def test_a_note_that_is_written_while_the_record_is_sampled(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a rank that is killed just then: no other note follows."""
+    author = node.authors[0]
+    author.call()
+    node.tell()
+    number, thread = author.call()
+    author.writer.hand_over(number, thread)
+
+    def noting(pieces: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        author.writer.note(ExitNote(), "killed by SIGKILL", author.site)
+        monkeypatch.undo()
+        return joined(pieces)
+
+    monkeypatch.setattr("debugger.node_links.source.joined", noting)
+    for _ in range(3):
+        node.tell()
+        (note,) = node.seen().ranks[0].notes
+        assert note.message == "killed by SIGKILL"
 
 
 def test_a_busy_rank_costs_little_and_a_still_one_tells_more(node: Node) -> None:
