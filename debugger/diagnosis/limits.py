@@ -26,6 +26,7 @@ class Limits:
     `heartbeat_s`: how often a rank's heartbeat runs. `clock_from_ns`: waits are not counted from
     earlier than this (Unix time; set it when a pause at a breakpoint has ended). `compares`: what
     ranks call is compared; at debug level OFF it is not, and a hang of ranks that disagree is one.
+    `failed`: the command has ended with a failure, and nobody will tell any more how ranks ended.
     """
 
     hang_timeout_s: float = 60.0
@@ -36,6 +37,7 @@ class Limits:
     heartbeat_s: float = 0.1
     clock_from_ns: int = 0
     compares: bool = True
+    failed: bool = False
 
     @classmethod
     def of_run(cls, run: Mapping[str, Any]) -> Limits:

@@ -43,6 +43,10 @@ class GuardedWatch:
         """Somebody stands at a breakpoint: no wait is counted from earlier than now."""
         self._watch.pause()
 
+    def fail(self) -> None:
+        """The command has failed, and no more will be known of how ranks ended than is now."""
+        self._watch.fail()
+
     def look(self, finished: bool = False) -> Look | None:
         """One look at all ranks, announced; None where it failed, which costs only this look."""
         look = None

@@ -94,6 +94,8 @@ class RunEnd:
         ranks = newest_ranks(look.snapshots)
         if status is None or any(rank.process.alive for rank in ranks.values()):
             # How the ranks end from here on is our doing; what was found before stands.
+            if status is not None and status.shell_code and look.verdict is None:
+                look = self._look_once_failed(look, finished=False)
             self.ranks.end(END_GRACE_S, self._quiet)
             return look, look.verdict if status is not None else None
         if left:
@@ -107,10 +109,23 @@ class RunEnd:
             recorded = newest_ranks(look.snapshots).keys()
             with self.faults.guard("rule early_death"):
                 found = early_death(self.reach.ranks, recorded, launch.exits)
+        if found is None and status.shell_code:
+            look = self._look_once_failed(look, finished=True)
+            found = look.verdict
         if found is not None:
             with self.faults.guard("who listens at an address"):
                 found = listeners.with_listener(found)
         return look, found
+
+    def _look_once_failed(self, look: Look, finished: bool) -> Look:
+        """The last look; where it finds nothing, what ranks caught before they ended with a status
+        that nobody saw may be what the command failed of."""
+        self.watch.fail()
+        look = self.watch.look(finished) or look
+        if not finished and look.findings:
+            time.sleep(self.watch.pause_s)
+            look = self.watch.look() or look  # which confirms it
+        return look
 
     def _raise_in_ranks(self, finding: Finding) -> None:
         """Every rank that can still run Python raises the finding; wait until they have ended."""

@@ -102,6 +102,11 @@ class Watch:
         limits = self._judge.limits
         self._judge.limits = replace(limits, clock_from_ns=steady_clock.now_ns())
 
+    def fail(self) -> None:
+        """The command has failed, and no more will be known of how ranks ended than is now."""
+        self._judge.limits = replace(self._judge.limits, failed=True)
+        self._mark = ()
+
     @property
     def pause_s(self) -> float:
         """How long to wait until the next look: of many ranks one takes long, and beside looking

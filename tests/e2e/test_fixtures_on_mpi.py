@@ -91,11 +91,6 @@ NOT_RUN = {
     "that MPI counts otherwise, is chance",
 }
 """Where nothing can be asked of the run."""
-NOT_RUN_AT_DETAIL = {
-    "missing_swallowed_timeout": "two ranks give up in the agreement, before their call enters "
-    "MPI, and swallow that; whether their status is seen, which mpiexec hides, is chance"
-}
-"""The same, at DETAIL alone."""
 
 
 @pytest.mark.parametrize("name", sorted(BY_COMMAND))
@@ -115,10 +110,7 @@ def test_verdict_on_mpi(name: str, tmp_path: Path, zygote: Zygote) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    forked(
-        SHORT_AT_DETAIL,
-        UNLIKE.keys() | NOT_RUN.keys() | UNLIKE_AT_DETAIL.keys() | NOT_RUN_AT_DETAIL.keys(),
-    ),
+    forked(SHORT_AT_DETAIL, UNLIKE.keys() | NOT_RUN.keys() | UNLIKE_AT_DETAIL.keys()),
 )
 def test_verdict_on_mpi_at_detail(name: str, tmp_path: Path, zygote: Zygote) -> None:
     """Where the ranks agree before each call, as MPI's ranks meet for it."""

@@ -143,13 +143,23 @@ class World:
             return False
         return exit_status(found) == 0 and not self.notes(rank, ExceptionNote)
 
+    def ended_unseen(self, rank: int) -> bool:
+        """The process is gone, and nobody saw with what status: mpiexec keeps its ranks' to itself.
+        One that ended by itself says 0 until it knows better."""
+        found = self.ranks[rank]
+        gone = not found.process.alive and found.process.signal is None
+        return gone and found.process.exit_code is None and found.phase is not Phase.ENDED
+
     def notes(self, rank: int, kind: type[NoteData]) -> list[Note]:
         all_of_rank = self.ranks[rank].notes
         if not all_of_rank:
             return []
         found = kind.among(all_of_rank)
         if kind is ExceptionNote and not found:
-            found = caught_exceptions(self.ranks[rank])[:1]
+            record = self.ranks[rank]
+            found = caught_exceptions(record)[:1]
+            if not found and self.limits.failed and self.ended_unseen(rank):
+                found = swallowed(record)[:1]
         return found
 
     # -- groups --------------------------------------------------------------------------------
@@ -318,14 +328,16 @@ def caught_exceptions(rank: Rank) -> list[Note]:
     the first. So did one that others ended before it could, where it had called nothing since."""
     if rank.process.alive:
         return []
-    found = CaughtExceptionNote.among(rank.notes)
-    if not found:
-        return []
     if exit_status(rank):
-        return found
-    last = rank.history.recent(1) if rank.history else ()
-    called_since = any(call.issued_ns > found[0].time_ns for call in last)
-    return found if rank.process.signal in POLITE_SIGNALS and not called_since else []
+        return CaughtExceptionNote.among(rank.notes)
+    return swallowed(rank) if rank.process.signal in POLITE_SIGNALS else []
+
+
+def swallowed(rank: Rank) -> list[Note]:
+    """What was caught in a rank that has called nothing since."""
+    found = CaughtExceptionNote.among(rank.notes)
+    last = rank.history.recent(1) if found and rank.history else ()
+    return [] if any(call.issued_ns > found[0].time_ns for call in last) else found
 
 
 def exit_status(rank: Rank) -> int | None:

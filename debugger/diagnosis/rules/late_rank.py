@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ...record.exits import POLITE_SIGNALS
-from ...record.layout import Activity, CallState
+from ...record.layout import Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, Note, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
@@ -331,7 +331,10 @@ def _outlived(world: World, rank: int, note: Note) -> bool:
     """Whether the rank was still in the program's code when another one had given up waiting, and
     has been ended since: the launcher ends all, and soon."""
     record = world.ranks[rank]
-    if record.process.signal not in POLITE_SIGNALS or last_exception(world, rank) is not None:
+    unseen = world.limits.failed and record.phase is Phase.RUNNING and world.ended_unseen(rank)
+    if record.process.signal not in POLITE_SIGNALS and not unseen:
+        return False
+    if last_exception(world, rank) is not None:
         return False
     last = last_call(world, rank)
     computed = last is None or last.state is CallState.COMPLETED

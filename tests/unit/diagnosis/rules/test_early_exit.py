@@ -18,9 +18,9 @@ from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv, sen
 CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
 
 
-def waiting(size: int = 3) -> Run:
+def waiting(size: int = 3, limits: Limits | None = None) -> Run:
     """All but the last rank wait in their second call."""
-    run = Run(size)
+    run = Run(size, limits=limits)
     run.each(all_reduce(8))
     run[: size - 1].calls(all_reduce(8), waits=True, line=88)
     return run
@@ -569,6 +569,47 @@ class TestLate:
         (found,) = run.errors()
         assert (found.kind, found.culprits, found.victims) == ("missing_rank", (2,), (0, 1))
         assert found.cause == "user_code"
+
+    @pytest.mark.parametrize("failed", [True, False])
+    def test_nobody_tells_how_any_rank_has_ended(self, failed: bool) -> None:
+        """The same below mpiexec, which keeps its ranks' statuses to itself: what was swallowed
+        counts only where its own is one of failure."""
+        run = waiting(limits=Limits(failed=failed))
+        self.gives_up_unseen(run)
+        run[1, 2].exits(None)
+        run.finished = True
+        found = [(one.kind, one.culprits, one.victims, one.cause) for one in run.errors()]
+        late = ("missing_rank", (2,), (0, 1), "user_code")
+        assert (found == [late]) is failed
+
+    def test_a_rank_that_left_while_nobody_tells_how_any_has_ended_is_not_late(self) -> None:
+        run = waiting(limits=Limits(failed=True))
+        run[2].begins_to_exit()
+        run[2].exits(None)
+        self.gives_up_unseen(run)
+        run[1].exits(None)
+        run.finished = True
+        assert "missing_rank" not in [one.kind for one in run.errors()]
+
+    def test_what_was_swallowed_before_other_calls_is_nothing_when_another_rank_fails(self) -> None:
+        run = Run(2, limits=Limits(failed=True))
+        run.each(all_reduce(8))
+        run[0].notes_down("caught_exception", "RuntimeError: Timed out waiting", communication=True)
+        run.each(all_reduce(8))
+        run[0, 1].begins_to_exit()
+        run[0, 1].exits(None)
+        run.finished = True
+        assert run.errors() == []
+
+    @staticmethod
+    def gives_up_unseen(run: Run) -> None:
+        """Rank 0 swallows its timeout and ends with `raise SystemExit(2)`, whose status it does
+        not know itself."""
+        timed_out = "RuntimeError: Timed out waiting 8000ms for recv"
+        run[0].notes_down("caught_exception", timed_out, 88, communication=True)
+        run[0].begins_to_exit()
+        run[0].exit_code = 0
+        run[0].exits(None)
 
     def test_a_rank_that_had_ended_before_is_not_late_but_dead(self) -> None:
         run = waiting()
