@@ -54,11 +54,13 @@ lint: $(STAMP)
 # fresh clone: the tests begin on the other one meanwhile.
 BESIDE_LINT := $(MAKE) --no-print-directory -j 2 lint
 
-# What can be asked before each commit, in a minute: no test of it starts ranks, or waits for torch.
+# What can be asked before each commit, in a minute: no test of it starts ranks, or waits for torch,
+# or draws all screens.
 LOAD_TORCH := rank distcore testing benchmarks __pycache__
 CHECKED := $(filter-out $(LOAD_TORCH:%=tests/unit/%/), $(sort $(wildcard tests/unit/*/))) \
     --ignore tests/unit/commands/test_export.py --ignore tests/unit/plan/test_costs.py \
-    --ignore tests/unit/inspection/test_stance_in_torch.py
+    --ignore tests/unit/inspection/test_stance_in_torch.py \
+    --ignore tests/unit/tui/test_snapshots.py
 check: $(STAMP)
 	@$(BESIDE_LINT) unit-tests
 # Those of the app wait most of their time, so three of them are at work on two cores.
