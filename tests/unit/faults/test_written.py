@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from debugger.faults import plan_file, random_plan
@@ -27,6 +27,7 @@ RANKS = st.integers(0, WORLD - 1)
 TEXTS = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from(" \n\t"), min_size=1)
 SECONDS = st.floats(1e-6, 1e6) | st.sampled_from([0.005, 0.2, 1.0, 250.0])
 SIZES = st.integers(0, 1 << 31)
+CROWDED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
 def same(fault: Fault) -> Fault:
@@ -121,12 +122,14 @@ def _moments(draw: st.DrawFn, action: Action) -> Moment:
     return Moment(when, op, group, first, last)
 
 
+@CROWDED
 @given(faults())
 def test_any_fault_is_read_as_it_was_written(fault: Fault) -> None:
     assert same(fault) == fault
     assert Plan.from_json(Plan((fault,)).to_json()).faults[0] == fault
 
 
+@CROWDED
 @given(st.text() | st.from_regex(r"[a-z]{4}\(rank=\d.*\) @ .*", fullmatch=True))
 def test_any_text_is_a_fault_or_told_to_be_none(text: str) -> None:
     wrong: SpecError | None = None

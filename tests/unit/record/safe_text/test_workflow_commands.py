@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from debugger.record.safe_text.workflow_commands import Defused
@@ -55,6 +55,7 @@ def test_what_would_be_none_stays_as_it_is(text: str) -> None:
     assert written(text) == text
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(st.lists(st.text(st.sampled_from(":# \n\r\t[vsox\u2028\xa0"), max_size=70), max_size=8))
 @example([" " * 200, "::x"])
 def test_however_it_is_cut(pieces: list[str]) -> None:
