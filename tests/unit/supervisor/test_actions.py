@@ -29,6 +29,7 @@ from debugger.record.runs.run_directory import RunDirectory
 from debugger.record.snapshot import Process, Rank
 from debugger.supervisor import actions
 from debugger.supervisor.actions import Actions
+from tests.support.waiting import LIMIT_S
 from tests.unit.diagnosis.builder import Run
 
 
@@ -86,8 +87,9 @@ def _beat(silent_s: float) -> int:
             "rank 1 is stopped by a signal and runs no line; let it go on first: kill -CONT ",
         ),
         (
-            {"heartbeat_ns": _beat(1e6)},
-            "rank 1 has run no Python for 1000",
+            # Counted from when the tests were collected: other tests may run for long before this.
+            {"heartbeat_ns": _beat(1e9)},
+            "rank 1 has run no Python for 10000",
         ),
     ],
 )
@@ -158,7 +160,7 @@ def test_continue_is_typed_for_the_user_and_leaves_further_breakpoints(run: Made
         assert run.refused("break", rank=1).startswith("rank 1 is at a breakpoint (train.py:42 in")
         assert run.refused("continue", rank=0) == "rank 0 is not at a breakpoint"
         assert run.ask("continue") == "rank 1 goes on"
-        prompt.thread.join(10)
+        prompt.thread.join(LIMIT_S)
         assert prompt.typed == ["continue\n"]
         assert not prompt.console.left
 
@@ -171,7 +173,7 @@ def test_whoever_is_at_the_prompt_keeps_it(run: Made) -> None:
     sentence = "rank 1 is left to the terminal that is at its prompt"
     assert run.refused("continue", rank=1) == sentence
     line.send(line="p 1")
-    prompt.thread.join(10)
+    prompt.thread.join(LIMIT_S)
     line.close()
     assert prompt.typed == ["p 1\n"]
 
