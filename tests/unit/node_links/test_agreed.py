@@ -25,7 +25,8 @@ from debugger.supervisor.machine.processes import ProcessTable
 from debugger.supervisor.several_nodes import job as jobs
 from debugger.supervisor.several_nodes.job import HEAD, MEMBER, Job
 from tests.support.ports import unclaimed_port
-from tests.unit.node_links.test_links import HELLO, until
+from tests.support.waiting import until
+from tests.unit.node_links.test_links import HELLO
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 

@@ -3,7 +3,6 @@ not."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from debugger.record.snapshot import Process, Rank
 from debugger.supervisor.machine.processes import ProcessTable
 from debugger.supervisor.several_nodes.job import Job
 from debugger.supervisor.several_nodes.late_meeting import LateMeeting
+from tests.support.ports import unclaimed_port
 
 LOOKED_FOR = "these are told of it"
 TWO = Several(2, 2)
@@ -59,8 +59,7 @@ def rank(number: int, place: str, alive: bool = False, phase: Phase = Phase.RUNN
 
 def nobody() -> str:
     """A place where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{unclaimed_port()}"
 
 
 def test_the_others_are_looked_for_and_not_for_ever(node: Node) -> None:

@@ -19,16 +19,10 @@ from debugger.node_links.member import Connection
 from debugger.node_links.messages import Message
 from debugger.node_links.offers import SCHEMA
 from debugger.record.reading.copies import FEW_NODES
+from tests.support.waiting import until
 
 LIMIT_S = 20.0
 HELLO = {"schema": SCHEMA, "version": "1", "host": "node1"}
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.005)
 
 
 @pytest.fixture(name="said")

@@ -27,7 +27,7 @@ from debugger.record.requests.breakpoints import (
 )
 from debugger.supervisor.pauses import Pauses
 from debugger.supervisor.several_nodes.prompts import HeadPrompts, NodePrompts
-from tests.unit.node_links.test_links import until
+from tests.support.waiting import until
 
 HEAD = 0
 

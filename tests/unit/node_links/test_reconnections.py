@@ -24,7 +24,7 @@ from debugger.record.runs.run_directory import RunDirectory
 from debugger.supervisor.machine.processes import ProcessTable
 from debugger.supervisor.several_nodes.head import Head
 from debugger.supervisor.several_nodes.member import Member
-from tests.unit.node_links.test_links import until
+from tests.support.waiting import until
 
 VERSION = "1"
 VERDICT = {"kind": "deadlock", "message": "they wait for each other", "culprits": [1]}

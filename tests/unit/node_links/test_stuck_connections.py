@@ -17,7 +17,8 @@ from debugger.node_links.interfaces import LOOPBACK
 from debugger.node_links.member import LATE_S, Connection
 from debugger.node_links.messages import Message
 from debugger.node_links.offers import Offer
-from tests.unit.node_links.test_links import HELLO, until
+from tests.support.waiting import until
+from tests.unit.node_links.test_links import HELLO
 
 
 class Network:
