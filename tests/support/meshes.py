@@ -11,7 +11,7 @@ from typing import TypeVar
 from distcore.transports.socket_mesh.mesh import Mesh
 
 T = TypeVar("T")
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 
 
 class Wires:

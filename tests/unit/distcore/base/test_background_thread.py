@@ -38,7 +38,7 @@ def test_the_program_does_not_see_it(gate: threading.Event) -> None:
     assert begun.wait(LIMIT_S)
     assert thread.is_alive()
     assert not thread.is_here()
-    assert threading.enumerate() == before
+    assert set(threading.enumerate()) <= set(before), "one of another test's may have ended"
     assert "serves the grou" in system_threads.names()
     thread.join(0.01)
     assert repr(thread) == "<BackgroundThread 'serves the group': running>"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -397,8 +400,9 @@ class TestJoining:
         assert "the store failed: Connection reset by peer" in str(error)
 
     def test_a_signal_ends_the_wait(self) -> None:
-        with pytest.raises(Interrupted), interrupted():
-            Rendezvous(HashStore(), NAME, 0, 2, LIMIT_S)
+        store = HashStore()
+        with pytest.raises(Interrupted), interrupted(lambda: store.check([f"{PREFIX}/rank/0"])):
+            Rendezvous(store, NAME, 0, 2, LIMIT_S)
         assert listener._process.listener is None
 
 
@@ -407,20 +411,34 @@ class Interrupted(Exception):
 
 
 class interrupted:
-    """A signal arrives soon, and its handler raises Interrupted."""
+    """A signal arrives as soon as that holds, and its handler raises Interrupted."""
+
+    def __init__(self, holds: Callable[[], object]) -> None:
+        self._thread = threading.Thread(target=self._send, args=(holds,))
 
     def __enter__(self) -> None:
-        self.before = signal.signal(signal.SIGALRM, self.handle)
-        self.began = time.monotonic()
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        self._before = signal.signal(signal.SIGUSR1, self._handle)
+        self._thread.start()
 
-    def handle(self, *_: object) -> None:
+    def _send(self, holds: Callable[[], object]) -> None:
+        until(holds, "it does not wait")
+        self._sent_s = time.monotonic()
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def _handle(self, *_: object) -> None:
         raise Interrupted
 
     def __exit__(self, *_: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self.before)
-        assert time.monotonic() - self.began < SOON_S
+        ended_s = time.monotonic()
+        self._thread.join()
+        signal.signal(signal.SIGUSR1, self._before)
+        assert ended_s - self._sent_s < SOON_S
+
+
+def waits_in(function: str) -> bool:
+    """Whether the main thread is below this function."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return any(each.f_code.co_name == function for each, _ in traceback.walk_stack(frame))
 
 
 class TestWaiting:
@@ -448,7 +466,7 @@ class TestWaiting:
 
     def test_a_signal_ends_it_and_it_can_be_tried_again(self, join: Any) -> None:
         rank_0, rank_1 = join([HashStore()] * 2)
-        with pytest.raises(Interrupted), interrupted():
+        with pytest.raises(Interrupted), interrupted(lambda: waits_in("_await")):
             rank_1.connect(0, 0, soon())
         with rank_0.connect(1, 0, soon()), rank_1.connect(0, 0, soon()):
             pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import threading
 import time
@@ -38,11 +39,10 @@ def test_ranks_of_one_host_have_a_board() -> None:
 
 def test_nobody_has_a_board_when_one_cannot_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
     make_board = shared_memory._make_board
-    refused: list[bool] = []
+    turns = itertools.count()  # its next number is one rank's alone, however many ask at once
 
     def make() -> object:
-        refused.append(True)
-        return None if len(refused) == 2 else make_board()
+        return None if next(turns) == 1 else make_board()
 
     monkeypatch.setattr(shared_memory, "_make_board", make)
     assert on_meshes(4, "shm", has_board) == [False] * 4
