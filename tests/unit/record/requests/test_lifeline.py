@@ -72,14 +72,15 @@ def test_a_stopped_process_ends_with_the_one_it_is_tied_to(killed: bool, tmp_pat
 
 
 def test_where_nobody_holds_a_lifeline_nobody_is_tied(tmp_path: Path) -> None:
-    before = os.listdir("/proc/self/fd")
+    before = set(os.listdir("/proc/self/fd"))
     assert not tie(tmp_path), "there is none"
     os.mkfifo(tmp_path / NAME)
     assert not tie(tmp_path), "left by a supervisor that has gone"
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).write_bytes(b"")
     assert not tie(tmp_path), "a file"
-    assert os.listdir("/proc/self/fd") == before
+    # The collector may have closed some meanwhile that an earlier test has left.
+    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_lifeline_that_was_never_begun_is_closed(tmp_path: Path) -> None:
