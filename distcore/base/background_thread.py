@@ -56,6 +56,7 @@ class BackgroundThread:
 
     def _bootstrap(self) -> None:
         """Named as in `threading`: by that a dump of stacks tells that it is no main thread."""
+        self.ident = threading.get_ident()  # who began it may be given no core to hear of that
         try:
             _show(self.name)
             self._target(*self._args)

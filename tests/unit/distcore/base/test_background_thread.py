@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from distcore.base import background_thread
 from distcore.base.background_thread import BackgroundThread
 from tests.support import system_threads
 
@@ -56,6 +58,28 @@ def test_a_forked_child_does_not_have_it(gate: threading.Event) -> None:
         os._exit(thread.is_alive() or thread.is_here())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert thread.is_alive()
+
+
+def test_it_knows_itself_before_its_beginner_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is given no core just then: else it would wait for its own end."""
+    begin, said = background_thread._thread.start_new_thread, threading.Event()
+    found: list[bool] = []
+
+    def held_up(*args: Any) -> int:
+        ident = begin(*args)
+        assert said.wait(LIMIT_S)
+        return ident
+
+    def work() -> None:
+        found.append(thread.is_here())
+        said.set()
+
+    monkeypatch.setattr(background_thread._thread, "start_new_thread", held_up)
+    thread = BackgroundThread(work, "knows itself")
+    thread.start()
+    thread.join(LIMIT_S)
+    assert found == [True]
+    assert not thread.is_here()
 
 
 def test_what_it_raises_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
