@@ -20,7 +20,6 @@ from tests.support.foreign_jobs import job, mp_spawn, mpiexec, torchrun
 from tests.support.runs import DISTDEBUG
 from tests.support.standstill import hangs
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "fixtures" / "scripts"
 LIMIT_S = 240.0
 SPAWNING = """
 import time, torch, torch.multiprocessing as mp, torch.distributed as dist
@@ -29,7 +28,7 @@ def work(rank, path):
     dist.init_process_group("gloo", init_method=path, rank=rank, world_size=2)
     for step in range(100):
         if rank == 1 and step == 3:
-            time.sleep(60)  # <- here
+            time.sleep(600)  # <- here
         dist.all_reduce(torch.ones(4))
 
 if __name__ == "__main__":
@@ -106,7 +105,7 @@ def test_who_holds_up_a_job_of_torchrun(
     tmp_path: Path, name: str, kind: str, culprits: list[int]
 ) -> None:
     expected = fixture_table.expected(name)
-    script = SCRIPTS / expected["script"]
+    script = fixture_table.patient_scripts(tmp_path / "scripts") / expected["script"]
     with job(torchrun(expected["nproc"], [str(script)]), tmp_path) as running:
         report = found_in(running)
     (finding,) = report["findings"]
@@ -141,7 +140,7 @@ def test_what_no_stack_shows_the_debug_servers_prove(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_key_that_nobody_sets_is_named(tmp_path: Path) -> None:
-    script = SCRIPTS / "buggy" / "missing_store.py"
+    script = fixture_table.patient_scripts(tmp_path / "scripts") / "buggy" / "missing_store.py"
     with job(torchrun(3, [str(script)]), tmp_path) as running:
         (finding,) = found_in(running)["findings"]
     assert (finding["kind"], finding["cause"], finding["culprits"]) == (
@@ -161,7 +160,8 @@ def test_other_ways_to_start_ranks(
     tmp_path: Path, start: Callable[[int, Sequence[str]], list[str]], name: str, kind: str
 ) -> None:
     expected = fixture_table.expected(name)
-    words = start(expected["nproc"], [str(SCRIPTS / expected["script"])])
+    script = fixture_table.patient_scripts(tmp_path / "scripts") / expected["script"]
+    words = start(expected["nproc"], [str(script)])
     with job(words, tmp_path) as running:
         assert hangs(running, 6.0, LIMIT_S), (tmp_path / "output").read_text()
         (finding,) = found_in(running)["findings"]

@@ -14,7 +14,7 @@ BUGGY = ("buggy/",)
 CORRECT = ("correct/", "real/")
 Expected: TypeAlias = dict[str, Any]
 """One file of `fixtures/expected`."""
-GIVES_UP = re.compile(r"\b(seconds=|sleep\()([56][05])\b")
+GIVES_UP = re.compile(r"\b(seconds=|timeout=|sleep\(|alarm\()([56][05])\b")
 """After so many seconds a fixture ends by itself; on a busy host that is before anybody has looked,
 and here it is ten times as many."""
 
