@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...record.logs.log_file import in_bytes
+from ...record.process_stat import read_status
 from ...record.safe_files.unix_sockets import short_name
 from .drain import NAME, PACKET_BYTES
 
@@ -60,7 +61,8 @@ class OutputProcess:
         self._finishing = False
         self._finished = threading.Event()
         self._closed = False
-        self._moved_s = 0.0
+        self._heard = 0
+        """How much the drain has said so far."""
         self._kept: dict[int, tuple[int, str]] = {}
         self._next = 0
         self._starts = 0
@@ -93,16 +95,19 @@ class OutputProcess:
     def finish(self, timeout_s: float = 60.0, stalled_s: float = 2.0) -> None:
         """Waits until all that the ranks have printed so far is shown. Call it when they are gone.
 
-        Gives up after `timeout_s`, or when the terminal takes nothing for `stalled_s`; what was not
-        shown is still in the files.
+        Gives up after `timeout_s`, or when the drain waits and says nothing for `stalled_s`; what
+        was not shown is still in the files.
         """
-        self._moved_s = time.monotonic()
         self._finishing = True
         deadline_s = time.monotonic() + timeout_s
+        heard, quiet = self._heard, 0
         self._send({"finish": True})
         while not self._finished.wait(_WAIT_S):
-            now_s = time.monotonic()
-            if now_s > deadline_s or now_s - self._moved_s > stalled_s:
+            # Looks are counted, and no time: on a crowded machine this process may be given no core
+            # for seconds, in which the drain has spoken and nobody has listened.
+            before, heard = heard, self._heard
+            quiet = 0 if heard != before or self._drain_runs() else quiet + 1
+            if time.monotonic() > deadline_s or quiet * _WAIT_S > stalled_s:
                 self._process.kill()
                 break
         self.close()
@@ -123,6 +128,11 @@ class OutputProcess:
         with contextlib.suppress(OSError):
             os.unlink(self._directory / NAME)
         self._process.poll()
+
+    def _drain_runs(self) -> bool:
+        """Whether it is at work, or would be if it got a core."""
+        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/status")
+        return any(read_status(one).get("State", "").startswith("R") for one in tasks)
 
     def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,7 +178,7 @@ class OutputProcess:
             self._on_lost(str(value["lost"]))
         elif "finished" in value:
             self._finished.set()
-        self._moved_s = time.monotonic()
+        self._heard += 1
 
     def _started_again(self) -> bool:
         """Whether another drain has taken the place of one that was killed."""
