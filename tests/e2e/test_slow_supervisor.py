@@ -40,8 +40,9 @@ def remembered(self, *words, **named):
     return start(self, *words, **named)
 
 def once(self, finished=False):
-    found = look(self, finished)
-    if not os.path.exists("go") and all(os.path.exists(f"ready-{rank}") for rank in (0, 1)):
+    ready = all(os.path.exists(f"ready-{rank}") for rank in (0, 1))
+    found = look(self, finished)  # which sees what was so before it
+    if ready and not os.path.exists("go"):
         open("go", "w").close()
         while started[0].descendants():
             time.sleep(0.01)
