@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 from debugger.record.runs.run_directory import RunDirectory
 from tests.support.runs import DISTDEBUG, environment
 from tests.support.terminal import Terminal
+from tests.support.waiting import until
 
 HANGUP = 129
 WITHIN_S = 60.0
@@ -42,6 +44,15 @@ def opened(command: Sequence[str], tmp_path: Path) -> Terminal:
 
 def below(terminal: Terminal) -> list[psutil.Process]:
     return psutil.Process(terminal.process.pid).children(recursive=True)
+
+
+def names(processes: Sequence[psutil.Process]) -> list[str]:
+    """Of those that are still there."""
+    found = []
+    for one in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(one.name())
+    return found
 
 
 def ends(terminal: Terminal) -> int:
@@ -96,11 +107,8 @@ def test_while_the_terminal_stays_so_does_the_app(tmp_path: Path) -> None:
 def test_a_run_ends_as_after_a_sighup(tmp_path: Path) -> None:
     words = ["exec", "--tui", "--run-dir", str(tmp_path / "run"), "--", "sleep", "600"]
     with opened([str(DISTDEBUG), *words], tmp_path) as terminal:
+        until(lambda: "sleep" in names(below(terminal)), "the command runs")  # the app is before it
         processes = below(terminal)
-        until_s = time.monotonic() + 60
-        while "sleep" not in [one.name() for one in processes]:  # the app is there before it
-            assert time.monotonic() < until_s
-            processes = below(terminal)
         assert ends(terminal) == HANGUP
         assert not psutil.wait_procs(processes, WITHIN_S)[1]
     report = json.loads((tmp_path / "run" / "report.json").read_text())
