@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import time
 
 import torch
 import torch.distributed as dist
@@ -160,5 +159,7 @@ t = ones()
 dist.all_reduce(t)  # -> all_reduce(sum, float32[4])
 show("again", t)
 dist.barrier()  # -> barrier()
-time.sleep(0.5)  # gloo aborts a rank that still reads when its peer closes the connection
+# All are through it: gloo aborts a rank that still reads when its peer closes the connection.
+store.set(f"through {rank}", "")
+store.wait([f"through {one}" for one in range(world)])
 dist.destroy_process_group()
