@@ -96,7 +96,8 @@ def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
             command = zygote.start(2, program, tmp_path, extra=extra)
             begun = Started(directory, command.process, command.finish)
         started.append(begun)
-        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)))
+        ready = [tmp_path / f"ready-{rank}" for rank in (0, 1)]
+        until(lambda: all(one.exists() for one in ready), "both are ready", runs.LIMIT_S)
         until(lambda: snippet == "checkpoint" or second_call(directory))
         return begun
 

@@ -144,6 +144,9 @@ def test_commands_on_another_node_show_all_ranks_and_nobody_is_told_afterwards(
     nodes = make_nodes(2)
     going = Going(nodes, forked_nodes)
     directory = going.commands[1].directory
+    for rank, command in enumerate(going.commands):
+        out = command.directory / "logs" / f"{rank}.out"
+        going.until(lambda out=out: out.exists() and out.read_text(), "it is kept")  # type: ignore[misc]
     assert not (directory / "job").exists()  # nobody has looked: nothing was sent
     shown = asked(nodes[1], "stacks", str(directory))
     assert "MainThread of ranks 0,1" in shown, shown
