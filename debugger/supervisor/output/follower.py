@@ -27,7 +27,7 @@ class OutputFollower:
         self._listed_ns = -1
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._moved_s = time.monotonic()
+        self._rounds = 0
         self._abandoned = False
 
     def poll(self) -> bool:
@@ -53,10 +53,13 @@ class OutputFollower:
         self._stopping.set()
         if self._thread is not None:
             deadline_s = time.monotonic() + timeout_s
+            rounds, quiet = self._rounds, 0
             while self._thread.is_alive():
                 self._thread.join(LOOK_EVERY_S)
-                now_s = time.monotonic()
-                if now_s > deadline_s or now_s - self._moved_s > stalled_s:
+                # Looks are counted, and no time, in which nothing of this process may have run.
+                before, rounds = rounds, self._rounds
+                quiet = 0 if rounds != before else quiet + 1
+                if time.monotonic() > deadline_s or quiet * LOOK_EVERY_S > stalled_s:
                     self._abandoned = True
                     return
         else:
@@ -68,7 +71,7 @@ class OutputFollower:
         while not self._abandoned:
             stopping = self._stopping.is_set()
             busy = self.poll()
-            self._moved_s = time.monotonic()
+            self._rounds += 1
             if stopping and not busy:
                 return
             if not busy:
