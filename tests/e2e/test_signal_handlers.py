@@ -11,20 +11,35 @@ from tests.support.zygote import Zygote
 
 ONCE = """
 # Each of these waits is ended by an alarm; its call goes on, and the other rank meets it.
+from debugger.record.reading.reader import FlightReader
+from debugger.record.snapshot import Process
+record = pathlib.Path(os.environ["DISTDEBUG_RUN_DIR"], "ranks", "0.flight")
+reader = FlightReader(record) if rank == 0 else None
+def look():
+    return reader.view(Process(alive=True))
+def ring(calls, go):
+    # Not before the call is on record as one that is waited for: else there is none to go on.
+    while not any(one.call is not None and one.call >= calls for one in look().waits):
+        time.sleep(0.01)
+    time.sleep(0.3)  # not for order: so that it has come to where it waits
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+    open(go, "w").close()
 def attempt(wait, meet):
     dist.barrier()
+    go = f"{sys.argv[1]}.{attempt.count}"
     if rank == 1:
-        while not os.path.exists(f"{sys.argv[1]}.{attempt.count}"):
+        while not os.path.exists(go):
             time.sleep(0.01)
         meet()
     else:
         armed.append(None)
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        threading.Timer(0.6, open, (f"{sys.argv[1]}.{attempt.count}", "w")).start()
+        watch = threading.Thread(target=ring, args=(look().calls, go))
         try:
+            watch.start()
             wait()
         except TimeIsUp:
             caught.append(attempt.count)
+        watch.join()
     attempt.count += 1
 attempt.count = 0
 one, two = (dist.new_group([0, 1]) for _ in range(2))
@@ -61,7 +76,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
 assert len(caught) == len(raised) > 0, (len(caught), len(raised))
 """
 PROGRAM = """
-import os, signal, sys, threading, time
+import os, pathlib, signal, sys, threading, time
 import torch, torch.distributed as dist
 class TimeIsUp({kind}):
     pass
