@@ -82,8 +82,10 @@ class Deferral:
     def start(self, turn: CallQueue, grace_s: float = SHORT_GRACE_S) -> Any:
         """The backend's work, or one that stands for it until the ranks agree. Raises what comes of
         the call within `grace_s`."""
-        turn.submit(self._run)
         try:
+            # In here, since the handler of a signal may raise as soon as the turn has the call: it
+            # would wait for ever for a caller that has gone.
+            turn.submit(self._run)
             self._agreed.wait(grace_s)
             if self._leave():
                 return DeferredWork(self)

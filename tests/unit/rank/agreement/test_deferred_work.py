@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -234,6 +235,33 @@ def test_an_interrupted_call_was_not_made(turn: CallQueue, monkeypatch: pytest.M
     agreement.comes()
     assert turn.drain(LIMIT_S)
     assert backend.thread is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_an_interruption_as_soon_as_the_turn_has_the_call(
+    turn: CallQueue, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """The turn does not wait for the caller, which has gone; the end of a process makes no call."""
+    backend, agreement = Backend(), Agreement()
+    submit = turn.submit
+
+    def interrupted(job: Callable[[], None]) -> None:
+        submit(job)
+        signal.raise_signal(signal.SIGUSR1)
+
+    def handler(_number: int, _frame: object) -> None:
+        raise error
+
+    monkeypatch.setattr(turn, "submit", interrupted)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(error):
+            Deferral(agreement, partial(backend)).start(turn)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    agreement.comes()
+    assert turn.drain(LIMIT_S)
+    assert (backend.thread is None) == (error is KeyboardInterrupt)
 
 
 def test_who_waits_makes_the_call(turn: CallQueue) -> None:
