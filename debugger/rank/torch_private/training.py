@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.join import Join
 
 from .modules import Wrapped
 from .probe import Part, Private, patch
@@ -110,16 +111,19 @@ def on_optimizer_steps(before: Callable[[Any], None], after: Callable[[Any], Non
 
 
 def cannot_look(hook: FrameType) -> bool:
-    """Whether a step is no whole one, or its parameters cannot be read now. `hook` is the frame of
-    the function that torch called.
+    """Whether a step is no whole one of the program's, or its parameters cannot be read now. `hook`
+    is the frame of the function that torch called.
 
     A step within another optimiser's is a part of that: ZeroRedundancyOptimizer's own brings the
-    ranks together. The capture of a CUDA graph must not meet a wait for the device.
+    ranks together. One that Join makes for a rank without further inputs shadows those of the
+    others: no backward came before it, and what gradients are there belong to nobody. The capture
+    of a CUDA graph must not meet a wait for the device.
     """
     step = hook.f_back
+    shadows = Join.__exit__.__code__
     above = step.f_back if step is not None else None
     while above is not None:
-        if step is not None and above.f_code is step.f_code:
+        if step is not None and (above.f_code is step.f_code or above.f_code is shadows):
             return True
         above = above.f_back
     return capturing()
