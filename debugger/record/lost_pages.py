@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from struct import Struct
 
 _CODE = bytes.fromhex(
@@ -97,10 +98,16 @@ def lost_pages() -> int:
     return 0 if _made is None else _made.count
 
 
-def stay_first() -> None:
-    """Another handler of the signal was put in place just now: it is not asked, for it would take
-    the process for lost."""
-    if _made is not None:
+def put_behind(enable: Callable[[], None]) -> None:
+    """`enable()` puts another handler of fatal signals in place: it gets what is not ours."""
+    if _made is None:
+        enable()
+        return
+    with contextlib.suppress(Exception):
+        _made.step_aside()
+    try:
+        enable()
+    finally:
         with contextlib.suppress(Exception):
             _made.take()
 
@@ -151,16 +158,26 @@ class _Handler:
         library.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         if library.mprotect(start, _PAGE, mmap.PROT_READ | mmap.PROT_EXEC):
             raise OSError(ctypes.get_errno(), "no memory may be made executable")
-        former, self._action = _Action(), _Action(handler=start, flags=_SA_SIGINFO)
+        self._action = _Action(handler=start, flags=_SA_SIGINFO)
+        self._former = _Action()
         self._library = library
-        library.sigaction(signal.SIGBUS, None, ctypes.byref(former))
-        self._write(8, former.handler or 0)
         self.take()
 
     def take(self) -> None:
-        """The signal comes here from now on. Raises OSError."""
+        """The signal comes here from now on, and what is not ours goes where it has gone so far.
+        Raises OSError."""
+        former = _Action()
+        self._library.sigaction(signal.SIGBUS, None, ctypes.byref(former))
+        if former.handler != self._action.handler:
+            self._former = former
+            self._write(8, former.handler or 0)
         if self._library.sigaction(signal.SIGBUS, ctypes.byref(self._action), None):
             raise OSError(ctypes.get_errno(), "the signal cannot be handled")
+
+    def step_aside(self) -> None:
+        """The signal goes where it went before. Who takes it over then finds no handler of ours to
+        hand it back to: the two would send it to each other for ever."""
+        self._library.sigaction(signal.SIGBUS, ctypes.byref(self._former), None)
 
     @property
     def count(self) -> int:

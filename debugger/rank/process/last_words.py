@@ -44,8 +44,7 @@ class LastWords:
             os.register_at_fork(after_in_child=self._leave)
             faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True, chain=False)
             if not (faulthandler.is_enabled() or _is_caught(signal.SIGSEGV)):
-                faulthandler.enable(descriptor, all_threads=True)
-                lost_pages.stay_first()
+                lost_pages.put_behind(lambda: faulthandler.enable(descriptor, all_threads=True))
 
     def _leave(self) -> None:
         """A forked child is another process: its crash is not its parent's."""

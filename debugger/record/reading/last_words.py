@@ -19,6 +19,7 @@ _REASONS = {
     signal.SIGABRT: "Aborted",
     signal.SIGFPE: "Floating",
     signal.SIGILL: "Illegal instruction",
+    signal.SIGBUS: "Bus error",
 }
 """What `faulthandler` calls them, or begins with."""
 _FATAL = "Fatal Python error: "

@@ -122,6 +122,21 @@ print(seen)
     assert end_of(body, tmp_path) == (0, "[1]\n")
 
 
+def test_who_handles_it_from_now_on_is_asked_for_the_rest(tmp_path: Path) -> None:
+    body = """
+kept, other = mapped("kept"), mapped("other")
+lost_pages.keep(kept)
+lost_pages.put_behind(faulthandler.enable)
+os.truncate("kept", 0)
+assert kept[0] == 0
+os.truncate("other", 0)
+other[0]
+"""
+    code, said = end_of(body, tmp_path)
+    assert code == -signal.SIGBUS
+    assert said.count("Fatal Python error: Bus error") == 1
+
+
 def test_threads_and_forked_children(tmp_path: Path) -> None:
     body = """
 records = [mapped(f"{number}") for number in range(8)]

@@ -221,3 +221,32 @@ if lost_pages._made is not None:  # as everywhere but on x86-64
     process = ended(body, tmp_path)
     assert process.code == 0, process.err
     assert dump_path(tmp_path, process.pid).read_text() == ""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_lost_page_of_the_program_s_own_file_is_a_crash(kept: bool, tmp_path: Path) -> None:
+    body = f"""
+import mmap
+from debugger.record import lost_pages
+
+def mapped(name):
+    descriptor = os.open(stacks / name, os.O_RDWR | os.O_CREAT, 0o600)
+    os.ftruncate(descriptor, 5 * 4096)
+    return mmap.mmap(descriptor, 5 * 4096)
+
+def read_batch():
+    return data[3 * 4096]
+
+record = mapped("record")
+if {kept}:
+    lost_pages.keep(record)
+data = mapped("data")
+LastWords(stacks).begin()
+os.truncate(stacks / "data", 4096)
+read_batch()
+"""
+    process = ended(body, tmp_path)
+    assert process.code == -signal.SIGBUS
+    said = last_words(tmp_path, process.pid, signal.SIGBUS)
+    assert said is not None
+    assert said.stack[-1].endswith("in read_batch")
