@@ -88,3 +88,47 @@ def test_they_stop_at_breakpoints(tmp_path: Path) -> None:
         assert terminal.finish() == 0
     found = runs.finish(process, directory)
     assert (found.exit_code, found.errors) == (0, []), found.explain()
+
+
+WAITS = """
+import os, signal, sys
+import torch, torch.distributed as dist
+
+
+def main(rank):
+    store = dist.FileStore(sys.argv[1], 3)
+    dist.init_process_group("gloo", rank=rank, world_size=3, store=store)
+    dist.all_reduce(torch.ones(4))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(4))
+    dist.destroy_process_group()
+
+
+children = []
+for rank in range(3):
+    if not (child := os.fork()):
+        main(rank)
+        sys.exit(0)
+    children.append(child)
+first, _ = os.wait()
+for child in children:
+    if child != first:
+        os.kill(child, signal.SIGTERM)
+os.wait3(0)
+os.wait4(-1, options=0)
+sys.exit(1)
+"""
+
+
+def test_their_parent_may_wait_for_any_of_them(tmp_path: Path) -> None:
+    """Nobody else is told how they ended, and the others end because of the first."""
+    script = tmp_path / "launcher.py"
+    script.write_text(WAITS)
+    command = ["--", sys.executable, str(script), str(tmp_path / "store")]
+    found = runs.run("exec", command, tmp_path)
+    assert found.exit_code == 94, found.explain()
+    (error,) = found.errors
+    assert (error["kind"], error["culprits"]) == ("rank_died", [1])
+    ends = [rank["exit"] for rank in found.report["ranks"].values()]
+    assert all(end["code"] is not None or end["signal"] is not None for end in ends), ends

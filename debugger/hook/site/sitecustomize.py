@@ -230,10 +230,14 @@ def _identity(descriptor):
 def _report_exits():
     """Write down how children ended: only their parent is told by the operating system."""
     path = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "exits.jsonl")
-    original = os.waitpid
+    for name in ("wait", "wait3", "wait4", "waitpid"):
+        setattr(os, name, _reporting(name, getattr(os, name), path))
 
-    def waitpid(pid, options):
-        found, status = original(pid, options)
+
+def _reporting(name, original, path):
+    def wait(*arguments, **named):
+        result = original(*arguments, **named)
+        found, status = result[:2]
         if found and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
             try:
                 import time
@@ -246,11 +250,10 @@ def _report_exits():
                 os.close(log)
             except OSError:
                 pass  # the run directory is gone or full: the program goes on
-        return found, status
+        return result
 
-    waitpid.__module__ = "os"  # with the name that pickle looks for
-    waitpid.__qualname__ = "waitpid"
-    os.waitpid = waitpid
+    wait.__module__, wait.__name__, wait.__qualname__ = "os", name, name  # for pickle
+    return wait
 
 
 class _Finder:

@@ -125,11 +125,17 @@ class Exits:
         `raise SystemExit(1)`."""
         if self._exit_code or self._recorder.writer.detached:
             return
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if isinstance(error, BaseException) and sys.excepthook is not self._hook:
+        error = self._uncaught()
+        if error is not None:
             self.caught(self._revealed(error))
         elif self._exceptions.record_lost_call(CaughtExceptionNote):
             self._caught += 1
+
+    def _uncaught(self) -> BaseException | None:
+        """What a hook of the program's was given in place of ours."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        ours = sys.excepthook is self._hook
+        return error if isinstance(error, BaseException) and not ours else None
 
     def _wrap_excepthook(self) -> None:
         original = sys.excepthook
@@ -290,9 +296,9 @@ class Exits:
             self._leaving(status)
 
     def _wrap_os_exit(self) -> None:
-        """os._exit comes past every handler: the line, the status and what is handled are all that
-        can be kept. The status is not always reported by others: mpiexec keeps its ranks' to
-        itself."""
+        """os._exit comes past every handler: the line, the status and what is handled, by an except
+        clause or by a hook for what nobody has caught, are all that can be kept. The status is not
+        always reported by others: mpiexec keeps its ranks' to itself."""
         original = os._exit
 
         def leave(status: int) -> NoReturn:
@@ -300,7 +306,7 @@ class Exits:
                 self._note_exit(f"os._exit({status})")
                 with contextlib.suppress(Exception):
                     if not self._recorder.writer.detached:
-                        self._left(status, sys.exc_info()[1])
+                        self._left(status, sys.exc_info()[1] or self._uncaught())
                         self._recorder.writer.phase(Phase.ENDED, status & 0xFF)
             original(status)
 

@@ -29,7 +29,7 @@ DIFFER = {
     "threading.excepthook": "the same for threads",
     "sys.unraisablehook": "what an atexit handler lets out is told there alone",
     "faulthandler": "on which line a fatal signal came is known there alone",
-    "os.waitpid": "a child's exit status is told to its parent alone",
+    "os.wait*": "a child's exit status is told to its parent alone",
     "os._exit": "a rank that leaves without cleaning up says so first",
     "sys.exit": "the line that ends a rank is known there alone",
     "warnings.showwarning": "warnings go to the rank's log as well",

@@ -36,7 +36,7 @@ def process():
         "sys.unraisablehook": sys.unraisablehook is sys.__unraisablehook__,
         "sys.tracing": [str(sys.gettrace()), str(sys.getprofile())],
         "threading.excepthook": threading.excepthook is threading.__excepthook__,
-        "os.waitpid": type(os.waitpid).__name__,
+        "os.wait*": [type(one).__name__ for one in (os.wait, os.wait3, os.wait4, os.waitpid)],
         "os._exit": type(os._exit).__name__,
         "sys.exit": type(sys.exit).__name__,
         "recursion": sys.getrecursionlimit(),
