@@ -52,7 +52,7 @@ class Shadowing(Joinable):
 
     def join_hook(self, **_: Any) -> JoinHook:
         hook = JoinHook()
-        hook.main_hook = self.optimizer.step  # type: ignore[method-assign, assignment]
+        hook.main_hook = self.optimizer.step  # type: ignore[method-assign]
         return hook
 
     @property
