@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.distributed.algorithms.join import Join
 
 from .modules import Wrapped
 from .probe import Part, Private, patch
@@ -30,6 +30,11 @@ SCALING = Part(
     "loss_scaling",
     "a GradScaler is not noticed, whose overflows are none",
     Private("torch.amp", "GradScaler._lazy_init_scale_growth_tracker", ("self",)),
+)
+JOINING = Part(
+    "joined_steps",
+    "steps that Join makes for a rank without inputs are taken for the program's own",
+    Private("torch.distributed.algorithms.join", "Join.__exit__", ("self",)),
 )
 
 
@@ -120,13 +125,22 @@ def cannot_look(hook: FrameType) -> bool:
     of a CUDA graph must not meet a wait for the device.
     """
     step = hook.f_back
-    shadows = Join.__exit__.__code__
+    shadows = _shadowing()
     above = step.f_back if step is not None else None
     while above is not None:
         if step is not None and (above.f_code is step.f_code or above.f_code is shadows):
             return True
         above = above.f_back
     return capturing()
+
+
+@functools.cache
+@JOINING
+def _shadowing() -> CodeType | None:
+    """What runs while Join makes the steps of a rank without inputs."""
+    from torch.distributed.algorithms.join import Join
+
+    return getattr(Join.__exit__, "__code__", None)
 
 
 def capturing() -> bool:
