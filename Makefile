@@ -71,7 +71,7 @@ unit-tests:
 test: $(STAMP)
 	@$(BESIDE_LINT) short-tests
 short-tests:
-	$(BIN)/pytest -n 3 --dist worksteal -m 'not long'
+	$(BIN)/pytest -n 4 --dist worksteal -m 'not long'
 
 # MPICH's wheel has an mpiexec of its own, so its tests have an environment of their own.
 MPICH := .venv-mpich
