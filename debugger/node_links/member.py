@@ -347,7 +347,7 @@ class Connection(Link):
         elif late:
             self._go_over()
         elif following.proved or (not following.proving and time.monotonic() > following.until_s):
-            # Not before keys are proved: the head would take it for a stranger's attempt.
+            # Not before keys are proved: the head would count it as an attempt without one.
             self._give_up_next()
 
     def _dial_the_head(self, offer: Offer) -> None:

@@ -4,9 +4,9 @@ It is opened for the first group and closed with the last. Groups come to it as 
 by (group digest, own rank), so that several ranks of one group may live in one process. It has
 one UNIX socket (abstract name, random) and a TCP socket per address that a group asked for.
 
-Strangers cost little: a fixed number of bytes is read from each, in one thread that never waits
-for any of them, `PENDING_LIMIT` at once, `PENDING_S` long. When more come, the longest silent one
-gives way.
+Who is no rank of the job costs little: a fixed number of bytes is read from each, in one thread
+that never waits for any of them, `PENDING_LIMIT` at once, `PENDING_S` long. When more come, the
+longest silent one gives way.
 """
 
 from __future__ import annotations
