@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from .lines import Display
+from .quiet_looks import QuietLooks
 
 LOOK_EVERY_S = 0.05
 READ_BYTES = 1 << 18
@@ -53,13 +54,10 @@ class OutputFollower:
         self._stopping.set()
         if self._thread is not None:
             deadline_s = time.monotonic() + timeout_s
-            rounds, quiet = self._rounds, 0
+            looks = QuietLooks(LOOK_EVERY_S, stalled_s, self._rounds)
             while self._thread.is_alive():
                 self._thread.join(LOOK_EVERY_S)
-                # Looks are counted, and no time, in which nothing of this process may have run.
-                before, rounds = rounds, self._rounds
-                quiet = 0 if rounds != before else quiet + 1
-                if time.monotonic() > deadline_s or quiet * LOOK_EVERY_S > stalled_s:
+                if looks.too_many(self._rounds) or time.monotonic() > deadline_s:
                     self._abandoned = True
                     return
         else:

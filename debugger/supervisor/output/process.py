@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ...record.logs.log_file import in_bytes
-from ...record.process_stat import read_status
+from ...record.process_stat import read_stat
 from ...record.safe_files.unix_sockets import short_name
 from .drain import NAME, PACKET_BYTES
+from .quiet_looks import QuietLooks
 
 _ROOT = Path(__file__).resolve().parents[3]
 _PROGRAM = (
@@ -100,14 +101,11 @@ class OutputProcess:
         """
         self._finishing = True
         deadline_s = time.monotonic() + timeout_s
-        heard, quiet = self._heard, 0
+        looks = QuietLooks(_WAIT_S, stalled_s, self._heard)
         self._send({"finish": True})
         while not self._finished.wait(_WAIT_S):
-            # Looks are counted, and no time: on a crowded machine this process may be given no core
-            # for seconds, in which the drain has spoken and nobody has listened.
-            before, heard = heard, self._heard
-            quiet = 0 if heard != before or self._drain_runs() else quiet + 1
-            if time.monotonic() > deadline_s or quiet * _WAIT_S > stalled_s:
+            quiet = looks.too_many(self._heard, self._drain_runs())
+            if quiet or time.monotonic() > deadline_s:
                 self._process.kill()
                 break
         self.close()
@@ -131,8 +129,9 @@ class OutputProcess:
 
     def _drain_runs(self) -> bool:
         """Whether it is at work, or would be if it got a core."""
-        tasks = Path(f"/proc/{self._process.pid}/task").glob("*/status")
-        return any(read_status(one).get("State", "").startswith("R") for one in tasks)
+        tasks = Path(f"/proc/{self._process.pid}/task")
+        threads = (read_stat(int(one.name), tasks) for one in tasks.glob("*"))
+        return any(stat is not None and stat.state == "R" for stat in threads)
 
     def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
