@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..record.kinds import kind_of
+from ..record.kinds import Family, kind_of
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
@@ -31,8 +31,14 @@ def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH
 
 
 def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The finding that the outcome is named after: the first error, or what --strict made one."""
+    """The finding that the outcome is named after: the first error, or what --strict made one; of
+    an interrupted run who was suspected."""
     errors = [one for one in document["findings"] if one["severity"] == "error"]
+    if document["outcome"] == "interrupted" and not errors:
+        absent = [
+            one for one in document["findings"] if kind_of(one["kind"]).family is Family.ABSENCE
+        ]
+        errors = [one for one in absent if not one["proven"]]
     named = [one for one in errors or document["findings"] if one["kind"] == document["outcome"]]
     return next(iter(named or errors), None)
 
@@ -58,8 +64,9 @@ class _Text:
             yield from self._without_verdict()
         yield from self._further(verdict)
         if verdict is not None and outcome in ("failed", "interrupted"):
-            yield f"  {outcome} {self._after()}; where each rank was:"
-            yield from self._everybody()
+            shown = self.document["ranks"].keys() <= verdict["ranks"].keys()
+            yield f"  {outcome} {self._after()}" + ("" if shown else "; where each rank was:")
+            yield from () if shown else self._everybody()
         for sentence in unmade:
             yield from self._wrapped("not injected: ", sentence)
         for sentence in off.sentences(self.document):

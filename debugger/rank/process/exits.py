@@ -148,7 +148,10 @@ class Exits:
             except Exception as fault:
                 report_own_fault("putting an exception on record", fault)
             if isinstance(error, FindingRaised):
+                error.__suppress_context__ = True
                 kind, trace = type(error), _to_users_line(error)
+            elif isinstance(error, KeyboardInterrupt) and _is_in_ours(trace):
+                trace = _to_users_line(error)
             original(kind, error, trace)
 
         self._hook = sys.excepthook = hook
@@ -363,9 +366,17 @@ class Exits:
         self._recorder.writer.phase(Phase.EXITING, status)
 
 
-def _to_users_line(error: FindingRaised) -> TracebackType | None:
-    """Cut the traceback of a verdict behind the user's own line: what lies below did no wrong."""
-    error.__suppress_context__ = True
+def _is_in_ours(trace: TracebackType | None) -> bool:
+    """Whether the innermost frame is one of this tool's."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_code.co_filename if trace is not None else ""
+    return name.startswith(tuple(call_site.DIRECTORIES))
+
+
+def _to_users_line(error: BaseException) -> TracebackType | None:
+    """Cut the traceback of a verdict, or of Ctrl-C in a call, behind the user's own line: what lies
+    below did no wrong."""
     last = None
     trace = error.__traceback__
     while trace is not None:

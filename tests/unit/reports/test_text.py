@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -183,6 +184,22 @@ def test_interrupted_says_where_each_rank_was() -> None:
         "FAILED  the program ended with exit code 1 after 12.1 s, and no cause"
     )
     assert "where each rank is:" in text.render({**document, "outcome": "running"})
+
+
+def test_interrupted_names_who_was_late() -> None:
+    run = Run(3)
+    run[0, 1].calls(all_reduce(8), waits=True, line=88)
+    run.passes(70)
+    late = replace(run.errors()[0], severity="warning")
+    document = report(
+        ranks=run.snapshot().ranks, findings=[(late, None)], outcome="interrupted", exit_code=130
+    )
+    lines = text.render(document).splitlines()
+    assert lines[0].startswith("MISSING RANK  suspected: rank 2 has not come")
+    (marked,) = [line for line in lines if "<- look here" in line]
+    assert marked.split()[:2] == ["rank", "2"]
+    assert "  interrupted after 12.1 s" in lines, "all ranks are in the finding's own table"
+    assert lines[-1].endswith("exit code 130")
 
 
 def test_ok_is_a_single_line() -> None:
