@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal as signals
 from collections.abc import Iterable, Sequence
 
-from .snapshot import Call, CallSite, Group
+TYPE_CHECKING = False  # the process that shows what ranks print imports this, and little else
+if TYPE_CHECKING:
+    from .snapshot import Call, CallSite, Group
 
+_ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 MOST_TEXT = 400
 MOST_RANGES = 12
 UNDEFINED = "undefined"
@@ -51,6 +55,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 2` or `ranks 0,1,3`."""
     rows = sorted(set(ranks))
     return f"rank{'s' if len(rows) != 1 else ''} {spans(rows)}"
+
+
+def comparable(text: str) -> str:
+    """The text without addresses in memory: what ranks that fail alike have in common."""
+    return _ADDRESS.sub("0x...", text)
 
 
 def verb(ranks: Sequence[int], one: str, many: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ class RunReport:
         self._close_app()
         if unexplained:
             self._show_launcher_output(findings)
-        self._print(rendered)
+        self._print(report, rendered)
         for failure in self.directory.failures:
             self.say(failure)
         if self.options.ci is not None:
@@ -111,16 +112,17 @@ class RunReport:
         rendered = self._write(report)
         self._close_app()
         if not printed:
-            self._print(rendered)
+            self._print(report, rendered)
             self.say(
                 f"the run of all nodes is kept on {host}, in {report['run_dir']}; what is of this "
                 f"node alone, in {self.directory.path}"
             )
 
     @staticmethod
-    def _print(rendered: str) -> None:
+    def _print(report: Document, rendered: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(rendered)
+            columns = shutil.get_terminal_size().columns
+            sys.stderr.write(text.rule(report, columns) + rendered)
             sys.stderr.flush()
 
     def _outcome(

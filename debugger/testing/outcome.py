@@ -3,7 +3,6 @@ what follows from it folded."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,13 @@ import pytest
 from ..diagnosis.findings import Finding
 from ..record.kinds import Family
 from ..record.safe_text.sanitize import clean
-from ..record.wording import pieces, site_text
+from ..record.wording import comparable, pieces, site_text
 from .channel import Message
 from .pytest_private import chain_of, failure, native, report_of, subtest_of
 from .running import Rank, RankTest
 
 MOST_OUTPUT_BYTES = 256 << 10
 MOST_LINE = 20_000
-_ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 _STRICT = "[XPASS(strict)]"
 _Report = tuple[int, Message, Message]
 """A rank, pytest's report, and what the rank says about its error."""
@@ -306,7 +304,7 @@ def _distinct(failures: Iterable[_Report]) -> list[_Failed]:
         subtest = subtest_of(data)
         place = (subtest, *_place(data))
         group = found.setdefault(place, _Failed(place, data, subtest))
-        group.ranks.setdefault(_ADDRESS.sub("0x...", _message(data)), []).append(rank)
+        group.ranks.setdefault(comparable(_message(data)), []).append(rank)
     return list(found.values())
 
 
@@ -325,7 +323,7 @@ def _place(data: Message) -> tuple[Any, ...]:
     """The lines that the traceback passes, and the type of the error."""
     found = data["longrepr"]
     if not isinstance(found, dict):
-        return ("text", _ADDRESS.sub("0x...", str(found)))
+        return ("text", comparable(str(found)))
     chain = found.get("chain") or [(found["reprtraceback"], None, None)]
     places = [
         (entry["data"].get("reprfileloc") or {"lines": entry["data"]["lines"]}).values()

@@ -192,7 +192,7 @@ def test_interrupted_names_who_was_late() -> None:
     run.passes(70)
     late = replace(run.errors()[0], severity="warning")
     document = report(
-        ranks=run.snapshot().ranks, findings=[(late, None)], outcome="interrupted", exit_code=130
+        ranks=run.snapshot().ranks, findings=[late], outcome="interrupted", exit_code=130
     )
     lines = text.render(document).splitlines()
     assert lines[0].startswith("MISSING RANK  suspected: rank 2 has not come")

@@ -54,7 +54,7 @@ def test_slices_that_are_over_are_followed_by_others() -> None:
 @pytest.mark.parametrize("end", ["done as the alarm comes", "late as the alarm comes"])
 def test_what_a_handler_raises_is_no_slice_that_is_over(end: str) -> None:
     """Whether the call completes in the very slice in which the signal comes, or not."""
-    with pytest.raises(TimeIsUpError) :
+    with pytest.raises(TimeIsUpError):
         Waits(NoVerdict()).sliced(Work("late", end), NO_TIMEOUT)
 
 
