@@ -4,6 +4,7 @@ snapshots: one for each world, since a command may start several, one after the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from .. import steady_clock
-from ..layout import Role
+from ..layout import MAGIC, Role
 from ..notes import CrashNote, ForkedNote, LayerOffNote
+from ..safe_files.bounds import read_regular
 from ..snapshot import Note, Process, Rank, Snapshot
 from .copies import far_heartbeat_s, node_of, own_name
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
@@ -152,12 +154,16 @@ class Records:
         """The records that are not known, or by another name, in the order of their names. Of the
         others nothing is asked but the directory."""
         found = []
+        gone = {*self.faults} - {""}
         with os.scandir(self._directory) as entries:
             for entry in entries:
+                gone.discard(entry.name)
                 if entry.name.endswith(".flight"):
                     known = self._readers.get(entry.inode())
                     if known is None or known.cut or known.path.name != entry.name:
                         found.append(entry.name)
+        for name in gone:  # a record has its rank's name by now, or was removed
+            del self.faults[name]
         return [self._directory / name for name in sorted(found)]
 
     def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
@@ -212,11 +218,13 @@ class Records:
                 if self._budget is not None:
                     self._budget.left_bytes += MOST_EACH_TOGETHER_BYTES
                 self.faults.pop(path.name, None)
-        except FlightError as error:
-            self.faults[path.name] = str(error)
-            return False
         except OSError:
             return False  # it was given another name just now
+        except FlightError as error:
+            with contextlib.suppress(OSError):
+                if not _is_being_made(path):
+                    self.faults[path.name] = str(error)
+            return False
         return True
 
     @property
@@ -430,6 +438,15 @@ def _torn_apart(worlds: list[list[Rank]]) -> list[list[Rank]]:
 
 def _has_not_formed(world: list[Rank]) -> bool:
     return all(view.process.alive and not view.groups for view in world)
+
+
+def _is_being_made(path: Path) -> bool:
+    """Whether a process has made this file within the last second, and has not written in it. What
+    has a rank's name had a header before."""
+    if _OF_RANK.fullmatch(own_name(path.name)):
+        return False
+    head = read_regular(path, len(MAGIC))
+    return not head.strip(b"\0") and time.time() - path.stat().st_mtime < 1
 
 
 def _snapshot(
