@@ -242,11 +242,12 @@ class _Text:
         after = ""
         if self.document["outcome"] != "running":
             after = f"{_GAP}exit code {self.document['exit_code']}"
-        yield f"  evidence: {place}{after}"
+        if last := f"evidence: {place}{after}" if place else after.strip():
+            yield f"  {last}"
 
     def _run_dir(self) -> str:
         shorter = short_path(str(self.document["run_dir"]))
-        return shorter if self.document.get("packed") else os.path.join(shorter, "")
+        return shorter if not shorter or self.document.get("packed") else os.path.join(shorter, "")
 
     # -- lines ---------------------------------------------------------------------------------
 

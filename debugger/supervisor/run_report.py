@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..diagnosis.findings import Finding
 from ..record.exits import ExitStatus
 from ..record.reading.records import newest_ranks, unreadable_ranks
+from ..record.runs.recorded_runs import kept_small
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text, verb
@@ -102,6 +103,10 @@ class RunReport:
         self._print(report, rendered)
         for failure in self.directory.failures:
             self.say(failure)
+        if self.options.run_dir is None:
+            with self.faults.guard("the runs of before"):
+                if told := kept_small(self.directory.path.parent, self.options.keep_runs):
+                    self.say(told)
         if self.options.ci is not None:
             self.options.ci.finish(self.directory, report, self.say)
         return report

@@ -13,7 +13,7 @@ import pytest
 from ..diagnosis.findings import Finding
 from ..record.kinds import Family
 from ..record.safe_text.sanitize import clean
-from ..record.wording import comparable, pieces, site_text
+from ..record.wording import comparable, ranges, site_text
 from .channel import Message
 from .pytest_private import chain_of, failure, native, report_of, subtest_of
 from .running import Rank, RankTest
@@ -50,7 +50,7 @@ class _Failed:
 
     def who(self, ranks: Iterable[int]) -> str:
         """These ranks, and the part of the test where it is about one."""
-        return f"{in_words(ranks)}, {self.subtest}" if self.subtest else in_words(ranks)
+        return f"{ranges(ranks)}, {self.subtest}" if self.subtest else ranges(ranks)
 
 
 class Merger:
@@ -116,7 +116,7 @@ class Merger:
             first = reports[min(skipped)][0]["longrepr"]
             words = first[2] if isinstance(first, list) else str(first)
             return self._plain(
-                f"{in_words(skipped)} skipped the test ({words}), {in_words(others)} did not: "
+                f"{ranges(skipped)} skipped the test ({words}), {ranges(others)} did not: "
                 "skip it in all ranks or in none"
             )
         if skipped:
@@ -194,7 +194,7 @@ class Merger:
             (clean(one.error, MOST_LINE, newlines=True), one.number) for one in errors
         ):
             message = message or text.strip().rpartition("\n")[2]
-            parts.append((native(f"{in_words(numbers)}:\n{text}"), None, None))
+            parts.append((native(f"{ranges(numbers)}:\n{text}"), None, None))
         for group in _distinct(failures):
             crash = _crash(group.first)
             if not message:
@@ -210,10 +210,10 @@ class Merger:
         texts = list(group.ranks)
         head = group.who(group.everybody)
         if len(texts) > 1:
-            head += " failed at the same line; this is of " + in_words(group.ranks[texts[0]])
+            head += " failed at the same line; this is of " + ranges(group.ranks[texts[0]])
         parts = [(native(f"{head}:"), None, None), *chain_of(report_of(group.first, self._config))]
         rows = [
-            f"{in_words(group.ranks[text])}: {text.splitlines()[0]}" for text in texts[1:] if text
+            f"{ranges(group.ranks[text])}: {text.splitlines()[0]}" for text in texts[1:] if text
         ]
         if rows:
             parts.append((native("\n".join(rows)), None, None))
@@ -239,7 +239,7 @@ class Merger:
             where = f" at {site_text(known.location)}" if known and known.location else ""
             rows.append((f"{call}{where}" if call else "", number))
         return [
-            f"{in_words(numbers)} waited{where} and {'was' if len(numbers) == 1 else 'were'} ended "
+            f"{ranges(numbers)} waited{where} and {'was' if len(numbers) == 1 else 'were'} ended "
             "by this"
             for where, numbers in _alike(rows)
         ]
@@ -254,7 +254,7 @@ def sections(test: RankTest, captured: bool) -> list[tuple[str, str]]:
             for one in test.ranks
         ]
         found += [
-            (f"Captured {name} of {in_words(numbers)}", text)
+            (f"Captured {name} of {ranges(numbers)}", text)
             for text, numbers in _alike(rows)
             if text
         ]
@@ -264,7 +264,7 @@ def sections(test: RankTest, captured: bool) -> list[tuple[str, str]]:
         for name, text in (pair for data, _ in latest for pair in data["sections"]):
             logged.setdefault(name, []).append((clean(text, MOST_LINE, newlines=True), one.number))
     for name, pairs in logged.items():
-        found += [(f"{name} of {in_words(numbers)}", text) for text, numbers in _alike(pairs)]
+        found += [(f"{name} of {ranges(numbers)}", text) for text, numbers in _alike(pairs)]
     return found
 
 
@@ -277,15 +277,9 @@ def properties(test: RankTest) -> list[tuple[str, object]]:
                 rows.setdefault((name, repr(value)), (value, []))[1].append(one.number)
     size = len(test.ranks)
     return [
-        (name if len(ranks) == size else f"{name} of {in_words(ranks)}", value)
+        (name if len(ranks) == size else f"{name} of {ranges(ranks)}", value)
         for (name, _), (value, ranks) in rows.items()
     ]
-
-
-def in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,5`: a span from three in a row on."""
-    rows = set(ranks)
-    return f"rank{'s' if len(rows) != 1 else ''} {','.join(pieces(rows, 3))}"
 
 
 def _alike(rows: Iterable[tuple[str, int]]) -> list[tuple[str, list[int]]]:

@@ -377,11 +377,14 @@ def _is_in_ours(trace: TracebackType | None) -> bool:
 def _to_users_line(error: BaseException) -> TracebackType | None:
     """Cut the traceback of a verdict, or of Ctrl-C in a call, behind the user's own line: what lies
     below did no wrong."""
-    last = None
+    last, place = None, None
     trace = error.__traceback__
     while trace is not None:
-        if call_site.frame_kind(trace.tb_frame.f_code.co_filename) != call_site.OWN:
-            last = trace
+        code = trace.tb_frame.f_code
+        here = code.co_filename, code.co_name, trace.tb_lineno
+        # An injected fault happens in a frame in the likeness of the user's that called us.
+        if call_site.frame_kind(code.co_filename) != call_site.OWN and here != place:
+            last, place = trace, here
         trace = trace.tb_next
     if last is not None:
         last.tb_next = None

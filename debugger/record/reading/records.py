@@ -4,7 +4,6 @@ snapshots: one for each world, since a command may start several, one after the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
@@ -15,15 +14,14 @@ from pathlib import Path
 from typing import Protocol
 
 from .. import steady_clock
-from ..layout import MAGIC, Role
+from ..layout import Role
 from ..notes import CrashNote, ForkedNote, LayerOffNote
-from ..safe_files.bounds import read_regular
 from ..snapshot import Note, Process, Rank, Snapshot
 from .copies import far_heartbeat_s, node_of, own_name
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .last_words import LastWords, WrittenLastWords
 from .reader import FlightError, FlightReader
-from .ring import OpenMaps
+from .ring import NoHeaderError, OpenMaps
 from .window import Window
 
 HERE_EVERY_S = 0.2
@@ -221,9 +219,9 @@ class Records:
         except OSError:
             return False  # it was given another name just now
         except FlightError as error:
-            with contextlib.suppress(OSError):
-                if not _is_being_made(path):
-                    self.faults[path.name] = str(error)
+            # What has a rank's name had a header before; any other may have been made just now.
+            if _OF_RANK.fullmatch(own_name(path.name)) or not isinstance(error, NoHeaderError):
+                self.faults[path.name] = str(error)
             return False
         return True
 
@@ -438,15 +436,6 @@ def _torn_apart(worlds: list[list[Rank]]) -> list[list[Rank]]:
 
 def _has_not_formed(world: list[Rank]) -> bool:
     return all(view.process.alive and not view.groups for view in world)
-
-
-def _is_being_made(path: Path) -> bool:
-    """Whether a process has made this file within the last second, and has not written in it. What
-    has a rank's name had a header before."""
-    if _OF_RANK.fullmatch(own_name(path.name)):
-        return False
-    head = read_regular(path, len(MAGIC))
-    return not head.strip(b"\0") and time.time() - path.stat().st_mtime < 1
 
 
 def _snapshot(
