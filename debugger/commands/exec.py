@@ -6,7 +6,6 @@ import argparse
 import os
 
 from ..errors import UsageError
-from ..record.wording import nearest_word
 from . import head_flags, inject_flags, options
 from .base import Command
 
@@ -38,9 +37,7 @@ class ExecCommand(Command):
                 "for example: distdebug exec -- python spawn_train.py"
             )
         if command[0].startswith("-"):
-            meant = nearest_word(command[0].split("=")[0], self.parser()._option_string_actions)
-            hint = f"did you mean {meant}?" if meant else "put `--` before the command"
-            raise UsageError(f"unknown flag {command[0]}; {hint}")
+            raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
         size = inject_flags.known_world_size(os.environ)
         several = of_tasks(os.environ, args.interface)
         if several is None:

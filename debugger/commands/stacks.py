@@ -47,13 +47,9 @@ class StacksCommand(Command):
         parser.add_argument("--json", action="store_true", help="print JSON, with every frame")
 
     def run(self, args: argparse.Namespace) -> int:
-        if (
-            args.run
-            and args.run.isdigit()
-            and len(args.run) < 8
-            and not (nearest() / args.run).exists()
-        ):
-            return _below(int(args.run), args.native, args.json)
+        pid = args.run or ""
+        if pid.isdigit() and len(pid) < 8 and not (nearest() / pid).exists():
+            return _below(int(pid), args.native, args.json)
         with opened_whole(args.run) as directory:
             if is_live(directory.path):
                 return _live(directory, args.native, args.json)

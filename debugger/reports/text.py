@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..record.kinds import Family, kind_of
+from ..record.kinds import kind_of
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
@@ -35,10 +35,7 @@ def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
     an interrupted run who was suspected."""
     errors = [one for one in document["findings"] if one["severity"] == "error"]
     if document["outcome"] == "interrupted" and not errors:
-        absent = [
-            one for one in document["findings"] if kind_of(one["kind"]).family is Family.ABSENCE
-        ]
-        errors = [one for one in absent if not one["proven"]]
+        errors = [one for one in document["findings"][:1] if not one["proven"]]
     named = [one for one in errors or document["findings"] if one["kind"] == document["outcome"]]
     return next(iter(named or errors), None)
 

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -150,8 +151,10 @@ class Exits:
             if isinstance(error, FindingRaised):
                 error.__suppress_context__ = True
                 kind, trace = type(error), _to_users_line(error)
-            elif isinstance(error, KeyboardInterrupt) and _is_in_ours(trace):
-                trace = _to_users_line(error)
+            elif isinstance(error, KeyboardInterrupt):
+                names = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
+                if names and names[-1].startswith(tuple(call_site.DIRECTORIES)):
+                    trace = _to_users_line(error)
             original(kind, error, trace)
 
         self._hook = sys.excepthook = hook
@@ -366,14 +369,6 @@ class Exits:
         self._recorder.writer.phase(Phase.EXITING, status)
 
 
-def _is_in_ours(trace: TracebackType | None) -> bool:
-    """Whether the innermost frame is one of this tool's."""
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    name = trace.tb_frame.f_code.co_filename if trace is not None else ""
-    return name.startswith(tuple(call_site.DIRECTORIES))
-
-
 def _to_users_line(error: BaseException) -> TracebackType | None:
     """Cut the traceback of a verdict, or of Ctrl-C in a call, behind the user's own line: what lies
     below did no wrong."""
@@ -419,9 +414,5 @@ def _asked_by_interpreter() -> bool:
 
 def _came_through_users_code(error: BaseException) -> bool:
     """Not where argparse turns an error of its own into an exit."""
-    trace = error.__traceback__
-    while trace is not None:
-        if call_site.frame_kind(trace.tb_frame.f_code.co_filename) != call_site.OWN:
-            return True
-        trace = trace.tb_next
-    return False
+    names = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return any(call_site.frame_kind(name) != call_site.OWN for name in names)

@@ -33,7 +33,7 @@ from ..safe_files.place import (
     reason,
 )
 from ..safe_files.replacing import replacing
-from ..wording import finding_line
+from ..wording import counted, finding_line
 
 __all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
 
@@ -106,14 +106,11 @@ class RunDirectory:
             if not Path(path).is_absolute():
                 candidates.append(base / path)
             existing = [one for one in candidates if _is_there(one)]
-            begun = (
-                [] if existing else [one for one in run_names(base) if one.startswith(str(path))]
-            )
-            if len(begun) > 1:
-                raise RunDirectoryError(
-                    f"{len(begun)} runs begin with {path}: {', '.join(begun[:4])}"
-                )
-            existing += [base / one for one in begun]
+            if not existing:
+                names = [name for name in run_names(base) if name.startswith(str(path))]
+                if len(names) > 1:
+                    raise RunDirectoryError(f"{len(names)} runs begin with {path}: {names[:4]}")
+                existing = [base / name for name in names]
             if not existing:
                 raise RunDirectoryError(f"there is no run directory {path}")
             directories = [one for one in existing if one.is_dir()]
@@ -124,7 +121,7 @@ class RunDirectory:
         problem = why_not_ours(found)
         if problem is not None and (runs := runs_in(found)):
             raise RunDirectoryError(
-                f"{path or found} holds {len(runs)} run{'s' * (len(runs) > 1)}: name one, such as "
+                f"{path or found} holds {counted(len(runs), 'run')}: name one, such as "
                 f"{runs[0]}, or leave it out for the newest"
             )
         if problem is not None:
@@ -283,10 +280,9 @@ def nearest(base: Path = BASE) -> Path:
 
 def run_names(base: Path) -> list[str]:
     """The names below `base` that runs have, newest first."""
-    try:
+    with contextlib.suppress(OSError):
         return sorted(filter(_NAME.fullmatch, os.listdir(base)), reverse=True)
-    except OSError:
-        return []
+    return []
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -53,13 +53,13 @@ class FlightFile:
         self._counts: dict[int, int] = {}
         self._write_header()
         self.phase(Phase.RUNNING)
-        os.rename(_unfinished(path), path)
+        os.rename(path.with_suffix(".new"), path)
 
     def _made(self, path: Path) -> mmap.mmap:
         """The memory of the new record. Readers take its file for one once it has a header."""
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        path = _unfinished(path)
+        path = path.with_suffix(".new")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
@@ -200,10 +200,6 @@ def place_of_this_process(directory: Path) -> Path:
     with contextlib.suppress(OSError):
         path.unlink()
     return path
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_suffix(".new")
 
 
 def _written_by_the_living(path: Path) -> bool:

@@ -63,22 +63,13 @@ class _Screen:
 class _Follower:
     """One stream of a rank, and its line that has no end yet."""
 
-    __slots__ = (
-        "changed_s",
-        "pending",
-        "prefix",
-        "rank",
-        "screen",
-        "shown",
-        "shown_s",
-        "traceback",
-    )
+    __slots__ = ("changed_s", "held", "pending", "prefix", "rank", "screen", "shown", "shown_s")
 
     def __init__(self, rank: int, screen: _Screen) -> None:
         self.rank = rank
         self.prefix = _prefix(rank, screen.colour)
         self.screen = screen
-        self.traceback = Traceback(rank)
+        self.held = Traceback(rank)
         self.pending = b""
         self.shown = 0
         self.changed_s = self.shown_s = 0.0
@@ -93,7 +84,7 @@ class _Follower:
             self.shown = 0
         self.pending = last
         if len(last) - self.shown > MAX_LINE_BYTES:
-            texts += [*map(self._finish, self.traceback.release()), self._finish(last)]
+            texts += [*map(self._finish, self.held.release()), self._finish(last)]
             self.pending, self.shown = b"", 0
         if texts:
             self.screen.write("".join(texts))
@@ -104,8 +95,8 @@ class _Follower:
         bar = b"\r" in self.pending and self.screen.terminal
         if not (final or resting or (bar and now_s - self.shown_s >= REFRESH_S)):
             return
-        if held := self.traceback.release():
-            self.screen.write("".join(map(self._finish, held)))
+        if lines := self.held.release():
+            self.screen.write("".join(map(self._finish, lines)))
         if self.rank in self.screen.folds.ranks:
             self.screen.write(self._begin() + self.screen.folds.told())
         if len(self.pending) <= self.shown:
@@ -120,7 +111,7 @@ class _Follower:
         """What is to be printed of a line that is complete."""
         if self.shown:
             return [self._finish(line)]
-        lines, ends_rank = self.traceback.take(line)
+        lines, ends_rank = self.held.take(line)
         folds = self.screen.folds
         if ends_rank and self.screen.shown:
             lines = folds.folded(self.rank, lines)

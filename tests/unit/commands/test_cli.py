@@ -61,7 +61,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--verison"], "unknown flag '--verison'; did you mean `distdebug --version`?"),
         (
             ["exec", "--hang-timout", "5", "--", "x"],
-            "unknown flag --hang-timout; did you mean --hang-timeout?",
+            "unrecognized arguments: --hang-timout: did you mean --hang-timeout?",
         ),
         (
             ["run", "--quiet", "x.py"],

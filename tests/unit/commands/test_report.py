@@ -167,6 +167,6 @@ def test_from_a_folder_below_and_by_the_beginning_of_a_name(
     assert run.name in capsys.readouterr().out
     os.mkdir(run.with_name("20260310-151502-7f3b"))
     assert main(["report", "20260310"]) == 2
-    assert "2 runs begin with 20260310: 20260310-15" in capsys.readouterr().err
+    assert "2 runs begin with 20260310: ['20260310-15" in capsys.readouterr().err
     (tmp_path / "a").chmod(0o777)
     assert main(["report", "20260310-14"]) == 2, "anybody may have put runs there"
