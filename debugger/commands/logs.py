@@ -62,10 +62,7 @@ class LogsCommand(Command):
                 flag, dest="streams", action="store_const", const=streams, help=what
             )
         parser.add_argument(
-            "--level",
-            type=str.lower,
-            choices=LEVELS,
-            help="only what is of this level or graver; printed lines are info",
+            "--level", type=str.lower, choices=LEVELS, help="from this level on; a print is info"
         )
         parser.add_argument("--group", metavar="NAME", help="only records about this group")
         parser.add_argument("--op", metavar="OP", help="only records about this op")

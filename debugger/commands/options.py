@@ -28,11 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     inject_flags.add(group)
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument(
-        "--keep-runs",
-        type=numbers.count,
-        metavar="N",
-        help="at the end remove what is older than the newest N runs below .distdebug/, but none "
-        "with findings (default: none at all)",
+        "--keep-runs", type=numbers.count, metavar="N", help="remove older runs without findings"
     )
     group.add_argument(
         "--interface",

@@ -40,20 +40,6 @@ def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next(iter(named or errors), None)
 
 
-def short_path(path: str) -> str:
-    """The path from the working directory on, where it lies below that."""
-    try:
-        shorter = os.path.relpath(path) if os.path.isabs(path) else path
-    except OSError:  # the working directory was removed
-        shorter = path
-    return path if shorter.startswith("..") else shorter
-
-
-def rule(document: Mapping[str, Any], columns: int) -> str:
-    """A line that parts the report from what was printed before it; none before a single line."""
-    return "" if document["outcome"] == "ok" else f"{' distdebug ':=^{min(columns, WIDTH)}}\n"
-
-
 class _Text:
     def __init__(self, document: Mapping[str, Any], paint: Paint, width: int) -> None:
         self.document = document
@@ -243,7 +229,12 @@ class _Text:
             yield f"  {last}"
 
     def _run_dir(self) -> str:
-        shorter = short_path(str(self.document["run_dir"]))
+        path = str(self.document["run_dir"])
+        try:
+            shorter = os.path.relpath(path) if os.path.isabs(path) else path
+        except OSError:  # the working directory was removed
+            shorter = path
+        shorter = path if shorter.startswith("..") else shorter
         return shorter if not shorter or self.document.get("packed") else os.path.join(shorter, "")
 
     # -- lines ---------------------------------------------------------------------------------

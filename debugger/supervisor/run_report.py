@@ -126,8 +126,10 @@ class RunReport:
     @staticmethod
     def _print(report: Document, rendered: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            columns = shutil.get_terminal_size().columns
-            sys.stderr.write(text.rule(report, columns) + rendered)
+            columns = min(shutil.get_terminal_size().columns, text.WIDTH)
+            # The single line of a run in order needs nothing that parts it from what was printed.
+            rule = "" if report["outcome"] == "ok" else f"{' distdebug ':=^{columns}}\n"
+            sys.stderr.write(rule + rendered)
             sys.stderr.flush()
 
     def _outcome(

@@ -24,7 +24,6 @@ from ..record.exits import ExitLog
 from ..record.reading.records import Records
 from ..record.requests.lifeline import Lifeline
 from ..record.runs.run_directory import BASE, RunDirectory
-from ..reports.text import short_path
 from . import garbage, job_key, surroundings
 from .announcements import Announcements
 from .ci import defused
@@ -150,10 +149,7 @@ class Supervisor:
         if options.tui:
             self._app.start(directory.path)
         else:
-            self._say(
-                f"watched, and recorded in {short_path(str(directory.path))}; to look at it from "
-                f"another terminal: distdebug tui{'' if latest else f' {directory.path}'}"
-            )
+            self._say(f"watched and recorded; look on elsewhere: distdebug tui {directory.path}")
         return RunEnd(
             options,
             launch,

@@ -53,7 +53,8 @@ class FlightFile:
         self._counts: dict[int, int] = {}
         self._write_header()
         self.phase(Phase.RUNNING)
-        os.rename(path.with_suffix(".new"), path)
+        with contextlib.suppress(FileNotFoundError):  # that of a planned rank is no file
+            os.rename(path.with_suffix(".new"), path)
 
     def _made(self, path: Path) -> mmap.mmap:
         """The memory of the new record. Readers take its file for one once it has a header."""
