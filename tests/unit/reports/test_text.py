@@ -275,3 +275,11 @@ def test_a_pair_of_culprits_is_marked(other: Any) -> None:
     assert lines[0] == "MISMATCH  sizes differ"
     assert all(line.endswith("<- look here") for line in lines[1:3])
     assert lines[1].split()[2] == str(other).split()[0]
+
+
+def test_what_has_no_directory_has_no_evidence_line() -> None:
+    found = Finding("missing_rank", "rank 1 has not come", (1,))
+    last = text.render({**report([found]), "run_dir": ""}).splitlines()[-1]
+    assert last == "  exit code 93"
+    running = text.render({**report(outcome="running"), "run_dir": ""})
+    assert not running.splitlines()[-1].strip().startswith("evidence")
