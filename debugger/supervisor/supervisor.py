@@ -149,7 +149,7 @@ class Supervisor:
         if options.tui:
             self._app.start(directory.path)
         else:
-            self._say(f"watched and recorded; look on elsewhere: distdebug tui {directory.path}")
+            self._say(f"watched and recorded; in another terminal: distdebug tui {directory.path}")
         return RunEnd(
             options,
             launch,
