@@ -101,15 +101,14 @@ def _usage() -> str:
 
 
 def _unknown(name: str) -> str:
-    import difflib
-
     from .record.safe_text.sanitize import clean
+    from .record.wording import nearest_word
 
     if name.endswith(".py"):
         return f"{clean(name)} is a script; run it with: distdebug run -n 2 {clean(name)}"
     what = "flag" if name.startswith("-") else "command"
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    meant = f"; did you mean `distdebug {near[0]}`?" if near else "; see `distdebug --help`"
+    near = nearest_word(name, ("--version", "--help") if what == "flag" else COMMANDS)
+    meant = f"; did you mean `distdebug {near}`?" if near else "; see `distdebug --help`"
     return f"unknown {what} {clean(name, 80)!r}{meant}"
 
 

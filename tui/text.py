@@ -216,11 +216,6 @@ def columns(
     return tuple(pieces[:-1])
 
 
-def several(count: int, noun: str) -> str:
-    """`1 rank`, `1,024 ranks`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def duration(time_ns: int) -> str:
     """`850 ms`, `4.2 s`, `3m07`, `2h05`, `3d04h`: always at most 6 characters."""
     value_s = max(0, time_ns) / 1e9

@@ -49,7 +49,12 @@ class Parser(argparse.ArgumentParser):
     """argparse, whose complaints are a `UsageError` of one sentence with the next step."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        from ..record.wording import nearest_word
+
+        _, _, unknown = message.partition("unrecognized arguments: -")
+        meant = nearest_word(unknown.split(" ")[0].split("=")[0], self._option_string_actions)
+        hint = f": did you mean {meant}?" if unknown and meant else f"; see `{self.prog} --help`"
+        raise UsageError(f"{message}{hint}")
 
 
 def add_run_argument(

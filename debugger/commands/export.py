@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..record.wording import counted
 from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> 
         prometheus.write(path, prometheus.render(totals, state))
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
-    return f"{sum(one.calls for one in totals.ops.values())} calls of {len(ranks)} ranks in {path}"
+    calls = sum(one.calls for one in totals.ops.values())
+    return f"{counted(calls, 'call')} of {counted(len(ranks), 'rank')} in {path}"
 
 
 def _chakra(ranks: Mapping[int, Rank], path: Path) -> str:
@@ -137,7 +139,7 @@ def _exported(args: argparse.Namespace, ranks: Mapping[int, Rank]) -> str:
         if args.chakra is not None:
             return _chakra(ranks, path)
         count = as_trace.write_merged(ranks, path)
-        return f"{count} calls of {len(ranks)} ranks in {path}: open it in https://ui.perfetto.dev"
+        return f"{counted(count, 'call')} of {counted(len(ranks), 'rank')} in {path}: open it in https://ui.perfetto.dev"
     except FileExistsError as error:
         raise UsageError(f"{path} is there already: name a new file") from error
     except OSError as error:

@@ -237,8 +237,8 @@ def _job(args: argparse.Namespace) -> Job:
             "loaded and a Python parent"
         )
     if len(jobs) > 1:
-        rows = "; ".join(described(job) for job in jobs[:5])
-        raise UsageError(f"{len(jobs)} jobs run on this host: {rows}: choose one with --job PID")
+        rows = [f"  {described(job)}" for job in jobs]
+        raise UsageError(f"{len(jobs)} jobs run on this host: choose one with --job PID", rows)
     return jobs[0]
 
 

@@ -11,6 +11,8 @@ from ..record.logs.log_levels import at_least
 from ..record.logs.log_reader import Entry
 from ..record.signature import OP_CODES
 
+PRINTED_AS = "info"
+"""The level of a line that a rank has printed."""
 _MOST_RANKS = 1 << 20
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _CLOCK = re.compile(r"(\d\d?):(\d\d):(\d\d)(\.\d{1,9})?")
@@ -34,12 +36,14 @@ class Filter:
     @property
     def records_only(self) -> bool:
         """Whether it asks for what only records have."""
-        return (self.level, self.group, self.op) != (None, None, None)
+        graver = self.level is not None and not at_least(PRINTED_AS, self.level)
+        return graver or (self.group, self.op) != (None, None)
 
     def takes(self, entry: Entry) -> bool:
         """Whether the entry is to be shown."""
         fields = entry.fields
-        if self.level is not None and not at_least(fields.get("level"), self.level):
+        level = fields.get("level") if fields else PRINTED_AS
+        if self.level is not None and not at_least(level, self.level):
             return False
         if self.group is not None and fields.get("group") != self.group:
             return False

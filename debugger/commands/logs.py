@@ -34,7 +34,8 @@ class LogsCommand(Command):
         "about 50 ms. A record (of debugger.log, of torch, of Python's warnings, of distdebug\n"
         "itself) has a level, and may have a group, an op and a line of code:\n"
         "`[node:2] time level event key=value (file:line)`. What was both printed and recorded is\n"
-        "shown once, but for --json. --level, --group and --op show records only.\n"
+        "shown once, but for --json. --group and --op show records only, and so does --level from\n"
+        "warning on: a printed line counts as info.\n"
         "\n"
         "What goes into a rank's records: from info on; with TORCH_CPP_LOG_LEVEL=ERROR, WARNING\n"
         "or INFO from that level on, with INFO and debug level INFO from debug on, with INFO and\n"
@@ -61,7 +62,7 @@ class LogsCommand(Command):
                 flag, dest="streams", action="store_const", const=streams, help=what
             )
         parser.add_argument(
-            "--level", type=str.lower, choices=LEVELS, help="only records from this level on"
+            "--level", type=str.lower, choices=LEVELS, help="from this level on; a print is info"
         )
         parser.add_argument("--group", metavar="NAME", help="only records about this group")
         parser.add_argument("--op", metavar="OP", help="only records about this op")

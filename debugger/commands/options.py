@@ -28,6 +28,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     inject_flags.add(group)
     group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
     group.add_argument(
+        "--keep-runs", type=numbers.count, metavar="N", help="remove older runs without findings"
+    )
+    group.add_argument(
         "--interface",
         default="",
         metavar="NAME",
@@ -132,6 +135,7 @@ def common(
         need_terminal()
     return {
         "run_dir": args.run_dir,
+        "keep_runs": args.keep_runs,
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
         "level": level,
         "level_asked": bool(asked),

@@ -45,6 +45,8 @@ def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
     from ..launch import launchers
     from ..launch.torchrun_flags import split_at_script, split_command_line
 
+    if argv[:1] == [WORD] and argv[1:2] in (["-h"], ["--help"]):
+        argv = argv[1:]
     if argv[:1] in (["-h"], ["--help"]) or WORD not in argv:
         return Asked(split_command_line(argv, own))
     flags, rest = split_at_script(argv, own)

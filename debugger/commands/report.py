@@ -109,11 +109,11 @@ class ReportCommand(Command):
 
 def _check_that_something_is_there(run: str | None) -> None:
     """Raises UsageError of a folder that is neither kind of what can be reported."""
-    from ..record.runs.run_directory import BASE
+    from ..record.runs.run_directory import nearest, runs_in
 
-    if run is None or not os.path.isdir(run) or os.path.exists(BASE / run / "run.json"):
+    if run is None or not os.path.isdir(run) or os.path.exists(nearest() / run / "run.json"):
         return
-    if not os.path.exists(os.path.join(run, "run.json")):
+    if not (os.path.exists(os.path.join(run, "run.json")) or runs_in(Path(run))):
         from ..foreign.dump_files import packed_in
 
         packed = packed_in(Path(run))

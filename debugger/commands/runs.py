@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import time
-from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.runs.recorded_runs import RunEntry, list_runs, prune
-from ..record.runs.run_directory import BASE
+from ..record.runs.recorded_runs import RunEntry, list_runs, prune, size_bytes
+from ..record.runs.run_directory import BASE, nearest
 from ..record.safe_text.sanitize import clean
+from ..record.wording import counted
 from .base import Command
 
 
@@ -34,15 +33,16 @@ class RunsCommand(Command):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
     def run(self, args: argparse.Namespace) -> int:
+        base = nearest()
         if args.prune is not None:
-            removed = prune(BASE, args.prune)
-            kept = len(list_runs(BASE))
+            removed = prune(base, args.prune)
+            kept = len(list_runs(base))
             if args.json:
                 print(json.dumps({"removed": [str(path) for path in removed], "kept": kept}))
             else:
-                print(f"removed {_runs(len(removed))}, kept {_runs(kept)}")
+                print(f"removed {counted(len(removed), 'run')}, kept {counted(kept, 'run')}")
             return 0
-        rows = [_row(entry) for entry in list_runs(BASE)]
+        rows = [_row(entry) for entry in list_runs(base)]
         if args.json:
             print(json.dumps(rows, indent=2))
         elif not rows:
@@ -77,24 +77,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def size_bytes(path: Path) -> int:
-    """What the run takes on the disk; files that vanish meanwhile count as nothing."""
-    total = 0
-    for folder, _, files in os.walk(path):
-        for file in files:
-            try:
-                total += os.lstat(os.path.join(folder, file)).st_blocks * 512
-            except OSError:
-                continue
-    return total
-
-
 def _size(count: int) -> str:
     return f"{count / 2**20:.1f} MiB" if count >= 1 << 20 else f"{(count + 1023) >> 10} KiB"
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def _count(text: str) -> int:

@@ -16,7 +16,7 @@ from ..diagnosis.limits import Limits
 from ..errors import DistdebugError, UsageError
 from ..record.requests.breakpoints import stops
 from ..record.requests.control import ControlError, ask
-from ..record.runs.run_directory import BASE, RunDirectory, is_live
+from ..record.runs.run_directory import RunDirectory, is_live, nearest
 from ..record.safe_files.bounds import read_regular
 from ..record.safe_files.json_objects import MOST_BYTES
 from ..record.safe_text.sanitize import clean
@@ -47,8 +47,9 @@ class StacksCommand(Command):
         parser.add_argument("--json", action="store_true", help="print JSON, with every frame")
 
     def run(self, args: argparse.Namespace) -> int:
-        if args.run and args.run.isdigit() and not (BASE / args.run).exists():
-            return _below(int(args.run), args.native, args.json)
+        pid = args.run or ""
+        if pid.isdigit() and len(pid) < 8 and not (nearest() / pid).exists():
+            return _below(int(pid), args.native, args.json)
         with opened_whole(args.run) as directory:
             if is_live(directory.path):
                 return _live(directory, args.native, args.json)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..record.collection import no_collection
+from ..record.runs.run_directory import BASE, run_names
 from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text
 from .flight_recorder import MOST_RANKS, Dump, NoDump, NoRecord, read
@@ -84,7 +85,7 @@ class _File:
 def looks_like_dumps(path: Path) -> bool:
     """Whether a dump lies there, or is that file. Never opens what is no regular file."""
     if path.is_dir():
-        if (path / "run.json").exists():
+        if (path / "run.json").exists() or run_names(path):
             return False
         return any(_start(file) for file in islice(_regular(path), MOST_FILES))
     return _is_regular(path) and _start(path)
@@ -156,7 +157,7 @@ def _regular(folder: Path) -> Iterator[Path]:
     """Regular files below; no links, FIFOs (opening one waits) or sockets."""
     for place, folders, names in os.walk(folder):
         depth = len(Path(place).relative_to(folder).parts)
-        folders[:] = sorted(folders) if depth < DEEPEST_FOLDER else []
+        folders[:] = sorted({*folders} - {BASE.name}) if depth < DEEPEST_FOLDER else []
         for name in sorted(names):
             path = Path(place, name)
             if _is_regular(path):

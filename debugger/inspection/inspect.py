@@ -11,7 +11,7 @@ from pathlib import Path
 from ..diagnosis.findings import Finding
 from ..record.process_stat import age_s
 from ..record.safe_text.sanitize import clean
-from ..record.wording import ranks_text
+from ..record.wording import counted, ranks_text
 from ..reports import document
 from ..reports.stored import Document
 from ..supervisor.stacks.stack_tree import render
@@ -91,8 +91,8 @@ class Inspection:
         notes = []
         if read:
             notes.append(
-                f"read from the stacks of {read} processes, which were "
-                f"{'stopped for a moment' if self.native else 'not stopped'}; "
+                f"read from the stacks of {counted(read, 'process')}, "
+                f"{'stopped for a moment' if self.native else 'not stopped for it'}; "
                 f"{', '.join(NOT_IN_RECORD)} of a call are not on a stack"
             )
         if read < len(self.look.ranks):
@@ -263,6 +263,6 @@ def _first_of_host(job: Job) -> int | None:
 def described(job: Job) -> str:
     """A job in one line, to choose by."""
     ranks = [one.rank for one in job.processes if one.rank is not None]
-    who = ranks_text(ranks) if ranks else f"{len(job.processes)} processes"
+    who = ranks_text(ranks) if ranks else counted(len(job.processes), "process")
     where = f"below process {job.launcher}" if job.launcher else "of several parents"
-    return clean(f"{who} {where} ({job.command[:80]})")
+    return clean(f"{who} {where}  {job.command[:80]}".rstrip())

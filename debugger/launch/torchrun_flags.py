@@ -8,7 +8,6 @@ these mistakes with a traceback, after 2 s.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib.machinery
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UsageError
+from ..record.wording import nearest_word
 from .torchrun_parser import torchrun_parser
 from .world_size import check_numbers, expected_world_size, node_range, rank_count
 
@@ -223,12 +223,10 @@ class _Splitter:
 
     def _unknown(self, flag: str) -> UsageError:
         known = [*self._own_flags, *(name for name in self._torchrun_flags if "_" not in name)]
-        wanted = flag.replace("_", "-")
-        near = [name for name in known if len(wanted) > 3 and name.startswith(wanted)]
-        near = near or difflib.get_close_matches(wanted, known, n=1)
+        meant = nearest_word(flag, known)
         return UsageError(
-            f"unknown flag {flag!r}: did you mean {near[0]}?"
-            if near
+            f"unknown flag {flag!r}: did you mean {meant}?"
+            if meant
             else f"unknown flag {flag!r}: see `distdebug run --help` and `torchrun --help` "
             "(the script's own arguments come behind the script)"
         )

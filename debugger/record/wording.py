@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal as signals
 from collections.abc import Iterable, Sequence
 
-from .snapshot import Call, CallSite, Group
+TYPE_CHECKING = False  # the process that shows what ranks print imports this, and little else
+if TYPE_CHECKING:
+    from .snapshot import Call, CallSite, Group
 
+_ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 MOST_TEXT = 400
 MOST_RANGES = 12
 UNDEFINED = "undefined"
@@ -47,10 +51,38 @@ def spans(ranks: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+def ranges(ranks: Iterable[int], word: str = "rank") -> str:
+    """`rank 2`, `ranks 0,1`, `ranks 0-3,7`: a span from three in a row on, at whatever length."""
+    rows = set(ranks)
+    return f"{word}{'s' if len(rows) != 1 else ''} {','.join(pieces(rows, 3))}"
+
+
 def ranks_text(ranks: Iterable[int]) -> str:
     """`rank 2` or `ranks 0,1,3`."""
     rows = sorted(set(ranks))
     return f"rank{'s' if len(rows) != 1 else ''} {spans(rows)}"
+
+
+def comparable(text: str) -> str:
+    """The text without addresses in memory: what ranks that fail alike have in common."""
+    return _ADDRESS.sub("0x...", text)
+
+
+def counted(count: int, what: str) -> str:
+    """`1 call`, `3 calls`, `2 processes`."""
+    ending = "es" if what.endswith("s") else "s"
+    return f"{count:,} {what}{ending if count != 1 else ''}"
+
+
+def nearest_word(word: str, known: Iterable[str]) -> str:
+    """The known word, such as a flag, that was most likely meant; "" where none is near."""
+    import difflib
+
+    names = {name.lstrip("-"): name for name in known}
+    bare = word.lstrip("-").replace("_", "-")
+    near = [name for name in names if len(bare) > 1 and name.startswith(bare)]
+    near = near or difflib.get_close_matches(bare, names, n=1)
+    return names[near[0]] if near else ""
 
 
 def verb(ranks: Sequence[int], one: str, many: str) -> str:

@@ -31,8 +31,11 @@ def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH
 
 
 def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The finding that the outcome is named after: the first error, or what --strict made one."""
+    """The finding that the outcome is named after: the first error, or what --strict made one; of
+    an interrupted run who was suspected."""
     errors = [one for one in document["findings"] if one["severity"] == "error"]
+    if document["outcome"] == "interrupted" and not errors:
+        errors = [one for one in document["findings"][:1] if not one["proven"]]
     named = [one for one in errors or document["findings"] if one["kind"] == document["outcome"]]
     return next(iter(named or errors), None)
 
@@ -58,8 +61,9 @@ class _Text:
             yield from self._without_verdict()
         yield from self._further(verdict)
         if verdict is not None and outcome in ("failed", "interrupted"):
-            yield f"  {outcome} {self._after()}; where each rank was:"
-            yield from self._everybody()
+            shown = self.document["ranks"].keys() <= verdict["ranks"].keys()
+            yield f"  {outcome} {self._after()}" + ("" if shown else "; where each rank was:")
+            yield from () if shown else self._everybody()
         for sentence in unmade:
             yield from self._wrapped("not injected: ", sentence)
         for sentence in off.sentences(self.document):
@@ -221,7 +225,8 @@ class _Text:
         after = ""
         if self.document["outcome"] != "running":
             after = f"{_GAP}exit code {self.document['exit_code']}"
-        yield f"  evidence: {place}{after}"
+        if last := f"evidence: {place}{after}" if place else after.strip():
+            yield f"  {last}"
 
     def _run_dir(self) -> str:
         path = str(self.document["run_dir"])
@@ -230,7 +235,7 @@ class _Text:
         except OSError:  # the working directory was removed
             shorter = path
         shorter = path if shorter.startswith("..") else shorter
-        return shorter if self.document.get("packed") else os.path.join(shorter, "")
+        return shorter if not shorter or self.document.get("packed") else os.path.join(shorter, "")
 
     # -- lines ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ..faults.actions import ACTIONS
 from ..faults.plan import Fault, Moment, When
 from ..record.snapshot import Group, Rank
+from ..record.wording import counted
 
 _ALL = 1 << 20
 
@@ -69,6 +70,4 @@ def _at_most(moment: Moment, count: int) -> str:
 
 
 def _calls(count: int, word: str) -> str:
-    if not count:
-        return f"no {word}"
-    return f"{count} {word}{'' if count == 1 else 's'}"
+    return counted(count, word) if count else f"no {word}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ..diagnosis.findings import Finding
 from ..record.reading.records import newest_ranks
@@ -46,6 +46,10 @@ class GuardedWatch:
     def fail(self) -> None:
         """The command has failed, and no more will be known of how ranks ended than is now."""
         self._watch.fail()
+
+    def suspects(self) -> Sequence[Finding]:
+        """Who would be suspected by now of what a notice has said."""
+        return [] if self._elsewhere() else self._watch.suspects()
 
     def look(self, finished: bool = False) -> Look | None:
         """One look at all ranks, announced; None where it failed, which costs only this look."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..diagnosis.findings import Finding
 from ..record.reading.records import newest_ranks
@@ -53,6 +53,10 @@ class RunEnd:
         if self.interrupts.signal is not None:
             with self.faults.guard("the stacks"):
                 self.evidence = self.ranks.stacks(ranks, False, INTERRUPT_STACKS_S)
+            if look.notices:
+                with self.faults.guard("the suspects at the interrupt"):
+                    suspects = [self.evidence.refine(one) for one in self.watch.suspects()]
+                    look = replace(look, findings=[*suspects, *look.findings])
             self._forward(self.interrupts.signal)
             return look, None
         if finding is None:

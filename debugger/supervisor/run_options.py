@@ -23,6 +23,7 @@ class Options:
     scratch: str = ""
     launcher: str = ""
     run_dir: Path | None = None
+    keep_runs: int | None = None
     limits: Limits = field(default_factory=Limits)
     level: str = INFO
     level_asked: bool = False  # else the program sees torch's own

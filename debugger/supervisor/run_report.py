@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from ..diagnosis.findings import Finding
 from ..record.exits import ExitStatus
 from ..record.reading.records import newest_ranks, unreadable_ranks
+from ..record.runs.recorded_runs import kept_small
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text, verb
@@ -98,9 +100,13 @@ class RunReport:
         self._close_app()
         if unexplained:
             self._show_launcher_output(findings)
-        self._print(rendered)
+        self._print(report, rendered)
         for failure in self.directory.failures:
             self.say(failure)
+        if self.options.run_dir is None:
+            with self.faults.guard("the runs of before"):
+                if told := kept_small(self.directory.path.parent, self.options.keep_runs):
+                    self.say(told)
         if self.options.ci is not None:
             self.options.ci.finish(self.directory, report, self.say)
         return report
@@ -111,16 +117,19 @@ class RunReport:
         rendered = self._write(report)
         self._close_app()
         if not printed:
-            self._print(rendered)
+            self._print(report, rendered)
             self.say(
                 f"the run of all nodes is kept on {host}, in {report['run_dir']}; what is of this "
                 f"node alone, in {self.directory.path}"
             )
 
     @staticmethod
-    def _print(rendered: str) -> None:
+    def _print(report: Document, rendered: str) -> None:
         with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(rendered)
+            columns = min(shutil.get_terminal_size().columns, text.WIDTH)
+            # The single line of a run in order needs nothing that parts it from what was printed.
+            rule = "" if report["outcome"] == "ok" else f"{' distdebug ':=^{columns}}\n"
+            sys.stderr.write(rule + rendered)
             sys.stderr.flush()
 
     def _outcome(

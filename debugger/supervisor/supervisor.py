@@ -148,6 +148,8 @@ class Supervisor:
             )
         if options.tui:
             self._app.start(directory.path)
+        else:
+            self._say(f"watched and recorded; in another terminal: distdebug tui {directory.path}")
         return RunEnd(
             options,
             launch,

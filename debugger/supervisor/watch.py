@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ..diagnosis.diagnose import OnFault, verdict
 from ..diagnosis.findings import Finding
-from ..diagnosis.judging import Judge
+from ..diagnosis.judging import Judge, judge
 from ..diagnosis.limits import Limits
 from ..diagnosis.notices import Notice
 from ..record import steady_clock
@@ -106,6 +106,18 @@ class Watch:
         """The command has failed, and no more will be known of how ranks ended than is now."""
         self._judge.limits = replace(self._judge.limits, failed=True)
         self._mark = ()
+
+    def suspects(self) -> Sequence[Finding]:
+        """What the last look would have suspected if the hang timeout were over as soon as a notice
+        names who is late. They are warnings: by the limits of this run nothing is wrong."""
+        limits = self._judge.limits
+        limits = replace(limits, hang_timeout_s=min(limits.hang_timeout_s, limits.notice_after_s))
+        snapshots, known = self._look.snapshots, {one.identity for one in self._look.findings}
+        return [
+            replace(one, severity="warning")
+            for one in judge(snapshots, (), limits).findings
+            if not one.proven and one.identity not in known
+        ]
 
     @property
     def pause_s(self) -> float:

@@ -3,7 +3,6 @@ what follows from it folded."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,13 @@ import pytest
 from ..diagnosis.findings import Finding
 from ..record.kinds import Family
 from ..record.safe_text.sanitize import clean
-from ..record.wording import pieces, site_text
+from ..record.wording import comparable, ranges, site_text
 from .channel import Message
 from .pytest_private import chain_of, failure, native, report_of, subtest_of
 from .running import Rank, RankTest
 
 MOST_OUTPUT_BYTES = 256 << 10
 MOST_LINE = 20_000
-_ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 _STRICT = "[XPASS(strict)]"
 _Report = tuple[int, Message, Message]
 """A rank, pytest's report, and what the rank says about its error."""
@@ -52,7 +50,7 @@ class _Failed:
 
     def who(self, ranks: Iterable[int]) -> str:
         """These ranks, and the part of the test where it is about one."""
-        return f"{in_words(ranks)}, {self.subtest}" if self.subtest else in_words(ranks)
+        return f"{ranges(ranks)}, {self.subtest}" if self.subtest else ranges(ranks)
 
 
 class Merger:
@@ -118,7 +116,7 @@ class Merger:
             first = reports[min(skipped)][0]["longrepr"]
             words = first[2] if isinstance(first, list) else str(first)
             return self._plain(
-                f"{in_words(skipped)} skipped the test ({words}), {in_words(others)} did not: "
+                f"{ranges(skipped)} skipped the test ({words}), {ranges(others)} did not: "
                 "skip it in all ranks or in none"
             )
         if skipped:
@@ -196,7 +194,7 @@ class Merger:
             (clean(one.error, MOST_LINE, newlines=True), one.number) for one in errors
         ):
             message = message or text.strip().rpartition("\n")[2]
-            parts.append((native(f"{in_words(numbers)}:\n{text}"), None, None))
+            parts.append((native(f"{ranges(numbers)}:\n{text}"), None, None))
         for group in _distinct(failures):
             crash = _crash(group.first)
             if not message:
@@ -212,10 +210,10 @@ class Merger:
         texts = list(group.ranks)
         head = group.who(group.everybody)
         if len(texts) > 1:
-            head += " failed at the same line; this is of " + in_words(group.ranks[texts[0]])
+            head += " failed at the same line; this is of " + ranges(group.ranks[texts[0]])
         parts = [(native(f"{head}:"), None, None), *chain_of(report_of(group.first, self._config))]
         rows = [
-            f"{in_words(group.ranks[text])}: {text.splitlines()[0]}" for text in texts[1:] if text
+            f"{ranges(group.ranks[text])}: {text.splitlines()[0]}" for text in texts[1:] if text
         ]
         if rows:
             parts.append((native("\n".join(rows)), None, None))
@@ -241,7 +239,7 @@ class Merger:
             where = f" at {site_text(known.location)}" if known and known.location else ""
             rows.append((f"{call}{where}" if call else "", number))
         return [
-            f"{in_words(numbers)} waited{where} and {'was' if len(numbers) == 1 else 'were'} ended "
+            f"{ranges(numbers)} waited{where} and {'was' if len(numbers) == 1 else 'were'} ended "
             "by this"
             for where, numbers in _alike(rows)
         ]
@@ -256,7 +254,7 @@ def sections(test: RankTest, captured: bool) -> list[tuple[str, str]]:
             for one in test.ranks
         ]
         found += [
-            (f"Captured {name} of {in_words(numbers)}", text)
+            (f"Captured {name} of {ranges(numbers)}", text)
             for text, numbers in _alike(rows)
             if text
         ]
@@ -266,7 +264,7 @@ def sections(test: RankTest, captured: bool) -> list[tuple[str, str]]:
         for name, text in (pair for data, _ in latest for pair in data["sections"]):
             logged.setdefault(name, []).append((clean(text, MOST_LINE, newlines=True), one.number))
     for name, pairs in logged.items():
-        found += [(f"{name} of {in_words(numbers)}", text) for text, numbers in _alike(pairs)]
+        found += [(f"{name} of {ranges(numbers)}", text) for text, numbers in _alike(pairs)]
     return found
 
 
@@ -279,15 +277,9 @@ def properties(test: RankTest) -> list[tuple[str, object]]:
                 rows.setdefault((name, repr(value)), (value, []))[1].append(one.number)
     size = len(test.ranks)
     return [
-        (name if len(ranks) == size else f"{name} of {in_words(ranks)}", value)
+        (name if len(ranks) == size else f"{name} of {ranges(ranks)}", value)
         for (name, _), (value, ranks) in rows.items()
     ]
-
-
-def in_words(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,5`: a span from three in a row on."""
-    rows = set(ranks)
-    return f"rank{'s' if len(rows) != 1 else ''} {','.join(pieces(rows, 3))}"
 
 
 def _alike(rows: Iterable[tuple[str, int]]) -> list[tuple[str, list[int]]]:
@@ -306,7 +298,7 @@ def _distinct(failures: Iterable[_Report]) -> list[_Failed]:
         subtest = subtest_of(data)
         place = (subtest, *_place(data))
         group = found.setdefault(place, _Failed(place, data, subtest))
-        group.ranks.setdefault(_ADDRESS.sub("0x...", _message(data)), []).append(rank)
+        group.ranks.setdefault(comparable(_message(data)), []).append(rank)
     return list(found.values())
 
 
@@ -325,7 +317,7 @@ def _place(data: Message) -> tuple[Any, ...]:
     """The lines that the traceback passes, and the type of the error."""
     found = data["longrepr"]
     if not isinstance(found, dict):
-        return ("text", _ADDRESS.sub("0x...", str(found)))
+        return ("text", comparable(str(found)))
     chain = found.get("chain") or [(found["reprtraceback"], None, None)]
     places = [
         (entry["data"].get("reprfileloc") or {"lines": entry["data"]["lines"]}).values()

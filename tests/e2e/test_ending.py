@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -84,7 +84,10 @@ def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
     started: list[Started] = []
 
     def start(
-        snippet: str, by_command: bool = False, extra: Mapping[str, str] | None = None
+        snippet: str,
+        by_command: bool = False,
+        extra: Mapping[str, str] | None = None,
+        flags: Sequence[str] = (),
     ) -> Started:
         script = tmp_path / "train.py"
         script.write_text(SNIPPETS[snippet])
@@ -93,7 +96,7 @@ def _start(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., Started]]:
             process = runs.start("run", ["-n", "2", *program], directory, tmp_path)
             begun = Started(directory, process, partial(runs.finish, process, directory))
         else:
-            command = zygote.start(2, program, tmp_path, extra=extra)
+            command = zygote.start(2, program, tmp_path, flags, extra=extra)
             begun = Started(directory, command.process, command.finish)
         started.append(begun)
         ready = [tmp_path / f"ready-{rank}" for rank in (0, 1)]
@@ -129,7 +132,7 @@ def said(started: Started) -> str:
     return (started.directory.parent / "stderr").read_text()
 
 
-def check_interrupted(started: Started) -> None:
+def check_interrupted(started: Started) -> runs.Run:
     below = started.family
     began = time.monotonic()
     started.process.send_signal(signal.SIGINT)
@@ -142,10 +145,27 @@ def check_interrupted(started: Started) -> None:
     assert "train.py" in done.stderr
     assert not survivors(below)
     assert took_s < 28  # 2 s is the promise, and half a minute what SIGTERM gives
+    return done
 
 
 def test_one_interrupt_ends_all_below_torchrun(start: Callable[..., Started]) -> None:
-    check_interrupted(start("sleeping", by_command=True))
+    done = check_interrupted(start("sleeping", by_command=True))
+    assert len(done.stderr.splitlines()) <= 40, "tracebacks and all"
+
+
+def test_an_interrupted_hang_names_who_was_late(start: Callable[..., Started]) -> None:
+    started = start("sleeping", flags=["--notice-after", "0.5"])
+    until(lambda: "rank 1 is late for" in said(started), "a notice names it")
+    started.process.send_signal(signal.SIGINT)
+    done = started.finish(60)
+    assert (done.exit_code, done.report["outcome"]) == (130, "interrupted"), done.explain()
+    (found,) = done.report["findings"]
+    assert (found["kind"], found["culprits"]) == ("missing_rank", [1])
+    assert (found["proven"], found["severity"]) == (False, "warning")
+    assert "timed out" not in done.stderr
+    assert "debugger/rank" not in done.stderr, "no frame of ours is shown"
+    (row,) = [line for line in done.stderr.splitlines() if "<- look here" in line]
+    assert row.split()[:2] == ["rank", "1"]
 
 
 @pytest.mark.parametrize("snippet", chosen("deaf"))

@@ -80,7 +80,7 @@ def _draw(
             line((indent, ""), (frame, "dim" if quiet else ""), (notes, "warn"), (label, "key"))
         )
         label = ""
-    if label and not node.children:
+    if label and not node.children and (node.notes or depth == 1):  # else they part in torch
         indent = "  " * min(depth, DEEPEST)
         hidden = node.frames[-1] if node.frames else "?"
         notes = f"  [{', '.join(node.notes)}]" if node.notes else ""

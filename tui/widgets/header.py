@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debugger.record.wording import ranks_text
+from debugger.record.wording import counted, ranks_text
 
 from ..picture import Found, Picture, Stage
-from ..text import Line, clip, duration, line, several, width_of, wrap
+from ..text import Line, clip, duration, line, width_of, wrap
 
 BADGES = {
     Stage.READING: ("READING", "busy"),
@@ -91,12 +91,12 @@ def _figures(picture: Picture) -> Line:
     if picture.states:
         count = len(picture.states)
         seen = len(picture.ranks)
-        parts.append((several(count, "rank") + (f" ({seen} seen)" if seen < count else ""), ""))
+        parts.append((counted(count, "rank") + (f" ({seen} seen)" if seen < count else ""), ""))
     if picture.backend:
         parts.append((picture.backend, ""))
     if picture.calls:
         rate = picture.calls_per_s
-        parts.append((several(picture.calls, "call"), ""))
+        parts.append((counted(picture.calls, "call"), ""))
         if rate is not None:
             parts.append((f"{rate:,.0f} calls/s" if rate >= 10 else f"{rate:.1f} calls/s", ""))
     if picture.host:
@@ -132,8 +132,8 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
         warnings = warnings[2:]
         for text in picture.notices[:2]:
             lines += _text("… ", text, "warn", width)[:2]
-    more = [several(len(errors), "more error")] if errors else []
-    more += [several(len(warnings), "warning")] if warnings else []
+    more = [counted(len(errors), "more error")] if errors else []
+    more += [counted(len(warnings), "warning")] if warnings else []
     if more:
         lines.append(line((f"  and {' and '.join(more)}", "dim")))
     lines += _told_lines(picture, width)

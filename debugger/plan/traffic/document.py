@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ...record.wording import counted
 from .table import Amount, GroupRole, Row, Span, Traffic
 
 SCHEMA = "distdebug.traffic/1"
@@ -66,7 +67,7 @@ def lines(traffic: Traffic) -> Iterator[str]:
     yield f"calls and bytes {what}, of each rank that makes them"
     if a_step:
         calls = span_text(traffic.step_calls, str)
-        yield f"  a step is what repeats: {calls} calls, {traffic.steps} times"
+        yield f"  a step is what repeats: {calls} call{'s' * (calls != '1')}, {traffic.steps} times"
     cells = [("group", "op", "calls", "bytes", "on its link", "takes", "by")]
     shown = [row for row in traffic.rows if row.step is not None] if a_step else traffic.rows
     for row in list(shown)[:MOST_ROWS]:
@@ -104,7 +105,7 @@ def lines(traffic: Traffic) -> Iterator[str]:
         "other"
     )
     if traffic.lost:
-        yield f"  {traffic.lost:,} calls are no longer on record, and are not counted"
+        yield f"  no longer on record, and not counted: {counted(traffic.lost, 'call')}"
 
 
 def _others(traffic: Traffic) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import signal
+from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
@@ -16,11 +17,7 @@ def is_interruption(error: BaseException) -> bool:
     """Whether the handler of a signal has raised it."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    codes: set[CodeType] = set()
-    trace = error.__traceback__
-    while trace is not None:
-        codes.add(trace.tb_frame.f_code)
-        trace = trace.tb_next
+    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
     # Raised where it was caught, it is no handler's, which has a frame of its own.
     return len(codes) > 1 and not codes.isdisjoint(_handlers())
 

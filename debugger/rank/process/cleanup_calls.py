@@ -13,6 +13,7 @@ import functools
 import linecache
 import sys
 from collections.abc import Callable
+from traceback import walk_tb
 from types import FrameType
 
 from ...errors.in_ranks import FindingRaised
@@ -57,11 +58,7 @@ def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], 
 def _in_cleanup(frame: FrameType | None, error: BaseException) -> bool:
     """Whether the exception goes on after what runs now: a `finally`, the end of a `with`, or an
     `except` that raises or exits at its end."""
-    passed = set()
-    trace = error.__traceback__
-    while trace is not None:
-        passed.add(id(trace.tb_frame))
-        trace = trace.tb_next
+    passed = {id(frame) for frame, _ in walk_tb(error.__traceback__)}
     while frame is not None:
         name = frame.f_code.co_filename
         if id(frame) in passed and call_site.frame_kind(name) != call_site.OWN:

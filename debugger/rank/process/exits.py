@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -148,7 +149,12 @@ class Exits:
             except Exception as fault:
                 report_own_fault("putting an exception on record", fault)
             if isinstance(error, FindingRaised):
+                error.__suppress_context__ = True
                 kind, trace = type(error), _to_users_line(error)
+            elif isinstance(error, KeyboardInterrupt):
+                names = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
+                if names and names[-1].startswith(tuple(call_site.DIRECTORIES)):
+                    trace = _to_users_line(error)
             original(kind, error, trace)
 
         self._hook = sys.excepthook = hook
@@ -363,14 +369,17 @@ class Exits:
         self._recorder.writer.phase(Phase.EXITING, status)
 
 
-def _to_users_line(error: FindingRaised) -> TracebackType | None:
-    """Cut the traceback of a verdict behind the user's own line: what lies below did no wrong."""
-    error.__suppress_context__ = True
-    last = None
+def _to_users_line(error: BaseException) -> TracebackType | None:
+    """Cut the traceback of a verdict, or of Ctrl-C in a call, behind the user's own line: what lies
+    below did no wrong."""
+    last, place = None, None
     trace = error.__traceback__
     while trace is not None:
-        if call_site.frame_kind(trace.tb_frame.f_code.co_filename) != call_site.OWN:
-            last = trace
+        code = trace.tb_frame.f_code
+        here = code.co_filename, code.co_name, trace.tb_lineno
+        # An injected fault happens in a frame in the likeness of the user's that called us.
+        if call_site.frame_kind(code.co_filename) != call_site.OWN and here != place:
+            last, place = trace, here
         trace = trace.tb_next
     if last is not None:
         last.tb_next = None
@@ -405,9 +414,5 @@ def _asked_by_interpreter() -> bool:
 
 def _came_through_users_code(error: BaseException) -> bool:
     """Not where argparse turns an error of its own into an exit."""
-    trace = error.__traceback__
-    while trace is not None:
-        if call_site.frame_kind(trace.tb_frame.f_code.co_filename) != call_site.OWN:
-            return True
-        trace = trace.tb_next
-    return False
+    names = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return any(call_site.frame_kind(name) != call_site.OWN for name in names)

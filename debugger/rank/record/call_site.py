@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
+from traceback import walk_tb
 from types import CodeType, FrameType
 
 from . import frames
@@ -168,10 +169,8 @@ def _package(frame: FrameType) -> str:
 
 def raised_by_user(error: BaseException) -> bool:
     """Whether the innermost frame of this error is the user's: in a signal's handler, say."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and frame_kind(trace.tb_frame.f_code.co_filename) == USER
+    names = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    return frame_kind(names[-1]) == USER if names else False
 
 
 def is_layers(filename: str) -> bool:

@@ -92,11 +92,13 @@ class Waits:
             try:
                 return work.wait(step)
             except RuntimeError as error:
-                if is_interruption(error):
-                    raise
-                # The slice is over, or the call failed, or the one, then the other.
-                over = bool(work.is_completed())
-            if over:
+                ended = error
+            # The slice is over, or the call failed, or the one, then the other. Outside of the
+            # clause: a Ctrl-C that comes now has nothing to do with the end of a slice.
+            if is_interruption(ended):
+                raise ended
+            del ended  # it holds this frame, and all that the frame knows
+            if work.is_completed():
                 return work.wait()  # at once: its own result or its own error
             self.check()
 

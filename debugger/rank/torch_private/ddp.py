@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from traceback import walk_tb
 from typing import Any
 
 import torch.autograd
@@ -135,10 +136,8 @@ def without_gradient(model: Any) -> list[int] | None:
 
 def model_that_refused(error: BaseException) -> Any:
     """The DistributedDataParallel whose own code raised this error; None for any other error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_globals.get("__name__") != DDP.__module__:
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if not frames or frames[-1].f_globals.get("__name__") != DDP.__module__:
         return None
-    model = trace.tb_frame.f_locals.get("self")
+    model = frames[-1].f_locals.get("self")
     return model if isinstance(model, DDP) else None

@@ -21,7 +21,7 @@ from .copies import far_heartbeat_s, node_of, own_name
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .last_words import LastWords, WrittenLastWords
 from .reader import FlightError, FlightReader
-from .ring import OpenMaps
+from .ring import NoHeaderError, OpenMaps
 from .window import Window
 
 HERE_EVERY_S = 0.2
@@ -152,12 +152,16 @@ class Records:
         """The records that are not known, or by another name, in the order of their names. Of the
         others nothing is asked but the directory."""
         found = []
+        gone = {*self.faults} - {""}
         with os.scandir(self._directory) as entries:
             for entry in entries:
+                gone.discard(entry.name)
                 if entry.name.endswith(".flight"):
                     known = self._readers.get(entry.inode())
                     if known is None or known.cut or known.path.name != entry.name:
                         found.append(entry.name)
+        for name in gone:  # a record has its rank's name by now, or was removed
+            del self.faults[name]
         return [self._directory / name for name in sorted(found)]
 
     def _look_at(self, reader: FlightReader, copy: _Copy) -> None:
@@ -212,11 +216,13 @@ class Records:
                 if self._budget is not None:
                     self._budget.left_bytes += MOST_EACH_TOGETHER_BYTES
                 self.faults.pop(path.name, None)
-        except FlightError as error:
-            self.faults[path.name] = str(error)
-            return False
         except OSError:
             return False  # it was given another name just now
+        except FlightError as error:
+            # What has a rank's name had a header before; any other may have been made just now.
+            if _OF_RANK.fullmatch(own_name(path.name)) or not isinstance(error, NoHeaderError):
+                self.faults[path.name] = str(error)
+            return False
         return True
 
     @property

@@ -24,6 +24,10 @@ class FlightError(Exception):
     """This file cannot be read as a flight record; the sentence says why."""
 
 
+class NoHeaderError(FlightError):
+    """Nothing was written into it, yet."""
+
+
 def mapped(path: Path) -> mmap.mmap:
     """The file, if it is a flight record that this version reads; raises FlightError."""
     try:
@@ -34,7 +38,8 @@ def mapped(path: Path) -> mmap.mmap:
         size = os.fstat(descriptor).st_size
         head = os.read(descriptor, 12)
         if head[:8] != layout.MAGIC:
-            raise FlightError(f"{path}: is not a flight record of distdebug")
+            kind = FlightError if head.strip(b"\0") else NoHeaderError
+            raise kind(f"{path}: is not a flight record of distdebug")
         version = int.from_bytes(head[8:12], "little")
         if version not in layout.READABLE:
             raise FlightError(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from ..safe_files.place import RunDirectoryError, reason
-from .run_directory import BASE, LATEST, is_live, read_object, why_not_ours
+from ..wording import counted
+from .run_directory import BASE, LATEST, is_live, read_object, run_names, why_not_ours
 
-_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+MOST_GIB = 2.0
+KEPT = 10
+"""How many runs to keep is proposed where all take more than that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,8 @@ class RunEntry:
 
 def list_runs(base: Path = BASE) -> list[RunEntry]:
     """The runs below `base`, newest first; what is not ours is left out."""
-    try:
-        names = sorted((one for one in os.listdir(base) if _NAME.fullmatch(one)), reverse=True)
-    except OSError:
-        return []
     entries = []
-    for name in names:
+    for name in run_names(base):
         path = base / name
         if path.is_symlink() or why_not_ours(path) is not None:
             continue
@@ -53,8 +51,9 @@ def list_runs(base: Path = BASE) -> list[RunEntry]:
     return entries
 
 
-def prune(base: Path = BASE, keep: int = 10) -> list[Path]:
+def prune(base: Path = BASE, keep: int = 10, *, without_findings: bool = False) -> list[Path]:
     """Removes all but the newest `keep` runs below `base`, never a live one; returns what went.
+    `without_findings`: of those only what ended well and found nothing, and not the latest.
 
     Raises RunDirectoryError when a directory cannot be removed.
     """
@@ -62,7 +61,7 @@ def prune(base: Path = BASE, keep: int = 10) -> list[Path]:
         raise RunDirectoryError(f"the number of runs to keep is 0 or more, not {keep}")
     removed = []
     for entry in list_runs(base)[keep:]:
-        if entry.live:
+        if entry.live or (without_findings and not _is_dispensable(entry)):
             continue
         try:
             shutil.rmtree(entry.path)
@@ -74,6 +73,40 @@ def prune(base: Path = BASE, keep: int = 10) -> list[Path]:
         with contextlib.suppress(OSError):
             latest.unlink()
     return removed
+
+
+def _is_dispensable(entry: RunEntry) -> bool:
+    report = read_object(entry.path / "report.json")
+    latest = os.path.realpath(entry.path.with_name(LATEST)) == os.path.realpath(entry.path)
+    return entry.outcome == "ok" and not report.get("findings") and not latest
+
+
+def size_bytes(path: Path) -> int:
+    """What the run takes on the disk; files that vanish meanwhile count as nothing."""
+    total = 0
+    for folder, _, files in os.walk(path):
+        for file in files:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, file)).st_blocks * 512
+    return total
+
+
+def kept_small(base: Path, keep: int | None) -> str:
+    """Prunes the folder to `keep` runs, if that is asked for. Returns a sentence about what went;
+    else about what there is to remove, if that is much; or ""."""
+    if keep is not None:
+        gone = len(prune(base, keep, without_findings=True))
+        return (
+            f"removed {counted(gone, 'run')} without findings (--keep-runs {keep})" if gone else ""
+        )
+    sizes = [size_bytes(base / name) / 2**30 for name in run_names(base)]
+    rest = sizes[KEPT:]
+    if sum(sizes) < MOST_GIB or not rest:
+        return ""
+    return (
+        f"{base.name}/ takes {sum(sizes):.1f} GiB; `distdebug runs --prune {KEPT}` would remove "
+        f"{counted(len(rest), 'run')} of {sum(rest):.1f} GiB"
+    )
 
 
 def _time_of(name: str) -> float:

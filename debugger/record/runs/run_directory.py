@@ -11,6 +11,8 @@ import errno
 import fcntl
 import json
 import os
+import re
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -31,13 +33,14 @@ from ..safe_files.place import (
     reason,
 )
 from ..safe_files.replacing import replacing
-from ..wording import finding_line
+from ..wording import counted, finding_line
 
 __all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
 
 SCHEMA = "distdebug.run/1"
 BASE = Path(".distdebug")
 LATEST = "latest"
+_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _SUBDIRECTORIES = ("ranks", "logs", "stacks")
 
 
@@ -85,10 +88,12 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path | None = None, base: Path = BASE) -> RunDirectory:
-        """The run at `path`: a directory, the name of one below `base`, or None for the newest.
+        """The run at `path`: a directory, the name of one below `base`, as far as it names one
+        run, or None for the newest. Where there is no `base` here, that of a folder above counts.
 
         Raises RunDirectoryError where there is none, or it was not made by this tool.
         """
+        base = nearest(base)
         if path is None:
             found = Path(os.path.abspath(base / LATEST))
             if not (_is_there(found) and found.is_dir()):
@@ -102,6 +107,11 @@ class RunDirectory:
                 candidates.append(base / path)
             existing = [one for one in candidates if _is_there(one)]
             if not existing:
+                names = [name for name in run_names(base) if name.startswith(str(path))]
+                if len(names) > 1:
+                    raise RunDirectoryError(f"{len(names)} runs begin with {path}: {names[:4]}")
+                existing = [base / name for name in names]
+            if not existing:
                 raise RunDirectoryError(f"there is no run directory {path}")
             directories = [one for one in existing if one.is_dir()]
             if not directories:
@@ -109,6 +119,11 @@ class RunDirectory:
             ours = [one for one in directories if why_not_ours(one) is None]
             found = Path(os.path.abspath((ours or directories)[0]))
         problem = why_not_ours(found)
+        if problem is not None and (runs := runs_in(found)):
+            raise RunDirectoryError(
+                f"{path or found} holds {counted(len(runs), 'run')}: name one, such as "
+                f"{runs[0]}, or leave it out for the newest"
+            )
         if problem is not None:
             raise RunDirectoryError(f"{path or found} {problem}")
         return cls(Path(os.path.realpath(found)))
@@ -248,6 +263,31 @@ class RunDirectory:
         sentence = f"cannot write {name} in the run directory {self.path}: {reason(error)}"
         if sentence not in self.failures:
             self.failures.append(sentence)
+
+
+def nearest(base: Path = BASE) -> Path:
+    """The folder of runs here, or else in the nearest folder above that has one; as far as these
+    are this user's, and nobody else may put one there."""
+    with contextlib.suppress(OSError):
+        for folder in [] if base.is_absolute() or base.exists() else Path.cwd().parents:
+            found = folder.stat()
+            if found.st_uid != os.geteuid() or found.st_mode & stat.S_IWOTH:
+                break
+            if (folder / base).is_dir():
+                return folder / base
+    return base
+
+
+def run_names(base: Path) -> list[str]:
+    """The names below `base` that runs have, newest first."""
+    with contextlib.suppress(OSError):
+        return sorted(filter(_NAME.fullmatch, os.listdir(base)), reverse=True)
+    return []
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Where the runs are that a folder of them holds, or one in which there is such a folder."""
+    return [base / one for base in (folder, folder / BASE) for one in run_names(base)]
 
 
 def is_live(path: Path) -> bool:

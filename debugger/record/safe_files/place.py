@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -58,6 +59,9 @@ def make_base(base: Path) -> None:
     except FileExistsError:
         check_own(base)
         check_parent(base)
+    else:
+        with suppress(OSError):  # it is in nobody's commit
+            (base / ".gitignore").write_text("*\n")
 
 
 def make_new(base: Path) -> Path:

@@ -6,6 +6,7 @@ Everything here happens rarely. What happens with every call is in `writer`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -52,9 +53,14 @@ class FlightFile:
         self._counts: dict[int, int] = {}
         self._write_header()
         self.phase(Phase.RUNNING)
+        with contextlib.suppress(FileNotFoundError):  # that of a planned rank is no file
+            os.rename(path.with_suffix(".new"), path)
 
     def _made(self, path: Path) -> mmap.mmap:
-        """The memory of the new record."""
+        """The memory of the new record. Readers take its file for one once it has a header."""
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        path = path.with_suffix(".new")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 
 from ...record.safe_text.sanitize import clean_line, shown_of
+from .tracebacks import Folds, Traceback
 
 TYPE_CHECKING = False  # see drain.py
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class _Screen:
         self.colour = colour
         self.terminal = _is_terminal(stream)
         self.owner: _Follower | None = None
+        self.folds = Folds()
         self.broken = False
         self.shown = True
 
@@ -61,11 +63,13 @@ class _Screen:
 class _Follower:
     """One stream of a rank, and its line that has no end yet."""
 
-    __slots__ = ("changed_s", "pending", "prefix", "screen", "shown", "shown_s")
+    __slots__ = ("changed_s", "held", "pending", "prefix", "rank", "screen", "shown", "shown_s")
 
-    def __init__(self, prefix: str, screen: _Screen) -> None:
-        self.prefix = prefix
+    def __init__(self, rank: int, screen: _Screen) -> None:
+        self.rank = rank
+        self.prefix = _prefix(rank, screen.colour)
         self.screen = screen
+        self.held = Traceback(rank)
         self.pending = b""
         self.shown = 0
         self.changed_s = self.shown_s = 0.0
@@ -76,28 +80,43 @@ class _Follower:
         *lines, last = (self.pending + received).split(b"\n")
         texts = []
         for line in lines:
-            texts.append(self._finish(line))
+            texts += self._ended(line)
             self.shown = 0
         self.pending = last
         if len(last) - self.shown > MAX_LINE_BYTES:
-            texts.append(self._finish(last))
+            texts += [*map(self._finish, self.held.release()), self._finish(last)]
             self.pending, self.shown = b"", 0
         if texts:
             self.screen.write("".join(texts))
 
     def show_pending(self, now_s: float, final: bool = False) -> None:
         """Prints the unfinished line when it rests, or now and then when it is a progress bar."""
-        if len(self.pending) <= self.shown:
-            return
         resting = now_s - self.changed_s >= IDLE_S
         bar = b"\r" in self.pending and self.screen.terminal
         if not (final or resting or (bar and now_s - self.shown_s >= REFRESH_S)):
+            return
+        if lines := self.held.release():
+            self.screen.write("".join(map(self._finish, lines)))
+        if self.rank in self.screen.folds.ranks:
+            self.screen.write(self._begin() + self.screen.folds.told())
+        if len(self.pending) <= self.shown:
             return
         state = shown_of(self.pending)
         self.shown, self.shown_s = len(self.pending), now_s
         if state:
             self.screen.write(self._begin() + self._line(state))
             self.screen.owner = self
+
+    def _ended(self, line: bytes) -> list[str]:
+        """What is to be printed of a line that is complete."""
+        if self.shown:
+            return [self._finish(line)]
+        lines, ends_rank = self.held.take(line)
+        folds = self.screen.folds
+        if ends_rank and self.screen.shown:
+            lines = folds.folded(self.rank, lines)
+        told = [self._begin() + folds.told()] if lines and self.rank in folds.ranks else []
+        return [*told, *map(self._finish, lines)]
 
     def _finish(self, line: bytes) -> str:
         """The text that completes `line`, of which `shown` bytes stand on the screen already."""
@@ -143,7 +162,7 @@ class Display:
         follower = self._followers.get((rank, stream))
         if follower is None:
             screen = self._screens[stream]
-            follower = _Follower(_prefix(rank, screen.colour), screen)
+            follower = _Follower(rank, screen)
             self._followers[rank, stream] = follower
         now_s = time.monotonic()
         follower.take(received, now_s)

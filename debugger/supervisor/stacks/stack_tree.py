@@ -8,12 +8,13 @@ hidden in text; JSON has every frame.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...record.safe_text.sanitize import clean
+from ...record.wording import ranges
 from .source_text import line_of
 from .stacks import Frame, ThreadStack
 
@@ -69,7 +70,14 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         for index, frame in enumerate(frames)
         if index == called
         or (frame.native and not frame.function.startswith("0x"))
-        or not (frame.native or _is_torch(frame) or _is_own(frame) or _is_start(frame))
+        or not (
+            frame.native
+            or _is_torch(frame)
+            or _is_own(frame)
+            or _is_start(frame)
+            # An injected fault happens in a frame in the likeness of the user's that called us.
+            or (frame in frames[index + 1 :] and _is_own(frames[index + 1]))
+        )
     )
 
 
@@ -115,23 +123,6 @@ def _called_by_user(stack: ThreadStack) -> Sequence[Frame]:
     """What the user's innermost line has called, innermost first."""
     python = stack.python_frames
     return python[: _users_line(python)]
-
-
-def rank_ranges(ranks: Iterable[int], word: str = "rank") -> str:
-    """`rank 2`, `ranks 0,1`, `ranks 0-3,7`."""
-    numbers = sorted(set(ranks))
-    pieces: list[str] = []
-    at = 0
-    while at < len(numbers):
-        end = at
-        while end + 1 < len(numbers) and numbers[end + 1] == numbers[end] + 1:
-            end += 1
-        if end - at >= 2:
-            pieces.append(f"{numbers[at]}-{numbers[end]}")
-        else:
-            pieces += map(str, numbers[at : end + 1])
-        at = end + 1
-    return f"{word}{'' if len(numbers) == 1 else 's'} {','.join(pieces)}"
 
 
 @dataclass(slots=True)
@@ -190,11 +181,11 @@ def render(stacks: Mapping[int, Sequence[ThreadStack]], word: str = "rank") -> s
     `word` says what the keys are ("rank" or "pid")."""
     lines: list[str] = []
     for name, root in merge(stacks).items():
-        lines.append(f"{clean(name, 80)} of {rank_ranges(root.ranks, word)}")
+        lines.append(f"{clean(name, 80)} of {ranges(root.ranks, word)}")
         _render(root, 1, word, lines)
     silent = [rank for rank, threads in stacks.items() if not threads]
     if silent:
-        lines.append(f"no stack of {rank_ranges(silent, word)}: the process has ended")
+        lines.append(f"no stack of {ranges(silent, word)}: the process has ended")
     return "\n".join(lines) + "\n" if lines else ""
 
 
@@ -251,7 +242,7 @@ def _branch(paths: list[_Path]) -> list[Node]:
                 ranks,
                 _branch([_Path(p.rank, p.frames[shared:], p.note) for p in members]),
                 tuple(
-                    note if set(who) == set(ranks) else f"{rank_ranges(who)} {note}"
+                    note if set(who) == set(ranks) else f"{ranges(who)} {note}"
                     for note, who in sorted(notes.items())
                 ),
             )
@@ -263,7 +254,7 @@ def _branch(paths: list[_Path]) -> list[Node]:
 
 def _render(node: Node, depth: int, word: str, lines: list[str]) -> None:
     for child in node.children:
-        label = f"    <- {rank_ranges(child.ranks, word)}" if child.ranks != node.ranks else ""
+        label = f"    <- {ranges(child.ranks, word)}" if child.ranks != node.ranks else ""
         shown = list(map(describe, child.frames))
         if len(shown) > MAX_SHOWN_FRAMES:
             half = MAX_SHOWN_FRAMES // 2

@@ -33,6 +33,11 @@ def test_every_command_has_help_with_an_example(
     assert f"  distdebug {name}" in capsys.readouterr().out
 
 
+def test_a_plan_of_what_a_launcher_starts_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "exec", "--help"]) == 0
+    assert "  distdebug plan exec -- " in capsys.readouterr().out
+
+
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
@@ -51,6 +56,20 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["--frobnicate"], "unknown flag '--frobnicate'; see `distdebug --help`"),
         (["train.py"], "train.py is a script; run it with: distdebug run -n 2 train.py"),
         (["a\x1b[31mb"], "unknown command 'a\\\\x1b[31mb'; see `distdebug --help`"),
+        (["report", "--josn"], "unrecognized arguments: --josn: did you mean --json?"),
+        (["logs", "--levl=info"], "unrecognized arguments: --levl=info: did you mean --level?"),
+        (["--verison"], "unknown flag '--verison'; did you mean `distdebug --version`?"),
+        (
+            ["exec", "--hang-timout", "5", "--", "x"],
+            "unrecognized arguments: --hang-timout: did you mean --hang-timeout?",
+        ),
+        (
+            ["run", "--quiet", "x.py"],
+            (
+                "unknown flag '--quiet': see `distdebug run --help` and `torchrun --help` (the "
+                "script's own arguments come behind the script)"
+            ),
+        ),
         (["report", "--nope"], "unrecognized arguments: --nope; see `distdebug report --help`"),
         (
             ["plan", "-n", "2", "exec"],

@@ -71,6 +71,12 @@ def test_filters(run: RunDirectory, capsys: Capture, flags: str, shown: str) -> 
     assert " ".join(f"{row['rank']}{row['event']}" for row in rows) == shown
 
 
+def test_what_was_printed_counts_as_info(run: RunDirectory, capsys: Capture) -> None:
+    for level, shown in (("trace", True), ("info", True), ("warning", False)):
+        assert main(["logs", "--rank", "0", "--level", level]) == 0
+        assert ("[rank 0] printed" in capsys.readouterr().out.splitlines()) is shown
+
+
 def test_what_was_printed_is_shown_once(run: RunDirectory, capsys: Capture) -> None:
     run.stderr(0).write_bytes(b"a.py:1: UserWarning: careful\n")
     assert main(["logs"]) == 0
@@ -95,7 +101,7 @@ def test_what_was_printed_is_shown_once(run: RunDirectory, capsys: Capture) -> N
         ("--since 1e400", "--since takes seconds"),
         ("--op allreduce", "--op takes an op such as all_reduce, not 'allreduce'"),
         ("--level loud", "invalid choice: 'loud'"),
-        ("--stdout --level info", "--stdout shows lines, which have no level, group or op"),
+        ("--stdout --level error", "--stdout shows lines, which have no level, group or op"),
         ("--stderr --op barrier", "--stderr shows lines"),
         ("--stderr --events", "not allowed with"),
     ],

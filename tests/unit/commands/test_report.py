@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -138,3 +139,34 @@ def test_what_is_no_run_is_one_sentence(capsys: Capture, tmp_path: Path) -> None
         assert (out, err.count("\n"), err[:11]) == ("", 1, "distdebug: ")
     assert RunDirectory.create(tmp_path / "base")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base"]
+
+
+def test_a_folder_of_runs_is_none(capsys: Capture, tmp_path: Path) -> None:
+    runs = [runs_on_disk.finished().path, runs_on_disk.finished().path]
+    for folder in (".distdebug", str(tmp_path)):
+        assert main(["report", folder]) == 2
+        error = capsys.readouterr().err
+        assert f"{folder} holds 2 runs: name one, such as" in error
+        assert str(max(runs)) in error
+        assert error.count("\n") == 1
+
+
+def test_from_a_folder_below_and_by_the_beginning_of_a_name(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    run = runs_on_disk.finished().path
+    os.rename(run, run := run.with_name("20260310-141502-7f3a"))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b")
+    assert main(["report"]) == 2, "the link to the newest one leads nowhere"
+    capsys.readouterr()
+    assert main(["report", "20260310-14"]) == 0
+    assert str(run) in capsys.readouterr().out
+    assert main(["runs"]) == 0
+    assert run.name in capsys.readouterr().out
+    os.mkdir(run.with_name("20260310-151502-7f3b"))
+    assert main(["report", "20260310"]) == 2
+    assert "2 runs begin with 20260310: ['20260310-15" in capsys.readouterr().err
+    (tmp_path / "a").chmod(0o777)
+    assert main(["report", "20260310-14"]) == 2, "anybody may have put runs there"

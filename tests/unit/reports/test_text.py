@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -185,6 +186,22 @@ def test_interrupted_says_where_each_rank_was() -> None:
     assert "where each rank is:" in text.render({**document, "outcome": "running"})
 
 
+def test_interrupted_names_who_was_late() -> None:
+    run = Run(3)
+    run[0, 1].calls(all_reduce(8), waits=True, line=88)
+    run.passes(70)
+    late = replace(run.errors()[0], severity="warning")
+    document = report(
+        ranks=run.snapshot().ranks, findings=[late], outcome="interrupted", exit_code=130
+    )
+    lines = text.render(document).splitlines()
+    assert lines[0].startswith("MISSING RANK  suspected: rank 2 has not come")
+    (marked,) = [line for line in lines if "<- look here" in line]
+    assert marked.split()[:2] == ["rank", "2"]
+    assert "  interrupted after 12.1 s" in lines, "all ranks are in the finding's own table"
+    assert lines[-1].endswith("exit code 130")
+
+
 def test_ok_is_a_single_line() -> None:
     run = Run(4)
     run.each(all_reduce(8))
@@ -258,3 +275,11 @@ def test_a_pair_of_culprits_is_marked(other: Any) -> None:
     assert lines[0] == "MISMATCH  sizes differ"
     assert all(line.endswith("<- look here") for line in lines[1:3])
     assert lines[1].split()[2] == str(other).split()[0]
+
+
+def test_what_has_no_directory_has_no_evidence_line() -> None:
+    found = Finding("missing_rank", "rank 1 has not come", (1,))
+    last = text.render({**report([found]), "run_dir": ""}).splitlines()[-1]
+    assert last == "  exit code 93"
+    running = text.render({**report(outcome="running"), "run_dir": ""})
+    assert not running.splitlines()[-1].strip().startswith("evidence")

@@ -171,3 +171,38 @@ def test_an_idle_process_is_not_starting() -> None:
         while table.starting(frozenset()):
             continue
         idle.kill()
+
+
+def test_a_record_that_is_being_made_is_no_fault(tmp_path: Path) -> None:
+    """A look comes between the making of the file and its header; then the rank learns its number,
+    and its file has another name."""
+    ranks = tmp_path / "run" / "ranks"
+    ranks.mkdir(parents=True)
+    records = Records(ranks)
+    young = ranks / "pid-1.flight"
+    young.touch()
+    records.look()
+    assert not records.faults
+    young.write_bytes(b"something else's")
+    records.look()
+    assert list(records.faults) == ["pid-1.flight"]
+    os.rename(young, ranks / "0.flight")
+    records.look()
+    assert list(records.faults) == ["0.flight"]
+    os.unlink(ranks / "0.flight")
+    records.look(again=True)
+    assert not records.faults
+
+
+def test_a_record_has_a_header_as_soon_as_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "pid-1.flight", []
+    write = FlightWriter._write_header
+    monkeypatch.setattr(
+        FlightWriter, "_write_header", lambda self: [seen.append(path.exists()), write(self)]
+    )
+    FlightWriter(path)
+    assert seen[0] is False
+    assert [one.name for one in tmp_path.iterdir()] == ["pid-1.flight"]
+    assert path.read_bytes().startswith(layout.MAGIC)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from debugger.diagnosis.findings import Finding
-from debugger.testing.outcome import Merger, in_words, sections
+from debugger.record.wording import ranges
+from debugger.testing.outcome import Merger, sections
 from debugger.testing.running import END, TEARDOWN, Rank
 
 
@@ -84,9 +85,9 @@ SKIPPED = (outcome("skipped", ["test_it.py", 4, "Skipped: no"]), {})
 
 
 def test_ranks_in_words() -> None:
-    assert in_words([3]) == "rank 3"
-    assert in_words([0, 1]) == "ranks 0,1"
-    assert in_words([0, 1, 2, 5, 7, 8, 9, 10]) == "ranks 0-2,5,7-10"
+    assert ranges([3]) == "rank 3"
+    assert ranges([0, 1]) == "ranks 0,1"
+    assert ranges([0, 1, 2, 5, 7, 8, 9, 10]) == "ranks 0-2,5,7-10"
 
 
 def test_all_pass(pytestconfig: pytest.Config) -> None:

@@ -56,3 +56,16 @@ def test_what_a_handler_raises_is_no_slice_that_is_over(end: str) -> None:
     """Whether the call completes in the very slice in which the signal comes, or not."""
     with pytest.raises(TimeIsUpError):
         Waits(NoVerdict()).sliced(Work("late", end), NO_TIMEOUT)
+
+
+class InterruptedWork(Work):
+    """Ctrl-C comes just behind a slice that was over."""
+
+    def is_completed(self) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_the_end_of_a_slice_is_no_error_that_ctrl_c_interrupts() -> None:
+    with pytest.raises(KeyboardInterrupt) as raised:
+        Waits(NoVerdict()).sliced(InterruptedWork("late"), NO_TIMEOUT)
+    assert raised.value.__context__ is None

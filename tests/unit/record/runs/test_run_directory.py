@@ -30,7 +30,10 @@ def test_a_new_directory_is_private_and_the_latest(tmp_path: Path) -> None:
     assert RunDirectory.open(base=base).path == later.path
     assert RunDirectory.open(run.path.name, base=base).path == run.path
     assert RunDirectory.open(run.path).path == run.path
-    assert sorted(os.listdir(base)) == sorted(["latest", run.path.name, later.path.name])
+    assert sorted(os.listdir(base)) == sorted(
+        [".gitignore", "latest", run.path.name, later.path.name]
+    )
+    assert (base / ".gitignore").read_text() == "*\n"
 
 
 def test_an_explicit_place_may_be_new_or_empty_only(tmp_path: Path) -> None:

@@ -246,3 +246,99 @@ def test_an_idle_look_is_cheap(tmp_path: Path) -> None:
     for _ in range(100):
         run.follower.poll()
     assert time.process_time() - began_s < 0.1, "2 % of a core at 20 looks a second"
+
+
+VERDICT = (
+    b"Traceback (most recent call last):\n"
+    b'  File "train.py", line 8, in <module>\n'
+    b"    dist.all_reduce(t)\n"
+    b"distdebug.MismatchError: [distdebug] op_mismatch: they differ at 0x7f00%02d\n"
+)
+
+
+def by_torch(rank: int, text: bytes) -> bytes:
+    """As torch's excepthook prints it."""
+    return b"".join(
+        b"[rank%d]: %s" % (rank, line) if line.strip() else line
+        for line in text.splitlines(keepends=True)
+    )
+
+
+def test_the_same_traceback_of_a_verdict_is_shown_once() -> None:
+    run = Run()
+    for rank in range(4):
+        run.write(f"{rank}.err", by_torch(rank, VERDICT % rank if rank != 2 else VERDICT[:-1]))
+    run.write("2.err", b"\n")
+    run.display.finish()
+    lines = run.err.getvalue().splitlines()
+    assert lines[0] == "[rank 0] Traceback (most recent call last):", "and no prefix of torch's"
+    assert lines[3].startswith("[rank 0] distdebug.MismatchError: [distdebug] op_mismatch")
+    assert len(lines) == 4 + 4 + 1
+    assert lines[-1] == "[ranks 1,3] the same traceback as that of rank 0"
+
+
+def test_of_another_traceback_of_the_same_verdict_the_lines_that_differ_are_shown() -> None:
+    run = Run()
+    run.write("0.err", VERDICT % 0)
+    other = VERDICT.replace(b"line 8", b"line 9").replace(b"all_reduce", b"broadcast") % 1
+    run.write("1.err", other.replace(b"recent call last):\n", b"recent call last):\r\n"))
+    inner = other.replace(b"distdebug", b'  File "inner.py", line 3, in f\n    g()\ndistdebug', 1)
+    run.write("2.err", inner.replace(b"line 9", b"line 8").replace(b"broadcast", b"all_reduce"))
+    run.display.finish()
+    assert run.err.getvalue().splitlines()[4:] == [
+        *(f"[rank 1] {line}" for line in other.decode().splitlines()),
+        "[rank 2] Traceback as that of rank 0, but for:",
+        '[rank 2]   File "inner.py", line 3, in f',
+        "[rank 2]     g()",
+    ]
+
+
+def test_what_a_rank_prints_around_a_traceback_keeps_its_order() -> None:
+    run = Run()
+    run.write("0.err", VERDICT % 0)
+    run.write("1.err", b"before\n" + VERDICT % 1 + b"behind\n")
+    run.write("2.err", VERDICT % 2)
+    run.display.finish()
+    assert run.err.getvalue().splitlines()[4:] == [
+        "[rank 1] before",
+        "[rank 1] the same traceback as that of rank 0",
+        "[rank 1] behind",
+        "[rank 2] the same traceback as that of rank 0",
+    ]
+
+
+def test_tracebacks_of_the_program_are_shown_as_they_come() -> None:
+    """The same error in each rank, caught and printed, again and again; and one that is cut off."""
+    run = Run()
+    own = VERDICT.replace(b"[distdebug] ", b"") % 0 + b"of two lines\n"
+    for rank in (0, 1, 0):
+        run.write(f"{rank}.err", own)
+    shown = b"".join(b"[rank %d] %s\n" % (0, line) for line in own.splitlines()).decode()
+    assert run.err.getvalue() == shown + shown.replace("[rank 0]", "[rank 1]") + shown
+    run.write("1.err", b"Traceback (most recent call last):\n  File")
+    run.display.finish()
+    assert run.err.getvalue().endswith(
+        "[rank 1] Traceback (most recent call last):\n[rank 1]   File\n"
+    )
+
+
+def test_half_a_traceback_is_shown_when_it_rests(clock: Clock) -> None:
+    run = Run()
+    run.write("0.err", b"Traceback (most recent call last):\n")
+    assert run.err.getvalue() == ""
+    clock.now_s += 1
+    run.display.poll()
+    assert run.err.getvalue() == "[rank 0] Traceback (most recent call last):\n"
+    run.write("0.err", b"ValueError\n")
+    assert run.err.getvalue().endswith("\n[rank 0] ValueError\n")
+
+
+def test_who_printed_the_same_is_mentioned_when_it_rests(clock: Clock) -> None:
+    run = Run(terminal=True)
+    for rank in range(3):
+        run.write(f"{rank}.err", VERDICT % 0)
+    before = run.err.getvalue()
+    assert "same" not in before
+    clock.now_s += 1
+    run.display.poll()
+    assert run.err.getvalue() == before + "[ranks 1,2] the same traceback as that of rank 0\n"

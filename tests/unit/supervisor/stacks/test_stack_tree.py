@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import debugger
+from debugger.record.wording import ranges
 from debugger.supervisor.stacks.stack_tree import (
     own_frames,
-    rank_ranges,
     render,
     to_json,
     users_frame,
@@ -138,7 +138,7 @@ def test_hostile_names_are_harmless() -> None:
     ],
 )
 def test_rank_ranges(ranks: list[int], words: str) -> None:
-    assert rank_ranges(ranks) == words
+    assert ranges(ranks) == words
 
 
 def test_waiting_for_a_lock(tmp_path: Path) -> None:
@@ -184,3 +184,11 @@ def test_what_this_tool_has_imported_was_led_to_by_the_users_line() -> None:
     step = frame("step", "/home/me/train.py:88")
     found = users_frame(stack(*START, step, ours, package).frames)
     assert found == (step, "rich/syntax.py:27")
+
+
+def test_a_frame_in_the_likeness_of_the_users_is_shown_once() -> None:
+    """An injected delay sleeps in one, below the frames of ours that the user's has called."""
+    user, ours = Frame("step", "/home/user/train.py", 9), Frame("call", f"{OWN}/rank/x.py", 1)
+    outer = Frame("main", "/home/user/train.py", 20)
+    assert own_frames((user, ours, user, outer)) == (user, outer)
+    assert own_frames((user, user, outer)) == (user, user, outer), "a recursion of the program's"
