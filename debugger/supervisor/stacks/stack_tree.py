@@ -69,7 +69,7 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         for index, frame in enumerate(frames)
         if index == called
         or (frame.native and not frame.function.startswith("0x"))
-        or not (frame.native or _is_torch(frame) or _is_own(frame) or _is_start(frame))
+        or not (frame.native or _is_torch(frame) or is_own(frame) or _is_start(frame))
     )
 
 
@@ -80,7 +80,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
         return False
     python = stack.python_frames
     below = _called_by_user(stack)
-    if any(_is_torch(frame) or _is_own(frame) for frame in below):
+    if any(_is_torch(frame) or is_own(frame) for frame in below):
         return False
     for frame in below:
         if frame.function.rpartition(".")[2] in _LOCK_WAITS.get(Path(frame.file).name, ()):
@@ -294,7 +294,7 @@ def _note(thread: ThreadStack) -> str:
 def _users_line(frames: Sequence[Frame]) -> int | None:
     """The index of the innermost frame of the user's own code."""
     for index, frame in enumerate(frames):
-        if not (frame.native or _is_torch(frame) or _is_own(frame) or _is_standard(frame)):
+        if not (frame.native or _is_torch(frame) or is_own(frame) or _is_standard(frame)):
             return index
     return None
 
@@ -308,7 +308,7 @@ def users_frame(frames: Sequence[Frame]) -> tuple[Frame, str] | None:
     first = frames[line]
     package = _PACKAGE.search(first.file)
     for frame in frames[line:] if package else ():
-        own = _is_own(frame) or _PACKAGE.search(frame.file)
+        own = is_own(frame) or _PACKAGE.search(frame.file)
         if not (own or frame.native or _is_standard(frame)):
             return frame, f"{package[1]}:{first.line}" if package else ""
     return first, ""
@@ -318,7 +318,8 @@ def _is_torch(frame: Frame) -> bool:
     return not frame.native and _TORCH.search(frame.file) is not None
 
 
-def _is_own(frame: Frame) -> bool:
+def is_own(frame: Frame) -> bool:
+    """Whether it is of this tool."""
     return frame.file.startswith(_OWN)
 
 
