@@ -52,7 +52,7 @@ from .several_nodes.late_meeting import LateMeeting
 from .several_nodes.orders import Orders
 from .several_nodes.ranks import JobRanks
 from .several_nodes.reader import JobReader
-from .standstill_watch import StandstillWatch
+from .stacks.standstill_watch import StandstillWatch
 from .terminal_app import Beside
 from .watch import Look, Policy, Watch, without_deaths_by
 

@@ -15,14 +15,13 @@ Nothing of it is proven.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ...record.layout import FOR_RANKS
 from ...record.snapshot import Standstill
 from ...record.wording import at_site, printable, ranks_text, seconds
-from ..facts.evidence import chosen, stand
+from ..facts.evidence import chosen, stand, standstill_text
 from ..facts.world import World
-from ..findings import Finding, RankEvidence
+from ..findings import Finding
 from ..limits import Candidate
 
 MOST_TEXTS = 4
@@ -36,14 +35,13 @@ def standstills(world: World) -> list[Candidate]:
     culprits = tuple(sorted(still))
     since_ns = _since_ns(world, still)
     leaving = len(still) < len(world.ranks) or any(one.leaving for one in still.values())
-    known = stand(world, chosen(culprits, ()))
     finding = Finding(
         kind="missing_rank" if leaving else "stalled",
         message=f"suspected: {_message(still, f'for {seconds(world.now_ns - since_ns)}')}",
         culprits=culprits,
         proven=False,
         cause=("lock" if still[culprits[0]].locked else "user_code") if leaving else None,
-        ranks={rank: _evidence(one, still[rank]) for rank, one in known.items()},
+        ranks=stand(world, chosen(culprits, ())),
         details=tuple(f"rank {rank}: {place}" for rank in culprits for place in still[rank].others)[
             :MOST_TEXTS
         ],
@@ -86,20 +84,7 @@ def _message(still: Mapping[int, Standstill], lasted: str = "any more") -> str:
     texts: dict[str, list[int]] = {}
     for rank, one in sorted(still.items()):
         awaits = f", {printable(one.awaits)}" if one.awaits else ""
-        texts.setdefault(f"{_words(one)}{at_site(one.site)}{awaits}", []).append(rank)
+        texts.setdefault(f"{standstill_text(one)}{at_site(one.site)}{awaits}", []).append(rank)
     parts = [f"{ranks_text(ranks)}: {text}" for text, ranks in list(texts.items())[:MOST_TEXTS]]
     moved = "nothing has moved" if lasted != "any more" else "nothing moves"
     return f"no rank is in a call, and {moved} {lasted}: {'; '.join(parts)}"
-
-
-def _words(one: Standstill) -> str:
-    """`has not left, its thread "uploader" is asleep in get (queue.py:171)`."""
-    who = f'its thread "{printable(one.thread, 60)}" is ' if one.thread else ""
-    call = f" in {one.call}" if one.call else ""
-    return f"{'has not left, ' if one.leaving else ''}{who}asleep{call}"
-
-
-def _evidence(known: RankEvidence, one: Standstill) -> RankEvidence:
-    if known.call is not None:
-        return known  # it waits in the layer
-    return replace(known, state=_words(one), location=one.site)

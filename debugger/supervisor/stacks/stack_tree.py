@@ -102,9 +102,10 @@ def waits_for_thread(stack: ThreadStack) -> bool:
 
 
 def may_wait_for_thread(stack: ThreadStack) -> bool:
-    """Whether the thread may wait for another: it joins one, asks a future, or runs a loop."""
+    """Whether the thread may wait for another: it joins one, or all at the end of the program, asks
+    a future, or runs a loop."""
     return any(
-        (frame.file.endswith("/threading.py") and frame.function.rpartition(".")[2] == "join")
+        (frame.file.endswith("/threading.py") and frame.function.endswith(("join", "_shutdown")))
         or "/concurrent/futures/" in frame.file
         or "/asyncio/" in frame.file
         for frame in _called_by_user(stack)

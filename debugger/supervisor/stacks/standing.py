@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...record.safe_text.sanitize import clean
 from ...record.safe_text.secret_words import is_secret, masked
 from ...record.snapshot import CallSite, Standstill
 from .sights import Sight, Thread, is_a_sleep
 from .stack_tree import describe, is_own, users_frame, waits_for_lock
-from .stacks import Frame
+from .stacks import Frame, ThreadStack
 
 SLEPT_SHARE = 0.9
 """A sleep that has lasted for this share of the quiet is the only one in it, and no loop's."""
 _LAST = re.compile(r"/threading\.py:_shutdown$|/multiprocessing/util\.py:_exit_function$")
-"""What a child of multiprocessing runs last, below the functions of its parent."""
+"""What Python runs at the end of a program. Of a child that was forked it stands above functions of
+its parent, which it does not come back to."""
 _PATH = re.compile(r"""["']((?:/|\./|\w+://)[^"'\s]+|[\w.-]+:\d{2,5})["']""")
 MOST_AWAITED, MOST_OTHERS = 3, 3
 _MOST_TEXT = 200
@@ -29,66 +31,83 @@ def standstill_of(
     main = sight.main
     if main is None:
         return Standstill(since_ns)
-    leaving = _is_leaving(main.stack.frames)
-    kept = _keeper(sight, main, location)
-    found = users_frame(kept.stack.python_frames)
+    kept = _keeper([one.stack for one in sight.threads], main.stack, location)
+    thread = next(one for one in sight.threads if one.stack is kept)
+    found = stood([one.stack for one in sight.threads], main.stack, since_ns, location)
+    return replace(found, awaits=_awaited(thread), goes_on=_goes_on(sight, main, quiet_s))
+
+
+def stood(
+    threads: Sequence[ThreadStack],
+    main: ThreadStack,
+    since_ns: int = 0,
+    location: CallSite | None = None,
+) -> Standstill:
+    """The same, as far as the stacks of a process show it."""
+    kept = _keeper(threads, main, location)
+    found = users_frame(_since_the_end(kept))
     site = None
     if found is not None:
         frame, through = found
         site = CallSite(frame.file, frame.line, frame.function, through)
+    others = [_place(one) for one in threads if one is not kept and users_frame(one.python_frames)]
     return Standstill(
         since_ns,
-        thread="" if kept is main else kept.stack.name,
+        thread="" if kept is main else kept.name,
         site=site,
         call=_called(kept),
-        leaving=leaving,
-        locked=waits_for_lock(kept.stack),
-        awaits=_awaited(kept),
-        others=tuple(_place(one) for one in sight.threads if one.is_users and one is not kept)[
-            :MOST_OTHERS
-        ],
-        goes_on=_goes_on(sight, quiet_s),
+        leaving=_is_leaving(main),
+        locked=waits_for_lock(kept),
+        others=tuple(others[:MOST_OTHERS]),
     )
 
 
-def _keeper(sight: Sight, main: Thread, location: CallSite | None) -> Thread:
+def _keeper(
+    threads: Sequence[ThreadStack], main: ThreadStack, location: CallSite | None
+) -> ThreadStack:
     """The thread for which the process stands: the main one, or where that has nothing of the
     program's on its stack any more, the one at `location`, or else the first that has."""
-    if main.is_users:
+    if users_frame(_since_the_end(main)):
         return main
-    others = [one for one in sight.threads if one.is_users]
-    there = (one for one in others if location is not None and _is_in(one, location))
+    others = [one for one in threads if one is not main and users_frame(one.python_frames)]
+    there = (one for one in others if location is not None and _is_at(one, location))
     return next(there, next(iter(others), main))
 
 
-def _is_in(thread: Thread, site: CallSite) -> bool:
-    found = users_frame(thread.stack.python_frames)
+def _since_the_end(main: ThreadStack) -> Sequence[Frame]:
+    """The functions of Python that the main thread has called since the program's end; where it has
+    not come to that, all."""
+    frames = main.python_frames
+    ends = (n for n, frame in enumerate(frames) if _LAST.search(f"{frame.file}:{frame.function}"))
+    return frames[: next(ends, len(frames))]
+
+
+def _is_at(thread: ThreadStack, site: CallSite) -> bool:
+    found = users_frame(thread.python_frames)
     return found is not None and (found[0].file, found[0].line) == (site.file, site.line)
 
 
-def _is_leaving(frames: Sequence[Frame]) -> bool:
-    """Whether the outermost function is the interpreter's last one, or an exit handler, and not a
-    module: the program has come to its end."""
-    python = [frame for frame in frames if not frame.native]
-    if not python:
-        return False
-    outermost = python[-1]
-    last = any(_LAST.search(f"{frame.file}:{frame.function}") for frame in python)
-    return last or not (outermost.function == "<module>" or outermost.file.startswith("<frozen"))
+def _is_leaving(main: ThreadStack) -> bool:
+    """Whether the program has come to its end, or its outermost function is an exit handler, and
+    not a module."""
+    frames = main.python_frames
+    if not frames or len(_since_the_end(main)) < len(frames):
+        return bool(frames)
+    return not (frames[-1].function == "<module>" or frames[-1].file.startswith("<frozen"))
 
 
-def _called(thread: Thread) -> str:
+def _called(thread: ThreadStack) -> str:
     """What the user's line has called, innermost; "" where it has called nothing of Python's."""
-    called = (frame for frame in thread.stack.python_frames if not is_own(frame))
-    innermost, own = next(called, None), users_frame(thread.stack.python_frames)
+    called = (frame for frame in thread.python_frames if not is_own(frame))
+    innermost, own = next(called, None), users_frame(thread.python_frames)
     return "" if innermost is None or (own and innermost is own[0]) else describe(innermost)
 
 
-def _place(thread: Thread) -> str:
+def _place(thread: ThreadStack) -> str:
     """`thread "Thread-1" in rpc_sync (torch/distributed/rpc/api.py:750), at serve (train.py:14)`"""
-    found = users_frame(thread.stack.python_frames)
+    found = users_frame(thread.python_frames)
     assert found is not None
-    name = f'thread "{clean(thread.stack.name, 60)}"' if thread.stack.name else "a thread"
+    name = f'thread "{clean(thread.name, 60)}"' if thread.name else "a thread"
     called = _called(thread)
     return f"{name}{f' in {called},' if called else ''} at {describe(found[0])}"
 
@@ -113,9 +132,8 @@ def _awaited(thread: Thread) -> str:
     return f"with {', '.join(texts)} in hand" if texts else ""
 
 
-def _goes_on(sight: Sight, quiet_s: float) -> str:
+def _goes_on(sight: Sight, main: Thread, quiet_s: float) -> str:
     """Why the process may go on by itself, in words behind `rank 0`; "" where nothing is seen."""
-    main = sight.main
     python = [one for one in sight.threads if one.stack.python_frames]
     serves = next((one.serves for one in python if one.serves), "")
     if serves:
@@ -124,10 +142,6 @@ def _goes_on(sight: Sight, quiet_s: float) -> str:
         return "waits for its input"
     if sight.moves_data or any(one.receives for one in python):
         return "moves data"
-    if (
-        main is not None
-        and is_a_sleep(main.still_s, main.wakes_in_s)
-        and (main.still_s >= SLEPT_SHARE * quiet_s)
-    ):
+    if is_a_sleep(main.still_s, main.wakes_in_s) and main.still_s >= SLEPT_SHARE * quiet_s:
         return "sleeps until a time of its own"
     return ""

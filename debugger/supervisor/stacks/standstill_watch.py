@@ -16,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..diagnosis.diagnose import OnFault
-from ..diagnosis.limits import SECOND_NS, Limits
-from ..record import steady_clock
-from ..record.layout import FOR_RANKS, Activity
-from ..record.process_stat import TICKS_PER_S, read_stat
-from ..record.snapshot import Rank, Standstill
-from .machine.processes import ProcessTable
-from .machine.system_call import asleep_in
-from .stacks.sights import MOVING_BYTES_PER_S, STILL_SHARE, look, moved_bytes
-from .stacks.standing import standstill_of
+from ...diagnosis.diagnose import OnFault
+from ...diagnosis.limits import SECOND_NS, Limits
+from ...record import steady_clock
+from ...record.layout import FOR_RANKS, Activity
+from ...record.process_stat import TICKS_PER_S, read_stat
+from ...record.snapshot import Rank, Standstill
+from ..machine.processes import ProcessTable
+from ..machine.system_call import asleep_in
+from .sights import MOVING_BYTES_PER_S, STILL_SHARE, look, moved_bytes
+from .standing import standstill_of
 
 WINDOW_S = 2.0
 """The processor time of a process is compared over so long: in less, one tick of the clock would be
