@@ -40,6 +40,7 @@ from .rules.reported_by_ranks import reported, unreported
 from .rules.split_mismatch import split_mismatches
 from .rules.stalled import stalled
 from .rules.stalled_call import stuck
+from .rules.standstill import standstills
 from .rules.store_host import store_hosts_that_left
 from .rules.unwaited_work import unwaited
 
@@ -107,7 +108,7 @@ def diagnose(
     if not world.limits.compares:
         candidates = [one for one in candidates if not one.finding.about.of_signatures]
     if not any(one.finding.severity == "error" and one.weakness < 2 for one in candidates):
-        candidates += candidates_of(stalled, world)
+        candidates += candidates_of(stalled, world) or candidates_of(standstills, world)
     candidates = rule(alike, candidates, world, candidates)
     causes = []
     for candidate in rule(unreported, candidates, candidates, own):

@@ -25,6 +25,7 @@ from .facts.world import World
 from .findings import Finding, RankEvidence
 from .limits import SECOND_NS
 from .rules.late_rank import latest
+from .rules.standstill import standstill_so_far
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ def late_notices(world: World, needs: Needs) -> tuple[Notice, ...]:
         waited = seconds(world.now_ns - wait.since_ns)
         are_late = f"{ranks_text(late.culprits)} {verb(late.culprits, 'is', 'are')} late for {what}"
         found.append(Notice(are_late, waited, _where(world, late.culprits)))
+    standstill = standstill_so_far(world, after_ns)
+    if standstill is not None:
+        found.append(Notice(*standstill))
     absent = _not_joined(world, needs, after_ns)
     return (*found, *absent)
 

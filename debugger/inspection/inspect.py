@@ -14,13 +14,13 @@ from ..record.safe_text.sanitize import clean
 from ..record.wording import counted, ranks_text
 from ..reports import document
 from ..reports.stored import Document
+from ..supervisor.stacks.sights import Sight, look
 from ..supervisor.stacks.stack_tree import render
 from ..supervisor.stacks.stacks import ThreadStack
 from . import surroundings
 from .joining import joined
 from .judging import at_work, judge
 from .lateness import Limits
-from .look import Sight, look
 from .parts import Part, Whole
 from .processes import Job, below_launchers, is_loopback
 from .rights import needed

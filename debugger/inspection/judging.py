@@ -33,11 +33,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..diagnosis.findings import Finding
-from ..record.wording import ranks_text, seconds, site_text, verb
+from ..record.wording import at_site, ranks_text, seconds, site_text, verb
 from .all_waiting import all_waiting
 from .awaiting import may_await, of_anybody
 from .in_store import all_in_store, in_store
-from .lateness import Limits, is_coming, is_idle, late_ranks
+from .lateness import Limits, is_asleep, is_coming, is_idle, late_ranks
 from .stance import Doing, Stance
 from .suspicions import Look, finding, who
 from .words import state
@@ -51,7 +51,9 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
         return [finding("missing_rank", said, sorted(look.ranks), look, cause="store")]
     if not waiting and any(map(in_store, look.ranks.values())):
         return _beside_store(look, limits)
-    if not waiting or longest_s < limits.waiting_s:
+    if not waiting:
+        return _asleep(look, limits)
+    if longest_s < limits.waiting_s:
         return []
     found = _twice(look, waiting) or _gone(look, waiting, limits) or _absent(look, waiting, limits)
     if found is None and len(waiting) == len(look.ranks):
@@ -84,7 +86,7 @@ def at_work(look: Look) -> str:
     if all(map(in_store, look.ranks.values())):
         return f"{ranks_text(look.ranks)} {verb(others, 'waits', 'wait')} for the store"
     if not waiting:
-        return "all ranks are computing; nothing is wrong that can be seen"
+        return f"no rank is in a call ({_each(look.ranks)}); nothing is wrong that can be seen"
     longest = max(waiting.values(), key=lambda one: one.still_s)
     if not others:
         return (
@@ -114,6 +116,28 @@ def _twice(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
         look.twice,
         look,
     )
+
+
+def _asleep(look: Look, limits: Limits) -> list[Finding]:
+    """No rank is in a call, and all that are left have slept for as long as a job at work may."""
+    left = {rank: one for rank, one in look.ranks.items() if one.doing is not Doing.GONE}
+    if not left or not all(is_asleep(one, limits.moving_s) for one in left.values()):
+        return []
+    ended = len(left) < len(look.ranks) or bool(look.missing)
+    leaves = ended or any(one.doing is Doing.ENDING for one in left.values())
+    slept = seconds(int(min(one.still_s for one in left.values()) * 1e9))
+    said = f"suspected: no rank is in a call, and nothing has moved for {slept}: {_each(left)}"
+    kind, cause = ("missing_rank", "user_code") if leaves else ("stalled", None)
+    return [finding(kind, said, sorted(left), look, cause=cause)]
+
+
+def _each(ranks: Mapping[int, Stance]) -> str:
+    """`ranks 0,1 in its own code at train.py:8 in main`: each place once."""
+    places: dict[str, list[int]] = {}
+    for rank, one in sorted(ranks.items()):
+        doing = "asleep" if is_asleep(one) and one.cause in (None, "user_code") else state(one)
+        places.setdefault(f"{doing}{at_site(one.site)}", []).append(rank)
+    return "; ".join(f"{ranks_text(who)}: {place}" for place, who in places.items())
 
 
 def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..supervisor.stacks.sights import is_a_sleep
 from .stance import Doing, Stance
 
 
@@ -22,6 +23,14 @@ class Limits:
 def is_idle(one: Stance) -> bool:
     """Whether it stands in its own code and waits for a client, as a server does."""
     return one.doing is Doing.CODE and bool(one.serves) and one.cause != "stopped"
+
+
+def is_asleep(one: Stance, for_s: float = 0.0) -> bool:
+    """Whether one that is in no call has slept for so long, and nothing is seen that wakes it: it
+    is no server, does and awaits no work, and has set itself no time."""
+    asleep = one.doing in (Doing.CODE, Doing.ENDING) and one.still_s > 0 and one.still_s >= for_s
+    busy = one.running or one.computes or one.at_work or one.moves_data or bool(one.serves)
+    return asleep and not busy and not is_a_sleep(one.still_s, one.wakes_in_s)
 
 
 def is_coming(one: Stance) -> bool:

@@ -14,6 +14,7 @@ from enum import Enum
 from ..record.safe_text.whole_numbers import whole_number
 from ..record.signature import RULES
 from ..record.snapshot import CallSite
+from ..supervisor.stacks.sights import Sight, Thread, is_a_sleep
 from ..supervisor.stacks.source_text import line_of
 from ..supervisor.stacks.stack_tree import (
     is_wrapper,
@@ -24,7 +25,6 @@ from ..supervisor.stacks.stack_tree import (
 from ..supervisor.stacks.stacks import Frame
 from . import source as sources
 from .branches import MadeCall, calls_made
-from .look import Sight, Thread, is_a_sleep
 
 
 class Doing(Enum):

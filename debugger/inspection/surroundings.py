@@ -11,8 +11,8 @@ from types import MappingProxyType
 from ..foreign.flight_recorder import Dump
 from ..record.safe_text.endpoints import endpoint, port_of
 from ..record.wording import ranks_text, verb
+from ..supervisor.machine.connections import Link, Socket, is_this_network, links, sockets_of
 from . import debug_server, dumps, nccl_ras
-from .connections import Link, Socket, is_this_network, links, sockets_of
 from .processes import Job, Process, is_loopback
 from .stance import Doing, Stance
 from .store import Keys, keys_of

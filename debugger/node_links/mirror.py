@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..record import layout
 from ..record.reading import copies
 from ..record.reading.last_words import LastWords
 from ..record.safe_files.bounds import whole
-from ..record.snapshot import Process
+from ..record.snapshot import CallSite, Process, Standstill
 from .patches import Patch
 
 RECORD = re.compile(r"(\d{1,7}|pid-\d{1,10}|\d{1,7}\.before-\d{1,10})\.flight")
@@ -252,14 +252,44 @@ def process_values(process: Process, said: LastWords | None, offset_ns: int) -> 
         process.cpu_busy,
         process.asked,
         process.replaced,
+        _standstill_values(process.standstill, offset_ns),
         None if said is None else said.values(),
     ]
+
+
+def _standstill_values(still: Standstill | None, offset_ns: int) -> tuple[Any, ...] | None:
+    if still is None:
+        return None
+    return astuple(replace(still, since_ns=still.since_ns - offset_ns))
+
+
+def _standstill_of(values: Any, offset_ns: int) -> Standstill | None:
+    if values is None:
+        return None
+    since, thread, site, call, leaving, locked, awaits, others, goes_on = values
+    place = None
+    if site is not None:
+        file, line, function, through = site
+        place = CallSite(str(file), whole(line), str(function), str(through))
+    return Standstill(
+        whole(since) + offset_ns,
+        str(thread),
+        place,
+        str(call),
+        leaving is True,
+        locked is True,
+        str(awaits),
+        tuple(map(str, others)),
+        str(goes_on),
+    )
 
 
 def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
     """The opposite of `process_values`, by our clock. Raises MirrorError."""
     try:
-        alive, state, exit_code, signal, oom_killed, ended, busy, asked, replaced, said = values
+        alive, state, exit_code, signal, oom_killed, ended, busy, asked, replaced, still, said = (
+            values
+        )
         process = Process(
             alive=alive is True,
             state=str(state)[:1],
@@ -270,6 +300,7 @@ def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
             cpu_busy=None if busy is None else busy is True,
             asked=asked is True,
             replaced=replaced is True,
+            standstill=_standstill_of(still, offset_ns),
         )
         return process, None if said is None else LastWords.of(said)
     except (ValueError, TypeError, OverflowError):

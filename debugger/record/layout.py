@@ -213,6 +213,10 @@ class Activity(enum.IntEnum):
     PAUSED = 6  # stopped at a breakpoint
 
 
+FOR_RANKS = frozenset({Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT})
+"""Waits that other ranks of the job can end."""
+
+
 class Definition(enum.IntEnum):
     SIGNATURE = 1  # Signature.to_json()
     SITE = 2  # [file, line, function]

@@ -232,13 +232,38 @@ class Replicas(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Standstill:
+    """What a process looks like from outside while no process of its run uses a core or moves.
+
+    `since_ns`: it has stood where it stands for as long as that, at least. `site` is the user's
+    line in its `thread` ("": the main thread), and `call` what that line has called. `leaving`: the
+    main thread has run the program to its end, and waits for this thread, or in an exit handler.
+    `locked`: it waits for a lock, a queue or another thread of its process. `awaits`: `for
+    127.0.0.1:80`, or `with /tmp/lock in hand` where it has that path among its variables; `others`:
+    where further threads of the program stand. `goes_on`: why the run may go on by itself all the
+    same, as `rank 0 waits for its input`; "" where nothing was seen of that.
+    """
+
+    since_ns: int
+    thread: str = ""
+    site: CallSite | None = None
+    call: str = ""
+    leaving: bool = False
+    locked: bool = False
+    awaits: str = ""
+    others: tuple[str, ...] = ()
+    goes_on: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Process:
     """What the operating system says of the process; a reader of a dead run only has `alive=False`.
 
     `state` is the letter of /proc (R, S, D, T, Z), "" when unknown. `exit_code` is None and
     `signal` is None while it lives, or when nobody could tell. `asked`: the signal came from its
     parent, who ends its own children so (multiprocessing's `terminate`); `replaced`: a launcher's,
-    for a world of another size, though the rank had not failed.
+    for a world of another size, though the rank had not failed. `standstill`: None where it may
+    move, or nobody has looked.
     """
 
     alive: bool
@@ -250,6 +275,7 @@ class Process:
     cpu_busy: bool | None = None
     asked: bool = False
     replaced: bool = False
+    standstill: Standstill | None = None
 
 
 class History(Protocol):

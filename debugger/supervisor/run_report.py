@@ -65,6 +65,8 @@ class RunReport:
         ]
         timed = [(one, self.watch.detected_after_s(one.identity)) for one in findings]
         ranks = newest_ranks(look.snapshots)
+        if outcome == "interrupted":
+            ranks = evidence.stood(ranks)
         ends = ranks
         with self.faults.guard("how the ranks ended"):
             ends = newest_ranks(self.watch.silent_look().snapshots)

@@ -52,6 +52,7 @@ from .several_nodes.late_meeting import LateMeeting
 from .several_nodes.orders import Orders
 from .several_nodes.ranks import JobRanks
 from .several_nodes.reader import JobReader
+from .stacks.standstill_watch import StandstillWatch
 from .terminal_app import Beside
 from .watch import Look, Policy, Watch, without_deaths_by
 
@@ -123,6 +124,7 @@ class Supervisor:
         within_s = options.limits.hang_timeout_s
         self._late = LateMeeting(self._job, directory.path, self._say, within_s)
         self._watch = self._watching(table)
+        self._standstill = StandstillWatch(options.limits, launch.descendants, table, faults.note)
         ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
         incomplete = Incomplete(
             self._job, lambda: len(launch.descendants()) > 1, options.limits, self._say
@@ -274,6 +276,8 @@ class Supervisor:
                 host.sample(self._watch.pids_here)
             with guard("the metrics"):
                 self._metrics.look(look)
+            with guard("the look for a standstill"):
+                self._standstill.look(self._watch.ranks)
             with guard("the look for processes out of reach"):
                 self._look_for_unreached(launch)
             if self._output is not None:

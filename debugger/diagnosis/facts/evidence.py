@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ...record.layout import Activity, CallState, Phase
 from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
-from ...record.snapshot import Call, CallSite, GroupKey
+from ...record.snapshot import Call, CallSite, GroupKey, Standstill
 from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
 from ..findings import CallIs, RankEvidence
 from .world import STOPPED, Pending, World, caught_exceptions, exit_status
@@ -80,11 +80,21 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
             None,
             pending.wait.site or record.location,
         )
+    still = record.process.standstill
+    if still is not None:
+        return RankEvidence(standstill_text(still), None, still.site)
     word = "stopped by a signal" if record.process.state in STOPPED else RUNS
     site, last = _whereabouts(world, rank), last_call(world, rank)
     if _is_installed(site) and last is not None and last.site and not _is_installed(last.site):
         return RankEvidence(word, call_text(last), last.site)  # of a runner of tests, say
     return RankEvidence(word, None, site)
+
+
+def standstill_text(still: Standstill) -> str:
+    """`has not left, its thread "uploader" is asleep in Condition.wait (threading.py:327)`."""
+    who = f'its thread "{printable(still.thread, 60)}" is ' if still.thread else ""
+    call = f" in {still.call}" if still.call else ""
+    return f"{'has not left, ' if still.leaving else ''}{who}asleep{call}"
 
 
 def _same(call: Call | None, awaited: Call) -> bool:

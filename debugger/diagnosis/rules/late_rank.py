@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from ...record.exits import POLITE_SIGNALS
-from ...record.layout import Activity, CallState, Phase
+from ...record.layout import FOR_RANKS, Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, Note, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
@@ -147,8 +147,7 @@ def _acts(world: World, rank: int, waits: Sequence[Pending], wanted: Pending) ->
     """The rank itself is what the others wait for in `wanted`, not somebody behind it."""
     if not waits or world.ranks[rank].process.state in STOPPED:
         return True
-    judged = (Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT)
-    if any(pending.wait.activity not in judged for pending in waits):
+    if any(pending.wait.activity not in FOR_RANKS for pending in waits):
         return True
     guessed = sum(pending.wait.guessed for pending in waits)  # these count as free as well
     if world.ranks[rank].free_threads <= guessed:

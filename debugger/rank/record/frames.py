@@ -85,9 +85,14 @@ def variables(frame: FrameType) -> Mapping[str, Any]:
 def awaited(frame: FrameType | None) -> int | None:
     """The `ident` of the thread that another one, which stands in this frame, waits for: it joins
     it, asks for the result of what a pool's thread executes, or runs the event loop, while one
-    thread of a pool is at work. None where it waits for none, or nobody can tell for which."""
+    thread of a pool is at work; at the end of the program, the first that is no daemon. None where
+    it waits for none, or nobody can tell for which."""
     while frame is not None:
         module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "threading" and name == "_shutdown":
+            main = threading.main_thread()
+            others = (one for one in threading.enumerate() if one is not main and not one.daemon)
+            return next((one.ident for one in others), None)
         if module == "threading" and name == "join":
             return getattr(variables(frame).get("self"), "ident", None)
         if module == "concurrent.futures._base" and name in ("result", "exception"):

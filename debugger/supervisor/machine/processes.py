@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
 from ...record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, age_s, read_stat
-from ...record.snapshot import Process
+from ...record.snapshot import Process, Standstill
 from ..command.launch import Launch
 from .oom import OomWatch
 
@@ -59,6 +59,8 @@ class ProcessTable:
         self._proc = proc
         self._seen: dict[int, _Seen] = {}
         self._young_ticks: dict[int, int] = {}
+        self.standstills: Mapping[int, Standstill] = {}
+        """By pid, of those that stand still: whoever looks at them puts it here."""
         self._booted_ns = steady_clock.now_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
     def refresh(self) -> None:
@@ -102,7 +104,8 @@ class ProcessTable:
         if self._oom is not None:
             self._oom.watch(pid)
         self._measure(seen, stat)
-        return Process(alive=True, state=stat.state, cpu_busy=seen.busy)
+        still = self.standstills.get(pid)
+        return Process(alive=True, state=stat.state, cpu_busy=seen.busy, standstill=still)
 
     def _ended(self, pid: int, seen: _Seen) -> Process:
         status = self._exits.find(pid, seen.started_ns) or seen.zombie_status

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from ...diagnosis.diagnose import placed, refine_cause
 from ...diagnosis.facts.evidence import RUNS
 from ...diagnosis.findings import Finding
+from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
 from ..machine import listeners
 from . import stack_tree
 from .held_locks import HeldLock, held_lock
 from .stacks import Frame, ThreadStack, capture
+from .standing import stood
 
 MOST_LOCKS = 4
 
@@ -50,6 +52,17 @@ class Evidence:
         locks = self._held_locks((*finding.culprits, *finding.victims))
         said = (f"rank {rank}: {held}" for rank, held in locks.items())
         return replace(finding, details=(*finding.details, *said))
+
+    def stood(self, ranks: Mapping[int, Rank]) -> dict[int, Rank]:
+        """The ranks, each that is asleep in no call with where its stacks show it."""
+        found = dict(ranks)
+        for number, rank in ranks.items():
+            main = self._main(number)
+            waits = any(wait.activity is not Activity.NONE for wait in rank.waits)
+            if main is not None and not (main.active or waits or rank.process.standstill):
+                still = stood(self.stacks[number], main, location=rank.location)
+                found[number] = replace(rank, process=replace(rank.process, standstill=still))
+        return found
 
     def _held_locks(self, ranks: Iterable[int]) -> dict[int, HeldLock]:
         """By rank, the lock that is waited for in it, with the threads in question; of a few."""

@@ -73,10 +73,10 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         or not (
             frame.native
             or _is_torch(frame)
-            or _is_own(frame)
+            or is_own(frame)
             or _is_start(frame)
             # An injected fault happens in a frame in the likeness of the user's that called us.
-            or (frame in frames[index + 1 :] and _is_own(frames[index + 1]))
+            or (frame in frames[index + 1 :] and is_own(frames[index + 1]))
         )
     )
 
@@ -88,7 +88,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
         return False
     python = stack.python_frames
     below = _called_by_user(stack)
-    if any(_is_torch(frame) or _is_own(frame) for frame in below):
+    if any(_is_torch(frame) or is_own(frame) for frame in below):
         return False
     for frame in below:
         if frame.function.rpartition(".")[2] in _LOCK_WAITS.get(Path(frame.file).name, ()):
@@ -110,9 +110,10 @@ def waits_for_thread(stack: ThreadStack) -> bool:
 
 
 def may_wait_for_thread(stack: ThreadStack) -> bool:
-    """Whether the thread may wait for another: it joins one, asks a future, or runs a loop."""
+    """Whether the thread may wait for another: it joins one, or all at the end of the program, asks
+    a future, or runs a loop."""
     return any(
-        (frame.file.endswith("/threading.py") and frame.function.rpartition(".")[2] == "join")
+        (frame.file.endswith("/threading.py") and frame.function.endswith(("join", "_shutdown")))
         or "/concurrent/futures/" in frame.file
         or "/asyncio/" in frame.file
         for frame in _called_by_user(stack)
@@ -285,7 +286,7 @@ def _note(thread: ThreadStack) -> str:
 def _users_line(frames: Sequence[Frame]) -> int | None:
     """The index of the innermost frame of the user's own code."""
     for index, frame in enumerate(frames):
-        if not (frame.native or _is_torch(frame) or _is_own(frame) or _is_standard(frame)):
+        if not (frame.native or _is_torch(frame) or is_own(frame) or _is_standard(frame)):
             return index
     return None
 
@@ -299,7 +300,7 @@ def users_frame(frames: Sequence[Frame]) -> tuple[Frame, str] | None:
     first = frames[line]
     package = _PACKAGE.search(first.file)
     for frame in frames[line:] if package else ():
-        own = _is_own(frame) or _PACKAGE.search(frame.file)
+        own = is_own(frame) or _PACKAGE.search(frame.file)
         if not (own or frame.native or _is_standard(frame)):
             return frame, f"{package[1]}:{first.line}" if package else ""
     return first, ""
@@ -309,7 +310,8 @@ def _is_torch(frame: Frame) -> bool:
     return not frame.native and _TORCH.search(frame.file) is not None
 
 
-def _is_own(frame: Frame) -> bool:
+def is_own(frame: Frame) -> bool:
+    """Whether it is of this tool."""
     return frame.file.startswith(_OWN)
 
 

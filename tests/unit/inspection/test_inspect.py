@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from debugger.inspection.inspect import _look, _who_is_who
-from debugger.inspection.look import Sight, Thread
 from debugger.inspection.processes import Job, Process
 from debugger.inspection.stance import Doing, Stance
+from debugger.supervisor.stacks.sights import Sight, Thread
 from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from debugger.inspection import source
-from debugger.inspection.look import Sight, Thread
 from debugger.inspection.stance import (
     Doing,
     Stance,
@@ -18,6 +17,7 @@ from debugger.inspection.stance import (
     started_as,
     waits_for_children,
 )
+from debugger.supervisor.stacks.sights import Sight, Thread
 from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"

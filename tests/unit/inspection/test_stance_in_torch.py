@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.utils import store as elastic
 
 from debugger.inspection import source
-from debugger.inspection.look import Sight
 from debugger.inspection.stance import Doing, stance
+from debugger.supervisor.stacks.sights import Sight
 from debugger.supervisor.stacks.stacks import Frame
 
 from .test_stance import thread

@@ -22,7 +22,6 @@ import pytest
 
 from debugger.diagnosis.findings import Finding
 from debugger.inspection import debug_server, dumps, nccl_ras, surroundings
-from debugger.inspection.connections import is_this_network, links, sockets_of
 from debugger.inspection.inspect import Inspection
 from debugger.inspection.joining import joined
 from debugger.inspection.lateness import Limits
@@ -32,6 +31,7 @@ from debugger.inspection.store import Keys, keys_of
 from debugger.inspection.surroundings import Surroundings
 from debugger.inspection.suspicions import Look
 from debugger.record.process_stat import read_stat
+from debugger.supervisor.machine.connections import is_this_network, links, sockets_of
 
 # -- the store ----------------------------------------------------------------------------------
 

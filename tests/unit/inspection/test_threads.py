@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debugger.inspection.look import Sight, Thread
 from debugger.inspection.stance import Doing, Stance, of_threads
 from debugger.inspection.threads import of_one_kind
+from debugger.supervisor.stacks.sights import Sight, Thread
 from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 
 METRICS, GRADIENTS = "train.py:metrics", "train.py:gradients"

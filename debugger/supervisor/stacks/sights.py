@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ..record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
-from ..supervisor.stacks.stack_tree import users_frame
-from ..supervisor.stacks.stacks import Frame, ThreadStack, capture
-from .slept import CoreClocks, slept
-from .system_call import Asleep, asleep_in
+from ...record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
+from ..machine.slept import CoreClocks, slept
+from ..machine.system_call import Asleep, asleep_in
+from .stack_tree import users_frame
+from .stacks import Frame, ThreadStack, capture
 
 FIRST_GAP_S = 0.25
 MOST_GAP_S = 1.2
@@ -29,8 +29,15 @@ A_SLEEP_S = 5.0
 """Who polls sleeps for less at a time."""
 MOVING_BYTES_PER_S = 100_000
 """Who saves or loads moves more; a log, or a file that is polled, less."""
-_RECEIVING = ("wait_woken", "sk_wait_data", "unix_stream", "poll_schedule_timeout")
-"""Where a thread sleeps that waits for data of a socket, without and with a timeout."""
+_RECEIVING = (
+    "wait_woken",
+    "sk_wait_data",
+    "unix_stream",
+    "sk_stream_wait_memory",
+    "poll_schedule_timeout",
+)
+"""Where a thread sleeps that waits for data of a socket, or for room to send, without and with a
+timeout."""
 _STOPPED = frozenset("Tt")
 STILL_SHARE = 0.05
 """Who waits in short slices wakes up now and then, and uses less of a core than this."""
@@ -43,7 +50,7 @@ class Thread:
     """One thread at the last look. `still_s`: so long at least it has stood where it stands, with
     the same values in its frames. `woke`: it has had a core meanwhile, and may have gone round.
     `serves`: the address at which it waits, or has just waited, for somebody to connect: a server
-    that is idle. `receives`: data comes to it by a socket, however little."""
+    that is idle. `receives`: data comes to it, or goes, by a socket, however little."""
 
     stack: ThreadStack
     still_s: float
@@ -51,7 +58,12 @@ class Thread:
     woke: bool = False
     serves: str = ""
     receives: bool = False
-    wakes_in_s: float | None = None
+    asleep: Asleep = field(default_factory=Asleep)
+
+    @property
+    def wakes_in_s(self) -> float | None:
+        """Until the time that it has set itself; None where it has set none."""
+        return self.asleep.wakes_in_s
 
     @property
     def is_users(self) -> bool:
@@ -175,7 +187,7 @@ def _take(
                 cpu_s,
                 stacks[pid],
                 slept_s[pid],
-                _moved_bytes(pid),
+                moved_bytes(pid),
                 below[pid],
                 {one: _sleeps_in(pid, one, slept_s[pid], clocks) for one in threads},
             )
@@ -215,7 +227,7 @@ def _compared(
                 _thread(stack, before.get(stack.thread_id), one, gap_s, used),
                 serves=_serves_at(stack.native_id, one, first[pid]),
                 receives=_receives(stack, one, gap_s),
-                wakes_in_s=_asleep(stack, pid, one).wakes_in_s,
+                asleep=_asleep(stack, pid, one),
             )
             for stack in one.threads
         ]
@@ -304,11 +316,11 @@ def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
             above = stats[above].parent
         if above in found and pid not in found and stat.state not in DEAD_STATES:
             wanted_s = wanted_core_s(pid, stat)
-            found[above][pid] = _Below(wanted_s, _moved_bytes(pid), stat.state == "R")
+            found[above][pid] = _Below(wanted_s, moved_bytes(pid), stat.state == "R")
     return found
 
 
-def _moved_bytes(pid: int) -> int:
+def moved_bytes(pid: int) -> int:
     """What `read` and `write` have moved, or what came of files that are mapped: 0 where that is
     not told."""
     try:

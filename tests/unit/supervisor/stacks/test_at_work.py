@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from debugger.inspection.lateness import Limits, late_ranks
-from debugger.inspection.look import Sight, look
 from debugger.inspection.stance import Doing, Stance, stance
+from debugger.supervisor.stacks.sights import Sight, look
 
 LIMITS = Limits()
 BEGIN = """

@@ -12,7 +12,7 @@ import os
 import time
 from pathlib import Path
 
-from ..record.process_stat import read_stat
+from ...record.process_stat import read_stat
 
 
 class CoreClocks:

@@ -90,6 +90,12 @@ def listening(pid: int, inodes: Iterable[int], proc: Path = Path("/proc")) -> li
     return found
 
 
+def connected_to(pid: int, inodes: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
+    """The addresses of the peers to which those of these sockets of a process are connected."""
+    rows, wanted = _table(proc / str(pid) / "net"), set(inodes)
+    return [row[1] for inode, row in rows.items() if inode in wanted and row[2] != _LISTEN]
+
+
 def is_this_network(pid: int, proc: Path = Path("/proc")) -> bool:
     """Whether an address means the same to this process: not where it is in a container that has
     its own network, in which localhost is another one."""

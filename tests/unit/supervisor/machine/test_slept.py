@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection import slept as slept_module
-from debugger.inspection.slept import CoreClocks, last_scheduled_ms, slept
 from debugger.record.process_stat import read_stat
+from debugger.supervisor.machine import slept as slept_module
+from debugger.supervisor.machine.slept import CoreClocks, last_scheduled_ms, slept
 
 _SLEEPS = """
 import os, sys

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from debugger.inspection import look as looks
-from debugger.inspection.look import look
 from debugger.record.process_stat import read_stat, wanted_core_s
+from debugger.supervisor.stacks import sights as looks
+from debugger.supervisor.stacks.sights import look
 from debugger.supervisor.stacks.stacks import Frame, ThreadStack
 from tests.support.waiting import until
 
@@ -81,11 +81,11 @@ def test_what_a_process_writes_is_counted(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as saving:
         assert saving.stdin is not None
         assert saving.stdout is not None
-        counts = [looks._moved_bytes(saving.pid)]
+        counts = [looks.moved_bytes(saving.pid)]
         saving.stdin.write(b"\n")
         saving.stdin.flush()
         saving.stdout.readline()
-        counts += [looks._moved_bytes(saving.pid), looks._moved_bytes(saving.pid)]
+        counts += [looks.moved_bytes(saving.pid), looks._moved_bytes(saving.pid)]
         saving.stdin.close()
     assert counts[1] - counts[0] >= 4_000_000
     assert counts[2] == counts[1]

@@ -1,5 +1,5 @@
-"""What a thread that sleeps waits for, where that is nothing of the job's: somebody who connects (a
-server that is idle), or a time of its own.
+"""What a thread that sleeps waits for: somebody who connects (a server that is idle), a person at a
+terminal, a file, a peer on the network, or a time of its own.
 
 The system call that it sleeps in, its arguments and the file descriptors behind them are what the
 kernel tells of a process to who may trace it. Nothing is written, and the thread sleeps on.
@@ -16,11 +16,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .connections import listening
+from .connections import connected_to, listening
 
 _CALLS = {
     "x86_64": {
         **dict.fromkeys((43, 288), "accept"),
+        **dict.fromkeys((0, 17, 42, 45, 47, 72, 73), "file"),
         **dict.fromkeys((232, 281, 441), "epoll"),
         **dict.fromkeys((7, 271), "poll"),
         23: "select",
@@ -32,6 +33,7 @@ _CALLS = {
     },
     "aarch64": {
         **dict.fromkeys((202, 242), "accept"),
+        **dict.fromkeys((63, 67, 203, 207, 212, 25, 32), "file"),
         **dict.fromkeys((22, 441), "epoll"),
         73: "poll",
         72: "pselect",
@@ -41,10 +43,13 @@ _CALLS = {
         95: "waitid",
     },
 }
-"""The numbers of Linux's system calls that wait for files, for a time, for the end of a child."""
+"""The numbers of Linux's system calls that wait for files, for a time, for the end of a child.
+"file" are those whose first argument is the one file that they wait for: read, pread64, connect,
+recvfrom, recvmsg, fcntl and flock."""
 _P_PID = 1
 """How `waitid` is asked for one child."""
 _EPOLLED = re.compile(r"^tfd:\s+(\d+)", re.M)
+_TERMINALS = ("/dev/tty", "/dev/pts/", "/dev/console")
 _MOST_FILES = 1024
 _MOST_PIDS = 1 << 22
 _ABSOLUTE = 1
@@ -55,11 +60,15 @@ _ABSOLUTE = 1
 class Asleep:
     """What a thread waits for. `listens_at`: the address at which somebody may connect, `host:port`
     or a path, "" where it does not wait for that. `wakes_in_s`: None where it has set itself no
-    time. `child`: the process whose end it waits for, 0 where it waits for none, or for several."""
+    time. `child`: the process whose end it waits for, 0 where it waits for none, or for several.
+    `awaits`: the path, or the address of the peer, of the first file that it waits for. `input`: it
+    waits for what a person, or whoever else feeds the program, puts into its standard input."""
 
     listens_at: str = ""
     wakes_in_s: float | None = None
     child: int = 0
+    awaits: str = ""
+    input: bool = False
 
 
 def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/proc")) -> Asleep:
@@ -73,15 +82,18 @@ def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/p
         given = [int(word, 16) for word in words]
         if call in ("wait4", "waitid"):
             return Asleep(child=_child(proc / str(pid) / "task" / str(thread), call, given))
-        files = [
-            os.readlink(proc / str(pid) / "fd" / str(file))
-            for file in _files(proc / str(pid), call, given)
-        ]
+        numbers = list(_files(proc / str(pid), call, given))
+        files = [os.readlink(proc / str(pid) / "fd" / str(file)) for file in numbers]
         inodes = [int(one[8:-1]) for one in files if one.startswith("socket:[")]
         if inodes:
-            return Asleep(listens_at=next(iter(listening(pid, inodes, proc)), ""))
-        wakes_in_s = None if files else _left_s(proc / str(pid), call, given, slept_s)
-        return Asleep(wakes_in_s=wakes_in_s)
+            at = next(iter(listening(pid, inodes, proc)), "")
+            return Asleep(at, awaits=next(iter(connected_to(pid, inodes, proc)), ""))
+        if files:
+            terminal = any(one.startswith(_TERMINALS) for one in files)
+            # A pipe or an event of its own has no name that a person knows.
+            awaits = next((one for one in files if one.startswith("/")), "")
+            return Asleep(awaits=awaits, input=terminal or 0 in numbers)
+        return Asleep(wakes_in_s=_left_s(proc / str(pid), call, given, slept_s))
     except (OSError, ValueError, IndexError, OverflowError, struct.error):
         return Asleep()
 
@@ -89,7 +101,7 @@ def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/p
 def _files(process: Path, call: str, given: list[int]) -> Iterable[int]:
     """The file descriptors that it waits for."""
     match call:
-        case "accept":
+        case "accept" | "file":
             return given[:1]
         case "epoll":
             return map(int, _EPOLLED.findall((process / "fdinfo" / str(given[0])).read_text()))
