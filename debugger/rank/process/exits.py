@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import multiprocessing.popen_fork
 import multiprocessing.process
 import os
@@ -19,6 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
+
+from distcore.base.wrapping import around
 
 from ...errors.in_ranks import FindingRaised
 from ...record.exits import tell_asked
@@ -183,9 +184,11 @@ class Exits:
         process_class: Any = multiprocessing.process.BaseProcess
         original = process_class._bootstrap
 
+        @around(original)
         def bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
             run = process.run
 
+            @around(run)
             def observed() -> None:
                 try:
                     run()
@@ -216,7 +219,7 @@ class Exits:
         popen: Any = multiprocessing.popen_fork.Popen
         original = popen.terminate
 
-        @functools.wraps(original)
+        @around(original)
         def terminate(child: Any) -> None:
             with contextlib.suppress(Exception):
                 path = RunDirectory(self._recorder.writer.path.parent.parent).exits

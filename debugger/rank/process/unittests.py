@@ -4,11 +4,12 @@ reported by the plugin.)"""
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import wrapt
+
+from distcore.base.wrapping import around
 
 
 def observe(caught: Callable[[BaseException], None]) -> None:
@@ -26,7 +27,7 @@ def observe(caught: Callable[[BaseException], None]) -> None:
 def _telling(
     original: Callable[..., Any], position: int, caught: Callable[[BaseException], None]
 ) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @around(original)
     def method(result: Any, *args: Any, **kwargs: Any) -> Any:
         with contextlib.suppress(Exception):
             error = (*args, *kwargs.values())[position]

@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from distcore.base.wrapping import around
+
 C10D = "torch.distributed.distributed_c10d"
 DIST = "torch.distributed"
 
@@ -201,7 +203,7 @@ def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
     original = getattr(owner, name, None)
     if original is None:
         return
-    replacement = functools.wraps(original)(make(original))
+    replacement = around(original)(make(original))
     setattr(owner, name, replacement)
     distributed = sys.modules[DIST]
     if getattr(owner, "__name__", "") == C10D and getattr(distributed, name, None) is original:

@@ -7,12 +7,13 @@ alone.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import wrapt
+
+from distcore.base.wrapping import around
 
 from .modules import c10d
 
@@ -41,7 +42,7 @@ def on_unregistered_groups(note: Callable[[], None]) -> None:
         if original is None:
             return
 
-        @functools.wraps(original)
+        @around(original)
         def new_group(*args: Any, **kwargs: Any) -> Any:
             note()
             return original(*args, **kwargs)
