@@ -7,7 +7,6 @@ reported in one line and left out.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -41,7 +40,7 @@ from .group.timeouts import Timeouts
 from .group.wrap import Groups
 from .log import python_warnings, rank_log
 from .log.debug_level import DebugLevel
-from .log.own_faults import report_own_fault, say
+from .log.own_faults import at_exit, report_own_fault, say
 from .process import cleanup_calls, init_process_group, init_rpc, meeting, ptrace
 from .process.exceptions import Exceptions
 from .process.exits import Exits
@@ -88,7 +87,7 @@ def install(
     path = run_directory or os.environ.get(RUN_DIRECTORY)
     if not path:
         return None
-    atexit.register(_come_to_rest)  # first, so that it runs after all that others register
+    at_exit(_come_to_rest)  # first, so that it runs after all that others register
     try:
         made = (make or Layer)(Path(path))
         made.observe()

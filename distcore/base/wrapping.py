@@ -30,6 +30,7 @@ def around(original: Callable[..., Any]) -> Callable[[Function], Function]:
         if isinstance(ours, FunctionType) and not ours.__code__.co_filename.endswith(_SKIPPED):
             file = ours.__code__.co_filename + _SKIPPED
             ours.__code__ = ours.__code__.replace(co_filename=file)
-        return functools.wraps(original)(ours)
+        functools.update_wrapper(ours, original)
+        return ours
 
     return decorate

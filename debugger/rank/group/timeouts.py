@@ -21,6 +21,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from os import getpid
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Timeouts:
         self._recorder = recorder
         self._sockets = sockets
         self._directory = directory
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._off = False
         self._groups: dict[int, GroupRecord] = {}
         self._over: dict[int, int] = {}
@@ -170,8 +171,8 @@ class Timeouts:
             report_own_fault("keeping the timeouts of groups", error)
 
     def _look(self) -> None:
-        if os.getpid() != self._owner:
-            self._owner = os.getpid()
+        if getpid() != self._owner:
+            self._owner = getpid()
             self._groups.clear()  # in a forked child, these were its parent's
             self._left_alone.clear()
         now_ns = time.monotonic_ns()

@@ -6,7 +6,6 @@ process itself can tell, and it must do so before its parents and peers react.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing.popen_fork
 import multiprocessing.process
@@ -29,7 +28,7 @@ from ...record.runs.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
 from ..log.interruptions import is_interruption
-from ..log.own_faults import report_own_fault
+from ..log.own_faults import at_exit, report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
 from ..record.recorder import Recorder
@@ -74,7 +73,7 @@ class Exits:
         self._wrap_sys_exit()
         self._wrap_os_exit()
         unittests.observe(self.caught)
-        atexit.register(self._at_exit)
+        at_exit(self._at_exit)
 
     def caught(self, error: BaseException) -> None:
         """A test runner has caught this error of the program's, and will most likely end the
@@ -96,7 +95,7 @@ class Exits:
         record before that; handlers run in the reverse of their order."""
         if not self._may_leave:
             self._may_leave = True
-            atexit.register(self._begin_to_leave)
+            at_exit(self._begin_to_leave)
 
     def _begin_to_leave(self) -> None:
         self._recorder.writer.phase(Phase.EXITING, self._exit_code)

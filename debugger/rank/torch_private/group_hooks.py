@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...record.backend_names import by_device
 from .groups import backend_name
 from .groups import is_python_group as is_python_group
@@ -171,6 +173,5 @@ def _of_rings(backends: Sequence[str], function: str, *args: bool) -> list[bytes
 
 
 def _private() -> Any:
-    import torch
-
-    return torch._C._distributed_c10d
+    private: Any = torch._C
+    return private._distributed_c10d

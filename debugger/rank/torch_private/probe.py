@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed
 
 from distcore.base.wrapping import around
 
@@ -46,6 +47,10 @@ class Private:
     kind: type | None = None
     old: str = ""
 
+    def __post_init__(self) -> None:
+        if self.module in sys.modules:
+            _module(self.module)
+
     @property
     def shown(self) -> str:
         """`distributed_c10d._world.pg_map`."""
@@ -61,7 +66,7 @@ class Private:
             raise
 
     def _at(self, path: str) -> Any:
-        found: Any = import_module(self.module)
+        found: Any = _module(self.module)
         for name in path.split("."):
             found = getattr(found, name)
         return found
@@ -90,6 +95,19 @@ class Private:
         if more and self.called:
             return f"{self.shown} of {version} needs more arguments ({', '.join(more)})"
         return ""
+
+
+@functools.cache
+def _module(name: str) -> Any:
+    """The module, kept from the time when the layer was loaded. Raises ImportError.
+
+    A program may have dropped torch's modules from `sys.modules` when a part is first asked for, as
+    what reloads plugins does: torch would be imported again, register its types a second time, and
+    the process would abort at its end.
+    """
+    if sys.modules.get(DIST) is not torch.distributed:
+        raise ImportError(f"the program has dropped {DIST} from sys.modules")
+    return import_module(name)
 
 
 def _parameters(function: Any) -> dict[str, bool] | None:
@@ -205,7 +223,7 @@ def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
         return
     replacement = around(original)(make(original))
     setattr(owner, name, replacement)
-    distributed = sys.modules[DIST]
+    distributed = torch.distributed
     if getattr(owner, "__name__", "") == C10D and getattr(distributed, name, None) is original:
         setattr(distributed, name, replacement)
     if inspect.ismodule(owner):

@@ -86,7 +86,7 @@ for name, wrapper in wrappers().items():
     for cell in cells:
         cell.cell_contents = warned
     found = lines(wrapper)
-    for cell, original in zip(cells, originals):
+    for cell, original in zip(cells, originals, strict=True):
         cell.cell_contents = original
     assert found, f"{name} has not called what it wraps"
     assert set(found) == {(HERE, here)}, (name, found)
