@@ -145,6 +145,7 @@ def test_a_call_in_an_exit_handler_whose_peer_has_left(
     assert (error["kind"], error["culprits"]) == ("early_exit", [0])
     assert error["ranks"]["1"]["location"]["line"] == 6
 
+
 ALL_BUT_GONE = """
 import builtins, io, os, sys, time
 import torch, torch.distributed as dist
