@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
 from .facts.agreed import with_agreement
+from .facts.caught import with_caught
 from .facts.channels import Channels
 from .facts.known_faults import cited
 from .facts.needs import Needs
@@ -120,6 +121,7 @@ def diagnose(
     ]
     found = [rule(mentioned, finding, world, finding) for finding in _ready(world, folded)]
     found = [rule(cited, finding, world, finding) for finding in found]
+    found = [rule(with_caught, finding, world, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
 

@@ -55,6 +55,7 @@ from .record.recorder import Recorder
 from .replicas import check
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
+from .torch_private.failures import on_failures
 from .torch_private.gloo_sockets import GlooSockets
 from .torch_private.gloo_workers import settle
 from .torch_private.stores import on_store_waits
@@ -227,6 +228,7 @@ class Layer:
             "watching calls on other groups": lambda: torch_private.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
+            "watching exceptions that are caught": lambda: on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching init_rpc": lambda: init_rpc.observe(
                 recorder, self.directory, self.forks, self.exits

@@ -203,6 +203,20 @@ class UnwindingNote(RaisedNote):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftCallNote(NoteData):
+    """An exception of this type has left this function of torch's, when the rank had made so many
+    calls; the program may have caught it. The message is its text."""
+
+    type: str
+    function: str
+    call: int
+
+    KIND = "left_call"
+    LEVEL = "debug"
+    FOR_DIAGNOSIS = frozenset({"call"})
+
+
+@dataclass(frozen=True, slots=True)
 class FindingRaisedNote(NoteData):
     """The rank has raised the verdict, or a finding of its own, of the kind in the message: what it
     does from then on says nothing."""

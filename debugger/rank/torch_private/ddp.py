@@ -84,8 +84,11 @@ def on_statistics(observe: Callable[[Any], None]) -> None:
 
 
 @UNUSED
-def on_backward_end(observe: Callable[[], None]) -> None:
-    """`observe()` is called at the end of every backward that is in no other one."""
+def on_backward_end(
+    observe: Callable[[], None], failed: Callable[[str, BaseException], None]
+) -> None:
+    """`observe()` is called at the end of every backward that is in no other one; `failed` hears
+    of an exception that leaves it."""
     running: list[None] = []
 
     def make(original: Wrapped) -> Wrapped:
@@ -93,6 +96,9 @@ def on_backward_end(observe: Callable[[], None]) -> None:
             running.append(None)
             try:
                 result = original(*args, **kwargs)
+            except Exception as error:
+                failed("backward", error)
+                raise
             finally:
                 running.pop()
             if not running:
