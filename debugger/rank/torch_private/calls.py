@@ -10,7 +10,7 @@ from typing import Any
 
 from .groups import is_python_group
 from .modules import Wrapped, c10d
-from .probe import Part, patch
+from .probe import Part, before, patch
 from .probe import c10d as private
 
 COALESCING = Part(
@@ -146,11 +146,4 @@ def on_blocking_messages(watch: Callable[[], AbstractContextManager[None]]) -> N
 def on_not_in_group(note: Callable[[str], None]) -> None:
     """Hear of collectives that torch skips because the rank is not in the group."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def warn(op_name: str, *args: Any, **kwargs: Any) -> Any:
-            note(op_name)
-            return original(op_name, *args, **kwargs)
-
-        return warn
-
-    patch(c10d, "_warn_not_in_group", make)
+    before(c10d, "_warn_not_in_group", lambda op_name, *_, **__: note(op_name))

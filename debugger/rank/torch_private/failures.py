@@ -13,8 +13,7 @@ from typing import Any
 from torch.autograd.profiler import record_function
 from torch.distributed import c10d_logger
 
-from .modules import Wrapped
-from .probe import Part, Private, patch
+from .probe import Part, Private, before
 
 FAILURES = Part(
     "caught_exceptions",
@@ -22,28 +21,20 @@ FAILURES = Part(
     Private("torch.distributed.c10d_logger", "_get_msg_dict", ("func_name",)),
     Private("torch.autograd.profiler", "record_function.__exit__", ("self", "exc_type")),
 )
-_FORWARD = "DistributedDataParallel.forward"
 _STEP = "Optimizer.step#"
+_NOTED = (_STEP, "DistributedDataParallel.forward")
 
 
 @FAILURES
 def on_failures(note: Callable[[str, BaseException | None], None]) -> None:
     """`note(function, error)` hears of each exception that leaves one of them."""
 
-    def describing(original: Wrapped) -> Wrapped:
-        def describe(func_name: Any, *args: Any, **kwargs: Any) -> Any:
-            note(str(func_name), sys.exc_info()[1])
-            return original(func_name, *args, **kwargs)
+    def describes(function: Any, *_: Any, **__: Any) -> None:
+        note(str(function), sys.exc_info()[1])
 
-        return describe
+    def leaves(function: Any, exc_type: Any, error: Any, *_: Any) -> None:
+        if exc_type is not None and function.name.startswith(_NOTED):
+            note(function.name.removeprefix(_STEP), error)
 
-    def leaving(original: Wrapped) -> Wrapped:
-        def leave(self: Any, exc_type: Any, *args: Any) -> Any:
-            if exc_type is not None and (self.name == _FORWARD or self.name.startswith(_STEP)):
-                note(self.name.removeprefix(_STEP), args[0])
-            return original(self, exc_type, *args)
-
-        return leave
-
-    patch(c10d_logger, "_get_msg_dict", describing)
-    patch(record_function, "__exit__", leaving)
+    before(c10d_logger, "_get_msg_dict", describes)
+    before(record_function, "__exit__", leaves)

@@ -232,6 +232,33 @@ def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
             replacement.__module__, replacement.__qualname__ = owner.__name__, name
 
 
+def before(owner: Any, name: str, hear: Callable[..., object]) -> None:
+    """Have `hear` called with the same arguments before each call of `owner.name`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            hear(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return call
+
+    patch(owner, name, make)
+
+
+def after(owner: Any, name: str, hear: Callable[..., object]) -> None:
+    """Have `hear` called with the result and the arguments of each call of `owner.name`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            hear(result, *args, **kwargs)
+            return result
+
+        return call
+
+    patch(owner, name, make)
+
+
 def state() -> Mapping[str, str]:
     """Why each part is off, by its name; of those that were asked for."""
     return {part.name: part.why for part in REGISTRY.parts if part.why}
