@@ -37,6 +37,7 @@ from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, placed, refine_cause
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
+from .rules.paired_otherwise import paired_otherwise
 from .rules.reported_by_ranks import reported, unreported
 from .rules.split_mismatch import split_mismatches
 from .rules.stalled import stalled
@@ -92,6 +93,7 @@ def diagnose(
         *candidates_of(message_mismatches, world, channels),
         *candidates_of(creation_mismatches, world),
         *candidates_of(different_splits, world),
+        *candidates_of(paired_otherwise, world),
         *candidates_of(joins, world, needs),
         *candidates_of(deadlocks, world, channels, needs),
         *candidates_of(departures, world, channels, needs),

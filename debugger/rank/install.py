@@ -53,6 +53,7 @@ from .record import call_site
 from .record.identity import identity
 from .record.recorder import Recorder
 from .replicas import check
+from .replicas.pairing import Pairing
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
 from .torch_private.failures import on_failures
@@ -228,6 +229,7 @@ class Layer:
             "watching calls on other groups": lambda: torch_private.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
+            "comparing what is paired by position": Pairing(recorder).observe,
             "watching exceptions that are caught": lambda: on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching init_rpc": lambda: init_rpc.observe(

@@ -20,8 +20,7 @@ def with_caught(world: World, finding: Finding) -> Finding:
     found: dict[str, list[int]] = {}
     for rank in dict.fromkeys((*finding.culprits, *finding.ranks)):
         note = _last_caught(world, rank, finding.observable_ns)
-        told = note and LeftCallNote.read(note.data)
-        if note and told:
+        if note and (told := LeftCallNote.read(note.data)):
             said = printable(note.message.removeprefix(told.type).removeprefix(": "), 200)
             text = f"raised {printable(told.type, 80)} in {printable(told.function, 80)}"
             text += f"{at_site(note.site)} before this, and went on{f' ({said})' if said else ''}"
@@ -32,11 +31,7 @@ def with_caught(world: World, finding: Finding) -> Finding:
 
 def _last_caught(world: World, rank: int, before_ns: int) -> Note | None:
     """None where the rank's end, or what it raised later, is that same exception."""
-    record = world.ranks.get(rank)
-    left = LeftCallNote.among(record.notes) if record else []
-    left = [note for note in left if note.time_ns <= before_ns]
-    if record is None or not left:
-        return None
-    note = left[-1]
-    ends = (one for one in record.notes if one.kind in _RAISED)
-    return None if any(note.message in one.message for one in ends) else note
+    left = world.notes(rank, LeftCallNote) if rank in world.ranks else []
+    note = next((note for note in reversed(left) if note.time_ns <= before_ns), None)
+    ends = [one.message for one in world.ranks[rank].notes if one.kind in _RAISED] if note else []
+    return None if note and any(note.message in text for text in ends) else note

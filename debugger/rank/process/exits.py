@@ -32,6 +32,7 @@ from ..log.own_faults import at_exit, report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
 from ..record.recorder import Recorder
+from ..torch_private.probe import before
 from . import unittests
 from .exceptions import Exceptions
 from .verdict import VerdictWatch
@@ -215,17 +216,13 @@ class Exits:
         """Who ends its own child wants it so; multiprocessing ends those that are daemons, too, as
         the process ends: among them may be ranks of a world of their own, which save checkpoints,
         say."""
-        popen: Any = multiprocessing.popen_fork.Popen
-        original = popen.terminate
 
-        @around(original)
-        def terminate(child: Any) -> None:
+        def terminates(child: Any) -> None:
             with contextlib.suppress(Exception):
                 path = RunDirectory(self._recorder.writer.path.parent.parent).exits
                 tell_asked(path, int(child.pid), signal.SIGTERM)
-            original(child)
 
-        popen.terminate = terminate
+        before(multiprocessing.popen_fork.Popen, "terminate", terminates)
 
     def _wrap_sys_exit(self) -> None:
         """`except Exception: print_exc(); sys.exit(1)` hides the exception from every hook.

@@ -28,6 +28,7 @@ from ...record.notes import (
     LeftCallNote,
     NoteData,
     OwnFindingNote,
+    PairedNote,
     PartOffNote,
     WithoutGradientNote,
 )
@@ -452,15 +453,12 @@ class Recorder:
         with contextlib.suppress(Exception):
             if not isinstance(error, Exception) or isinstance(error, _ORDINARY):
                 return
-            if hasattr(error, "finding"):
-                return  # what it says is on record as a finding
             site = self.site(sys._getframe(1))
             key = (function, name_of(error), site)
             count = self._left_calls[key] = self._left_calls.get(key, 0) + 1
             seldom = count & (count - 1) or len(self._left_calls) > _MOST_LEFT
             if not (seldom or self.writer.heap_half_full or self.writer.detached):
-                note = LeftCallNote(key[1], function, self.writer.calls)
-                self.note(note, titled(error), site)
+                self.note(LeftCallNote(key[1], function), titled(error), site)
 
     # -- waits that are no call ----------------------------------------------------------------
 
@@ -509,7 +507,7 @@ class Recorder:
     def note(self, note: NoteData, message: str, site: int = 0) -> None:
         """Put an event on record."""
         self.writer.note(note, message, site)
-        if isinstance(note, OwnFindingNote | WithoutGradientNote):
+        if isinstance(note, OwnFindingNote | PairedNote | WithoutGradientNote):
             shown = {"group": self._shown_names.get(note.group, note.group)}
         else:
             shown = {}

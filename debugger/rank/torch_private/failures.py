@@ -32,8 +32,8 @@ def on_failures(note: Callable[[str, BaseException | None], None]) -> None:
     def describes(function: Any, *_: Any, **__: Any) -> None:
         note(str(function), sys.exc_info()[1])
 
-    def leaves(function: Any, exc_type: Any, error: Any, *_: Any) -> None:
-        if exc_type is not None and function.name.startswith(_NOTED):
+    def leaves(function: Any, _: Any = None, error: Any = None, *__: Any) -> None:
+        if error is not None and function.name.startswith(_NOTED):
             note(function.name.removeprefix(_STEP), error)
 
     before(c10d_logger, "_get_msg_dict", describes)
