@@ -1,4 +1,4 @@
-"""What each wrapper pairs by position is compared, where the ranks disagree and where they do not."""
+"""What each wrapper pairs by position is compared: ranks that disagree, and ranks that do not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,11 @@ def _program(tmp_path: Path) -> str:
     ("wrapper", "how", "told"),
     [
         ("ddp", "order", "rank 1 has b.weight where the others have a.weight, at #0 of 2"),
-        ("ddp", "frozen", "has a.weight float32[4,4] where the others have a.weight float32[4,4] f"),
+        (
+            "ddp",
+            "frozen",
+            "1 has a.weight float32[4,4] where the others have a.weight float32[4,4] f",
+        ),
         ("fsdp1", "order", "rank 1 has b.weight where the others have a.weight, at #0 of 2"),
         ("fsdp2", "order", "rank 1 has b.weight where the others have a.weight, at #0 of 2"),
     ],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,13 +18,11 @@ from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
-from ...errors.in_ranks import FindingRaised
 from ...record import layout, wording
 from ...record.backend_names import by_device
 from ...record.layout import Activity, Definition, GroupState
 from ...record.notes import (
     LayerOffNote,
-    LeftCallNote,
     NoteData,
     OwnFindingNote,
     PairedNote,
@@ -49,13 +46,10 @@ from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
-from .exception_text import name_of, titled
+from .left_calls import LeftCalls
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
 _MOST_SITES = 10_000
-_MOST_LEFT = 256
-_ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)
-"""Exceptions that are no failure of a call."""
 DEFAULT_TIMEOUT_S = 1800.0
 """Of a group that was given none."""
 LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
@@ -183,7 +177,7 @@ class Recorder:
         """Kinds and lines of what this process has found itself, where the run goes on."""
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
-        self._left_calls: dict[tuple[str, str, int], int] = {}
+        self.left_call = LeftCalls(self)
         self._blind = False
         writer.identify(self._identity)
         self._record_environment()
@@ -446,19 +440,6 @@ class Recorder:
         made = self.writer.call_at(number)
         if made is not None:
             self.left_call(OPS[made[0]], error)
-
-    def left_call(self, function: str, error: BaseException | None) -> None:
-        """An exception leaves this function of torch's, which this thread has called. One that
-        leaves a line again and again, as in a loop that tries anew, is noted ever more seldom."""
-        with contextlib.suppress(Exception):
-            if not isinstance(error, Exception) or isinstance(error, _ORDINARY):
-                return
-            site = self.site(sys._getframe(1))
-            key = (function, name_of(error), site)
-            count = self._left_calls[key] = self._left_calls.get(key, 0) + 1
-            seldom = count & (count - 1) or len(self._left_calls) > _MOST_LEFT
-            if not (seldom or self.writer.heap_half_full or self.writer.detached):
-                self.note(LeftCallNote(key[1], function), titled(error), site)
 
     # -- waits that are no call ----------------------------------------------------------------
 
