@@ -10,7 +10,7 @@ from typing import Any
 
 from .groups import is_python_group
 from .modules import Wrapped, c10d
-from .probe import Part, before, patch
+from .probe import Part, before, patch, within
 from .probe import c10d as private
 
 COALESCING = Part(
@@ -131,15 +131,8 @@ def open_monitored_barrier(group_class: type) -> None:
 def on_blocking_messages(watch: Callable[[], AbstractContextManager[None]]) -> None:
     """Be entered around each `send` and `recv`, which wait, unlike `isend` and `irecv`."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def blocking(*args: Any, **kwargs: Any) -> Any:
-            with watch():
-                return original(*args, **kwargs)
-
-        return blocking
-
     for name in ("send", "recv"):
-        patch(c10d, name, make)
+        within(c10d, name, lambda *_, **__: watch())
 
 
 @NOT_IN_GROUP

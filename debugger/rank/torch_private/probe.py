@@ -10,6 +10,7 @@ Known are torch 2.11 to 2.15.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -253,6 +254,21 @@ def after(owner: Any, name: str, hear: Callable[..., object]) -> None:
             result = original(*args, **kwargs)
             hear(result, *args, **kwargs)
             return result
+
+        return call
+
+    patch(owner, name, make)
+
+
+def within(
+    owner: Any, name: str, watch: Callable[..., contextlib.AbstractContextManager[object]]
+) -> None:
+    """Have each call of `owner.name` made within what `watch` returns for its arguments."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with watch(*args, **kwargs):
+                return original(*args, **kwargs)
 
         return call
 
