@@ -204,14 +204,16 @@ class UnwindingNote(RaisedNote):
 
 @dataclass(frozen=True, slots=True)
 class LeftCallNote(NoteData):
-    """An exception of this type has left this function of torch's; the program may have caught it.
-    The message is its text."""
+    """An exception of this type has left this function of torch's, when the rank had made so many
+    calls; the program may have caught it. The message is its text."""
 
     type: str
     function: str
+    call: int
 
     KIND = "left_call"
     LEVEL = "debug"
+    FOR_DIAGNOSIS = frozenset({"call"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...record.layout import Phase
 from ...record.notes import LeftCallNote, RaisedNote
-from ...record.snapshot import Note
+from ...record.snapshot import Note, Rank
 from ...record.wording import at_site, printable, ranks_text
 from ..findings import Finding
+from ..limits import SECOND_NS
 from .world import World
 
 _RAISED = tuple(kind.KIND for kind in RaisedNote.__subclasses__())
@@ -19,19 +21,22 @@ def with_caught(world: World, finding: Finding) -> Finding:
     """The finding, with what its culprits, and the others in it, have caught before it."""
     found: dict[str, list[int]] = {}
     for rank in dict.fromkeys((*finding.culprits, *finding.ranks)):
-        note = _last_caught(world, rank, finding.observable_ns)
-        if note and (told := LeftCallNote.read(note.data)):
-            said = printable(note.message.removeprefix(told.type).removeprefix(": "), 200)
+        left = world.notes(rank, LeftCallNote) if rank in world.ranks else []
+        left = [note for note in left if note.time_ns <= finding.observable_ns]
+        told = LeftCallNote.read(left[-1].data) if left else None
+        if told and _went_on(world.ranks[rank], left[-1], told.call, finding.observable_ns):
+            said = printable(left[-1].message.removeprefix(told.type).removeprefix(": "), 200)
             text = f"raised {printable(told.type, 80)} in {printable(told.function, 80)}"
-            text += f"{at_site(note.site)} before this, and went on{f' ({said})' if said else ''}"
+            text += f"{at_site(left[-1].site)} before this, and went on{said and f' ({said})'}"
             found.setdefault(text, []).append(rank)
     lines = [f"{ranks_text(ranks)} {text}" for text, ranks in found.items()][:MOST_LINES]
     return replace(finding, details=(*finding.details, *lines)) if lines else finding
 
 
-def _last_caught(world: World, rank: int, before_ns: int) -> Note | None:
-    """None where the rank's end, or what it raised later, is that same exception."""
-    left = world.notes(rank, LeftCallNote) if rank in world.ranks else []
-    note = next((note for note in reversed(left) if note.time_ns <= before_ns), None)
-    ends = [one.message for one in world.ranks[rank].notes if one.kind in _RAISED] if note else []
-    return None if note and any(note.message in text for text in ends) else note
+def _went_on(rank: Rank, note: Note, call: int, now_ns: int) -> bool:
+    """Whether the rank has made another call since, or runs for so long that the exception cannot
+    be on its way out; and neither ended, nor was cleaning up, for that same exception."""
+    if rank.calls <= call and (now_ns - note.time_ns < SECOND_NS or rank.phase >= Phase.EXITING):
+        return False
+    ends = (one.message for one in rank.notes if one.kind in _RAISED)
+    return not any(note.message in text for text in ends)

@@ -37,4 +37,5 @@ class LeftCalls:
             self._counts[key] += 1
             seldom = self._counts[key] & (self._counts[key] - 1) or len(self._counts) > _MOST
             if not (seldom or recorder.writer.heap_half_full or recorder.writer.detached):
-                recorder.note(LeftCallNote(key[1], function), titled(error), key[2])
+                note = LeftCallNote(key[1], function, recorder.writer.calls)
+                recorder.note(note, titled(error), key[2])
