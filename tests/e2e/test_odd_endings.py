@@ -147,7 +147,7 @@ def test_a_call_in_an_exit_handler_whose_peer_has_left(
 
 
 ALL_BUT_GONE = """
-import builtins, io, os, sys, time
+import builtins, io, os, sys, threading, time
 import torch, torch.distributed as dist
 
 def refused(*_, **__):
@@ -166,6 +166,7 @@ elif sys.argv[1] == "clock":
     for name in ("time", "time_ns", "monotonic", "monotonic_ns", "sleep"):
         setattr(time, name, refused)
 dist.all_reduce(torch.ones(3))
+threading.Event().wait(0.5)  # for some heartbeats
 dist.destroy_process_group()
 if sys.argv[1] == "modules":
     assert "torch.distributed" not in sys.modules, "a second import would register types twice"
