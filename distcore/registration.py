@@ -7,13 +7,13 @@ question as it would without distcore.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 from . import torch_private
 from .backend import register
 from .base.backend_names import by_device
+from .base.wrapping import around
 from .mpi import torch_api as mpi
 from .mpi.backend import MpiBackend
 from .nccl.backend import NcclBackend
@@ -49,9 +49,9 @@ def stand_by() -> None:
         theirs = getattr(torch_private.c10d, name, None)
         if theirs is None:
             continue  # without the two private ones, init_process_group alone knows our names
-        adapted = theirs if torch_private.has_own_mpi() else mpi.ADAPTED[name](theirs)
-        ours = functools.wraps(theirs)(_asking(adapted, position))
-        torch_private.in_front(name, ours)
+        ours = around(theirs)
+        adapted = theirs if torch_private.has_own_mpi() else ours(mpi.ADAPTED[name](theirs))
+        torch_private.in_front(name, ours(_asking(adapted, position)))
 
 
 def _asking(adapted: Function, position: int) -> Function:

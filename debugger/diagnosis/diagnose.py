@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
 from .facts.agreed import with_agreement
+from .facts.caught import with_caught
 from .facts.channels import Channels
 from .facts.known_faults import cited
 from .facts.needs import Needs
@@ -36,6 +37,7 @@ from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, placed, refine_cause
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
+from .rules.paired_otherwise import paired_otherwise
 from .rules.reported_by_ranks import reported, unreported
 from .rules.split_mismatch import split_mismatches
 from .rules.stalled import stalled
@@ -92,6 +94,7 @@ def diagnose(
         *candidates_of(message_mismatches, world, channels),
         *candidates_of(creation_mismatches, world),
         *candidates_of(different_splits, world),
+        *candidates_of(paired_otherwise, world),
         *candidates_of(joins, world, needs),
         *candidates_of(deadlocks, world, channels, needs),
         *candidates_of(departures, world, channels, needs),
@@ -121,6 +124,7 @@ def diagnose(
     ]
     found = [rule(mentioned, finding, world, finding) for finding in _ready(world, folded)]
     found = [rule(cited, finding, world, finding) for finding in found]
+    found = [rule(with_caught, finding, world, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
 

@@ -7,7 +7,6 @@ reported in one line and left out.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
@@ -41,7 +40,7 @@ from .group.timeouts import Timeouts
 from .group.wrap import Groups
 from .log import python_warnings, rank_log
 from .log.debug_level import DebugLevel
-from .log.own_faults import report_own_fault, say
+from .log.own_faults import at_exit, report_own_fault, say
 from .process import cleanup_calls, init_process_group, init_rpc, meeting, ptrace
 from .process.exceptions import Exceptions
 from .process.exits import Exits
@@ -54,8 +53,10 @@ from .record import call_site
 from .record.identity import identity
 from .record.recorder import Recorder
 from .replicas import check
+from .replicas.pairing import Pairing
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
+from .torch_private.failures import on_failures
 from .torch_private.gloo_sockets import GlooSockets
 from .torch_private.gloo_workers import settle
 from .torch_private.stores import on_store_waits
@@ -88,7 +89,7 @@ def install(
     path = run_directory or os.environ.get(RUN_DIRECTORY)
     if not path:
         return None
-    atexit.register(_come_to_rest)  # first, so that it runs after all that others register
+    at_exit(_come_to_rest)  # first, so that it runs after all that others register
     try:
         made = (make or Layer)(Path(path))
         made.observe()
@@ -228,6 +229,8 @@ class Layer:
             "watching calls on other groups": lambda: torch_private.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
+            "comparing what is paired by position": Pairing(recorder).observe,
+            "watching exceptions that are caught": lambda: on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching init_rpc": lambda: init_rpc.observe(
                 recorder, self.directory, self.forks, self.exits

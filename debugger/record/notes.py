@@ -203,6 +203,20 @@ class UnwindingNote(RaisedNote):
 
 
 @dataclass(frozen=True, slots=True)
+class LeftCallNote(NoteData):
+    """An exception of this type has left this function of torch's, when the rank had made so many
+    calls; the program may have caught it. The message is its text."""
+
+    type: str
+    function: str
+    call: int
+
+    KIND = "left_call"
+    LEVEL = "debug"
+    FOR_DIAGNOSIS = frozenset({"call"})
+
+
+@dataclass(frozen=True, slots=True)
 class FindingRaisedNote(NoteData):
     """The rank has raised the verdict, or a finding of its own, of the kind in the message: what it
     does from then on says nothing."""
@@ -400,6 +414,26 @@ class WithoutGradientNote(NoteData):
     call: int
 
     FOR_DIAGNOSIS = frozenset({"call"})
+
+
+@dataclass(frozen=True, slots=True)
+class PairedNote(NoteData):
+    """A wrapper of this name has taken tensors, which it pairs by position with those of the
+    group's other ranks, when the rank had issued so many collectives of the group. `order`: a hash
+    of all in their order, each with name, shape, dtype and whether it is frozen; `names`: one of
+    their names, sorted. `rows`: the same as text, a line each, as far as there was room."""
+
+    wrapper: str
+    group: tuple[str, int]
+    seq: int
+    order: int
+    names: int
+    rows: str
+    count: int
+
+    KIND = "paired"
+    LEVEL = "debug"
+    FOR_DIAGNOSIS = frozenset({"order", "names", "seq"})
 
 
 @dataclass(frozen=True, slots=True)

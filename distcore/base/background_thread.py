@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Callable
+from os import getpid
 from typing import Any
 
 _MOST_NAME_BYTES = 15
@@ -38,12 +38,12 @@ class BackgroundThread:
 
     def start(self) -> None:
         """Begin. Raises RuntimeError where the system has no room for another thread."""
-        self._process = os.getpid()
+        self._process = getpid()
         self.ident = _thread.start_new_thread(self._bootstrap, ())
 
     def is_alive(self) -> bool:
         """Whether it has begun and has not ended; a forked child does not have it."""
-        return self._process == os.getpid() and not self._ended.is_set()
+        return self._process == getpid() and not self._ended.is_set()
 
     def is_here(self) -> bool:
         """Whether it is the thread that asks."""

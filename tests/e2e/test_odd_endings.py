@@ -144,3 +144,42 @@ def test_a_call_in_an_exit_handler_whose_peer_has_left(
     (error,) = done.errors
     assert (error["kind"], error["culprits"]) == ("early_exit", [0])
     assert error["ranks"]["1"]["location"]["line"] == 6
+
+
+ALL_BUT_GONE = """
+import builtins, io, os, sys, threading, time
+import torch, torch.distributed as dist
+
+def refused(*_, **__):
+    raise RuntimeError("what the program has replaced was called")
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(3))
+if sys.argv[1] == "modules":
+    for name in [name for name in sys.modules if name.startswith("torch.distributed")]:
+        del sys.modules[name]
+elif sys.argv[1] == "open":
+    builtins.open = io.open = refused
+elif sys.argv[1] == "getpid":
+    os.getpid = refused
+elif sys.argv[1] == "clock":
+    for name in ("time", "time_ns", "monotonic", "monotonic_ns", "sleep"):
+        setattr(time, name, refused)
+dist.all_reduce(torch.ones(3))
+threading.Event().wait(0.5)  # for some heartbeats
+dist.destroy_process_group()
+if sys.argv[1] == "modules":
+    assert "torch.distributed" not in sys.modules, "a second import would register types twice"
+"""
+
+
+@pytest.mark.parametrize("gone", ["modules", "open", "getpid", "clock"])
+def test_what_the_program_has_dropped_is_not_missed(
+    gone: str, tmp_path: Path, zygote: Zygote
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ALL_BUT_GONE)
+    done = zygote.run(2, [str(script), gone], tmp_path)
+    assert done.exit_code == 0, done.explain()
+    assert (done.report["findings"], done.report["off"]) == ([], [])
+    assert "refused" not in done.stdout + done.stderr, done.explain()

@@ -9,11 +9,11 @@ stays that one's: there only calls are looked at.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from os import getpid
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,7 +53,7 @@ class OnDemand:
         self._look_once = look_once
         self._resumes = resumes
         self._ours = ours
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._asked_s = 0.0
         self._armed = False
         self._one = threading.Lock()
@@ -64,14 +64,14 @@ class OnDemand:
 
     def adopt(self) -> None:
         """This process was forked, and may be asked itself now."""
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._asked_s, self._armed = 0.0, False
         self._one = threading.Lock()
 
     def look(self) -> None:
         """Called with every heartbeat."""
-        if os.getpid() != self._owner:
-            break_requests.withdraw(self._directory, os.getpid())  # it passes over breakpoints
+        if getpid() != self._owner:
+            break_requests.withdraw(self._directory, getpid())  # it passes over breakpoints
         elif not break_requests.is_asked(self._directory, self._owner):
             if self._armed or self._asked_s:
                 self._end()
@@ -101,7 +101,7 @@ class OnDemand:
     def _first(self) -> bool:
         """Whether this thread is the one to stop. The request is taken away here, so that nobody
         can take it back, and be told so, who comes later."""
-        if os.getpid() != self._owner:
+        if getpid() != self._owner:
             self._armed = False  # the lock may be that of a thread that was not forked
             return False
         with self._one:

@@ -6,13 +6,13 @@ and on demand, while it runs.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from os import getpid
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from ...record.runs.run_directory import is_live
 from ...record.safe_text.whole_numbers import whole_number
 from ...record.wording import printable
 from .. import torch_private
-from ..log.own_faults import report_own_fault, say
+from ..log.own_faults import at_exit, report_own_fault, say
 from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
 from ..record import call_site
@@ -54,7 +54,7 @@ class Breakpoints:
         self._directory = directory
         self._main_thread = main_thread
         self._supervised = is_live(directory)
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._turn = threading.Lock()
         self._local = threading.local()
         self._console = Console(self._look)
@@ -80,11 +80,11 @@ class Breakpoints:
         torch_private.on_breakpoint(lambda: _TorchsPdb(self.stop_or_other))
         self.trace()
         self.on_demand.observe()
-        atexit.register(self.end)
+        at_exit(self.end)
 
     def adopt(self) -> None:
         """This process was forked, and is a rank of its own now."""
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._turn = threading.Lock()  # the parent's may be that of a thread that was not forked
         own: RankPdb | None = getattr(self._local, "pdb", None)
         if own is not None:
@@ -122,7 +122,7 @@ class Breakpoints:
         claim = self._directory / standing.FOLDER / _CLAIM
         try:
             claim.parent.mkdir(mode=0o700, exist_ok=True)
-            os.symlink(str(os.getpid()), claim)  # whole from the beginning, unlike a file
+            os.symlink(str(getpid()), claim)  # whole from the beginning, unlike a file
         except FileExistsError:
             self._await_first(claim, error)
             return
@@ -160,7 +160,7 @@ class Breakpoints:
 
     def end(self) -> None:
         """The process ends."""
-        if os.getpid() == self._owner:
+        if getpid() == self._owner:
             self._console.end(f"{self._prompt()} has ended")
 
     def look(self) -> None:
@@ -201,7 +201,7 @@ class Breakpoints:
 
     def _passes(self) -> bool:
         """Whether a breakpoint is none now."""
-        if os.getpid() != self._owner:
+        if getpid() != self._owner:
             if not getattr(self._local, "told", False):
                 self._local.told = True
                 say(f"a child of {self._prompt()} passes over its breakpoints: it is no rank")
@@ -230,7 +230,7 @@ class Breakpoints:
 
     def _prompt(self) -> str:
         rank = self._rank()
-        return f"process {os.getpid()}" if rank is None else f"rank {rank}"
+        return f"process {getpid()}" if rank is None else f"rank {rank}"
 
     @contextlib.contextmanager
     def _shown(self, frame: FrameType | None, trace: Any) -> Iterator[bool]:
@@ -258,7 +258,7 @@ class Breakpoints:
             self._local.shown = False
 
     def _who(self) -> tuple[int | None, int]:
-        return self._rank(), os.getpid()
+        return self._rank(), getpid()
 
     def _why(self, address: str = "") -> tuple[str, str]:
         error = getattr(self._local, "error", None)

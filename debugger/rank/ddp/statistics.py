@@ -7,7 +7,6 @@ for the report.
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from ...record.notes import DdpTimesNote
 from ..group import outstanding
 from ..log import rank_log
 from ..log.debug_level import DebugLevel
-from ..log.own_faults import report_own_fault
+from ..log.own_faults import at_exit, report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private import ddp as private
 from .unused_parameters import UnusedParameters
@@ -74,7 +73,7 @@ def observe(recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> 
     private.on_construction(watch.made)
     private.on_statistics(watch.forward)
     private.on_join_notices(outstanding.keep)
-    atexit.register(watch.note_times)
+    at_exit(watch.note_times)
 
 
 class _Watch:

@@ -59,7 +59,7 @@ class UnusedParameters:
 
     def observe(self) -> None:
         """From now on the models of `watch` are looked at when a backward has ended."""
-        private.on_backward_end(self._look)
+        private.on_backward_end(self._look, self._recorder.left_call)
 
     def watch(self, model: Any, name: str) -> None:
         """A DistributedDataParallel that was just made, of a module of class `name`."""

@@ -7,9 +7,9 @@ the events of the backend where it tells.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from itertools import islice
+from time import monotonic_ns
 from typing import Any
 
 from torch.distributed import Work
@@ -82,7 +82,7 @@ def times_ns(work: Any) -> tuple[int, int]:
         duration_ns = round(float(work._get_duration()) * 1e6)
     except Exception:  # not timed, or a backend that does not
         return 0, 0
-    now_ns = time.monotonic_ns()
+    now_ns = monotonic_ns()
     return now_ns - duration_ns, now_ns
 
 

@@ -16,12 +16,13 @@ import functools
 import linecache
 import os
 import sys
-import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from os import getpid
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 from distcore.base import deadline
@@ -90,13 +91,13 @@ class Timeouts:
         self._recorder = recorder
         self._sockets = sockets
         self._directory = directory
-        self._owner = os.getpid()
+        self._owner = getpid()
         self._off = False
         self._groups: dict[int, GroupRecord] = {}
         self._over: dict[int, int] = {}
         """By group, how many of its collectives are no longer under way."""
         self._waited_ns: dict[int, int] = {}
-        self._looked_ns = time.monotonic_ns()
+        self._looked_ns = monotonic_ns()
         self._pauses: list[tuple[float, float]] = []
         self._paused_since: float | None = None
         self._asked = False
@@ -170,11 +171,11 @@ class Timeouts:
             report_own_fault("keeping the timeouts of groups", error)
 
     def _look(self) -> None:
-        if os.getpid() != self._owner:
-            self._owner = os.getpid()
+        if getpid() != self._owner:
+            self._owner = getpid()
             self._groups.clear()  # in a forked child, these were its parent's
             self._left_alone.clear()
-        now_ns = time.monotonic_ns()
+        now_ns = monotonic_ns()
         step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
         self._looked_ns = now_ns
         stands = self._look_for_stops(now_ns / 1e9)

@@ -5,8 +5,11 @@ Imports no torch: the log may fail before the program has imported it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+from collections.abc import Callable
+from os import getpid
 
 from . import rank_log
 from .interruptions import is_interruption
@@ -23,9 +26,20 @@ def report_own_fault(what: str, error: BaseException) -> None:
     note_part_off = rank_log.of_this_process.note_part_off
     if note_part_off is not None:
         note_part_off(what, f"{what} is switched off: {error!r}")
-    text = f"{what} is switched off in process {os.getpid()}: {error!r}"
+    text = f"{what} is switched off in process {getpid()}: {error!r}"
     say(text)
     rank_log.put("own_fault", "warning", {"message": text}, printed=True)
+
+
+def at_exit(handler: Callable[[], object]) -> None:
+    """Have the handler called when the process ends. What the program has replaced by then (`open`,
+    `os.getpid`, a clock) may make it fail, which must not show in what the program prints."""
+
+    def guarded() -> None:
+        with contextlib.suppress(Exception):
+            handler()
+
+    atexit.register(guarded)
 
 
 def say(text: str) -> None:

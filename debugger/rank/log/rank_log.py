@@ -13,11 +13,11 @@ import os
 import reprlib
 import socket
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 from ...record.logs import log_file
@@ -102,7 +102,7 @@ def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False
     if of_this_process.broken or _logs() is None:
         return
     late: list[partial[None]] | None = getattr(of_this_process.thread, "late", None)
-    record = partial(_add, time.time_ns(), event, level, fields, printed)
+    record = partial(_add, time_ns(), event, level, fields, printed)
     if late is None:
         record()
     else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from os import getpid
 
 from ...errors.in_ranks import FindingRaised
 from ...record.notes import (
@@ -143,7 +143,7 @@ class Exceptions:
         """Whether this one was recorded before; from now on it was. By a mark on itself: the number
         of one that was freed is given to the next, and to hold it would keep what its frames hold.
         A copy, and one that another process has pickled, has the mark of the other."""
-        mark = (os.getpid(), id(error))
+        mark = (getpid(), id(error))
         if getattr(error, _RECORDED, None) == mark or id(error) in self._unmarked:
             return True
         try:

@@ -6,9 +6,7 @@ process itself can tell, and it must do so before its parents and peers react.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import multiprocessing.popen_fork
 import multiprocessing.process
 import os
@@ -21,6 +19,8 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
+from distcore.base.wrapping import around
+
 from ...errors.in_ranks import FindingRaised
 from ...record.exits import tell_asked
 from ...record.layout import Phase
@@ -29,10 +29,11 @@ from ...record.runs.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
 from ..log.interruptions import is_interruption
-from ..log.own_faults import report_own_fault
+from ..log.own_faults import at_exit, report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
 from ..record.recorder import Recorder
+from ..torch_private.probe import before
 from . import unittests
 from .exceptions import Exceptions
 from .verdict import VerdictWatch
@@ -74,7 +75,7 @@ class Exits:
         self._wrap_sys_exit()
         self._wrap_os_exit()
         unittests.observe(self.caught)
-        atexit.register(self._at_exit)
+        at_exit(self._at_exit)
 
     def caught(self, error: BaseException) -> None:
         """A test runner has caught this error of the program's, and will most likely end the
@@ -96,7 +97,7 @@ class Exits:
         record before that; handlers run in the reverse of their order."""
         if not self._may_leave:
             self._may_leave = True
-            atexit.register(self._begin_to_leave)
+            at_exit(self._begin_to_leave)
 
     def _begin_to_leave(self) -> None:
         self._recorder.writer.phase(Phase.EXITING, self._exit_code)
@@ -189,9 +190,11 @@ class Exits:
         process_class: Any = multiprocessing.process.BaseProcess
         original = process_class._bootstrap
 
+        @around(original)
         def bootstrap(process: Any, *args: Any, **kwargs: Any) -> Any:
             run = process.run
 
+            @around(run)
             def observed() -> None:
                 try:
                     run()
@@ -219,17 +222,13 @@ class Exits:
         """Who ends its own child wants it so; multiprocessing ends those that are daemons, too, as
         the process ends: among them may be ranks of a world of their own, which save checkpoints,
         say."""
-        popen: Any = multiprocessing.popen_fork.Popen
-        original = popen.terminate
 
-        @functools.wraps(original)
-        def terminate(child: Any) -> None:
+        def terminates(child: Any) -> None:
             with contextlib.suppress(Exception):
                 path = RunDirectory(self._recorder.writer.path.parent.parent).exits
                 tell_asked(path, int(child.pid), signal.SIGTERM)
-            original(child)
 
-        popen.terminate = terminate
+        before(multiprocessing.popen_fork.Popen, "terminate", terminates)
 
     def _wrap_sys_exit(self) -> None:
         """`except Exception: print_exc(); sys.exit(1)` hides the exception from every hook.

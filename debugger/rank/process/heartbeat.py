@@ -6,9 +6,9 @@ wait."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
+from os import getpid
 from pathlib import Path
 from types import FrameType
 
@@ -130,7 +130,7 @@ class Heartbeat:
     def _infer(self) -> None:
         """The main thread waits for a future in C++ if it has not run since the last beat."""
         ident = threading.main_thread().ident or 0
-        native = os.getpid()  # `native_id` is the parent's in a forked process, before Python 3.13
+        native = getpid()  # `native_id` is the parent's in a forked process, before Python 3.13
         writer = self._recorder.writer
         number = outstanding.oldest_awaited()
         before = self._switches.get(native)
@@ -171,5 +171,5 @@ class Heartbeat:
             call = 0 if waits_for is None else waits_for + 1
             if self._inferred is None:
                 site = self._site(frame) if frame is not None else 0
-                writer.infer(ident, os.getpid(), call, site, SEEN_STILL)
+                writer.infer(ident, getpid(), call, site, SEEN_STILL)
             self._on_stream = waits_for

@@ -11,7 +11,6 @@ a signal or `os._exit`, and what a node had not told by then would be missing fr
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import os
@@ -27,6 +26,7 @@ from ...record.exits import tell_asked
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.whole_numbers import whole_number
+from ..log.own_faults import at_exit
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
@@ -141,7 +141,7 @@ class Meeting:
             self._leaving.set()
             thread.join(1.0)  # no thread may be in torch's code when the interpreter is finalised
 
-        atexit.register(leave)
+        at_exit(leave)
 
     def begin_early(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         """Meet in a store that may come to be, or not: this rank may never come to where it makes
@@ -159,7 +159,7 @@ class Meeting:
             self._leaving.set()
             thread.join(1.0)
 
-        atexit.register(leave)
+        at_exit(leave)
 
     def is_wanted(self) -> bool:
         """In a moment: whether nobody has begun to meet by then, and the process goes on."""

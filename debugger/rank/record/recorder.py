@@ -25,12 +25,14 @@ from ...record.notes import (
     LayerOffNote,
     NoteData,
     OwnFindingNote,
+    PairedNote,
     PartOffNote,
     WithoutGradientNote,
 )
 from ...record.safe_text.environment import allowed
 from ...record.signature import (
     OP_CODES,
+    OPS,
     Signature,
     agreement_hash,
     exact_hash,
@@ -44,6 +46,7 @@ from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
+from .left_calls import LeftCalls
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
 _MOST_SITES = 10_000
@@ -174,6 +177,7 @@ class Recorder:
         """Kinds and lines of what this process has found itself, where the run goes on."""
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
+        self.left_call = LeftCalls(self)
         self._blind = False
         writer.identify(self._identity)
         self._record_environment()
@@ -433,6 +437,9 @@ class Recorder:
         """The call with this number ended with this error, which the program is given."""
         lost = lost_connections.LostCall.of(error, number, self.writer.calls)
         self.lost_call = lost or self.lost_call
+        made = self.writer.call_at(number)
+        if made is not None:
+            self.left_call(OPS[made[0]], error)
 
     # -- waits that are no call ----------------------------------------------------------------
 
@@ -481,7 +488,7 @@ class Recorder:
     def note(self, note: NoteData, message: str, site: int = 0) -> None:
         """Put an event on record."""
         self.writer.note(note, message, site)
-        if isinstance(note, OwnFindingNote | WithoutGradientNote):
+        if isinstance(note, OwnFindingNote | PairedNote | WithoutGradientNote):
             shown = {"group": self._shown_names.get(note.group, note.group)}
         else:
             shown = {}

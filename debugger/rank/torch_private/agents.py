@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .modules import Wrapped
-from .probe import patch
+from .probe import before
 
 
 def on_new_world(told: Callable[[Sequence[int]], None]) -> None:
@@ -14,12 +13,8 @@ def on_new_world(told: Callable[[Sequence[int]], None]) -> None:
     failed: another node has come or gone, and the workers begin anew in a world of another size."""
     from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
 
-    def make(original: Wrapped) -> Wrapped:
-        def restart(agent: Any, workers: Any) -> Any:
-            if workers.state == WorkerState.HEALTHY:
-                told([one.id for one in workers.workers if type(one.id) is int])
-            return original(agent, workers)
+    def restart(_agent: Any, workers: Any) -> None:
+        if workers.state == WorkerState.HEALTHY:
+            told([one.id for one in workers.workers if type(one.id) is int])
 
-        return restart
-
-    patch(SimpleElasticAgent, "_restart_workers", make)
+    before(SimpleElasticAgent, "_restart_workers", restart)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .groups import is_python_group
 from .modules import Wrapped, c10d
-from .probe import Part, patch
+from .probe import Part, before, patch, within
 from .probe import c10d as private
 
 COALESCING = Part(
@@ -131,26 +131,12 @@ def open_monitored_barrier(group_class: type) -> None:
 def on_blocking_messages(watch: Callable[[], AbstractContextManager[None]]) -> None:
     """Be entered around each `send` and `recv`, which wait, unlike `isend` and `irecv`."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def blocking(*args: Any, **kwargs: Any) -> Any:
-            with watch():
-                return original(*args, **kwargs)
-
-        return blocking
-
     for name in ("send", "recv"):
-        patch(c10d, name, make)
+        within(c10d, name, lambda *_, **__: watch())
 
 
 @NOT_IN_GROUP
 def on_not_in_group(note: Callable[[str], None]) -> None:
     """Hear of collectives that torch skips because the rank is not in the group."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def warn(op_name: str, *args: Any, **kwargs: Any) -> Any:
-            note(op_name)
-            return original(op_name, *args, **kwargs)
-
-        return warn
-
-    patch(c10d, "_warn_not_in_group", make)
+    before(c10d, "_warn_not_in_group", lambda op_name, *_, **__: note(op_name))

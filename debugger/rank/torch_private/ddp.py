@@ -11,7 +11,7 @@ import torch.autograd
 import torch.nn.parallel
 
 from .modules import Wrapped, dist
-from .probe import DIST, Part, Private, patch
+from .probe import DIST, Part, Private, after, patch
 from .training import on_model_replicated
 
 # torch exports these names at run time, but its stubs do not say so.
@@ -57,15 +57,7 @@ def on_join_notices(note: Callable[[Any], None]) -> None:
     own pages, and its ZeroRedundancyOptimizer, do not wait for it."""
     from torch.distributed.algorithms.join import Join
 
-    def make(original: Wrapped) -> Wrapped:
-        def notify_join_context(*args: Any, **kwargs: Any) -> Any:
-            work = original(*args, **kwargs)
-            note(work)
-            return work
-
-        return notify_join_context
-
-    patch(Join, "notify_join_context", make)
+    after(Join, "notify_join_context", lambda work, *_, **__: note(work))
     Join.notify_join_context = staticmethod(Join.notify_join_context)  # type: ignore[method-assign]
 
 
@@ -73,20 +65,15 @@ def on_join_notices(note: Callable[[Any], None]) -> None:
 def on_statistics(observe: Callable[[Any], None]) -> None:
     """`observe(logger)` is called in every forward, behind torch's own look at the last one."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def take(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            observe(self)
-            return result
-
-        return take
-
-    patch(dist.Logger, "set_runtime_stats_and_log", make)
+    after(dist.Logger, "set_runtime_stats_and_log", lambda _, logger, *__: observe(logger))
 
 
 @UNUSED
-def on_backward_end(observe: Callable[[], None]) -> None:
-    """`observe()` is called at the end of every backward that is in no other one."""
+def on_backward_end(
+    observe: Callable[[], None], failed: Callable[[str, BaseException], None]
+) -> None:
+    """`observe()` is called at the end of every backward that is in no other one; `failed` hears
+    of an exception that leaves it."""
     running: list[None] = []
 
     def make(original: Wrapped) -> Wrapped:
@@ -94,6 +81,9 @@ def on_backward_end(observe: Callable[[], None]) -> None:
             running.append(None)
             try:
                 result = original(*args, **kwargs)
+            except Exception as error:
+                failed("backward", error)
+                raise
             finally:
                 running.pop()
             if not running:

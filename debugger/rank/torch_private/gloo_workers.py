@@ -9,6 +9,7 @@ ranks on a busy machine.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -25,17 +26,16 @@ _CALM_LOOKS = 7
 def settle() -> None:
     """Return when no worker of gloo has anything left to do, or is blocked in a call; after a
     second at the latest. About 8 ms for a process with groups, nothing for others."""
-    workers = _workers()
-    if not workers:
-        return
-    deadline = time.monotonic() + _LIMIT_S
-    before = None
-    calm = 0
-    while calm < _CALM_LOOKS and time.monotonic() < deadline:
-        now = [_resting_since(worker) for worker in workers]
-        calm = calm + 1 if None not in now and now == before else 0
-        before = now
-        time.sleep(_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
+    with contextlib.suppress(Exception):  # the program may have replaced `open`, or the clock
+        workers = _workers()
+        deadline = time.monotonic() + _LIMIT_S
+        before = None
+        calm = 0
+        while workers and calm < _CALM_LOOKS and time.monotonic() < deadline:
+            now = [_resting_since(worker) for worker in workers]
+            calm = calm + 1 if None not in now and now == before else 0
+            before = now
+            time.sleep(_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
 
 
 def _workers() -> list[Path]:

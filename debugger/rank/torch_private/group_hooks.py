@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ...record.backend_names import by_device
 from .groups import backend_name
 from .groups import is_python_group as is_python_group
-from .modules import Wrapped, c10d
-from .probe import patch
+from .modules import c10d
+from .probe import after, before
 
 HOOK_ID = 1 << 62
 """Hooks are called in the order of their ids: ours come last."""
@@ -77,28 +79,16 @@ def unhook(group: Any) -> None:
 def on_new_groups(tell: Callable[[], None]) -> None:
     """`tell()` is called whenever a group was made."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def create(*args: Any, **kwargs: Any) -> Any:
-            made = original(*args, **kwargs)
-            tell()
-            return made
-
-        return create
-
-    patch(c10d, "_new_process_group_helper", make)
+    after(c10d, "_new_process_group_helper", lambda *_, **__: tell())
 
 
 def on_destroyed(tell: Callable[[Any], None]) -> None:
     """`tell(group)` is called before a group is destroyed; None: all of them."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def destroy_process_group(group: Any = None) -> Any:
-            tell(None if group is c10d.GroupMember.WORLD else group)
-            return original(group)
+    def destroys(group: Any = None) -> None:
+        tell(None if group is c10d.GroupMember.WORLD else group)
 
-        return destroy_process_group
-
-    patch(c10d, "destroy_process_group", make)
+    before(c10d, "destroy_process_group", destroys)
 
 
 # -- the flight recorder ---------------------------------------------------------------------
@@ -171,6 +161,5 @@ def _of_rings(backends: Sequence[str], function: str, *args: bool) -> list[bytes
 
 
 def _private() -> Any:
-    import torch
-
-    return torch._C._distributed_c10d
+    private: Any = torch._C
+    return private._distributed_c10d

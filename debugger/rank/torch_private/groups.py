@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from distcore.base.wrapping import around
+
 from ...record.backend_names import by_device
 from . import python_groups
 from .modules import Wrapped, c10d
@@ -251,7 +253,7 @@ def show_to_hooks(group_class: type) -> None:
 
 
 def _behind(attach: Wrapped, group_class: type) -> Wrapped:
-    @functools.wraps(attach)
+    @around(attach)
     def to_the_one_behind(pg: Any, *args: Any, **kwargs: Any) -> Any:
         given: Any = pg
         return attach(given._inner if isinstance(pg, group_class) else pg, *args, **kwargs)

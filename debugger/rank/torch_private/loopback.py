@@ -9,11 +9,12 @@ user has set that one, it holds.
 
 from __future__ import annotations
 
-import functools
 import ipaddress
 import os
 import socket
 from typing import Any
+
+from distcore.base.wrapping import around
 
 from .modules import c10d, dist
 from .probe import Part
@@ -70,7 +71,7 @@ def loopback_address(host: str) -> str | None:
 
 
 def _store(original: Any) -> Any:
-    @functools.wraps(original)
+    @around(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(_STORE_ARGUMENTS, args, strict=False)), **kwargs}
         serves = given.get("is_master") and given.get("master_listen_fd") is None
@@ -101,7 +102,7 @@ def _listener(address: str, port: Any) -> socket.socket | None:
 
 
 def _gloo(original: Any) -> Any:
-    @functools.wraps(original)
+    @around(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(("store", "rank", "size", "timeout"), args, strict=False)), **kwargs}
         options = None

@@ -24,7 +24,7 @@ from .marked_storages import MarkedStorages
 from .modules import Wrapped
 from .planned_operators import tensors_of
 from .planning import storage_address
-from .probe import Part, Private, patch
+from .probe import Part, Private, after, patch
 
 CPU = -1
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -421,12 +421,4 @@ def _meshes(places: Places) -> None:
     kind.device_type = property(device_type, doc=usual.__doc__)
     from torch.distributed.tensor import DTensor
 
-    def local(original: Wrapped) -> Wrapped:
-        def to_local(self: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(self, *args, **kwargs)
-            places.put(found, places.of(self))
-            return found
-
-        return to_local
-
-    patch(DTensor, "to_local", local)
+    after(DTensor, "to_local", lambda made, one, *_, **__: places.put(made, places.of(one)))

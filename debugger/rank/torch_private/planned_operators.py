@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .modules import Wrapped
 from .operator_calls import Unnoticed, accesses_of
-from .probe import Part, Private, patch
+from .probe import Part, Private, before
 
 BELOW_OTHERS = Part(
     "planned_late_watching",
@@ -135,15 +134,8 @@ def before_backward(begin: Callable[[], None]) -> None:
     import torch.autograd
     import torch.autograd.graph
 
-    def backward(original: Wrapped) -> Wrapped:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            begin()
-            return original(*args, **kwargs)
-
-        return run
-
     for module in (torch.autograd, torch.autograd.graph):
-        patch(module, "_engine_run_backward", backward)
+        before(module, "_engine_run_backward", lambda *_, **__: begin())
 
 
 def tensors_of(given: Any) -> list[Tensor]:

@@ -15,7 +15,7 @@ from distcore.torch_private import rename_backend
 
 from ...record.backend_names import by_device
 from .modules import Wrapped, c10d, dist
-from .probe import C10D, Part, Private, patch
+from .probe import C10D, Part, Private, before, patch
 
 MakeStore = Callable[[str], Any]
 
@@ -215,9 +215,9 @@ def on_awaited_futures(calls: Callable[[], int], over: Callable[[int], None]) ->
 
     def backward(original: Wrapped) -> Wrapped:
         def run(*args: Any, **kwargs: Any) -> Any:
-            before = calls()
+            first = calls()
             found = original(*args, **kwargs)
-            over(before)
+            over(first)
             return found
 
         return run
@@ -225,28 +225,17 @@ def on_awaited_futures(calls: Callable[[], int], over: Callable[[int], None]) ->
     for module in (torch.autograd, torch.autograd.graph):
         patch(module, "_engine_run_backward", backward)
 
-    def future(original: Wrapped) -> Wrapped:
-        def wait(self: Any) -> Any:
-            over(0)
-            return original(self)
-
-        return wait
-
-    patch(torch.futures.Future, "wait", future)
+    before(torch.futures.Future, "wait", lambda _: over(0))
 
 
 def on_world(check: Callable[[int, int], None]) -> None:
     """`check` is told rank and size whenever this process makes the group of all."""
 
-    def helper(original: Wrapped) -> Wrapped:
-        def create(size: int, rank: int, ranks: Any, *args: Any, **kwargs: Any) -> Any:
-            if not ranks:
-                check(rank, size)
-            return original(size, rank, ranks, *args, **kwargs)
+    def create(size: int, rank: int, ranks: Any, *_: Any, **__: Any) -> None:
+        if not ranks:
+            check(rank, size)
 
-        return create
-
-    patch(c10d, "_new_process_group_helper", helper)
+    before(c10d, "_new_process_group_helper", create)
 
 
 def on_started_processes(tell: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ Known are torch 2.11 to 2.15.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -19,6 +20,9 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed
+
+from distcore.base.wrapping import around
 
 C10D = "torch.distributed.distributed_c10d"
 DIST = "torch.distributed"
@@ -44,6 +48,10 @@ class Private:
     kind: type | None = None
     old: str = ""
 
+    def __post_init__(self) -> None:
+        if self.module in sys.modules:
+            _module(self.module)
+
     @property
     def shown(self) -> str:
         """`distributed_c10d._world.pg_map`."""
@@ -59,7 +67,7 @@ class Private:
             raise
 
     def _at(self, path: str) -> Any:
-        found: Any = import_module(self.module)
+        found: Any = _module(self.module)
         for name in path.split("."):
             found = getattr(found, name)
         return found
@@ -88,6 +96,19 @@ class Private:
         if more and self.called:
             return f"{self.shown} of {version} needs more arguments ({', '.join(more)})"
         return ""
+
+
+@functools.cache
+def _module(name: str) -> Any:
+    """The module, kept from the time when the layer was loaded. Raises ImportError.
+
+    A program may have dropped torch's modules from `sys.modules` when a part is first asked for, as
+    what reloads plugins does: torch would be imported again, register its types a second time, and
+    the process would abort at its end.
+    """
+    if sys.modules.get(DIST) is not torch.distributed:
+        raise ImportError(f"the program has dropped {DIST} from sys.modules")
+    return import_module(name)
 
 
 def _parameters(function: Any) -> dict[str, bool] | None:
@@ -201,15 +222,57 @@ def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
     original = getattr(owner, name, None)
     if original is None:
         return
-    replacement = functools.wraps(original)(make(original))
+    replacement = around(original)(make(original))
     setattr(owner, name, replacement)
-    distributed = sys.modules[DIST]
+    distributed = torch.distributed
     if getattr(owner, "__name__", "") == C10D and getattr(distributed, name, None) is original:
         setattr(distributed, name, replacement)
     if inspect.ismodule(owner):
         home = sys.modules.get(str(getattr(original, "__module__", "")))
         if getattr(home, name, _MISSING) is not replacement:
             replacement.__module__, replacement.__qualname__ = owner.__name__, name
+
+
+def before(owner: Any, name: str, hear: Callable[..., object]) -> None:
+    """Have `hear` called with the same arguments before each call of `owner.name`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            hear(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return call
+
+    patch(owner, name, make)
+
+
+def after(owner: Any, name: str, hear: Callable[..., object]) -> None:
+    """Have `hear` called with the result and the arguments of each call of `owner.name`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            hear(result, *args, **kwargs)
+            return result
+
+        return call
+
+    patch(owner, name, make)
+
+
+def within(
+    owner: Any, name: str, watch: Callable[..., contextlib.AbstractContextManager[object]]
+) -> None:
+    """Have each call of `owner.name` made within what `watch` returns for its arguments."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with watch(*args, **kwargs):
+                return original(*args, **kwargs)
+
+        return call
+
+    patch(owner, name, make)
 
 
 def state() -> Mapping[str, str]:

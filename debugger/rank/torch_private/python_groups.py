@@ -7,7 +7,6 @@ alone.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import wrapt
 
 from .modules import c10d
+from .probe import before
 
 _REGISTRIES = (
     "_pg_map",
@@ -37,16 +37,7 @@ def on_unregistered_groups(note: Callable[[], None]) -> None:
     that makes all others, and no registry has it."""
 
     def observe(module: Any) -> None:
-        original = getattr(module, "new_group", None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def new_group(*args: Any, **kwargs: Any) -> Any:
-            note()
-            return original(*args, **kwargs)
-
-        module.new_group = new_group
+        before(module, "new_group", lambda *_, **__: note())
 
     wrapt.register_post_import_hook(observe, "torch.distributed._dist2")
 

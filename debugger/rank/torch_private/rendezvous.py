@@ -13,7 +13,7 @@ from typing import Any
 from ...record.safe_text.endpoints import endpoint, port_of
 from .groups import helper_arguments, on_group_creation
 from .modules import Wrapped, c10d, dist
-from .probe import patch
+from .probe import after, before, patch
 
 StoreHeard = Callable[[Callable[[], Any], str, str], None]
 """Told of a store: how to open a connection of one's own to it, the host that serves it, and a
@@ -28,16 +28,8 @@ def on_launcher_store(heard: StoreHeard, begins: Callable[[str], None]) -> None:
     told the host of the store before anything is tried there."""
     from torch.distributed.elastic.rendezvous import registry
 
-    def make(original: Wrapped) -> Wrapped:
-        def get_rendezvous_handler(params: Any) -> Any:
-            begins(_host_of(params))
-            handler = original(params)
-            _watch(handler, params, heard)
-            return handler
-
-        return get_rendezvous_handler
-
-    patch(registry, "get_rendezvous_handler", make)
+    before(registry, "get_rendezvous_handler", lambda params: begins(_host_of(params)))
+    after(registry, "get_rendezvous_handler", lambda made, params: _watch(made, params, heard))
 
 
 def _watch(handler: Any, params: Any, heard: StoreHeard) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from .modules import Wrapped, dist
-from .probe import patch
+from .modules import dist
+from .probe import within
 
 _TCP_ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers")
 
@@ -33,15 +33,10 @@ def watch_store(
 ) -> None:
     """Hear of this operation of one kind of store."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
-            keys = args[0] if args else next(iter(kwargs.values()), "")
-            with watch(f"store.{name}", self, keys):
-                return original(self, *args, **kwargs)
+    def blocks(store: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        return watch(f"store.{name}", store, args[0] if args else next(iter(kwargs.values()), ""))
 
-        return blocking
-
-    patch(store_class, name, make)
+    within(store_class, name, blocks)
 
 
 def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]]) -> None:
@@ -49,26 +44,19 @@ def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]
     process hosts it; and for how many processes, itself among them, its host waits (0: for none).
     """
 
-    def file_store(original: Wrapped) -> Wrapped:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            path = args[0] if args else kwargs.get("file_name", "")
-            with watch(str(path), False, 0):
-                original(self, *args, **kwargs)
+    def file_store(
+        _: Any, file_name: Any = "", *__: Any, **___: Any
+    ) -> AbstractContextManager[None]:
+        return watch(str(file_name), False, 0)
 
-        return __init__
+    def tcp_store(_: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
+        given = {**dict(zip(_TCP_ARGUMENTS, args, strict=False)), **kwargs}
+        hosts = bool(given.get("is_master", False))
+        size = given.get("world_size") if given.get("wait_for_workers", True) else None
+        return watch("", hosts, size if hosts and isinstance(size, int) and size > 1 else 0)
 
-    def tcp_store(original: Wrapped) -> Wrapped:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            given = {**dict(zip(_TCP_ARGUMENTS, args, strict=False)), **kwargs}
-            hosts = bool(given.get("is_master", False))
-            size = given.get("world_size") if given.get("wait_for_workers", True) else None
-            with watch("", hosts, size if hosts and isinstance(size, int) and size > 1 else 0):
-                original(self, *args, **kwargs)
-
-        return __init__
-
-    patch(dist.FileStore, "__init__", file_store)
-    patch(dist.TCPStore, "__init__", tcp_store)
+    within(dist.FileStore, "__init__", file_store)
+    within(dist.TCPStore, "__init__", tcp_store)
 
 
 def store_address(store: Any) -> str:

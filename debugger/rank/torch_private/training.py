@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .modules import Wrapped
-from .probe import Part, Private, patch
+from .probe import Part, Private, after, before, patch
 
 _AVERAGERS = "torch.distributed.algorithms.model_averaging.averagers"
 _LOCAL_SGD = "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook"
@@ -59,14 +59,7 @@ def on_data_end(note: Callable[[int], None]) -> None:
 def on_model_replicated(model_class: Any, note: Callable[[Any], None]) -> None:
     """Hear of every DDP model, once it is made."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            note(self)
-
-        return construct
-
-    patch(model_class, "__init__", make)
+    after(model_class, "__init__", lambda _, model, *__, **___: note(model))
 
 
 @AVERAGING
@@ -75,32 +68,18 @@ def on_models_averaged(note: Callable[[], None]) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
     from torch.distributed.algorithms.model_averaging import averagers
 
-    def make(original: Wrapped) -> Wrapped:
-        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
-            note()
-            original(self, *args, **kwargs)
-
-        return construct
-
-    patch(averagers.ModelAverager, "__init__", make)
-    patch(post_localSGD_hook.PostLocalSGDState, "__init__", make)
+    before(averagers.ModelAverager, "__init__", lambda *_, **__: note())
+    before(post_localSGD_hook.PostLocalSGDState, "__init__", lambda *_, **__: note())
 
 
 @SCALING
 def on_loss_scaling(note: Callable[[], None]) -> None:
     """Hear of each enabled GradScaler, FSDP's included, at its first loss."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def begin(self: Any, *args: Any, **kwargs: Any) -> Any:
-            note()
-            return original(self, *args, **kwargs)
-
-        return begin
-
-    patch(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", make)
+    before(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", lambda *_: note())
 
 
-def on_optimizer_steps(before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
+def on_optimizer_steps(begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
     """Hear of each step of each optimiser."""
     from torch.optim import optimizer
 
@@ -111,8 +90,8 @@ def on_optimizer_steps(before: Callable[[Any], None], after: Callable[[Any], Non
 
         return call
 
-    optimizer.register_optimizer_step_pre_hook(hook(before))
-    optimizer.register_optimizer_step_post_hook(hook(after))
+    optimizer.register_optimizer_step_pre_hook(hook(begins))
+    optimizer.register_optimizer_step_post_hook(hook(ends))
 
 
 def cannot_look(hook: FrameType) -> bool:
@@ -138,9 +117,7 @@ def cannot_look(hook: FrameType) -> bool:
 @JOINING
 def _shadowing() -> CodeType | None:
     """What runs while Join makes the steps of a rank without inputs."""
-    from torch.distributed.algorithms.join import Join
-
-    return getattr(Join.__exit__, "__code__", None)
+    return getattr(JOINING.needs[0].find(), "__code__", None)
 
 
 def capturing() -> bool:
