@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import platform
 import tempfile
+import time
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from .. import hook
+from .. import __version__, hook
 from ..record.logs.log_file import MAX_MB
 from ..record.runs.run_directory import BASE
 from ..record.safe_text.secret_words import masked
-from . import run_facts
 from .run_options import Options
 
 
@@ -29,10 +32,27 @@ def about(options: Options) -> dict[str, Any]:
     """The run.json of this run."""
     return {
         "command": masked(options.shown_command or options.command),
-        **run_facts.of_this_process(),
+        **_of_this_process(),
         "level": options.level,
         "checks": list(options.checks),
         "hang_timeout_s": options.limits.hang_timeout_s,
+    }
+
+
+def _of_this_process() -> dict[str, Any]:
+    """The supervisor's versions, host and start."""
+    versions = {}
+    for name in ("torch", "structlog", "py-spy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {
+        "distdebug": __version__,
+        "python": platform.python_version(),
+        "versions": versions,
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "pid": os.getpid(),
+        "started_ns": time.time_ns(),
     }
 
 

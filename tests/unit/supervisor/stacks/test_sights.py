@@ -85,7 +85,7 @@ def test_what_a_process_writes_is_counted(tmp_path: Path) -> None:
         saving.stdin.write(b"\n")
         saving.stdin.flush()
         saving.stdout.readline()
-        counts += [looks.moved_bytes(saving.pid), looks._moved_bytes(saving.pid)]
+        counts += [looks.moved_bytes(saving.pid), looks.moved_bytes(saving.pid)]
         saving.stdin.close()
     assert counts[1] - counts[0] >= 4_000_000
     assert counts[2] == counts[1]
