@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
@@ -121,7 +121,21 @@ def diagnose(
     found = [rule(mentioned, finding, world, finding) for finding in _ready(world, folded)]
     found = [rule(cited, finding, world, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
+    found = [rule(_of_attempt, finding, world, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
+
+
+def _of_attempt(world: World, finding: Finding) -> Finding:
+    """The finding with the attempt that it is of, where the launcher restarts what fails."""
+    ranks = [world.ranks[rank] for rank in finding.culprits if rank in world.ranks]
+    ranks = ranks or [*world.ranks.values()]
+    made, most = (max(r.restart_count for r in ranks), max(r.max_restarts for r in ranks))
+    if not (made or most):
+        return finding
+    which = f"after restart {made}{f' of {most}' if most else ''}" if made else "before any restart"
+    said = f"attempt {made} ({which}): "
+    headline = finding.headline and said + finding.headline
+    return replace(finding, message=said + finding.message, headline=headline)
 
 
 class _Guarded:

@@ -40,6 +40,7 @@ class Call:
     `chain`, `exact` and `balance` are the group's (or channel's) after this call. `agrees`: it
     enters the backend only when all ranks of the group have made it. `bounded`: its thread goes on
     by itself, within `layout.BOUNDED_S`, if they do not; it has done so when the call is STARTED.
+    `thread_name`: of the thread that made it; "" of the main one, or where it is not known.
     """
 
     number: int
@@ -58,6 +59,7 @@ class Call:
     issued_ns: int = 0
     started_ns: int = 0
     completed_ns: int = 0
+    thread_name: str = ""
 
 
 class Timing(NamedTuple):
@@ -213,13 +215,15 @@ class Replicas(Protocol):
 
     `key` tells them apart from others: it is the same on all ranks that have the same parameters.
     `columns`: quantity and name of each of the `values`. `axis`: that of a device mesh along which
-    they are equal, if they are a part of something.
+    they are equal, if they are a part of something. `unreduced`: the parameters that their DDP
+    never had, for they were frozen, or did not exist, when it was made.
     """
 
     group: GroupKey
     key: str
     axis: str
     columns: Sequence[Column]
+    unreduced: frozenset[str]
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""

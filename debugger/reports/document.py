@@ -158,9 +158,10 @@ def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
 
 
 def _places(evidence: RankEvidence) -> Document:
-    """Where it stood and, where it waits for a handle there, where it made the call."""
-    made = location(evidence.called_at)
-    return {"location": location(evidence.location), **({"called_at": made} if made else {})}
+    """Where it stood and, where those are others, the line and the thread that made the call."""
+    made, thread = location(evidence.called_at), clean(evidence.thread)
+    more = {"called_at": made, "thread": thread}
+    return {"location": location(evidence.location), **{k: v for k, v in more.items() if v}}
 
 
 def location(site: CallSite | None) -> Document | None:
@@ -179,7 +180,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
     for number, rank in sorted(ranks.items()):
         where = standing(world, number)
         # Not all of it: a stack is no part of the row, and may be a list.
-        stands = (where.state, where.call, where.call_is, where.location, where.called_at)
+        stands = (where.state, where.call, where.call_is, where.location, where.called_at, where.thread)
         if stands not in rows:
             rows[stands] = {
                 "state": clean(where.state),

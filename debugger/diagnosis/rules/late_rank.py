@@ -23,7 +23,7 @@ from ...record.snapshot import Call, CallSite, Note, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
 from ..facts.evidence import RUNS, chosen, doing, last_call, stand, standing
-from ..facts.exceptions import is_communication_error, last_exception, timed_out
+from ..facts.exceptions import is_communication_error, last_exception, own_timeout, timed_out
 from ..facts.joins import gave_up, last_to_come
 from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
@@ -201,7 +201,8 @@ def _finding(world: World, late: Late, observable_ns: int, *, timed_out: bool = 
     view = world.view(pending.rank, call.group) if call else None
     waited = seconds(world.now_ns - pending.wait.since_ns)
     cause = cause_of(world, culprits[0])
-    since = "until the program's own timeout" if timed_out else f"for {waited}"
+    own = own_timeout(world, pending.rank, call, observable_ns)
+    since = f"until {own}" if timed_out else f"for {waited}"
     message = (
         f"suspected: {ranks_text(culprits)} {verb(culprits, 'has', 'have')} not come "
         f"{since}, while {ranks_text(late.victims)} {verb(late.victims, 'waits', 'wait')} "

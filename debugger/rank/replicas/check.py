@@ -390,12 +390,16 @@ class ReplicaCheck:
         text = f"{number}.{namesake}.{key[-1]:016x}"
         group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
+        trained = self._models[number].trained if number >= 0 else None
+        unreduced = [name[:200] for name, _ in named if trained is not None and name not in trained]
         while True:
             name = file_name(self._pid, self._files)
             self._files += 1
             try:
                 path = self._directory / name
-                writer = ReplicaWriter(path, group_key, text, columns, samples, axis)
+                writer = ReplicaWriter(
+                    path, group_key, text, columns, samples, axis, unreduced
+                )
                 break
             except FileExistsError:
                 continue  # of a process of that number before

@@ -140,6 +140,7 @@ class ListReplicas:
     key: str
     columns: Sequence[Column]
     axis: str = ""
+    unreduced: frozenset[str] = frozenset()
     rows: list[tuple[Digest, tuple[int, ...]]] = field(default_factory=list)
     sampled: dict[Column, Sequence[float]] = field(default_factory=dict)
 
@@ -179,6 +180,8 @@ class RankBuilder:
         self.world_size = 0
         """As this rank was told; 0: the size of the run."""
         self.replicas: list[ListReplicas] = []
+        self.restarts = (0, 0)
+        """How often its launcher has restarted it, and how often it does so at most."""
 
     # -- what it does --------------------------------------------------------------------------
 
@@ -195,6 +198,7 @@ class RankBuilder:
         is_async: bool = False,
         agrees: bool = False,
         bounded: bool = False,
+        thread_name: str = "",
     ) -> Call:
         """Issue a call; it completes unless it `waits`, `fails` or is asynchronous. `bounded`: its
         thread is still in it, but not for long."""
@@ -231,6 +235,7 @@ class RankBuilder:
             issued_ns=run.now_ns,
             started_ns=run.now_ns,
             completed_ns=run.now_ns if state >= CallState.COMPLETED else 0,
+            thread_name=thread_name,
         )
         self.history.calls.append(call)
         if waits:
@@ -401,6 +406,8 @@ class RankBuilder:
             process=self.process,
             host="node0",
             job=self.job,
+            restart_count=self.restarts[0],
+            max_restarts=self.restarts[1],
             phase=self.phase,
             started_ns=START_NS,
             heartbeat_ns=heartbeat,
