@@ -33,7 +33,7 @@ from .rules.early_exit import departures, expected_elsewhere
 from .rules.group_creation import creation_mismatches
 from .rules.group_split import different_splits
 from .rules.join_timeout import joins
-from .rules.late_rank import missing_ranks, placed, refine_cause
+from .rules.late_rank import missing_ranks, placed, refine_cause, restated
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
 from .rules.reported_by_ranks import reported, unreported
@@ -50,6 +50,7 @@ __all__ = [
     "diagnose",
     "placed",
     "refine_cause",
+    "restated",
     "verdict",
     "verdict_first",
 ]

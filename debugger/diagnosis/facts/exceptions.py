@@ -10,7 +10,7 @@ from ..limits import SECOND_NS
 from .world import World
 
 SEEN_EARLY_S, SEEN_LATE_S = 0.1, 5.0
-"""How far from the end of a call's timeout its failure may be, by another clock or on a busy host."""
+"""How far its failure may be from the end of a call's timeout: of another clock, or a busy host."""
 
 TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 

@@ -397,9 +397,7 @@ class ReplicaCheck:
             self._files += 1
             try:
                 path = self._directory / name
-                writer = ReplicaWriter(
-                    path, group_key, text, columns, samples, axis, unreduced
-                )
+                writer = ReplicaWriter(path, group_key, text, columns, samples, axis, unreduced)
                 break
             except FileExistsError:
                 continue  # of a process of that number before

@@ -181,7 +181,12 @@ class FlightFile:
 
     def note(self, note: NoteData, message: str, site: int = 0) -> None:
         """Put an event on record, with the time now."""
-        head = {"kind": note.KIND, "t_ns": _now(), "message": shortened(message, 4000), "site": site}
+        head = {
+            "kind": note.KIND,
+            "t_ns": _now(),
+            "message": shortened(message, 4000),
+            "site": site,
+        }
         text = json.dumps({**head, **note.data()}, default=str)
         self.define(Definition.NOTE, text, key=(note.KIND, _now()))
 

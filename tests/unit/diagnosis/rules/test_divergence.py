@@ -62,7 +62,9 @@ def test_what_comes_first_in_a_step(
     assert words in found.data["likely_cause"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("w", "DDP does not have it"), ("b", "not reduced at")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("w", "DDP does not have it"), ("b", "not reduced at")]
+)
 def test_a_parameter_that_ddp_never_had(name: str, words: str) -> None:
     run = stepped(ALIKE, changed(ALIKE, 0, 1, 2))
     for rank in range(2):
