@@ -146,8 +146,10 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     weakness = 2 if not invalid and is_communication_error(note) else 0
     link = link_of(world, note) if weakness else None
     culprits = (rank.rank,) if link is None else tuple(sorted(link))
-    if invalid:
-        culprits = _same_mistake(world, rank.rank, note)
+    same = (rank.rank,) if weakness else _same_mistake(world, rank.rank, note)
+    everybody = len(same) == max(len(world.ranks), world.size) > 1
+    if invalid or everybody:
+        culprits = same
     models = other_models(world, rank.rank, note)
     if models is not None:
         culprits = models.culprits
@@ -156,6 +158,7 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     others = tuple(sorted(set(world.ranks) - set(culprits)))
     evidence = stand(world, chosen(culprits, others))
     who = ranks_text(culprits if invalid else (rank.rank,))
+    who = f"all {len(same)} ranks" if everybody and culprits == same else who
     message = f"{who} raised {printable(note.message)}{at_site(note.site)}"
     if models is not None:
         message = f"{models_text(models)}: {message}"
@@ -167,18 +170,22 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
         culprits=culprits,
         victims=others,
         ranks=evidence,
-        details=() if len(culprits) > 1 and invalid else _alike(world, rank, note),
+        details=() if culprits == same != (rank.rank,) else _alike(world, rank, note),
         observable_ns=note.time_ns,
         data=dict(note.data),
     )
     ready_ns = note.time_ns
-    if invalid and len(culprits) < len(world.ranks):
+    if not weakness and any(_may_follow(world, one) for one in world.ranks if one not in same):
         ready_ns += TOGETHER_NS  # others may be about to make the same mistake
     if models is not None:
         ready_ns += world.limits.hold_ns(models)
     if weakness:
         ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
     return Candidate(finding, ready_ns, weakness)
+
+
+def _may_follow(world: World, rank: int) -> bool:
+    return not (world.ended(rank) or world.pending(rank) or last_exception(world, rank))
 
 
 def _failed_ourselves(world: World, rank: Rank, note: Note) -> Candidate:
@@ -209,15 +216,15 @@ def _failed(world: World, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def _same_mistake(world: World, rank: int, note: Note) -> tuple[int, ...]:
-    """All ranks that made a call on this line that was wrong by itself, in the same way."""
-    found = {rank}
-    for other in world.ranks:
-        theirs = last_exception(world, other)
-        if theirs is None or not raised(theirs).invalid_argument:
-            continue
-        if (theirs.site, raised(theirs).type) == (note.site, raised(note).type):
-            found.add(other)
-    return tuple(sorted(found))
+    """All ranks that raised the same type on this line, and no consequence of another's end."""
+
+    def mistake(one: Note) -> tuple[object, ...]:
+        invalid = raised(one).invalid_argument is True
+        return one.site, raised(one).type, invalid, not invalid and is_communication_error(one)
+
+    others = {other: last_exception(world, other) for other in world.ranks}
+    alike = (r for r, one in others.items() if one is not None and mistake(one) == mistake(note))
+    return tuple(sorted({rank, *alike}))
 
 
 def _leaving(world: World) -> bool:
