@@ -128,13 +128,11 @@ def diagnose(
 
 def _of_attempt(world: World, finding: Finding) -> Finding:
     """The finding with the attempt that it is of, where the launcher restarts what fails."""
-    ranks = [world.ranks[rank] for rank in finding.culprits if rank in world.ranks]
-    ranks = ranks or [*world.ranks.values()]
-    made, most = (max(r.restart_count for r in ranks), max(r.max_restarts for r in ranks))
-    if not (made or most):
-        return finding
-    which = f"after restart {made}{f' of {most}' if most else ''}" if made else "before any restart"
-    said = f"attempt {made} ({which}): "
+    about = [world.ranks[rank] for rank in finding.culprits if rank in world.ranks]
+    ranks = about or [*world.ranks.values()]
+    made, most = max(one.restart_count for one in ranks), max(one.max_restarts for one in ranks)
+    said = f"attempt {made} (after restart {made}{f' of {most}' if most else ''}): "
+    said = said if made else "attempt 0 (before any restart): " if most else ""
     headline = finding.headline and said + finding.headline
     return replace(finding, message=said + finding.message, headline=headline)
 

@@ -38,7 +38,7 @@ class CallIs(str, Enum):
 class RankEvidence:
     """Where one rank stood. `call` is a printed signature, `state` a phrase in words. `called_at`:
     where it made the call, if that is not `location`, where it waits for the handle, or has left.
-    `thread`: the name of the thread that made it, if that is not the main one."""
+    `thread`: the name of the thread that is in it, if that is not the main one."""
 
     state: str
     call: str | None = None

@@ -221,5 +221,4 @@ class Definition(enum.IntEnum):
     CREATION = 5  # {"index", "name", "ranks", "backend", "site", "world_seq", "t_ns"}
     DETAIL = 6  # what a thread waits for, where it is no call: {"op", "key"?, ...}
     ENVIRONMENT = 8  # {name: value}: what of it is allowed; the last one counts
-    THREAD = 9  # {"slot", "name"}: of a thread beside the main one; the last one counts
     NOTE = 7  # something worth reporting: {"kind", "t_ns", "message", "site", ...}

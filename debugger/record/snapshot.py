@@ -40,7 +40,6 @@ class Call:
     `chain`, `exact` and `balance` are the group's (or channel's) after this call. `agrees`: it
     enters the backend only when all ranks of the group have made it. `bounded`: its thread goes on
     by itself, within `layout.BOUNDED_S`, if they do not; it has done so when the call is STARTED.
-    `thread_name`: of the thread that made it; "" of the main one, or where it is not known.
     """
 
     number: int
@@ -59,7 +58,6 @@ class Call:
     issued_ns: int = 0
     started_ns: int = 0
     completed_ns: int = 0
-    thread_name: str = ""
 
 
 class Timing(NamedTuple):

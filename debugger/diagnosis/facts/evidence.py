@@ -95,8 +95,7 @@ def of_call(
     if call is None:
         return RankEvidence(state, None, site, stack, call_is)
     made = call.site if call.site != site else None
-    thread = printable(call.thread_name, 80)
-    return RankEvidence(state, call_text(call), site, stack, call_is, made, thread)
+    return RankEvidence(state, call_text(call), site, stack, call_is, made)
 
 
 def _same(call: Call | None, awaited: Call) -> bool:

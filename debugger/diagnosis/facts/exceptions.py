@@ -31,11 +31,11 @@ def own_timeout(world: World, rank: int, call: Call | None, failed_ns: int) -> s
     """`the program's own timeout of 60 s`: that of the call's group, if it is the one that ran out
     by then; a handle may have been waited for with another one."""
     group = world.ranks[rank].groups.get(call.group) if call is not None else None
-    words = "the program's own timeout"
-    if call is None or group is None or not group.timeout_s:
-        return words
-    late_s = (failed_ns - call.issued_ns) / SECOND_NS - group.timeout_s
-    return f"{words} of {group.timeout_s:g} s" if -SEEN_EARLY_S < late_s < SEEN_LATE_S else words
+    if call is not None and group is not None and group.timeout_s:
+        late_s = (failed_ns - call.issued_ns) / SECOND_NS - group.timeout_s
+        if -SEEN_EARLY_S < late_s < SEEN_LATE_S:
+            return f"the program's own timeout of {group.timeout_s:g} s"
+    return "the program's own timeout"
 
 
 COMMUNICATION = re.compile(

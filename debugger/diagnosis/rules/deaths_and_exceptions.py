@@ -34,13 +34,19 @@ def endings(world: World) -> list[Candidate]:
     """Every rank that died or raised, but for those that this tool itself stopped."""
     found = []
     killed: list[Rank] = []
+    notes = {one: note for one in world.eventful if (note := last_exception(world, one))}
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, note in notes.items():
+        alike.setdefault(_mistake(note), []).append(number)
+    free = (one for one in world.ranks if not (world.ended(one) or world.pending(one)))
+    more = any(one not in notes for one in free)
     for number in world.eventful:
         rank = world.ranks[number]
         if world.notes(number, FindingRaisedNote):
             continue
-        note = last_exception(world, number)
-        if note is not None:
-            found.append(_raised(world, rank, note))
+        if number in notes:
+            same = tuple(alike[_mistake(notes[number])])
+            found.append(_raised(world, rank, notes[number], same, more))
         elif not world.ended(number):
             continue
         elif rank.process.replaced:
@@ -138,7 +144,8 @@ def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
     return Candidate(finding, ready_ns, weakness)
 
 
-def _raised(world: World, rank: Rank, note: Note) -> Candidate:
+def _raised(world: World, rank: Rank, note: Note, same: tuple[int, ...], more: bool) -> Candidate:
+    """`same`: the ranks that have raised it; `more`: others may be about to."""
     error = raised(note)
     if error.own_fault:
         return _failed_ourselves(world, rank, note)
@@ -146,8 +153,8 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     weakness = 2 if not invalid and is_communication_error(note) else 0
     link = link_of(world, note) if weakness else None
     culprits = (rank.rank,) if link is None else tuple(sorted(link))
-    same = (rank.rank,) if weakness else _same_mistake(world, rank.rank, note)
-    everybody = len(same) == max(len(world.ranks), world.size) > 1
+    size = max(len(world.ranks), world.size)
+    everybody = note.site is not None and not weakness and len(same) == size > 1
     if invalid or everybody:
         culprits = same
     models = other_models(world, rank.rank, note)
@@ -170,22 +177,18 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
         culprits=culprits,
         victims=others,
         ranks=evidence,
-        details=() if culprits == same != (rank.rank,) else _alike(world, rank, note),
+        details=() if culprits == same and len(same) > 1 else _alike(world, rank, note),
         observable_ns=note.time_ns,
         data=dict(note.data),
     )
     ready_ns = note.time_ns
-    if not weakness and any(_may_follow(world, one) for one in world.ranks if one not in same):
-        ready_ns += TOGETHER_NS  # others may be about to make the same mistake
+    if more and not weakness:
+        ready_ns += TOGETHER_NS
     if models is not None:
         ready_ns += world.limits.hold_ns(models)
     if weakness:
         ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
     return Candidate(finding, ready_ns, weakness)
-
-
-def _may_follow(world: World, rank: int) -> bool:
-    return not (world.ended(rank) or world.pending(rank) or last_exception(world, rank))
 
 
 def _failed_ourselves(world: World, rank: Rank, note: Note) -> Candidate:
@@ -215,16 +218,10 @@ def _failed(world: World, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(members[number] for number in numbers))
 
 
-def _same_mistake(world: World, rank: int, note: Note) -> tuple[int, ...]:
-    """All ranks that raised the same type on this line, and no consequence of another's end."""
-
-    def mistake(one: Note) -> tuple[object, ...]:
-        invalid = raised(one).invalid_argument is True
-        return one.site, raised(one).type, invalid, not invalid and is_communication_error(one)
-
-    others = {other: last_exception(world, other) for other in world.ranks}
-    alike = (r for r, one in others.items() if one is not None and mistake(one) == mistake(note))
-    return tuple(sorted({rank, *alike}))
+def _mistake(note: Note) -> tuple[object, ...]:
+    """Equal for exceptions of one type on one line, unless one of them came of another's end."""
+    invalid = raised(note).invalid_argument is True
+    return note.site, raised(note).type, invalid, not invalid and is_communication_error(note)
 
 
 def _leaving(world: World) -> bool:

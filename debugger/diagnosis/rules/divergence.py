@@ -13,7 +13,7 @@ are some, a rank that has made one on its own is compared with them (`_compared`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 
@@ -188,8 +188,9 @@ def _finding(
     )
     column = difference.column
     left_out = [] if column is None else _who_leaves_out(world, replicas, rows, column)
-    unreduced = {name for one in replicas.values() for name in one.unreduced}
-    cause = _likely_cause(rows, difference, left_out, unreduced)
+    cause = _likely_cause(rows, difference, left_out)
+    if column in [Column(GRADIENT, name) for one in replicas.values() for name in one.unreduced]:
+        cause = "DDP does not have it: it was frozen (or did not exist) when DDP was made"
     return Finding(
         kind="divergence",
         message=message,
@@ -288,14 +289,8 @@ def _who_leaves_out(
     return [rank for rank in rows if rank not in trained_by] if trained_by else []
 
 
-def _likely_cause(
-    rows: dict[int, Digest],
-    difference: Difference,
-    left_out: Sequence[int],
-    unreduced: Collection[str],
-) -> str:
-    """In words: what such a difference mostly comes of. `left_out`: by these ranks; `unreduced`:
-    see `snapshot.Replicas`."""
+def _likely_cause(rows: dict[int, Digest], difference: Difference, left_out: Sequence[int]) -> str:
+    """In words: what such a difference mostly comes of. `left_out`: by these ranks."""
     before_the_first = not any(row.step for row in rows.values())
     quantity = difference.column.quantity if difference.column else PARAMETER
     if quantity == HYPERPARAMETER:
@@ -309,8 +304,6 @@ def _likely_cause(
         return f"{ranks_text(apart)} made a step before that the others did not make"
     if left_out:
         return f"no optimizer of {ranks_text(left_out)} has it"
-    if quantity == GRADIENT and difference.column and difference.column.name in unreduced:
-        return "DDP does not have it: it was frozen (or did not exist) when DDP was made"
     if quantity == GRADIENT:
         return (
             "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "

@@ -390,8 +390,8 @@ class ReplicaCheck:
         text = f"{number}.{namesake}.{key[-1]:016x}"
         group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
-        trained = self._models[number].trained if number >= 0 else None
-        unreduced = [name[:200] for name, _ in named if trained is not None and name not in trained]
+        models = self._models[number : number + 1] if number >= 0 else []
+        unreduced = [name[:200] for one in models for name, _ in named if name not in one.trained]
         while True:
             name = file_name(self._pid, self._files)
             self._files += 1

@@ -97,7 +97,6 @@ class Definitions:
         self.creations: list[Creation] = []
         self.notes: list[Note] = []
         self.environment: Mapping[str, str] = {}
-        self.threads: dict[int, str] = {}
 
     def unread(self, used: int) -> tuple[int, int]:
         """Where in the record what was not read yet of so many bytes of its heap begins, and how
@@ -163,8 +162,6 @@ class Definitions:
             self.notes.append(note_of(value, self.site, wall_offset_ns))
         elif kind == Definition.ENVIRONMENT:
             self.environment = {str(name): str(value[name]) for name in value}
-        elif kind == Definition.THREAD:
-            self.threads[whole(value["slot"])] = str(value["name"])
         elif kind == Definition.DETAIL:
             self._details[number] = dict(value)
 

@@ -362,7 +362,6 @@ class FlightReader(RingReader):
             issued_ns=row[14] + offset if row[14] else 0,
             started_ns=started_ns + offset if started_ns else 0,
             completed_ns=row[16] + offset if row[16] else 0,
-            thread_name=self._definitions.threads.get(row[2], ""),
         )
         made.__class__ = Call
         return made

@@ -20,7 +20,6 @@ from .. import layout
 from ..layout import Definition, Phase, Role
 from ..lost_pages import keep
 from ..notes import NoteData
-from ..wording import shortened
 
 _now = time.monotonic_ns
 
@@ -181,12 +180,7 @@ class FlightFile:
 
     def note(self, note: NoteData, message: str, site: int = 0) -> None:
         """Put an event on record, with the time now."""
-        head = {
-            "kind": note.KIND,
-            "t_ns": _now(),
-            "message": shortened(message, 4000),
-            "site": site,
-        }
+        head = {"kind": note.KIND, "t_ns": _now(), "message": message[:4000], "site": site}
         text = json.dumps({**head, **note.data()}, default=str)
         self.define(Definition.NOTE, text, key=(note.KIND, _now()))
 

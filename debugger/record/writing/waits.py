@@ -7,15 +7,13 @@ takes four; all else is written in full.
 from __future__ import annotations
 
 import itertools
-import json
-import os
 import threading
 import time
 from pathlib import Path
 from struct import Struct
 
 from .. import layout
-from ..layout import SEEN_IDLE, Activity, Definition, Role
+from ..layout import SEEN_IDLE, Activity, Role
 from ..signature import MASK
 from .places import FlightPlaces
 from .slots import WRITTEN as _WRITTEN
@@ -51,7 +49,6 @@ class FlightWaits(FlightPlaces):
         super().__init__(path, role=role)
         self._next_serial = itertools.count(1).__next__
         self._threads: dict[int, ThreadSlot] = {}
-        self._thread_names: dict[int, str] = {}
 
     def thread(self) -> ThreadSlot:
         """This thread's slot."""
@@ -65,17 +62,7 @@ class FlightWaits(FlightPlaces):
                 index, shared = self._thread_index()
                 slot = self._threads[ident] = ThreadSlot(index, native_id, shared)
                 self._write_wait(slot, _NONE, 0, native_id, 0, 0, 0)
-                self._name(index, "" if native_id == os.getpid() else _name_of(ident))
             return slot
-
-    def _name(self, index: int, name: str) -> None:
-        """A thread has this slot from now on. What another one has called there is on record
-        beside it, so that a slot which is given on names none."""
-        name = "" if index in self._thread_names else name
-        if self._thread_names.get(index, "") != name:
-            text = json.dumps({"slot": index, "name": name})
-            self.define(Definition.THREAD, text, key=(index, name))
-        self._thread_names[index] = name
 
     def _thread_index(self) -> tuple[int, bool]:
         """A free slot, or one of a thread that has ended; further threads share the last one, and
@@ -285,8 +272,3 @@ class FlightWaits(FlightPlaces):
         """Whether the thread is in a wait that it announced itself."""
         slot = self._threads.get(ident)
         return slot is not None and (slot.current > 0 or bool(slot.nested))
-
-
-def _name_of(ident: int) -> str:
-    """What Python calls the thread; "" where it knows none, as of autograd's."""
-    return next((one.name for one in threading.enumerate() if one.ident == ident), "")

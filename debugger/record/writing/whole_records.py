@@ -17,7 +17,6 @@ from .. import layout, rank_runs
 from ..layout import CallState, Definition, Role
 from ..signature import OP_CODES
 from ..snapshot import Call, CallSite, Channel, GroupKey, Rank
-from ..wording import shortened
 from .flight_file import NOTES_BYTES
 
 MOST_CALLS = layout.RING
@@ -65,8 +64,8 @@ class _Record:
         for creation in self._rank.creations:
             self._write_creation(creation)
         for note in self._rank.notes:
-            text = {"kind": note.kind, "t_ns": note.time_ns, "site": self._site(note.site)}
-            more = {**note.data, "message": shortened(note.message, 4000)}
+            text = {"kind": note.kind, "t_ns": note.time_ns, "message": note.message[:4000]}
+            more = {**note.data, "site": self._site(note.site)}
             self._define(Definition.NOTE, {**text, **more}, None, room=layout.HEAP_BYTES)
         threads = self._threads()
         location = self._site(self._rank.location)

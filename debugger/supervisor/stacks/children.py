@@ -15,7 +15,6 @@ from itertools import takewhile
 import psutil
 
 from ...record.safe_text.sanitize import clean
-from ...record.safe_text.secret_words import masked
 from . import stack_tree
 from .stacks import ThreadStack, capture
 
@@ -37,16 +36,14 @@ def awaited_child(
     if main is None or not _waits_for_process(main, threads):
         return None
     try:
-        rank = psutil.Process(pid)
-        below = sorted(rank.children(recursive=True), key=psutil.Process.create_time)
+        below = psutil.Process(pid).children(recursive=True)
+        below.sort(key=psutil.Process.create_time)
         below = [one for one in below if one.pid not in ranks][-MOST_CHILDREN:]
         stacks = capture([one.pid for one in below], timeout_s=CHILDREN_S)
         for one in reversed(below):
             stands = _stands_at(one.pid, stacks[one.pid])
             if stands:
-                words = one.cmdline()
-                name = one.name() if words == rank.cmdline() else " ".join(masked(words))
-                return f"its child {one.pid} ({clean(name, 80)})", stands
+                return f"its child {one.pid} ({clean(one.name(), 80)})", stands
     except psutil.Error:
         pass  # one of them has ended meanwhile
     return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ...diagnosis.diagnose import placed, refine_cause, restated
 from ...diagnosis.facts.evidence import RUNS
-from ...diagnosis.findings import Finding
+from ...diagnosis.findings import Finding, RankEvidence
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
 from ..machine import listeners
@@ -41,6 +41,8 @@ class Evidence:
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
             if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
+        for rank, known in ranks.items():
+            ranks[rank] = replace(known, thread=self._thread(rank, known))
         finding = replace(finding, ranks=ranks)
         running = {rank for rank, known in ranks.items() if known.state == RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()
@@ -71,6 +73,20 @@ class Evidence:
 
     def _main(self, rank: int) -> ThreadStack | None:
         return stack_tree.main_of(self.stacks.get(rank, ()))
+
+    def _thread(self, rank: int, known: RankEvidence) -> str:
+        """The name of the thread that is at the line of the rank's call; "" where the main one is,
+        too, or none."""
+        site = known.location
+        if known.call is None or site is None:
+            return ""
+        names = {
+            thread.name
+            for thread in self.stacks.get(rank, ())
+            if (found := stack_tree.users_frame(thread.frames)) is not None
+            and (found[0].file, found[0].line) == (site.file, site.line)
+        }
+        return "" if "MainThread" in names else min(names, default="")
 
     def _standing(self, rank: int, finding: Finding) -> ThreadStack | None:
         """The main thread; where it waits for another one, and that is where the rank says that it

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...record.safe_text.sanitize import clean
+from ...record.wording import pieces
 from .source_text import line_of
 from .stacks import Frame, ThreadStack
 
@@ -120,18 +121,7 @@ def called_by_user(stack: ThreadStack) -> Sequence[Frame]:
 def rank_ranges(ranks: Iterable[int], word: str = "rank") -> str:
     """`rank 2`, `ranks 0,1`, `ranks 0-3,7`."""
     numbers = sorted(set(ranks))
-    pieces: list[str] = []
-    at = 0
-    while at < len(numbers):
-        end = at
-        while end + 1 < len(numbers) and numbers[end + 1] == numbers[end] + 1:
-            end += 1
-        if end - at >= 2:
-            pieces.append(f"{numbers[at]}-{numbers[end]}")
-        else:
-            pieces += map(str, numbers[at : end + 1])
-        at = end + 1
-    return f"{word}{'' if len(numbers) == 1 else 's'} {','.join(pieces)}"
+    return f"{word}{'' if len(numbers) == 1 else 's'} {','.join(pieces(numbers, 3))}"
 
 
 @dataclass(slots=True)

@@ -198,7 +198,6 @@ class RankBuilder:
         is_async: bool = False,
         agrees: bool = False,
         bounded: bool = False,
-        thread_name: str = "",
     ) -> Call:
         """Issue a call; it completes unless it `waits`, `fails` or is asynchronous. `bounded`: its
         thread is still in it, but not for long."""
@@ -235,7 +234,6 @@ class RankBuilder:
             issued_ns=run.now_ns,
             started_ns=run.now_ns,
             completed_ns=run.now_ns if state >= CallState.COMPLETED else 0,
-            thread_name=thread_name,
         )
         self.history.calls.append(call)
         if waits:

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-from debugger.record.notes import ExceptionNote
-from debugger.record.reading.reader import FlightReader
-from debugger.record.snapshot import Process
+from debugger.rank.record.exception_text import titled
 from debugger.record.wording import MOST_TEXT, printable
-from debugger.record.writing.writer import FlightWriter
 
 LONG = "RuntimeError: one of these reasons: " + "a reason, " * 1000 + "the parameter is head.bias"
 
@@ -28,9 +22,8 @@ def test_one_that_fits_is_left_alone() -> None:
     assert printable("four", 4) == "four"
 
 
-def test_a_note_of_it_has_its_end(tmp_path: Path) -> None:
-    writer = FlightWriter(tmp_path / "0.flight")
-    writer.note(ExceptionNote(type="RuntimeError"), LONG)
-    (note,) = FlightReader(writer.path).view(Process(alive=True)).notes
-    assert note.message.endswith("head.bias")
-    assert len(json.dumps(note.message)) < len(LONG)
+def test_of_an_exception_and_its_cause_a_record_has_both_ends() -> None:
+    text = titled(ValueError(LONG))
+    assert len(text) < 2000
+    assert text.startswith("ValueError: RuntimeError: one of")
+    assert text.endswith("head.bias")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -127,13 +128,12 @@ def test_a_rank_that_died() -> None:
 
 
 def test_a_thread_beside_the_main_one_is_named() -> None:
-    run = Run(2)
-    run[0].calls(all_reduce(8), waits=True, thread_name="metrics")
-    run[1].calls(broadcast(8), waits=True)
-    lines = text.render(of_run(run)).splitlines()
-    row = 'all_reduce(sum, float32[8]) in thread "metrics"   train.py:88 in step'
-    assert f"  rank 0   {row}" in lines
-    assert all("thread" not in line for line in lines if "rank 1 " in line)
+    evidence = {rank: at("waits in", "barrier()", 88) for rank in range(2)}
+    evidence[0] = replace(evidence[0], thread="metrics")
+    finding = Finding("missing_rank", "they have not come", (1,), (0,), ranks=evidence)
+    lines = text.render(report([finding])).splitlines()
+    assert [line for line in lines if 'in thread "metrics"' in line] == [lines[1]]
+    assert "waits in" in lines[1]
 
 
 def test_a_call_where_its_rank_left_has_one_line() -> None:

@@ -96,31 +96,6 @@ def test_a_wait_for_an_earlier_call_has_its_own_line_and_time(rank: Rank) -> Non
     assert reader.view(ALIVE).calls == 2
 
 
-def test_the_thread_that_made_a_call_has_its_name(rank: Rank) -> None:
-    own = rank.hands_over()
-    numbers = []
-    thread = threading.Thread(target=lambda: numbers.append(rank.hands_over()), name="metrics")
-    thread.start()
-    thread.join()
-    reader = FlightReader(rank.writer.path)
-    reader.view(ALIVE)
-    calls = [reader.call(number) for number in (own, *numbers)]
-    assert [call.thread_name for call in calls if call] == ["", "metrics"]
-
-
-def test_a_slot_that_is_given_on_names_no_thread(rank: Rank, monkeypatch) -> None:
-    monkeypatch.setattr(layout, "THREADS", 2)
-    rank.hands_over()
-    for name in ("one", "two"):
-        thread = threading.Thread(target=rank.hands_over, name=name)
-        thread.start()
-        thread.join()
-    reader = FlightReader(rank.writer.path)
-    reader.view(ALIVE)
-    calls = [reader.call(number) for number in range(3)]
-    assert [call.thread_name for call in calls if call] == ["", "", ""]
-
-
 def test_waits_one_after_the_other_are_told_apart(rank: Rank) -> None:
     numbers = [rank.hands_over() for _ in range(3)]
     seen = []

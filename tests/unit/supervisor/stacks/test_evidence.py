@@ -127,6 +127,16 @@ def test_ranks_are_told_without_waiting_for_a_busy_disk(
     assert len(synced) == 1
 
 
+@pytest.mark.parametrize(("threads", "name"), [((OTHER, WORKER), "Thread-2 (log)"), ((), "")])
+def test_the_thread_that_is_in_the_call(threads: tuple[ThreadStack, ...], name: str) -> None:
+    """Where the main one is at that line, it counts."""
+    main = replace(MAIN, frames=(Frame("log", FILE, 30 if threads else 40),))
+    ranks = {1: RankEvidence("waits in", "barrier()", CallSite(FILE, 40, "log"))}
+    finding = Finding("op_mismatch", "ranks disagree", (1,), (0,), ranks=ranks)
+    found = Evidence({1: (main, OTHER, *threads)}).refine(finding)
+    assert found.ranks[1].thread == name
+
+
 @pytest.mark.parametrize("pids", [{1: 70}, {}])
 def test_a_rank_that_waits_for_its_child(
     pids: dict[int, int], monkeypatch: pytest.MonkeyPatch
