@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
@@ -34,7 +34,7 @@ from .rules.early_exit import departures, expected_elsewhere
 from .rules.group_creation import creation_mismatches
 from .rules.group_split import different_splits
 from .rules.join_timeout import joins
-from .rules.late_rank import missing_ranks, placed, refine_cause
+from .rules.late_rank import missing_ranks, placed, refine_cause, restated
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
 from .rules.paired_otherwise import paired_otherwise
@@ -53,6 +53,7 @@ __all__ = [
     "diagnose",
     "placed",
     "refine_cause",
+    "restated",
     "verdict",
     "verdict_first",
 ]
@@ -126,7 +127,19 @@ def diagnose(
     found = [rule(cited, finding, world, finding) for finding in found]
     found = [rule(with_caught, finding, world, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
+    found = [rule(_of_attempt, finding, world, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
+
+
+def _of_attempt(world: World, finding: Finding) -> Finding:
+    """The finding with the attempt that it is of, where the launcher restarts what fails."""
+    about = [world.ranks[rank] for rank in finding.culprits if rank in world.ranks]
+    ranks = about or [*world.ranks.values()]
+    made, most = max(one.restart_count for one in ranks), max(one.max_restarts for one in ranks)
+    said = f"attempt {made} (after restart {made}{f' of {most}' if most else ''}): "
+    said = said if made else "attempt 0 (before any restart): " if most else ""
+    headline = finding.headline and said + finding.headline
+    return replace(finding, message=said + finding.message, headline=headline)
 
 
 class _Guarded:

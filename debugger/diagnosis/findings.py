@@ -37,7 +37,8 @@ class CallIs(str, Enum):
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
     """Where one rank stood. `call` is a printed signature, `state` a phrase in words. `called_at`:
-    where it made a call for whose handle it waits at `location`; None where that is one line."""
+    where it made the call, if that is not `location`, where it waits for the handle, or has left.
+    `thread`: the name of the thread that is in it, if that is not the main one."""
 
     state: str
     call: str | None = None
@@ -45,6 +46,7 @@ class RankEvidence:
     stack: Sequence[str] = ()
     call_is: CallIs = CallIs.LAST
     called_at: CallSite | None = None
+    thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)

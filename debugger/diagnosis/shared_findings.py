@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..record.wording import at_site, call_text, printable, ranks_text, verb
-from .facts.evidence import chosen, standing
+from ..record.wording import at_site, printable, ranks_text, verb
+from .facts.evidence import chosen, of_call, standing
 from .facts.needs import Needs
 from .facts.world import Pending, World
-from .findings import CallIs, Finding, RankEvidence, group_evidence
+from .findings import Finding, RankEvidence, group_evidence
 
 
 def evidence(
@@ -19,9 +19,7 @@ def evidence(
     found = {rank: standing(world, rank) for rank in chosen(first, others)}
     for link in links:
         if link.rank in found and link.call is not None:
-            found[link.rank] = RankEvidence(
-                "waits in", call_text(link.call), link.site, (), CallIs.OBJECT, link.called_at
-            )
+            found[link.rank] = of_call("waits in", link.call, link.site)
     return found
 
 

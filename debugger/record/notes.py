@@ -349,11 +349,15 @@ class StoreHostNote(NoteData):
 @dataclass(frozen=True, slots=True)
 class StaleStoreNote(NoteData):
     """The rank joins through a file that was written before this run, or in it by ranks that the
-    launcher has replaced (`attempt`), or by something else than a FileStore (`foreign`)."""
+    launcher has replaced (`attempt`), or by something else than a FileStore (`foreign`). `users`:
+    so many processes have it open by its own count, the dead ones among them; `by_count`: this
+    alone tells."""
 
     path: str = ""
     foreign: bool = False
     attempt: bool = False
+    users: int = 0
+    by_count: bool = False
 
     KIND = "stale_store"
     LEVEL = "warning"

@@ -4,7 +4,7 @@ One file for each optimiser and group, `pid-<pid>-<n>.replicas`, which a note of
 announces. It is allocated in full when it is made, and holds the last steps only:
 
     HEADER, then the definition: JSON {"group": [name, incarnation], "key", "axis", "names",
-        "quantities", "samples"}
+        "quantities", "samples", "unreduced"}
     ring of `entries`: ENTRY, 64 bits for each column, the samples, the entry's number + 1 again
 
 A column is of one quantity of one name: the digest of a parameter, of its gradient, of what the
@@ -12,7 +12,9 @@ optimiser keeps of it, or the bits of a hyper-parameter as a float64. `quantitie
 the columns, in their order, are of which: [["parameter", 12], ...]; without it all are parameters.
 `samples` says for the first columns of how many elements the values themselves stand there, as
 float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They show how far replicas
-are apart. All numbers are little-endian. A reader takes an entry only if both numbers agree.
+are apart. `unreduced` names the parameters that the model's DDP did not have when it was made: it
+never brings their gradients together. All numbers are little-endian. A reader takes an entry only
+if both numbers agree.
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ class ReplicaWriter:
         columns: Sequence[Column],
         samples: Sequence[int] = (),
         axis: str = "",
+        unreduced: Sequence[str] = (),
     ) -> None:
         runs = groupby(columns, key=lambda column: column.quantity)
         of_columns = {
@@ -95,6 +98,7 @@ class ReplicaWriter:
             "names": [column.name for column in columns],
             "quantities": [[quantity, len(list(run))] for quantity, run in runs],
             "samples": list(samples),
+            "unreduced": list(unreduced),
         }
         definition = json.dumps({"group": list(group), "key": key, **of_columns}).encode()
         self._columns = len(columns)
@@ -171,6 +175,7 @@ class ReplicaReader:
         self.group: GroupKey = (str(name), whole(incarnation))
         self.key = str(definition["key"])
         self.axis = str(definition.get("axis") or "")
+        self.unreduced = frozenset(map(str, definition.get("unreduced") or ()))
         self.columns: Sequence[Column] = _columns(definition)
         if len(self.columns) != self._columns:
             raise ValueError(f"{path} names {len(self.columns)} of {self._columns} columns")

@@ -213,13 +213,15 @@ class Replicas(Protocol):
 
     `key` tells them apart from others: it is the same on all ranks that have the same parameters.
     `columns`: quantity and name of each of the `values`. `axis`: that of a device mesh along which
-    they are equal, if they are a part of something.
+    they are equal, if they are a part of something. `unreduced`: the parameters that their DDP
+    never had, for they were frozen, or did not exist, when it was made.
     """
 
     group: GroupKey
     key: str
     axis: str
     columns: Sequence[Column]
+    unreduced: frozenset[str]
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""

@@ -19,10 +19,16 @@ UNDEFINED = "undefined"
 
 
 def printable(text: str, most: int = MOST_TEXT) -> str:
-    """The text on one line without control characters, cut to `most` characters."""
+    """The text on one line without control characters, of at most `most` characters."""
     line = " ".join(text.split())
-    line = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
-    return line if len(line) <= most else line[: most - 3] + "..."
+    return shortened("".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line), most)
+
+
+def shortened(text: str, most: int) -> str:
+    """The text without its middle where it has more than `most` characters. Long errors of torch
+    begin with what may have happened, and end with the parameter that it happened to."""
+    head, tail = (most - 3) * 2 // 5, most - 3 - (most - 3) * 2 // 5
+    return text if len(text) <= most else f"{text[:head]}...{text[-tail:]}"
 
 
 def pieces(ranks: Iterable[int], least: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,19 +149,19 @@ def _group(group: GroupEvidence | None) -> Document | None:
 
 
 def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
+    return {**_stand(evidence), "stack": [clean(line) for line in evidence.stack or stack]}
+
+
+def _stand(evidence: RankEvidence) -> Document:
+    """Where it stood and, where those are others, the line and the thread that made the call."""
+    more = {"called_at": location(evidence.called_at), "thread": clean(evidence.thread)}
     return {
         "state": clean(evidence.state),
         "call": None if evidence.call is None else clean(evidence.call),
         "call_is": evidence.call_is.value,
-        **_places(evidence),
-        "stack": [clean(line) for line in evidence.stack or stack],
+        "location": location(evidence.location),
+        **{name: value for name, value in more.items() if value},
     }
-
-
-def _places(evidence: RankEvidence) -> Document:
-    """Where it stood and, where it waits for a handle there, where it made the call."""
-    made = location(evidence.called_at)
-    return {"location": location(evidence.location), **({"called_at": made} if made else {})}
 
 
 def location(site: CallSite | None) -> Document | None:
@@ -174,19 +175,13 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
     world = World(Snapshot(taken_ns=0, world_size=world_size, ranks=ranks), None, Limits())
     found: Document = {}
     # What many ranks have in common is one object: of 16,384 ranks that is most of a report.
-    rows: dict[tuple[object, ...], Document] = {}
+    rows: dict[RankEvidence, Document] = {}
     exits: dict[tuple[int | None, int | None], Document] = {}
     for number, rank in sorted(ranks.items()):
-        where = standing(world, number)
-        # Not all of it: a stack is no part of the row, and may be a list.
-        stands = (where.state, where.call, where.call_is, where.location, where.called_at)
+        # A stack is no part of the row, and may be a list.
+        stands = replace(standing(world, number), stack=())
         if stands not in rows:
-            rows[stands] = {
-                "state": clean(where.state),
-                "call": None if where.call is None else clean(where.call),
-                "call_is": where.call_is.value,
-                **_places(where),
-            }
+            rows[stands] = _stand(stands)
         later = ends.get(number)
         end = later if later is not None and later.pid == rank.pid else rank
         signal = end.process.signal

@@ -117,6 +117,7 @@ def doing(evidence: Mapping[str, Any]) -> str:
     if not call:
         return state
     call_is = CallIs.in_report(evidence)
+    call = f'{call} in thread "{evidence["thread"]}"' if evidence.get("thread") else call
     if call_is is CallIs.ALL:
         return str(call)
     if call_is is CallIs.OBJECT:
@@ -150,11 +151,13 @@ class Places:
 
     def text(self, evidence: Mapping[str, Any]) -> str:
         """The line of one rank, "" when it is not known; and that of its call, if it stands at
-        another one."""
+        another one, or has left there."""
         location, made = evidence.get("location"), evidence.get("called_at")
-        if not location:
-            return ""
-        return self.line(location) + (f", called at {self.line(made)}" if made else "")
+        if not location or not made:
+            return self.line(location) if location else ""
+        last = CallIs.in_report(evidence) is CallIs.LAST
+        word = "last call" if last else "called"
+        return f"{self.line(location)}, {word} at {self.line(made)}"
 
     def line(self, location: Mapping[str, Any]) -> str:
         """A place as report.json has it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ...record.layout import Activity, CallState, Phase
 from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
@@ -45,16 +45,15 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         return RankEvidence("never seen")
     if world.ended(rank):
         last = last_call(world, rank)
-        site, text = last_site(world, rank), call_text(last) if last else None
+        site = last_site(world, rank)
         crashes = [CrashNote.read(note.data) for note in world.notes(rank, CrashNote)]
         stack = crashes[-1].stack[::-1] if crashes and crashes[-1] else ()
-        return RankEvidence(ending_text(world, rank), text, site, stack)
+        return of_call(ending_text(world, rank), last, site, CallIs.LAST, stack)
     if ExceptionNote.among(record.notes):
         last = last_call(world, rank)
         failed = last is not None and last.state is CallState.FAILED
-        call = call_text(last) if failed else None
         site = last_site(world, rank)
-        return RankEvidence("failed in" if failed else "raised", call, site, (), CallIs.OBJECT)
+        return of_call("failed in" if failed else "raised", last if failed else None, site)
     rows = world.pending(rank)
     if rank in world.at_breakpoint:
         paused = next(row for row in rows if row.wait.activity is Activity.PAUSED)
@@ -63,14 +62,12 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
     for pending in rows:
         if pending.call is not None:
-            site, made = pending.site, pending.called_at
             stopped = record.process.state in STOPPED
-            call = call_text(pending.call)
             if world.at_breakpoint and not stopped:
                 word = f"waiting for breakpoint on {ranks_text(world.at_breakpoint)}"
-                return RankEvidence(word, call, site, (), CallIs.LAST, made)
+                return of_call(word, pending.call, pending.site, CallIs.LAST)
             word = "stopped in" if stopped else "waits in"
-            return RankEvidence(word, call, site, (), CallIs.OBJECT, made)
+            return of_call(word, pending.call, pending.site)
     for pending in rows:
         if world.at_breakpoint:
             who = ranks_text(world.at_breakpoint)
@@ -86,7 +83,7 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
     word = "stopped by a signal" if record.process.state in STOPPED else RUNS
     site, last = _whereabouts(world, rank), last_call(world, rank)
     if _is_installed(site) and last is not None and last.site and not _is_installed(last.site):
-        return RankEvidence(word, call_text(last), last.site)  # of a runner of tests, say
+        return of_call(word, last, last.site, CallIs.LAST)  # of a runner of tests, say
     return RankEvidence(word, None, site)
 
 
@@ -95,6 +92,20 @@ def standstill_text(still: Standstill) -> str:
     who = f'its thread "{printable(still.thread, 60)}" is ' if still.thread else ""
     call = f" in {still.call}" if still.call else ""
     return f"{'has not left, ' if still.leaving else ''}{who}asleep{call}"
+
+
+def of_call(
+    state: str,
+    call: Call | None,
+    site: CallSite | None,
+    call_is: CallIs = CallIs.OBJECT,
+    stack: Sequence[str] = (),
+) -> RankEvidence:
+    """That a rank stands, or ended, at `site`, with the call that its state is about."""
+    if call is None:
+        return RankEvidence(state, None, site, stack, call_is)
+    made = call.site if call.site != site else None
+    return RankEvidence(state, call_text(call), site, stack, call_is, made)
 
 
 def _same(call: Call | None, awaited: Call) -> bool:
@@ -208,7 +219,7 @@ def at_call(world: World, ranks: Iterable[int], key: GroupKey, seq: int) -> dict
         if call is None:
             found[rank] = standing(world, rank)
         else:
-            found[rank] = RankEvidence(f"called #{seq}", call_text(call), call.site, (), CallIs.ALL)
+            found[rank] = of_call(f"called #{seq}", call, call.site, CallIs.ALL)
     return found
 
 

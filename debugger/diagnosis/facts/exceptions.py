@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 
 from ...record.notes import ExceptionNote, raised
-from ...record.snapshot import Note
+from ...record.snapshot import Call, Note
+from ..limits import SECOND_NS
 from .world import World
+
+SEEN_EARLY_S, SEEN_LATE_S = 0.1, 5.0
+"""How far its failure may be from the end of a call's timeout: of another clock, or a busy host."""
 
 TIMED_OUT = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 
@@ -21,6 +25,17 @@ def timed_out(note: Note) -> bool:
     """The exception says that a time limit ran out."""
     types = (raised(note).type, note.message)
     return any("DeadlineExceeded" in text for text in types) or bool(TIMED_OUT.search(note.message))
+
+
+def own_timeout(world: World, rank: int, call: Call | None, failed_ns: int) -> str:
+    """`the program's own timeout of 60 s`: that of the call's group, if it is the one that ran out
+    by then; a handle may have been waited for with another one."""
+    group = world.ranks[rank].groups.get(call.group) if call is not None else None
+    if call is not None and group is not None and group.timeout_s:
+        late_s = (failed_ns - call.issued_ns) / SECOND_NS - group.timeout_s
+        if -SEEN_EARLY_S < late_s < SEEN_LATE_S:
+            return f"the program's own timeout of {group.timeout_s:g} s"
+    return "the program's own timeout"
 
 
 COMMUNICATION = re.compile(

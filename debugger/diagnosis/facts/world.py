@@ -59,12 +59,6 @@ class Pending:
         return self.wait.site or (self.call.site if self.call else None)
 
     @property
-    def called_at(self) -> CallSite | None:
-        """Where it made the call, if that is another line; else None."""
-        made = self.call.site if self.call else None
-        return made if made != self.site else None
-
-    @property
     def rule(self) -> Rule:
         return RULES.get(self.call.signature.op, Rule()) if self.call else Rule()
 

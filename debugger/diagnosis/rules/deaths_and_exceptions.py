@@ -34,13 +34,19 @@ def endings(world: World) -> list[Candidate]:
     """Every rank that died or raised, but for those that this tool itself stopped."""
     found = []
     killed: list[Rank] = []
+    notes = {one: note for one in world.eventful if (note := last_exception(world, one))}
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, note in notes.items():
+        alike.setdefault(_mistake(note), []).append(number)
+    free = (one for one in world.ranks if not (world.ended(one) or world.pending(one)))
+    more = any(one not in notes for one in free)
     for number in world.eventful:
         rank = world.ranks[number]
         if world.notes(number, FindingRaisedNote):
             continue
-        note = last_exception(world, number)
-        if note is not None:
-            found.append(_raised(world, rank, note))
+        if number in notes:
+            same = tuple(alike[_mistake(notes[number])])
+            found.append(_raised(world, rank, notes[number], same, more))
         elif not world.ended(number):
             continue
         elif rank.process.replaced:
@@ -138,7 +144,8 @@ def _ended(world: World, dead: list[Rank], *, weakness: int) -> Candidate:
     return Candidate(finding, ready_ns, weakness)
 
 
-def _raised(world: World, rank: Rank, note: Note) -> Candidate:
+def _raised(world: World, rank: Rank, note: Note, same: tuple[int, ...], more: bool) -> Candidate:
+    """`same`: the ranks that have raised it; `more`: others may be about to."""
     error = raised(note)
     if error.own_fault:
         return _failed_ourselves(world, rank, note)
@@ -146,8 +153,10 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     weakness = 2 if not invalid and is_communication_error(note) else 0
     link = link_of(world, note) if weakness else None
     culprits = (rank.rank,) if link is None else tuple(sorted(link))
-    if invalid:
-        culprits = _same_mistake(world, rank.rank, note)
+    size = max(len(world.ranks), world.size)
+    everybody = note.site is not None and not weakness and len(same) == size > 1
+    if invalid or everybody:
+        culprits = same
     models = other_models(world, rank.rank, note)
     if models is not None:
         culprits = models.culprits
@@ -156,6 +165,7 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
     others = tuple(sorted(set(world.ranks) - set(culprits)))
     evidence = stand(world, chosen(culprits, others))
     who = ranks_text(culprits if invalid else (rank.rank,))
+    who = f"all {len(same)} ranks" if everybody and culprits == same else who
     message = f"{who} raised {printable(note.message)}{at_site(note.site)}"
     if models is not None:
         message = f"{models_text(models)}: {message}"
@@ -167,13 +177,13 @@ def _raised(world: World, rank: Rank, note: Note) -> Candidate:
         culprits=culprits,
         victims=others,
         ranks=evidence,
-        details=() if len(culprits) > 1 and invalid else _alike(world, rank, note),
+        details=() if culprits == same and len(same) > 1 else _alike(world, rank, note),
         observable_ns=note.time_ns,
         data=dict(note.data),
     )
     ready_ns = note.time_ns
-    if invalid and len(culprits) < len(world.ranks):
-        ready_ns += TOGETHER_NS  # others may be about to make the same mistake
+    if more and not weakness:
+        ready_ns += TOGETHER_NS
     if models is not None:
         ready_ns += world.limits.hold_ns(models)
     if weakness:
@@ -208,16 +218,10 @@ def _failed(world: World, rank: int, numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(members[number] for number in numbers))
 
 
-def _same_mistake(world: World, rank: int, note: Note) -> tuple[int, ...]:
-    """All ranks that made a call on this line that was wrong by itself, in the same way."""
-    found = {rank}
-    for other in world.ranks:
-        theirs = last_exception(world, other)
-        if theirs is None or not raised(theirs).invalid_argument:
-            continue
-        if (theirs.site, raised(theirs).type) == (note.site, raised(note).type):
-            found.add(other)
-    return tuple(sorted(found))
+def _mistake(note: Note) -> tuple[object, ...]:
+    """Equal for exceptions of one type on one line, unless one of them came of another's end."""
+    invalid = raised(note).invalid_argument is True
+    return note.site, raised(note).type, invalid, not invalid and is_communication_error(note)
 
 
 def _leaving(world: World) -> bool:

@@ -189,6 +189,8 @@ def _finding(
     column = difference.column
     left_out = [] if column is None else _who_leaves_out(world, replicas, rows, column)
     cause = _likely_cause(rows, difference, left_out)
+    if column in [Column(GRADIENT, name) for one in replicas.values() for name in one.unreduced]:
+        cause = "DDP does not have it: it was frozen (or did not exist) when DDP was made"
     return Finding(
         kind="divergence",
         message=message,

@@ -34,7 +34,7 @@ from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
-from ..facts.evidence import chosen, doing, last_call, stand
+from ..facts.evidence import chosen, doing, last_call, of_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
 from ..facts.unfinished import (
@@ -46,7 +46,7 @@ from ..facts.unfinished import (
     posted,
 )
 from ..facts.world import GroupView, Pending, World, exited_ns, on_nccl
-from ..findings import Finding, RankEvidence, group_evidence
+from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 from ..shared_findings import not_created, tag_mismatch
 
@@ -253,14 +253,13 @@ def _stand(
     for rank in left:
         notes = world.notes(rank, DestroyedNote)
         if notes and not world.ended(rank) and not world.pending(rank):
-            last = last_call(world, rank)
-            text = call_text(last) if last else None
-            found[rank] = RankEvidence("destroyed the group", text, notes[-1].site)
+            site, last = notes[-1].site, last_call(world, rank)
+            found[rank] = of_call("destroyed the group", last, site, CallIs.LAST)
     for rank in victims:
         history = world.ranks[rank].history if world.notes(rank, UnfinishedNote) else None
         made = history.at(call.group, call.seq) if history is not None else None
         if made is not None:
-            found[rank] = RankEvidence("finished before the end of", call_text(made), made.site)
+            found[rank] = of_call("finished before the end of", made, made.site)
     return found
 
 

@@ -168,7 +168,11 @@ def _stale_store(
         whose = f"file holds the addresses of the ranks of an earlier attempt{where}: use a fresh "
         whose += "one for each attempt, TORCHELASTIC_RESTART_COUNT tells which it is"
     else:
-        whose = f"file was written before this run{where}, by an earlier one or by something else: "
+        stores = filter(None, (StaleStoreNote.read(one.data) for one in users.values()))
+        left = min((one.users for one in stores), default=0)
+        facts = ["was written before this run"] if not store.by_count else []
+        facts += [f"has {left} entries for {world.ranks[min(users)].world_size} ranks"] * bool(left)
+        whose = f"file {' and '.join(facts)}{where}, left by an earlier one or by something else: "
         whose += "delete it, or use a fresh one for each run"
     others = tuple(sorted(set(world.ranks) - set(users)))
     finding = Finding(

@@ -23,7 +23,7 @@ from ...record.snapshot import Call, CallSite, Note, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
 from ..facts.evidence import RUNS, chosen, doing, last_call, stand, standing
-from ..facts.exceptions import is_communication_error, last_exception, timed_out
+from ..facts.exceptions import is_communication_error, last_exception, own_timeout, timed_out
 from ..facts.joins import gave_up, last_to_come
 from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
@@ -200,7 +200,8 @@ def _finding(world: World, late: Late, observable_ns: int, *, timed_out: bool = 
     view = world.view(pending.rank, call.group) if call else None
     waited = seconds(world.now_ns - pending.wait.since_ns)
     cause = cause_of(world, culprits[0])
-    since = "until the program's own timeout" if timed_out else f"for {waited}"
+    timeout = own_timeout(world, pending.rank, call, observable_ns)
+    since = f"until {timeout}" if timed_out else f"for {waited}"
     message = (
         f"suspected: {ranks_text(culprits)} {verb(culprits, 'has', 'have')} not come "
         f"{since}, while {ranks_text(late.victims)} {verb(late.victims, 'waits', 'wait')} "
@@ -270,16 +271,19 @@ def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Findi
         return finding
     if not locked:
         return replace(finding, cause=cause)
-    first = finding.culprits[0]
-    before, runs, after = finding.message.partition(f"rank {first}: {RUNS}")
-    message = f"{before}rank {first}: {CAUSES['lock']}{after}"
-    if not runs:
-        message = f"{finding.message} ({CAUSES['lock']})"
-    where = finding.ranks.get(first)
-    ranks = dict(finding.ranks)
-    if where is not None and where.state == RUNS:
-        ranks[first] = replace(where, state=CAUSES["lock"])
-    return replace(finding, cause=cause, message=message, ranks=ranks)
+    return restated(replace(finding, cause=cause), finding.culprits[0], CAUSES["lock"])
+
+
+def restated(finding: Finding, rank: int, state: str) -> Finding:
+    """The finding with what the rank does, where its own record says no more than that it is in no
+    call."""
+    known = finding.ranks.get(rank, RankEvidence(RUNS))
+    if known.state not in (RUNS, CAUSES["lock"]):
+        return replace(finding, message=f"{finding.message} ({state})")
+    before, named, after = finding.message.partition(f"rank {rank}: {known.state}")
+    message = f"{before}rank {rank}: {state}{after}" if named else f"{finding.message} ({state})"
+    ranks = {**finding.ranks, rank: replace(known, state=state)}
+    return replace(finding, message=message, ranks=ranks)
 
 
 def placed(finding: Finding, rank: int, site: CallSite) -> Finding:

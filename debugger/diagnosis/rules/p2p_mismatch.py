@@ -16,13 +16,13 @@ from ...record.layout import RING, CallState
 from ...record.notes import raised
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, Channel, GroupKey
-from ...record.wording import call_text
 from ..facts.channels import ChannelKey, Channels
+from ..facts.evidence import of_call
 from ..facts.exceptions import last_exception
 from ..facts.hash_chains import first_divergence
 from ..facts.needs import bytes_of
 from ..facts.world import World
-from ..findings import CallIs, Finding, RankEvidence, group_evidence
+from ..findings import CallIs, Finding, group_evidence
 from ..limits import Candidate
 
 CALL_MISMATCH = "CallMismatch"
@@ -131,10 +131,8 @@ def _finding(
         group=group_evidence(view.any) if view else None,
         seq=sent.seq,
         ranks={
-            source: RankEvidence("sends", call_text(sent), sent.site, (), CallIs.ALL),
-            destination: RankEvidence(
-                "receives", call_text(received), received.site, (), CallIs.ALL
-            ),
+            source: of_call("sends", sent, sent.site, CallIs.ALL),
+            destination: of_call("receives", received, received.site, CallIs.ALL),
         },
         details=details,
         observable_ns=max(sent.issued_ns, received.issued_ns) or world.now_ns,

@@ -11,9 +11,8 @@ from dataclasses import replace
 from ...record.layout import RING
 from ...record.notes import OwnFindingNote
 from ...record.snapshot import CallSite, GroupKey, Note
-from ...record.wording import call_text
 from ..facts.absence import cause_of
-from ..facts.evidence import at_call, chosen, stand
+from ..facts.evidence import at_call, chosen, of_call, stand
 from ..facts.world import World
 from ..findings import CallIs, Finding, GroupEvidence, RankEvidence, group_evidence
 from ..limits import Candidate
@@ -62,7 +61,7 @@ def _message_at(world: World, rank: int, site: CallSite | None) -> RankEvidence 
     history = world.ranks[rank].history
     for call in reversed(history.recent(RING) if history else ()):
         if call.signature.peer is not None and call.site is not None and call.site == site:
-            return RankEvidence("posted", call_text(call), site, (), CallIs.ALL)
+            return of_call("posted", call, site, CallIs.ALL)
     return None
 
 

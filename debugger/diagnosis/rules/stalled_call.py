@@ -16,7 +16,7 @@ from ...record.wording import call_text, numbered, seconds
 from ..facts.absence import ENTERED, cause_of
 from ..facts.broken_links import Link, link_of
 from ..facts.evidence import chosen, stand
-from ..facts.exceptions import last_exception, timed_out
+from ..facts.exceptions import last_exception, own_timeout, timed_out
 from ..facts.needs import Needs, bytes_of
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import GroupView, Pending, World
@@ -134,7 +134,7 @@ def _finding(
     peer = call.signature.peer
     where = f"{call_text(call)} {numbered(view.any, call.seq)}"
     until = (
-        "until the program's own timeout"
+        f"until {own_timeout(world, pending.rank, call, observable_ns)}"
         if own
         else f"for {seconds(world.now_ns - pending.wait.since_ns)}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import threading
 import time
@@ -31,7 +32,9 @@ from .exceptions import failed_to_join
 from .exits import Exits
 from .unwaited_work import UnwaitedWork
 
-_HEAD_BYTES = 32
+_MOST_BYTES = 1 << 20
+"""Of a FileStore's file."""
+_COUNT = re.compile(rb"refcount/(.)\0{3}(?:\0{4})?(\d+)", re.S)
 _LONGEST_KEY = 4096
 _KEYS_BEGIN = (b"refcount", b"/", b"-/")
 
@@ -100,7 +103,7 @@ def _init(
             _claim(recorder, directory, detail)
             tie(directory)
             if "path" in detail:
-                _note_stale(recorder, detail["path"], site, by_attempt=False)
+                _note_stale(recorder, detail["path"], site, detail["world_size"], by_attempt=False)
         except Exception as error:
             report_own_fault("watching init_process_group", error)
         with recorder.waiting_in(Activity.INIT, detail, site):
@@ -235,14 +238,17 @@ def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]
     return detail
 
 
-def _note_stale(recorder: Recorder, path: str, site: int, by_attempt: bool = True) -> None:
+def _note_stale(
+    recorder: Recorder, path: str, site: int, most: int = 0, by_attempt: bool = True
+) -> None:
     """Put on record why a FileStore's file makes the rendezvous go wrong: it is from before this
-    run, or holds what no FileStore has written; nothing if not so. Where keys cannot be told apart
+    run, or holds what no FileStore has written, or as many processes have it open as will ever join
+    (`most`; 0: not known), without this one; nothing if not so. Where keys cannot be told apart
     `by_attempt` (a program may give each a prefix), ranks that were started again must not find
     what those before them have left."""
     try:
         status = os.stat(path)
-        begins = read_regular(path, _HEAD_BYTES) if status.st_size else b""
+        begins = read_regular(path, _MOST_BYTES) if status.st_size else b""
     except OSError:
         return
     started = float(os.environ.get("DISTDEBUG_RUN_STARTED", "0"))
@@ -254,13 +260,16 @@ def _note_stale(recorder: Recorder, path: str, site: int, by_attempt: bool = Tru
             f"the FileStore {path} holds {status.st_size} bytes written {age_s:.0f} s ago, "
             "before this run"
         )
-        recorder.note(StaleStoreNote(path), why, site)
+        recorder.note(StaleStoreNote(path, users=_users(begins)), why, site)
     elif not by_attempt and _restarted() and status.st_mtime < _began_s():
         why = f"the FileStore {path} was written by an earlier attempt, before this one began"
         recorder.note(StaleStoreNote(path, attempt=True), why, site)
     elif not _is_file_stores(begins):
         why = f"{path}, {status.st_size} bytes, holds what no FileStore has written"
         recorder.note(StaleStoreNote(path, foreign=True), why, site)
+    elif 0 < most <= (users := _users(begins)):
+        why = f"{users} processes have the FileStore {path} open, before this one joins"
+        recorder.note(StaleStoreNote(path, users=users, by_count=True), why, site)
 
 
 def _restarted() -> bool:
@@ -283,6 +292,13 @@ def _is_file_stores(begins: bytes) -> bool:
         if 0 < length <= _LONGEST_KEY and (not key or key.startswith(_KEYS_BEGIN)):
             return True
     return False
+
+
+def _users(begins: bytes) -> int:
+    """How many processes have the file open, by its count of them, which is written anew with each
+    that comes or goes; one that was killed is still counted."""
+    counts = [text[: size[0]] for size, text in _COUNT.findall(begins)]
+    return int(counts[-1]) if counts and counts[-1] else 0
 
 
 def world_size_of_mpi(environment: Mapping[str, str]) -> int:

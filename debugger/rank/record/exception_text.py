@@ -5,7 +5,11 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
+from ...record.wording import shortened
+
 _MOST_FRAMES = 30
+_MOST_TITLE = 1900
+"""A record keeps 4,000 characters: of an exception, and of its cause."""
 _MOST_TEXT = 1 << 16
 """A text may be a tensor's, or a file's: it is searched several times, and the GIL is held then."""
 _NAME: Any = vars(type)["__name__"]
@@ -29,7 +33,7 @@ def name_of(error: BaseException) -> str:
 
 def titled(error: BaseException) -> str:
     """The type and the text, as Python prints them at the end of a traceback."""
-    return f"{name_of(error)}: {text_of(error)}".rstrip(": ")
+    return shortened(f"{name_of(error)}: {text_of(error)}".rstrip(": "), _MOST_TITLE)
 
 
 def stack_of(error: BaseException) -> tuple[str, ...]:

@@ -390,12 +390,14 @@ class ReplicaCheck:
         text = f"{number}.{namesake}.{key[-1]:016x}"
         group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
+        models = self._models[number : number + 1] if number >= 0 else []
+        unreduced = [name[:200] for one in models for name, _ in named if name not in one.trained]
         while True:
             name = file_name(self._pid, self._files)
             self._files += 1
             try:
                 path = self._directory / name
-                writer = ReplicaWriter(path, group_key, text, columns, samples, axis)
+                writer = ReplicaWriter(path, group_key, text, columns, samples, axis, unreduced)
                 break
             except FileExistsError:
                 continue  # of a process of that number before

@@ -6,14 +6,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...diagnosis.diagnose import placed, refine_cause
+from ...diagnosis.diagnose import placed, refine_cause, restated
 from ...diagnosis.facts.evidence import RUNS
-from ...diagnosis.findings import Finding
+from ...diagnosis.findings import Finding, RankEvidence
 from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
 from ..machine import listeners
 from . import stack_tree
+from .children import awaited_child
 from .held_locks import HeldLock, held_lock
 from .stacks import Frame, ThreadStack, capture
 from .standing import stood
@@ -23,10 +24,12 @@ MOST_LOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Stacks by rank. `lines` is each main thread's, innermost first, printable."""
+    """Stacks by rank. `lines` is each main thread's, innermost first, printable. `pids`: of those
+    on this host."""
 
     stacks: Mapping[int, Sequence[ThreadStack]] = field(default_factory=dict)
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    pids: Mapping[int, int] = field(default_factory=dict)
 
     def refine(self, finding: Finding) -> Finding:
         """The finding with what the stacks show (a lock, and where an absent rank stands), and with
@@ -40,6 +43,8 @@ class Evidence:
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
             if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
+        for rank, known in ranks.items():
+            ranks[rank] = replace(known, thread=self._thread(rank, known))
         finding = replace(finding, ranks=ranks)
         running = {rank for rank, known in ranks.items() if known.state == RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()
@@ -49,6 +54,12 @@ class Evidence:
                 finding = placed(finding, rank, site)
         if finding.kind != "missing_rank":
             return finding
+        for rank in [one for one in finding.culprits if one in self.pids][:MOST_LOCKS]:
+            child = awaited_child(self.pids[rank], self.stacks[rank], set(self.pids.values()))
+            if child is not None:
+                finding = restated(finding, rank, f"waits for {child[0]}")
+                stands = f"rank {rank} waits for {child[0]}, which is in {'; '.join(child[1])}"
+                finding = replace(finding, details=(*finding.details, stands))
         locks = self._held_locks((*finding.culprits, *finding.victims))
         said = (f"rank {rank}: {held}" for rank, held in locks.items())
         return replace(finding, details=(*finding.details, *said))
@@ -74,8 +85,21 @@ class Evidence:
         return found
 
     def _main(self, rank: int) -> ThreadStack | None:
-        threads = self.stacks.get(rank, ())
-        return next((one for one in threads if one.name == "MainThread"), None)
+        return stack_tree.main_of(self.stacks.get(rank, ()))
+
+    def _thread(self, rank: int, known: RankEvidence) -> str:
+        """The name of the thread that is at the line of the rank's call; "" where the main one is,
+        too, or none."""
+        site = known.location
+        if known.call is None or site is None:
+            return ""
+        names = {
+            thread.name
+            for thread in self.stacks.get(rank, ())
+            if (found := stack_tree.users_frame(thread.frames)) is not None
+            and (found[0].file, found[0].line) == (site.file, site.line)
+        }
+        return "" if "MainThread" in names else min(names, default="")
 
     def _standing(self, rank: int, finding: Finding) -> ThreadStack | None:
         """The main thread; where it waits for another one, and that is where the rank says that it
@@ -146,7 +170,8 @@ def gather(
     stacks = {pids[pid]: threads for pid, threads in sorted(found.items()) if threads}
     keep(directory, stacks, problems, time.monotonic() - began_s)
     lines = {rank: stack_tree.main_lines(threads) for rank, threads in stacks.items()}
-    return Evidence(stacks, {rank: rows for rank, rows in lines.items() if rows})
+    local = {rank: pid for pid, rank in pids.items() if rank in stacks}
+    return Evidence(stacks, {rank: rows for rank, rows in lines.items() if rows}, local)
 
 
 def keep(

@@ -87,7 +87,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     if stack.active or stack.holds_gil:
         return False
     python = stack.python_frames
-    below = _called_by_user(stack)
+    below = called_by_user(stack)
     if any(_is_torch(frame) or is_own(frame) for frame in below):
         return False
     for frame in below:
@@ -102,7 +102,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
 def waits_for_thread(stack: ThreadStack) -> bool:
     """Whether it waits for what another thread of its process hands over: an element of a queue, an
     event, a result. (A lock is given back, and who holds it need not be at work for that.)"""
-    below = _called_by_user(stack)
+    below = called_by_user(stack)
     return waits_for_lock(stack) and any(
         frame.function.rpartition(".")[2] in _HANDED_OVER.get(Path(frame.file).name, ())
         for frame in below
@@ -116,11 +116,11 @@ def may_wait_for_thread(stack: ThreadStack) -> bool:
         (frame.file.endswith("/threading.py") and frame.function.endswith(("join", "_shutdown")))
         or "/concurrent/futures/" in frame.file
         or "/asyncio/" in frame.file
-        for frame in _called_by_user(stack)
+        for frame in called_by_user(stack)
     )
 
 
-def _called_by_user(stack: ThreadStack) -> Sequence[Frame]:
+def called_by_user(stack: ThreadStack) -> Sequence[Frame]:
     """What the user's innermost line has called, innermost first."""
     python = stack.python_frames
     return python[: _users_line(python)]
@@ -210,9 +210,14 @@ def describe(frame: Frame) -> str:
     return clean(f"{frame.function} ({place})", 200)
 
 
+def main_of(threads: Sequence[ThreadStack]) -> ThreadStack | None:
+    """The main thread, if its stack is there."""
+    return next((one for one in threads if one.name == "MainThread"), None)
+
+
 def main_lines(threads: Sequence[ThreadStack]) -> list[str]:
     """The main thread's frames, innermost first, printable; empty where it is not there."""
-    main = next((one for one in threads if one.name == "MainThread"), None)
+    main = main_of(threads)
     return [] if main is None else lines_of(main)
 
 

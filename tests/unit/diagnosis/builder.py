@@ -140,6 +140,7 @@ class ListReplicas:
     key: str
     columns: Sequence[Column]
     axis: str = ""
+    unreduced: frozenset[str] = frozenset()
     rows: list[tuple[Digest, tuple[int, ...]]] = field(default_factory=list)
     sampled: dict[Column, Sequence[float]] = field(default_factory=dict)
 
@@ -179,6 +180,8 @@ class RankBuilder:
         self.world_size = 0
         """As this rank was told; 0: the size of the run."""
         self.replicas: list[ListReplicas] = []
+        self.restarts = (0, 0)
+        """How often its launcher has restarted it, and how often it does so at most."""
 
     # -- what it does --------------------------------------------------------------------------
 
@@ -401,6 +404,8 @@ class RankBuilder:
             process=self.process,
             host="node0",
             job=self.job,
+            restart_count=self.restarts[0],
+            max_restarts=self.restarts[1],
             phase=self.phase,
             started_ns=START_NS,
             heartbeat_ns=heartbeat,

@@ -75,6 +75,13 @@ def test_read_back_as_it_is_written(tmp_path: Path) -> None:
     assert os.stat(tmp_path / file_name(12, 0)).st_mode & 0o777 == 0o600
 
 
+def test_what_ddp_never_had(tmp_path: Path) -> None:
+    assert not pair(tmp_path, ["weight"])[1].unreduced
+    path = tmp_path / file_name(12, 1)
+    ReplicaWriter(path, GROUP, "key", WEIGHT, unreduced=["weight"])
+    assert ReplicaReader(path, lambda _number: None, 0).unreduced == {"weight"}
+
+
 def test_columns_of_several_quantities(tmp_path: Path) -> None:
     columns = [*WEIGHT, Column(GRADIENT, "weight"), Column(HYPERPARAMETER, "lr")]
     path = tmp_path / file_name(12, 0)

@@ -103,7 +103,7 @@ def test_no_name_breaks_the_format() -> None:
 def test_names_that_are_cut_to_one_are_summed_up() -> None:
     rank = Run(1).snapshot().ranks[0]
     (group,) = rank.groups.values()
-    names = [("x" * 500 + end, 0) for end in "ab"]
+    names = [("x" * 500 + middle + "x" * 500, 0) for middle in "ab"]
     odd = replace(rank, groups={key: replace(group, key=key, issued=3) for key in names})
     totals = CallTotals()
     totals.take([odd])

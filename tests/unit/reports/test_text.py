@@ -119,10 +119,29 @@ def test_a_rank_that_died() -> None:
     assert text.render(of_run(run)) == (
         "RANK DIED  rank 2 was killed by SIGKILL at train.py:40 in step; its last call was "
         f"{call}\n"
-        f"  ranks 0,1,3   wait in {call}                        train.py:88 in step\n"
-        f"  rank  2       killed by SIGKILL, last call {call}   train.py:40 in step"
-        "   <- look here\n" + EVIDENCE.format(94)
+        f"  ranks 0,1,3   wait in {call}\n"
+        "                train.py:88 in step\n"
+        f"  rank  2       killed by SIGKILL, last call {call}\n"
+        "                train.py:40 in step, last call at train.py:88 in step   <- look here\n"
+        + EVIDENCE.format(94)
     )
+
+
+def test_a_thread_beside_the_main_one_is_named() -> None:
+    evidence = {rank: at("waits in", "barrier()", 88) for rank in range(2)}
+    evidence[0] = replace(evidence[0], thread="metrics")
+    finding = Finding("missing_rank", "they have not come", (1,), (0,), ranks=evidence)
+    lines = text.render(report([finding])).splitlines()
+    assert [line for line in lines if 'in thread "metrics"' in line] == [lines[1]]
+    assert "waits in" in lines[1]
+
+
+def test_a_call_where_its_rank_left_has_one_line() -> None:
+    run = Run(2)
+    run.each(all_reduce(8), line=40)
+    run[0].calls(all_reduce(8), waits=True, line=40)
+    run[1].exits(signal=9)
+    assert "last call at" not in text.render(of_run(run))
 
 
 def test_a_missing_rank_of_512() -> None:
@@ -177,7 +196,8 @@ def test_interrupted_says_where_each_rank_was() -> None:
         "INTERRUPTED  after 12.1 s; where each rank was:\n"
         "  ranks 0,1   wait in all_reduce(sum, float32[8])               train.py:88 in step\n"
         "  rank  2     runs user code                                    train.py:40 in step\n"
-        "  rank  3     finished, last call all_reduce(sum, float32[8])   train.py:40 in step\n"
+        "  rank  3     finished, last call all_reduce(sum, float32[8])   train.py:40 in step, "
+        "last call at train.py:88 in step\n"
         "  ranks 4,5   never seen\n" + EVIDENCE.format(130)
     )
     assert text.render({**document, "outcome": "failed", "exit_code": 1}).startswith(

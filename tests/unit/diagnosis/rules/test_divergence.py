@@ -62,6 +62,17 @@ def test_what_comes_first_in_a_step(
     assert words in found.data["likely_cause"]
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("w", "DDP does not have it"), ("b", "not reduced at")]
+)
+def test_a_parameter_that_ddp_never_had(name: str, words: str) -> None:
+    run = stepped(ALIKE, changed(ALIKE, 0, 1, 2))
+    for rank in range(2):
+        run[rank].replicas[0].unreduced = frozenset({name})
+    (found,) = run.errors()
+    assert words in found.data["likely_cause"]
+
+
 def test_hyper_parameters_are_shown_as_numbers() -> None:
     odd = (*ALIKE[:4], bits_of(0.125), ALIKE[5])
     (found,) = stepped(ALIKE, odd, ALIKE).errors()

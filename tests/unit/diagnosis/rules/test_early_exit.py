@@ -332,7 +332,7 @@ class TestDeaths:
     def test_the_first_of_several_exceptions(self) -> None:
         run = Run(3)
         for rank in (1, 0, 2):
-            run[rank].raises("KeyError: 'lr'")
+            run[rank].raises("KeyError: 'lr'", line=50 + rank)
         (found,) = run.errors()
         assert found.culprits == (1,)
 
@@ -370,13 +370,27 @@ class TestDeaths:
         (found,) = run.errors()
         assert found.culprits == (1, 3)
 
-    def test_an_exception_of_all_is_still_the_first_ones(self) -> None:
+    @pytest.mark.parametrize("alike", [(1, 0, 2), (1, 0)])
+    def test_an_exception_of_all_is_no_single_ranks(self, alike: tuple[int, ...]) -> None:
         run = Run(3)
         run.each(all_gather(1))
-        for rank in (1, 0, 2):
-            run[rank].raises("RuntimeError: the model has 3 params")
-        (found,) = run.errors()
-        assert found.culprits == (1,)
+        for rank in alike:
+            assert run.errors(settled=False) == []  # the others are about to raise it
+            run[rank].raises(f"RuntimeError: rank {rank} has 3 params", type="RuntimeError")
+        (found,) = run.errors(settled=len(alike) < 3)
+        if len(alike) == 3:
+            assert (found.culprits, found.victims) == ((0, 1, 2), ())
+            assert found.message.startswith("all 3 ranks raised RuntimeError")
+        else:
+            assert (found.culprits, found.victims) == ((1,), (0, 2))
+            assert found.message.startswith("rank 1 raised RuntimeError")
+
+    def test_who_waits_raises_nothing_of_its_own(self) -> None:
+        """Then the exception is told at once."""
+        run = waiting()
+        run[2].raises("ValueError: no")
+        (found,) = run.errors(settled=False)
+        assert found.culprits == (2,)
 
     @pytest.mark.parametrize(("failed", "culprits"), [([1], (3,)), ([0, 1], (1, 3)), ([7], (1,))])
     def test_an_exception_that_says_who_failed(

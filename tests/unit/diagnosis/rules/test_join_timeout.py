@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,23 @@ def test_a_stale_file_store() -> None:
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.cause) == ("join_timeout", (0, 1), "stale_store")
     assert "/tmp/rdzv" in found.message
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({}, "was written before this run (/tmp/rdzv), left by"),
+        ({"users": 5}, "was written before this run and has 5 entries for 2 ranks (/tmp/rdzv)"),
+        ({"users": 5, "by_count": True}, "has 5 entries for 2 ranks (/tmp/rdzv), left by"),
+    ],
+)
+def test_what_is_known_of_a_stale_file(data: dict[str, Any], words: str) -> None:
+    run = joining(2, 0, 1)
+    run[0].notes_down("stale_store", path="/tmp/rdzv", **data)
+    run[1].notes_down("stale_store", path="/tmp/rdzv", **{**data, "users": 6 if data else 0})
+    run.passes(60)
+    (found,) = run.errors()
+    assert f"through a FileStore whose file {words}" in found.message
 
 
 def test_the_programs_own_timeout() -> None:

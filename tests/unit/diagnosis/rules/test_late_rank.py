@@ -81,6 +81,22 @@ def test_the_thread_that_makes_the_groups_calls_is_the_one_that_runs() -> None:
     assert (found.kind, found.culprits) == ("missing_rank", (1,))
 
 
+@pytest.mark.parametrize(("timeout_s", "said"), [(60.0, " of 60 s,"), (30.0, ","), (None, ",")])
+def test_the_timeout_that_ended_the_others(timeout_s: float | None, said: str) -> None:
+    """That of the group, if it is the one that has run out."""
+    run = Run(2)
+    key = next(iter(run[0].groups))
+    run[0].groups[key] = replace(run[0].groups[key], timeout_s=timeout_s)
+    run[0].calls(all_reduce(8), fails=True)
+    run.passes(60)
+    run[0].raises("Timed out waiting 60000ms for recv operation to complete")
+    run[1].exits(signal=15)
+    run.limits = replace(run.limits, failed=True)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("missing_rank", (1,))
+    assert f"has not come until the program's own timeout{said} while" in found.message
+
+
 def test_before_its_first_call_of_the_group_the_main_thread_counts() -> None:
     for thread, culprit in ((1001, 2), (7, 1)):
         run = Run(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -38,7 +39,9 @@ WORKER = ThreadStack(
 OTHER = ThreadStack(3, 3, "Thread-2 (log)", False, False, (Frame("log", FILE, 40),))
 
 
-def refined(line: int, function: str, *threads: ThreadStack) -> Finding:
+def refined(
+    line: int, function: str, *threads: ThreadStack, pids: Mapping[int, int] | None = None
+) -> Finding:
     """`line`, `function`: where the rank says that it stands."""
     site = CallSite(FILE, line, function)
     late = Finding(
@@ -51,7 +54,7 @@ def refined(line: int, function: str, *threads: ThreadStack) -> Finding:
         proven=False,
     )
     lines = ["join (threading.py:1119)", "main (train.py:30)"]
-    return Evidence({1: threads}, {1: lines}).refine(late)
+    return Evidence({1: threads}, {1: lines}, pids or {}).refine(late)
 
 
 @pytest.mark.parametrize(
@@ -122,3 +125,29 @@ def test_ranks_are_told_without_waiting_for_a_busy_disk(
     assert (synced, directory.verdict.exists(), directory.stacks_text.exists()) == ([], True, True)
     directory.write_json(directory.report_json.name, {})
     assert len(synced) == 1
+
+
+@pytest.mark.parametrize(("threads", "name"), [((OTHER, WORKER), "Thread-2 (log)"), ((), "")])
+def test_the_thread_that_is_in_the_call(threads: tuple[ThreadStack, ...], name: str) -> None:
+    """Where the main one is at that line, it counts."""
+    main = replace(MAIN, frames=(Frame("log", FILE, 30 if threads else 40),))
+    ranks = {1: RankEvidence("waits in", "barrier()", CallSite(FILE, 40, "log"))}
+    finding = Finding("op_mismatch", "ranks disagree", (1,), (0,), ranks=ranks)
+    found = Evidence({1: (main, OTHER, *threads)}).refine(finding)
+    assert found.ranks[1].thread == name
+
+
+@pytest.mark.parametrize("pids", [{1: 70}, {}])
+def test_a_rank_that_waits_for_its_child(
+    pids: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One on this host is named, with where it stands."""
+    child = ("its child 71 (pt_data_worker)", ["load (data.py:9)", "fetch (data.py:3)"])
+    asked = Mock(return_value=child)
+    monkeypatch.setattr("debugger.supervisor.stacks.evidence.awaited_child", asked)
+    found = refined(30, "main", MAIN, pids=pids)
+    waits = "waits for its child 71 (pt_data_worker)"
+    assert found.message.endswith(f"rank 1: {waits}") is bool(pids)
+    assert (found.ranks[1].state == waits) is bool(pids)
+    said = f"rank 1 {waits}, which is in load (data.py:9); fetch (data.py:3)"
+    assert (said in found.details) is bool(pids)

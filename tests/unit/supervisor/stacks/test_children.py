@@ -1,0 +1,118 @@
+"""For which of its children a process waits, of real ones: what it is, and where it stands."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from debugger.supervisor.stacks.children import awaited_child
+from debugger.supervisor.stacks.stacks import ThreadStack, capture
+from tests.support.waiting import until
+from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python
+
+HEAD = """
+import multiprocessing, os, signal, subprocess, sys, threading, time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+FORKED = multiprocessing.get_context("fork")
+
+def come(pid):
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{pid}\\n")
+
+def stands(_=None):
+    come(os.getpid())
+    signal.pause()
+
+def idle(_=None):
+    return None
+"""
+WAITS = {
+    "run": 'come(os.getpid())\nsubprocess.run(["sleep", "300"])',
+    "communicate": """
+child = subprocess.Popen(["sleep", "300"], stdout=subprocess.PIPE)
+come(child.pid)
+child.communicate()""",
+    "waitpid": "pid = os.fork()\nos.waitpid(pid, 0) if pid else stands()",
+    "join": "child = FORKED.Process(target=stands)\nchild.start()\nchild.join()",
+    "pool": """
+with FORKED.Pool(2) as pool:
+    pool.map(idle, range(2), 1)
+    pool.apply(stands)""",
+    "executor": """
+with ProcessPoolExecutor(2, FORKED) as pool:
+    pool.submit(stands).result()""",
+}
+OTHERWISE = {
+    "sleeps": """
+child = FORKED.Process(target=stands, daemon=True)
+child.start()
+time.sleep(300)""",
+    "a thread's result": """
+child = FORKED.Process(target=stands, daemon=True)
+child.start()
+ThreadPoolExecutor(1).submit(signal.sigwait, [signal.SIGUSR1]).result()""",
+    "idle workers": """
+results = FORKED.Queue()
+pool = FORKED.Pool(2)
+pool.map(idle, range(2), 1)
+come(os.getpid())
+results.get()""",
+}
+
+
+@contextmanager
+def waiting(code: str, folder: Path) -> Iterator[tuple[int, list[ThreadStack], int]]:
+    """A process that runs the code, its stacks once all threads below it sleep, and who came."""
+    script = folder / "rank.py"
+    script.write_text(HEAD + "\n" + code)
+    came = folder / "pids"
+    command = [*python("")[:-2], str(script), str(came)]
+    with subprocess.Popen(command, start_new_session=True) as rank:
+        try:
+            (pid,) = pids_in(came, 1)
+            threads: list[ThreadStack] = []
+
+            def settled() -> bool:
+                below = psutil.Process(rank.pid).children(recursive=True)
+                if not below or any(one.status() != psutil.STATUS_SLEEPING for one in below):
+                    return False
+                threads[:] = capture([rank.pid])[rank.pid]
+                frames = [frame.function for one in threads for frame in one.frames]
+                starts = any("_execute_child" in function for function in frames)
+                return bool(threads) and not starts and not any(one.active for one in threads)
+
+            until(settled, "all of them sleep", LIMIT_S)
+            yield rank.pid, threads, pid
+        finally:
+            for one in psutil.Process(rank.pid).children(recursive=True):
+                one.kill()
+            rank.kill()
+
+
+@pytest.mark.parametrize("way", WAITS)
+def test_it_is_named_with_where_it_stands(way: str, tmp_path: Path) -> None:
+    with waiting(WAITS[way], tmp_path) as (rank, threads, pid):
+        if way == "run":
+            (child,) = psutil.Process(rank).children()
+            pid = child.pid
+        found = awaited_child(rank, threads, {rank})
+        assert found is not None
+        said, lines = found
+        assert said.startswith(f"its child {pid} (")
+        if way in ("run", "communicate"):
+            assert said.endswith("(sleep)")
+        else:
+            assert any(line.startswith("stands (rank.py:") for line in lines)
+            assert way == "waitpid" or not any("<module>" in line for line in lines)
+        assert awaited_child(rank, threads, {rank, pid}) is None
+
+
+@pytest.mark.parametrize("way", OTHERWISE)
+def test_who_waits_for_something_else_names_none(way: str, tmp_path: Path) -> None:
+    with waiting(OTHERWISE[way], tmp_path) as (rank, threads, _):
+        assert awaited_child(rank, threads, {rank}) is None
