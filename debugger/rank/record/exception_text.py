@@ -6,6 +6,7 @@ import traceback
 from typing import Any
 
 from ...record.wording import shortened
+from . import call_site
 
 _MOST_FRAMES = 30
 _MOST_TITLE = 1900
@@ -37,6 +38,8 @@ def titled(error: BaseException) -> str:
 
 
 def stack_of(error: BaseException) -> tuple[str, ...]:
-    """The innermost frames of its traceback, outermost first: `file:line in function`."""
-    rows = traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]
-    return tuple(f"{row.filename}:{row.lineno} in {row.name}" for row in rows)
+    """The innermost frames of its traceback, outermost first: `file:line in function`. Those of
+    this layer, which only hand a call on, are left out, unless they raised it themselves."""
+    rows = traceback.extract_tb(error.__traceback__)
+    theirs = [row for row in rows[:-1] if not call_site.is_layers(row.filename)] + rows[-1:]
+    return tuple(f"{row.filename}:{row.lineno} in {row.name}" for row in theirs[-_MOST_FRAMES:])
