@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from ..record.snapshot import Snapshot
 from .facts.agreed import with_agreement
 from .facts.channels import Channels
-from .facts.known_faults import cited
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding
@@ -119,7 +118,6 @@ def diagnose(
         for candidate in rule(fold, causes, causes)
     ]
     found = [rule(mentioned, finding, world, finding) for finding in _ready(world, folded)]
-    found = [rule(cited, finding, world, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
 
