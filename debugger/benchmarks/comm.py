@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     read.check_files(args.json, args.plot)
     files = [(args.json, program.as_json), (args.plot, _plot)]
-    program.compare("communication", request, SCHEMA, comm_figures, files)
+    program.compare(f"{__package__}.communication", request, SCHEMA, comm_figures, files)
     return 0
 
 

@@ -16,10 +16,9 @@ from ..errors import DistdebugError, UsageError
 from .comm_figures import baseline
 
 
-def start(program: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run one of `debugger.benchmarks` that `forked` describes; what it prints: the first line says
+def start(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run a module of the kind that `forked` describes; what it prints: the first line says
     what is measured, each other one is a row. Raises DistdebugError when it fails."""
-    module = f"{__package__.rpartition('.')[0]}.benchmarks.{program}"
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
     variables["OMP_NUM_THREADS"] = "1"  # as torchrun does
     with tempfile.TemporaryFile() as complaints:
@@ -65,10 +64,10 @@ class Figures(Protocol):
         """One of the table's rows, from `summarise`."""
 
 
-def begin(program: str, request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """`start` the program and say which backends are left out, and why: where and with what is
+def begin(module: str, request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """`start` the module and say which backends are left out, and why: where and with what is
     measured, as the JSON files of all kinds begin, and the rows as they come."""
-    lines = start(program, request)
+    lines = start(module, request)
     began = next(lines)
     for skipped in began["skipped"]:
         print(f"{skipped['backend']} is left out: {skipped['why']}")
@@ -82,7 +81,7 @@ def begin(program: str, request: dict[str, Any]) -> tuple[dict[str, Any], Iterat
 
 
 def compare(
-    program: str,
+    module: str,
     request: dict[str, Any],
     schema: str,
     figures: Figures,
@@ -91,7 +90,7 @@ def compare(
     """Measure the backends in turns within request["budget_s"], print each row of the table as it
     comes, and write the `files` that the user asked for: each with what makes its text of all the
     figures. Raises DistdebugError when the measuring ended early, after what it had is written."""
-    described, lines = begin(program, request)
+    described, lines = begin(module, request)
     backends: list[str] = described["backends"]
     print("\n".join(figures.heading(backends)), flush=True)
     rows: list[dict[str, Any]] = []

@@ -1,5 +1,5 @@
-"""`distdebug bench`: measures, in one run, what watching costs, against stock torch; or, in modules
-of their own, how fast backends communicate and what they take."""
+"""`distdebug bench`: measures, in one run, what watching costs, against stock torch; or how fast
+backends communicate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..benchmarks import arguments as bench_arguments
-from ..benchmarks import comm, ddp_command, plan_growth, resources_command
+from ..benchmarks import comm
 from ..benchmarks import program as bench_program
 from ..benchmarks.comm_figures import size_text
 from ..errors import DistdebugError
@@ -274,23 +274,5 @@ KINDS = {
         comm.EPILOG,
         comm.configure,
         comm.run,
-    ),
-    "ddp": Kind(
-        "measure a DDP training step by backend",
-        ddp_command.EPILOG,
-        ddp_command.configure,
-        ddp_command.run,
-    ),
-    "plan": Kind(
-        "measure how the cost of a plan grows with the number of ranks",
-        plan_growth.EPILOG,
-        plan_growth.configure,
-        plan_growth.run,
-    ),
-    "resources": Kind(
-        "measure the memory, waiting and groups of backends",
-        resources_command.EPILOG,
-        resources_command.configure,
-        resources_command.run,
     ),
 }

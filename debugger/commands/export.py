@@ -25,7 +25,6 @@ class ExportCommand(Command):
         "examples:\n"
         "  distdebug export --trace trace.json\n"
         "  distdebug export --prom run.prom\n"
-        "  distdebug export --chakra traces     # then PARAM's comm_replay --trace-path traces\n"
         "  distdebug export --fr dumps\n"
         "  torchfrtrace dumps --prefix rank_\n"
         "  distdebug export --fr dumps 20260310-141502-7f3a"
@@ -48,12 +47,6 @@ class ExportCommand(Command):
             metavar="FILE",
             type=Path,
             help="a Prometheus textfile, as `run --prom` has it",
-        )
-        form.add_argument(
-            "--chakra",
-            metavar="DIR",
-            type=Path,
-            help="an execution trace for each rank, for PARAM's replay, into a new or empty folder",
         )
         form.add_argument(
             "--kineto",
@@ -110,24 +103,11 @@ def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> 
     return f"{counted(calls, 'call')} of {counted(len(ranks), 'rank')} in {path}"
 
 
-def _chakra(ranks: Mapping[int, Rank], path: Path) -> str:
-    """Of the calls that all ranks have on record: for any other, a replay would wait for ever."""
-    from ..benchmarks.replay import plan
-    from ..foreign import as_chakra
-
-    chosen = plan.chosen(ranks)
-    left_out = as_chakra.write(ranks, chosen.calls, path)
-    notes = [*chosen.notes]
-    if left_out:
-        notes.append(f"left out: {left_out} calls of dtypes that PARAM does not have")
-    return "\n".join([f"{len(ranks)} execution traces in {path}", *notes])
-
-
 def _exported(args: argparse.Namespace, ranks: Mapping[int, Rank]) -> str:
     """Write what was asked for; says what it is and what to do with it."""
     from ..foreign import as_dumps, as_trace
 
-    path: Path = args.fr or args.trace or args.kineto or args.chakra
+    path: Path = args.fr or args.trace or args.kineto
     try:
         if args.trace is None and path.exists() and any(path.iterdir()):
             raise UsageError(f"{path} is not empty: name a new folder")
@@ -136,8 +116,6 @@ def _exported(args: argparse.Namespace, ranks: Mapping[int, Rank]) -> str:
             return f"{count} dumps in {path}: torchfrtrace {path} --prefix {as_dumps.PREFIX}"
         if args.kineto is not None:
             return f"{as_trace.write_each(ranks, path)} traces in {path}"
-        if args.chakra is not None:
-            return _chakra(ranks, path)
         count = as_trace.write_merged(ranks, path)
         return f"{counted(count, 'call')} of {counted(len(ranks), 'rank')} in {path}: open it in https://ui.perfetto.dev"
     except FileExistsError as error:

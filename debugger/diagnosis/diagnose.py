@@ -14,7 +14,6 @@ from ..record.snapshot import Snapshot
 from .facts.agreed import with_agreement
 from .facts.caught import with_caught
 from .facts.channels import Channels
-from .facts.known_faults import cited
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding
@@ -124,7 +123,6 @@ def diagnose(
         for candidate in rule(fold, causes, causes)
     ]
     found = [rule(mentioned, finding, world, finding) for finding in _ready(world, folded)]
-    found = [rule(cited, finding, world, finding) for finding in found]
     found = [rule(with_caught, finding, world, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     found = [rule(_of_attempt, finding, world, finding) for finding in found]

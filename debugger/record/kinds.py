@@ -44,8 +44,6 @@ class Kind:
     """Its culprit is outside a call of ours: its stack says why, not only its line."""
     spreads: bool = False
     """Calls carry what is wrong to the other ranks, which have it in theirs from then on."""
-    about_numbers: bool = False
-    """A known fault of a backend may explain it."""
     leaves: bool = False
     """A culprit has left, so that others wait in vain."""
     stuck: bool = False
@@ -143,9 +141,9 @@ _ALL = (
         ends_culprits=True,
         stack_tells=True,
     ),
-    Kind("nan", 95, Family.DATA, "NAN", spreads=True, about_numbers=True),
-    Kind("overflow", 95, Family.DATA, "OVERFLOW", spreads=True, about_numbers=True),
-    Kind("divergence", 95, Family.DATA, "DIVERGENCE", about_numbers=True),
+    Kind("nan", 95, Family.DATA, "NAN", spreads=True),
+    Kind("overflow", 95, Family.DATA, "OVERFLOW", spreads=True),
+    Kind("divergence", 95, Family.DATA, "DIVERGENCE"),
     Kind("inflight_write", 95, Family.DATA, "RACE IN FLIGHT", at_one_line=True),
     Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR", at_one_line=True),
     Kind(

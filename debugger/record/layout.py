@@ -40,9 +40,9 @@ what readers do (in `reader`):
   call, and when the thread enters something else within it, the wait is written with its activity.
 - The serial of the layer is DYNAMIC's plus the words of all threads: each of them only rises.
 
-Version 2 has one bit for the phase, 0 in the call and 1 afterwards: all waits are written with
-their activity. Version 1 has all of this written out, and no such words (they are 0): it reads the
-same way, but for the counts, which are always in the slots of groups and channels.
+Version 1, in which the runs below `fixtures/recorded` are, has all of this written out, and no such
+words (they are 0): it reads the same way, but for the counts, which are always in the slots of
+groups and channels. Version 2 is not read.
 
 **Definitions.** Each is `<IBxxxI` (length of text in bytes, kind, id), then UTF-8 JSON. The
 dynamic header's `heap_used` is raised after the text is in place. Ids count from 1 per kind; id 0
@@ -60,7 +60,7 @@ from struct import Struct
 
 MAGIC = b"DDFLIGHT"
 VERSION = 3
-READABLE = (1, 2, 3)
+READABLE = (1, 3)
 VERSION_AT = 8
 
 HEADER = Struct("<8sIIiiiiBxxxIqqQQ")

@@ -39,8 +39,8 @@ from .snapshot import CallSite, Column, Digest, GroupKey
 
 MAGIC = b"DDREPLIC"
 VERSION = 3
-VERSIONS = (1, 2, 3)
-"""Those that are read: the first had no samples, and the second no steps of a rank on its own."""
+VERSIONS = (1, 3)
+"""Those that are read: the first, in which recorded fixtures are, had no samples."""
 HEADER = Struct("<8sIIII")
 """magic, version, entries, columns, length of the definition"""
 ENTRY = Struct("<QQQQQQQ")

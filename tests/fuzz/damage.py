@@ -293,7 +293,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
 class Case:
     """One input: a recorded run, what is changed in it, and in what form it comes. `torn`: what is
     done to the bytes of the archive. `version`: the one that its flight records say
-    they are of: they read as version 2, too, where more follows from the ring."""
+    they are of: they read as version 3, too, where more follows from the ring."""
 
     run: str
     unreported: bool

@@ -24,7 +24,6 @@ from ...record.wording import ranks_text
 from .selection import Ending, Selection
 
 DEFAULT = "default_pg"
-_FINE = Ending()
 _LAST_LINE = 1 << 30
 """Python takes no greater number for a line."""
 
@@ -51,17 +50,9 @@ class Plan:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The calls of each rank that can be made again, and sentences about those that cannot."""
-
-    world_size: int
-    calls: Mapping[int, Sequence[Call]]
-    notes: Sequence[str]
-
-
-def chosen(ranks: Mapping[int, Rank], ended: Ending = _FINE) -> Chosen:
-    """Those of one world. Raises UsageError where a rank is missing."""
+def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
+    """The plan for these ranks of one world. Raises UsageError where a rank is missing, or there is
+    nothing to replay."""
     world_size = max((rank.world_size for rank in ranks.values()), default=0)
     missing = sorted(set(range(max(world_size, 1))) - set(ranks))
     if missing:
@@ -75,20 +66,14 @@ def chosen(ranks: Mapping[int, Rank], ended: Ending = _FINE) -> Chosen:
     }
     selection = Selection(ranks, calls, ended)
     selection.select()
-    kept = {
+    found = {
         number: [selection.from_known_source(number, call) for call in its]
         for number, its in sorted(selection.kept.items())
     }
-    return Chosen(world_size, kept, selection.notes)
-
-
-def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
-    """The plan for these ranks of one world. Raises UsageError where there is nothing to replay."""
-    found = chosen(ranks, ended)
-    if not any(found.calls.values()) and not any(rank.creations for rank in ranks.values()):
+    if not any(found.values()) and not any(rank.creations for rank in ranks.values()):
         raise UsageError("the record has no call that could be made again")
-    plan = Plan(found.world_size, notes=[*found.notes])
-    for number, kept in found.calls.items():
+    plan = Plan(world_size, notes=[*selection.notes])
+    for number, kept in found.items():
         plan.kept[number] = frozenset(call.number for call in kept)
         plan.ranks[number] = _RankPlan(ranks[number], kept, ended).as_json()
     return plan

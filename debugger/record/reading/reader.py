@@ -143,7 +143,7 @@ class FlightReader(RingReader):
             free_serial,
             location,
         ) = layout.DYNAMIC.unpack_from(mapped, layout.DYNAMIC_OFFSET)
-        calls = max(counted, max(inside) >> self._phase_bits())
+        calls = max(counted, max(inside) >> layout.PHASE_BITS)
         if self._window is not None:
             self._window.load(*self._definitions.unread(heap_used))
         self._definitions.read(mapped, heap_used, self.wall_offset_ns)
@@ -414,7 +414,7 @@ class FlightReader(RingReader):
         groups: dict[int, GroupKey] = {}
         messages: dict[int, tuple[str, int, int]] = {}
         offset = self.wall_offset_ns
-        says_start = self._version > 2
+        says_start = self._version > 1
         for number in numbers:
             row = self._row(number)
             if row is None or row[5] & layout.REFUSED_FLAG or not row[14]:

@@ -157,18 +157,13 @@ class RingReader:
     def _calls(self, inside: Sequence[int] = ()) -> int:
         """How many calls were issued. `inside`: the threads' words, where they were read."""
         counted = int(layout.U64.unpack_from(self._map, layout.CALLS_AT)[0])
-        return max(counted, max(inside or self._thread_calls()) >> self._phase_bits())
-
-    def _phase_bits(self) -> int:
-        """Of a thread's word, how many say whether it is in the call."""
-        return layout.PHASE_BITS if self._version > 2 else 1
+        return max(counted, max(inside or self._thread_calls()) >> layout.PHASE_BITS)
 
     def _word_wait(self, index: int, word: int) -> tuple[int, int, int] | None:
         """What the word of the thread at this index says that it waits for: the call's number + 1
         (0: none), the line and since when. None where it has left that, or has gone on meanwhile:
         then another word, or its slot's activity, says what it does."""
-        bits = self._phase_bits()
-        phase = word & (1 << bits) - 1
+        phase = word & (1 << layout.PHASE_BITS) - 1
         if phase % 2:
             return None
         if phase:
@@ -176,7 +171,7 @@ class RingReader:
             wait: tuple[int, int, int] = layout.WAIT.unpack_from(self._map, at + layout.WAIT_AT)
             now = layout.U64.unpack_from(self._map, at + layout.THREAD_CALL_AT)[0]
             return wait if now == word else None
-        row = self._row((word >> bits) - 1)
+        row = self._row((word >> layout.PHASE_BITS) - 1)
         return None if row is None or row[15] or row[16] else (row[0], row[7], row[14])
 
     def _row(self, number: int) -> tuple[Any, ...] | None:

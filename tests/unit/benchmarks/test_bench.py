@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from debugger.benchmarks.measuring import Way, compare
+from debugger.cli import main
 from debugger.commands import bench
 from debugger.errors import DistdebugError, UsageError
 from tests.support import runs
@@ -117,6 +118,15 @@ def test_a_file_that_cannot_be(tmp_path: Path) -> None:
     args = command.parser().parse_args(["overhead", "--json", str(tmp_path / "no" / "file")])
     with pytest.raises(UsageError, match="is not a directory"):
         command.run(args)
+
+
+@pytest.mark.parametrize("name", ["ddp", "plan", "resources"])
+def test_what_is_no_kind_any_more(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only developers ran those: they are below `tests/benchmarks`."""
+    assert main(["bench", name]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert f"invalid choice: '{name}'" in sentence
+    assert all(kind in sentence for kind in ("overhead", "comm"))
 
 
 def test_a_program_that_fails() -> None:

@@ -1,4 +1,4 @@
-"""`distdebug bench ddp`: what is refused, the table, and the real thing."""
+"""Training steps by backend: what is refused, the table, and the real thing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from debugger.benchmarks import ddp_figures
-from tests.unit.benchmarks.bench_command import bench_command, refusal
+from tests.benchmarks import ddp_figures
+from tests.unit.benchmarks.bench_command import measurement, refusal_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from tests.unit.benchmarks.bench_command import bench_command, refusal
     ],
 )
 def test_what_is_refused(arguments: list[str], sentence: str) -> None:
-    assert sentence in refusal("ddp", *arguments)
+    assert sentence in refusal_of("ddp", *arguments)
 
 
 def _taken(*rounds_us: float) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def test_table() -> None:
 
 @pytest.mark.timeout(300)
 def test_the_command(tmp_path: Path) -> None:
-    flags = ("--models", "computing", "-n", "2", "--budget", "0.1", "--json", "figures.json")
-    done = bench_command(tmp_path, "ddp", *flags)
+    flags = ("--models", "computing", "-n", "2", "--budget", "0.1")
+    done = measurement("ddp", *flags, "--json", str(tmp_path / "figures.json"))
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
     figures = json.loads((tmp_path / "figures.json").read_text())
@@ -60,7 +60,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert all(one["step_ms"] > 0 for one in row["ways"].values())
 
 
-def test_a_backend_that_needs_mpiexec(tmp_path: Path) -> None:
-    done = bench_command(tmp_path, "ddp", "--backends", "mpi")
+def test_a_backend_that_needs_mpiexec() -> None:
+    done = measurement("ddp", "--backends", "mpi")
     assert done.returncode == 2
     assert "'mpi' is none of tcp, gloo" in done.stderr

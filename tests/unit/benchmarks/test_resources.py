@@ -1,4 +1,4 @@
-"""`distdebug bench resources`: what is refused, what counts as memory, and the real thing."""
+"""What backends take beside time: what is refused, what counts as memory, and the real thing."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from debugger.benchmarks import resources_command
-from tests.unit.benchmarks.bench_command import bench_command, refusal
-
-ROOT = Path(__file__).parents[3]
+from tests.benchmarks import resources
+from tests.unit.benchmarks.bench_command import ROOT, measurement, refusal_of
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["-n", "2,4"], "-n 2,4 are several numbers; `bench resources` takes one"),
+        (["-n", "2,4"], "-n 2,4 are several numbers; one is measured"),
         (["--largest", "big"], "--largest big: 'big' is no size; write bytes, or with K, M, G"),
         (["--largest", "16G", "-n", "64"], "16 GiB on 64 ranks take about 4096 GiB of memory"),
         (["--wait", "0"], "--wait 0 is not between 0 and 86400 seconds"),
@@ -29,12 +27,12 @@ ROOT = Path(__file__).parents[3]
     ],
 )
 def test_what_is_refused(arguments: list[str], sentence: str) -> None:
-    assert sentence in refusal("resources", *arguments)
+    assert sentence in refusal_of("resources", *arguments)
 
 
 _MEMORY = """
 import mmap, os
-from debugger.benchmarks.resources import forget_peak, memory
+from tests.benchmarks.resources_ranks import forget_peak, memory
 
 MIB = 1 << 20
 before = memory()
@@ -84,7 +82,7 @@ def test_table() -> None:
         "groups_s": {"made": 4.0, "used": 4.5},
     }
     told = {"ranks": 8, "largest_bytes": 64 << 20, "wait_s": 10.0, "groups": 64}
-    lines = list(resources_command.table([row, {**row, "backend": "gloo"}], told))
+    lines = list(resources.table([row, {**row, "backend": "gloo"}], told))
     assert lines[0].startswith("8 ranks, calls up to 64 MiB, 10 s of waiting, 64 sub-groups;")
     assert [line.split()[-4:] for line in lines[3:5]] == [
         ["63.0", "63.0", "<", "64"],
@@ -96,9 +94,9 @@ def test_table() -> None:
 @pytest.mark.timeout(300)
 def test_the_command(tmp_path: Path) -> None:
     flags = ("-n", "2", "--largest", "64K", "--wait", "0.2", "--groups", "2")
-    done = bench_command(tmp_path, "resources", *flags, "--json", "figures.json")
+    done = measurement("resources", *flags, "--json", str(tmp_path / "figures.json"))
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2 + len(resources_command.LINES)
+    assert len(done.stdout.splitlines()) == 2 + len(resources.LINES)
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["bars"]["memory_bytes.peak"] == 64 << 20
     assert [row["backend"] for row in figures["rows"]] == ["tcp", "gloo"]

@@ -85,6 +85,7 @@ def test_a_live_run_is_running(capsys: Capture) -> None:
     [
         (b"ELF", "is not a flight record of distdebug"),
         (layout.MAGIC + b"\x09\0\0\0", "is a flight record of version 9"),
+        (layout.MAGIC + b"\x02\0\0\0", "of version 2; this distdebug reads version 3"),
         (layout.MAGIC + layout.VERSION.to_bytes(4, "little"), "is truncated: 12 of"),
     ],
 )

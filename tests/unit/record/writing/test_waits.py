@@ -182,19 +182,6 @@ def test_phases_that_run_out_count_no_call_that_was_not_made(rank: Rank) -> None
     assert FlightReader(rank.writer.path).view(ALIVE).calls == 2
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_a_record_of_version_2_has_one_bit_for_the_phase(rank: Rank, inside: bool) -> None:
-    rank.hands_over()
-    number, thread = rank.begin()
-    with open(rank.writer.path, "r+b") as file:
-        file.seek(layout.VERSION_AT)
-        file.write((2).to_bytes(4, "little"))
-        file.seek(thread.offset + layout.THREAD_CALL_AT)
-        file.write((2 * (number + 1) + (not inside)).to_bytes(8, "little"))
-    assert FlightReader(rank.writer.path).view(ALIVE).calls == 2
-    assert [wait.call for wait in rank.waits()] == ([number] if inside else [])
-
-
 def test_a_wait_that_went_on_while_it_was_read_is_none(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """What a backend takes beside time: memory, processor time while it waits, and what a group costs.
 
-python -m debugger.benchmarks.resources REQUEST
+python -m tests.benchmarks.resources_ranks REQUEST
 
 REQUEST, as `forked.program` takes it: backends, ops, ranks (one number), largest_bytes, groups and
 wait_s.
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import comm_calls
-from .comm_layout import ELEMENT_BYTES, true_size
-from .forked import Row, measure, program
-from .rank_groups import TIMEOUT, transport
+from debugger.benchmarks import comm_calls
+from debugger.benchmarks.comm_layout import ELEMENT_BYTES, true_size
+from debugger.benchmarks.forked import Row, measure, program
+from debugger.benchmarks.rank_groups import TIMEOUT, transport
 
 SIZE_FACTOR = 16
 SMALLEST_BYTES = 4096

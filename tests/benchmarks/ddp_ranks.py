@@ -1,6 +1,6 @@
 """What a training step of a small transformer under DistributedDataParallel takes, by backend.
 
-python -m debugger.benchmarks.ddp REQUEST
+python -m tests.benchmarks.ddp_ranks REQUEST
 
 REQUEST, as `forked.program` takes it: backends, models, ranks (numbers of them) and budget_s.
 """
@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .forked import Row, measure, program
-from .rank_groups import joined
-from .turns import Turns, here
+from debugger.benchmarks.forked import Row, measure, program
+from debugger.benchmarks.rank_groups import joined
+from debugger.benchmarks.turns import Turns, here
 
 ALONE = "alone"
 """The same step without communication: what the ranks' own work takes, all of them at it."""

@@ -1,4 +1,4 @@
-"""What `distdebug bench ddp` reports."""
+"""What `tests.benchmarks.ddp` reports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .comm_figures import baseline, size_text, speedup
+from debugger.benchmarks.comm_figures import baseline, size_text, speedup
 
 ALONE = "alone"
 """The step without communication, in the place of a backend."""
 
 
 def summarise(row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
-    """The figures of one row of `debugger.benchmarks.ddp`: `speedup` is the median of the rounds'
-    baseline time over time."""
+    """The figures of one row of `ddp_ranks`: `speedup` is the median of the rounds' baseline time
+    over time."""
     base = row["ways"][baseline(backends)]["rounds_us"]
     figures = {}
     for name, taken in row["ways"].items():

@@ -1,4 +1,4 @@
-"""`distdebug bench plan`: what a plan takes, and how that grows with the number of ranks."""
+"""What a plan takes, and how that grows with the number of ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from typing import Any
 
 import psutil
 
-from ..errors import DistdebugError, UsageError
-from . import arguments as read
-from . import program
+from debugger.benchmarks import arguments as read
+from debugger.benchmarks import program
+from debugger.errors import DistdebugError, UsageError
+from tests.benchmarks.command_line import main
 
 SCHEMA = "distdebug.bench.plan/1"
 RANKS = "8,64,512,4096"
@@ -38,14 +39,16 @@ fixtures/scale: DDP, FSDP2, tensor parallel, a 1F1B pipeline, a mesh. Where the 
 expected to take more than is left of the budget for its script, it is left out.
 
 examples:
-  distdebug bench plan
-  distdebug bench plan -n 8,128,1024 --budget 300 train.py --json plan.json"""
+  python -m tests.benchmarks.plan_growth
+  python -m tests.benchmarks.plan_growth -n 8,128,1024 --budget 300 train.py --json plan.json"""
 
-_COMMAND = "import sys; sys.path[0] = sys.argv.pop(1); from {0}.cli import main; sys.exit(main())"
+_COMMAND = (
+    "import sys; sys.path[0] = sys.argv.pop(1); from debugger.cli import main; sys.exit(main())"
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The flags of `bench plan`."""
+    """Add the flags."""
     parser.add_argument("scripts", nargs="*", type=Path, metavar="SCRIPT", help="what is planned")
     read.add_ranks(parser, RANKS)
     parser.add_argument(
@@ -125,11 +128,10 @@ def _expected_s(done: Sequence[tuple[int, float]], size: int) -> float:
 
 
 def _one(script: Path, size: int) -> dict[str, Any]:
-    package = __package__.partition(".")[0]
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
     with tempfile.TemporaryDirectory(prefix="distdebug-bench-") as folder:
         directory = Path(folder) / "plan"
-        command = [sys.executable, "-c", _COMMAND.format(package), str(_root()), "plan"]
+        command = [sys.executable, "-c", _COMMAND, str(_root()), "plan"]
         command += ["-n", str(size), "--run-dir", str(directory), str(script)]
         before, began_s = _processor_s(), time.monotonic()
         with tempfile.TemporaryFile() as said:
@@ -218,3 +220,7 @@ def line(row: dict[str, Any]) -> str:
         f"{1000 * row['processor_s'] / row['ranks']:11.0f}{row['memory_bytes'] / (1 << 20):8.0f}"
         f"{row['processes'] or 0:11,}{row['calls']:11,}   {row['outcome']}"
     )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("plan_growth"))

@@ -1,11 +1,13 @@
-"""`distdebug bench ddp`: a training step of a small transformer, by backend, all in one run."""
+"""A training step of a small transformer, by backend, all in one run."""
 
 from __future__ import annotations
 
 import argparse
 
-from . import arguments as read
-from . import ddp_figures, program
+from debugger.benchmarks import arguments as read
+from debugger.benchmarks import program
+from tests.benchmarks import ddp_figures
+from tests.benchmarks.command_line import main
 
 SCHEMA = "distdebug.bench.ddp/1"
 BUDGET_S = 120.0
@@ -17,12 +19,12 @@ The backends, and the same step without communication (alone), take turns; times
 round's. The bar: tcp is not slower than gloo, and faster where communication dominates.
 
 examples:
-  distdebug bench ddp
-  distdebug bench ddp --backends tcp,tcp/tcp,gloo --models communicating -n 4 --json ddp.json"""
+  python -m tests.benchmarks.ddp
+  python -m tests.benchmarks.ddp --backends tcp,tcp/tcp,gloo --models communicating -n 4"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The flags of `bench ddp`."""
+    """Add the flags."""
     read.add_backends(parser, read.TORCH_BACKENDS)
     parser.add_argument(
         "--models",
@@ -46,5 +48,9 @@ def run(args: argparse.Namespace) -> int:
         "budget_s": args.budget,
     }
     files = [(args.json, program.as_json)]
-    program.compare("ddp", request, SCHEMA, ddp_figures, files)
+    program.compare("tests.benchmarks.ddp_ranks", request, SCHEMA, ddp_figures, files)
     return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("ddp"))

@@ -1,4 +1,4 @@
-"""`distdebug bench resources`: what backends take beside time, each figure beside its bar."""
+"""What backends take beside time, each figure beside its bar."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
-from . import arguments as read
-from . import program
-from .comm_figures import size_text
+from debugger.benchmarks import arguments as read
+from debugger.benchmarks import program
+from debugger.benchmarks.comm_figures import size_text
+from debugger.errors import UsageError
+from tests.benchmarks.command_line import main
 
 SCHEMA = "distdebug.bench.resources/1"
 MOST_GROUPS = 1000
@@ -21,13 +22,13 @@ waiting in barrier; and how long it takes to make sub-groups of all ranks. Each 
 its own. The bars are those of distcore on 2 cores, for what is measured by default.
 
 examples:
-  distdebug bench resources
-  distdebug bench resources --backends tcp/tcp,tcp/shm -n 4 --largest 1M --json resources.json"""
+  python -m tests.benchmarks.resources
+  python -m tests.benchmarks.resources --backends tcp/tcp,tcp/shm -n 4 --largest 1M"""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: where the figure is in a row of `debugger.benchmarks.resources`, what
+    """One line of the table: where the figure is in a row of `resources_ranks`, what
     it is divided by for people, and the bar that it must stay below, in the same unit as that."""
 
     text: str
@@ -49,7 +50,7 @@ LINES = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """The flags of `bench resources`."""
+    """Add the flags."""
     read.add_backends(parser, read.TORCH_BACKENDS)
     read.add_ranks(parser, "8")
     parser.add_argument(
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and write the file."""
     request = _request(args)
     read.check_files(args.json)
-    described, lines = program.begin("resources", request)
+    described, lines = program.begin("tests.benchmarks.resources_ranks", request)
     rows = list(lines)
     setting = {key: request[key] for key in ("ranks", "largest_bytes", "wait_s", "groups")}
     print("\n".join(table(rows, setting)))
@@ -100,7 +101,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(f"--groups {args.groups} is not between 1 and {MOST_GROUPS}")
     ranks = read.read_ranks(args.ranks)
     if len(ranks) != 1:
-        raise UsageError(f"-n {args.ranks} are several numbers; `bench resources` takes one")
+        raise UsageError(f"-n {args.ranks} are several numbers; one is measured")
     largest_bytes = read.read_size(args.largest, f"--largest {args.largest}")
     read.check_memory(largest_bytes, ranks[0], 4)
     return {
@@ -126,3 +127,7 @@ def table(rows: Sequence[dict[str, Any]], setting: dict[str, Any]) -> Iterator[s
         for row in rows:
             text += f"{row[one.part][one.figure] / one.divisor:12.{one.digits}f}"
         yield text if one.bar is None else f"{text}{f'< {one.bar:g}':>12}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("resources"))
