@@ -133,7 +133,8 @@ def _of_attempt(world: World, finding: Finding) -> Finding:
     """The finding with the attempt that it is of, where the launcher restarts what fails."""
     about = [world.ranks[rank] for rank in finding.culprits if rank in world.ranks]
     ranks = about or [*world.ranks.values()]
-    made, most = max(one.restart_count for one in ranks), max(one.max_restarts for one in ranks)
+    made = max((one.restart_count for one in ranks), default=0)
+    most = max((one.max_restarts for one in ranks), default=0)
     said = f"attempt {made} (after restart {made}{f' of {most}' if most else ''}): "
     said = said if made else "attempt 0 (before any restart): " if most else ""
     headline = finding.headline and said + finding.headline
