@@ -62,13 +62,15 @@ class Asleep:
     or a path, "" where it does not wait for that. `wakes_in_s`: None where it has set itself no
     time. `child`: the process whose end it waits for, 0 where it waits for none, or for several.
     `awaits`: the path, or the address of the peer, of the first file that it waits for. `input`: it
-    waits for what a person, or whoever else feeds the program, puts into its standard input."""
+    waits for what a person, or whoever else feeds the program, puts into its standard input.
+    `polls_event`: for an event of another thread, as who waits for a message of ZeroMQ's does."""
 
     listens_at: str = ""
     wakes_in_s: float | None = None
     child: int = 0
     awaits: str = ""
     input: bool = False
+    polls_event: bool = False
 
 
 def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/proc")) -> Asleep:
@@ -92,7 +94,8 @@ def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = Path("/p
             terminal = any(one.startswith(_TERMINALS) for one in files)
             # A pipe or an event of its own has no name that a person knows.
             awaits = next((one for one in files if one.startswith("/")), "")
-            return Asleep(awaits=awaits, input=terminal or 0 in numbers)
+            event = call == "poll" and any("[eventfd]" in one for one in files)
+            return Asleep(awaits=awaits, input=terminal or 0 in numbers, polls_event=event)
         return Asleep(wakes_in_s=_left_s(proc / str(pid), call, given, slept_s))
     except (OSError, ValueError, IndexError, OverflowError, struct.error):
         return Asleep()

@@ -52,7 +52,7 @@ class Evidence:
             site = self._site(rank, finding)
             if site is not None:  # a busy machine's heartbeats may be old
                 finding = placed(finding, rank, site)
-        if finding.kind != "missing_rank":
+        if finding.kind not in ("missing_rank", "stalled"):
             return finding
         for rank in [one for one in finding.culprits if one in self.pids][:MOST_LOCKS]:
             child = awaited_child(self.pids[rank], self.stacks[rank], set(self.pids.values()))

@@ -19,6 +19,11 @@ _LAST = re.compile(r"/threading\.py:_shutdown$|/multiprocessing/util\.py:_exit_f
 """What Python runs at the end of a program. Of a child that was forked it stands above functions of
 its parent, which it does not come back to."""
 _PATH = re.compile(r"""["']((?:/|\./|\w+://)[^"'\s]+|[\w.-]+:\d{2,5})["']""")
+_TAKES_ORDERS = re.compile(
+    r"/(?:site|dist)-packages/(?:ipykernel|ipyparallel|zmq|ray|grpc|tornado|uvicorn)/"
+)
+"""Packages whose loops wait for requests, and show no listening socket in the thread that does: a
+kernel between two cells of a notebook is idle. (A thread in ZeroMQ's C++ polls an event.)"""
 MOST_AWAITED, MOST_OTHERS = 3, 3
 _MOST_TEXT = 200
 
@@ -115,10 +120,8 @@ def _place(thread: ThreadStack) -> str:
 def _awaited(thread: Thread) -> str:
     """What the thread waits for, as the kernel tells; else the paths and addresses among the
     variables of its innermost functions, down to the user's."""
-    asleep = thread.asleep
-    told = asleep.awaits or (f"its child, process {asleep.child}" if asleep.child else "")
-    if told:
-        return f"for {clean(told, _MOST_TEXT)}"
+    if thread.asleep.awaits:
+        return f"for {clean(thread.asleep.awaits, _MOST_TEXT)}"
     found = []
     own = users_frame(thread.stack.python_frames)
     for frame in thread.stack.python_frames:
@@ -140,6 +143,9 @@ def _goes_on(sight: Sight, main: Thread, quiet_s: float) -> str:
         return f"serves at {serves}"
     if any(one.asleep.input for one in python):
         return "waits for its input"
+    taking = any(_TAKES_ORDERS.search(frame.file) for frame in main.stack.python_frames)
+    if taking or main.asleep.polls_event:
+        return "waits for requests"
     if sight.moves_data or any(one.receives for one in python):
         return "moves data"
     if is_a_sleep(main.still_s, main.wakes_in_s) and main.still_s >= SLEPT_SHARE * quiet_s:

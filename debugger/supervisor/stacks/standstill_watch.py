@@ -33,6 +33,9 @@ more than the share that a loop that polls may use."""
 LOOK_AGAIN_S = 5.0
 POLLING = ("TP_", "NCCL Pro")
 """How the names of threads begin that use a core while they wait: TensorPipe's and NCCL's."""
+TRICKLE_BYTES_PER_S = 1_000
+"""A process that a rank has started moves something if it moves more: a slow download. (A rank's
+heartbeat alone reads 10 kB of /proc a second.)"""
 MOST_RANKS = 64
 """So many of a host's ranks are looked at: py-spy takes 30 ms for each."""
 
@@ -155,9 +158,11 @@ def _has_moved(before: _Sample, now: _Sample) -> bool:
     if before.calls != now.calls or before.used.keys() != now.used.keys():
         return True
     gap_s = now.at_s - before.at_s
+    ranks = {pid for pid, *_ in now.calls.values()}
     return any(
         ticks - before.used[pid][0] > STILL_SHARE * TICKS_PER_S * gap_s
-        or moved - before.used[pid][1] > MOVING_BYTES_PER_S * gap_s
+        or moved - before.used[pid][1]
+        > (MOVING_BYTES_PER_S if pid in ranks else TRICKLE_BYTES_PER_S) * gap_s
         for pid, (ticks, moved) in now.used.items()
     )
 

@@ -68,6 +68,13 @@ threading.Event().wait()
     "reads its input": "ready(); input()",
     "reads a pipe as its input": "ready(); sys.stdin.readline()",
     "sleeps until a time": "ready(); time.sleep(500)",
+    "waits for a message": """
+import zmq
+server = zmq.Context().socket(zmq.REP)
+server.bind_to_random_port("tcp://127.0.0.1")
+ready()
+server.recv()
+""",
     "downloads": """
 connection = connected()
 other, _ = service.accept()
@@ -125,7 +132,7 @@ def found() -> Iterator[dict[str, Standstill]]:
         ("polls a lock file", "wait_for", "", False, "with /run/job/ab.lock in hand"),
         ("thread at the end", "upload", "uploader", True, ""),
         ("exit handler", "flush", "", True, "for 127.0.0.1:"),
-        ("waits for its child", "<module>", "", False, "for its child, process "),
+        ("waits for its child", "<module>", "", False, ""),
         ("secret", "wait", "", False, "with https://host/path in hand"),
     ],
 )
@@ -152,6 +159,7 @@ def test_what_keeps_it(
         ("reads its input", "waits for its input"),
         ("reads a pipe as its input", "waits for its input"),
         ("sleeps until a time", "sleeps until a time of its own"),
+        ("waits for a message", "waits for requests"),
         ("downloads", "moves data"),
     ],
 )
