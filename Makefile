@@ -27,7 +27,7 @@ help:
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
 	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
 	@echo "make gpu       on a machine with an NVIDIA GPU: what takes one, in eight minutes, in a table"
-	@echo "make gpu-wheels  the packages it takes on a machine where nothing can be fetched (44 MB)"
+	@echo "make gpu-wheels  the packages it takes on a machine where nothing can be fetched (43 MB)"
 	@echo "make clean     remove the environment, caches and recorded runs"
 
 # torch comes first and by exactly this spelling, so that every machine takes the same build.

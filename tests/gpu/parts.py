@@ -69,7 +69,7 @@ def parts(python: str) -> list[Part]:
         Part("mends", "fixtures whose mends had run on no GPU", tests(5, *fixtures), 110),
         program("item", "`.item()` behind a call that another rank leaves out", 50),
         program("spinning", "a GPU that spins in front of a call", 70),
-        program("dumps", "flight recorder dumps of torch's own watchdog", 50),
+        program("dumps", "flight recorder dumps of torch's own watchdog", 65),
         program("abort", "groups that are aborted, by all and by one", 50),
         program("graph", "calls in CUDA graphs", 60),
         program("training", "DDP at work on both NCCLs, and NVML's rows", 45),
