@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check unit-tests test short-tests test-all test-newest test-torch on-torch lint bench \
-    picture fault-matrix chaos conformance clean
+    picture fault-matrix chaos conformance gpu gpu-wheels clean
 
 help:
 	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
@@ -26,6 +26,8 @@ help:
 	@echo "make conformance SUITES=DIR  the tests of others that lie there (tests/conformance/suites.txt)"
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
 	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
+	@echo "make gpu       on a machine with an NVIDIA GPU: what takes one, in eight minutes, in a table"
+	@echo "make gpu-wheels  the packages it takes on a machine where nothing can be fetched (43 MB)"
 	@echo "make clean     remove the environment, caches and recorded runs"
 
 # torch comes first and by exactly this spelling, so that every machine takes the same build.
@@ -144,6 +146,13 @@ chaos: $(STAMP)
 conformance: $(STAMP)
 	$(BIN)/python -m tests.conformance.suites $(SUITES)
 
+# On a machine that brings torch with CUDA and no more: that Python makes .venv-gpu of the wheels.
+gpu:
+	@$(PYTHON) -m tests.gpu $(if $(DRY),--dry-run) $(if $(ONLY),--only $(ONLY)) --out $(or $(OUT),gpu-results)
+
+gpu-wheels:
+	@$(PYTHON) -m tests.gpu.environment --wheels .gpu-wheels
+
 clean:
-	rm -rf $(VENV) $(MPICH) $(NEWEST) .venv-torch-* .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(MPICH) $(NEWEST) .venv-torch-* .venv-gpu .gpu-wheels gpu-results .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
