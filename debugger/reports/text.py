@@ -67,6 +67,7 @@ class _Text:
         for word, sentence in planned.notices(self.document):
             yield from self._wrapped(word, sentence)
         yield from self._hosts()
+        yield from self._watched()
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
@@ -80,11 +81,17 @@ class _Text:
     def _ok(self) -> str:
         ranks = self.document["ranks"].values()
         calls = sorted(one["calls"] for one in ranks)
+        watched = self.document.get("watched")
         parts = ["no rank was seen"]
         if calls:
             count = str(calls[0]) if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
             number = "1 rank" if len(calls) == 1 else f"{len(calls)} ranks"
             parts = [number, f"{count} call{'' if count == '1' else 's'} each"]
+            if not calls[-1]:
+                made = any(one.get("groups", 1) for one in ranks)
+                parts[1] = "which called nothing" if made else "which made no process group"
+            if watched is not None:
+                parts[0] = f"watched {len(watched['ranks'])} of {watched['of']} ranks"
         parts.append(f"{self.document['duration_s']:.1f} s")
         title = self.paint("OK", BOLD, GREEN)
         return f"{title}  {', '.join(parts)}{_GAP}evidence: {self._run_dir()}"
@@ -93,8 +100,13 @@ class _Text:
         outcome = str(self.document["outcome"])
         code = self.document["exit_code"]
         colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
+        watched = self.document.get("watched")
+        unwatched = watched is not None and not watched["ranks"]
         sentence = {
             "failed": planned.failed(self.document)
+            or unwatched
+            and f"the program ended with exit code {code} {self._after()}, and no rank was "
+            f"watched: {watched['why']}"
             or f"the program ended with exit code {code} {self._after()}, and no cause of it was "
             "found among the ranks",
             "interrupted": f"{self._after()}; where each rank was:",
@@ -108,6 +120,14 @@ class _Text:
 
     def _after(self) -> str:
         return f"after {self.document['duration_s']:.1f} s"
+
+    def _watched(self) -> Iterator[str]:
+        """How many of the ranks were watched, where that is not all and no other line tells."""
+        watched, outcome = self.document.get("watched"), self.document["outcome"]
+        alone = watched is not None and not watched["ranks"] and outcome in ("failed", "unwatched")
+        if watched is not None and not alone and outcome != "ok":
+            of = f" of {watched['of']} ranks" if watched["of"] else " ranks"
+            yield f"  watched {len(watched['ranks']) or 'none'}{of}"
 
     def _hosts(self) -> Iterator[str]:
         """Who is where, if not all are on one host, and something is wrong. A plan has no hosts: it

@@ -108,7 +108,7 @@ class RunEnd:
         if found is None and status.shell_code:
             recorded = newest_ranks(look.snapshots).keys()
             with self.faults.guard("rule early_death"):
-                found = early_death(self.reach.ranks, recorded, launch.exits)
+                found = early_death(self.reach, recorded, launch.exits)
         if found is None and status.shell_code:
             look = self._look_once_failed(look, finished=True)
             found = look.verdict

@@ -11,6 +11,7 @@ from ..node_links.several import Several
 from ..record.logs.log_file import DEFAULT_MAX_MB
 from ..record.logs.log_levels import INFO
 from .ci import Ci
+from .command.from_outside import Inspect
 from .injection import Plan
 
 
@@ -46,4 +47,5 @@ class Options:
     faults: Plan | None = None
     own_network: int = 0
     allow_unwatched: bool = False
+    inspect: Inspect | None = None
     several: Several | None = None

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from debugger.inspection.processes import has_torch
+from debugger.record.process_stat import has_torch
 from debugger.record.process_stat import (
     DEAD_STATES,
     TICKS_PER_S,

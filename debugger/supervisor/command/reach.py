@@ -1,4 +1,5 @@
-"""Which Python processes of the command the hook can reach, and why not the others: asked of /proc.
+"""Which Python processes of the command are watched, and why not the others: asked of /proc, and of
+what the hook has left where it has failed.
 
 A run in which nothing was observed must not look like one in which all was well.
 """
@@ -7,19 +8,27 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...record.process_stat import has_torch, read_stat
+from ...record.safe_files.bounds import read_regular
+from ...record.safe_files.json_objects import object_of
 from ...record.safe_text.sanitize import clean
 from ...record.safe_text.secret_words import masked
+from ...record.safe_text.whole_numbers import whole_number
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
 _ENDS_FLAGS = "cm"
 _MOST_REASONS = 8
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _CHILD = "DISTDEBUG_RANK_PID"
+_FAILED = "unobserved.jsonl"
+"""What the hook appends to, in the run directory, in a process in which it has failed."""
+_MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +47,24 @@ class Reach:
         self._site = site
         self._proc = proc
         self._known: dict[int, bytes] = {}
+        self._commands: dict[int, str] = {}
         self._missed: dict[int, str] = {}
         """By pid, for as long as it is the same program."""
         self.reached = 0
         """Python processes that the hook was started in."""
         self.ranks: dict[int, int] = {}
-        """Those of them that a launcher had made a rank, by pid."""
+        """Those that a launcher had made a rank, reached or not, by pid."""
+        self.world_size = 0
+        """Of how many ranks the launcher says that there are; 0 where it does not."""
+        self._with_torch: set[int] = set()
+        """Those of `ranks` that had torch's library loaded when they were looked at."""
 
     def look(self, pids: Iterable[int]) -> None:
         """Judge the processes that are new, or have become another program since the last look."""
         for pid in pids:
             line = _read(self._proc / str(pid) / "cmdline")
+            if pid in self.ranks and pid not in self._with_torch and has_torch(pid, self._proc):
+                self._with_torch.add(pid)
             if not line or self._known.get(pid) == line:
                 continue
             self._known[pid] = line
@@ -58,14 +74,37 @@ class Reach:
                 self._judge(pid, _Process(words, self._environment(pid)))
 
     @property
-    def missed(self) -> bool:
-        """Whether there were Python processes that could not be reached."""
-        return bool(self._missed)
+    def missed(self) -> Collection[int]:
+        """The Python processes that could not be reached, or in which the hook has failed."""
+        return self._missed.keys() | self._failed().keys()
 
-    def why_nothing(self) -> str:
-        """Why no rank was seen, as far as it is known."""
-        if self._missed:
-            return "; ".join(self._missed.values())
+    @property
+    def is_without_torch(self) -> bool:
+        """Whether there were ranks, and the hook was in all of them and had nothing to do."""
+        return bool(self.ranks) and self.unwatched.isdisjoint(self.ranks)
+
+    @property
+    def unwatched(self) -> set[int]:
+        """Those that are not watched, unless they have a record: who is missed, and ranks that have
+        loaded torch."""
+        return {*self.missed, *self._with_torch}
+
+    def why(self, pid: int) -> str:
+        """Why there is no record of this process, as far as it is known."""
+        failed = self._failed().get(pid)
+        if failed or pid in self._missed:
+            return failed or self._missed[pid]
+        if pid in self._with_torch:
+            return "it had loaded torch, and has left no record"
+        return "it had no record yet: one is made when torch is imported"
+
+    def why_nothing(self, pids: Iterable[int] = ()) -> str:
+        """Why no rank was seen, as far as it is known; `pids`: why these processes are not."""
+        reasons: dict[str, list[int]] = {}
+        for pid in pids or sorted({*self.missed, *self.ranks}):
+            reasons.setdefault(self.why(pid), []).append(pid)
+        if reasons:
+            return "; ".join(map(self._sentence, reasons.values()))
         if self.reached:
             return (
                 "the Python processes that the command started here made no process group; "
@@ -73,33 +112,67 @@ class Reach:
             )
         return "the command started no Python process here, or none that lived for half a second"
 
+    def _sentence(self, pids: list[int]) -> str:
+        first = min(pids, key=lambda pid: (pid not in self.ranks, pid))
+        command = self._commands.get(first, "")
+        more = f" and {len(pids) - 1} more" if len(pids) > 1 else ""
+        verb = "could not be reached" if first in self._missed else "could not be watched"
+        return f"process {first} ({command}){more} {verb}: {self.why(first)}"
+
+    def _failed(self) -> dict[int, str]:
+        """By pid, what the hook has said where it could not do its work."""
+        try:
+            lines = read_regular(Path(self._marker) / _FAILED, _MOST_BYTES).splitlines()
+        except OSError:
+            return {}
+        found = {}
+        for line in lines:
+            try:
+                told = object_of(line)
+                found.setdefault(int(told["pid"]), clean(str(told["why"]), 300))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
     def _judge(self, pid: int, process: _Process) -> None:
         why = self._why_missed(process)
+        self._commands[pid] = clean(" ".join(masked(process.words)), 120)
         if why is None:
             self.reached += 1
-            environment = process.environment or {}
-            # A child of a rank has its RANK, too.
-            rank = next((environment[name] for name in _RANKS if name in environment), "")
-            if rank.isdecimal() and _CHILD not in environment:
-                self.ranks[pid] = int(rank)
         elif len(self._missed) < _MOST_REASONS:
-            command = clean(" ".join(masked(process.words)), 120)
-            self._missed[pid] = f"process {pid} ({command}) {why}"
+            self._missed[pid] = why
+        environment = process.environment or {}
+        # A child of a rank has its RANK, too.
+        rank = next((environment[name] for name in _RANKS if name in environment), "")
+        if rank.isdecimal() and _CHILD not in environment and not self._is_forked(pid, int(rank)):
+            sizes = (whole_number(environment.get(name)) for name in _SIZES)
+            self.ranks[pid] = int(rank)
+            self.world_size = max(self.world_size, next(filter(None, sizes), 0))
+
+    def _is_forked(self, pid: int, rank: int) -> bool:
+        """Whether its parent is that rank: of a forked child, the kernel shows the environment that
+        its parent was started with."""
+        stat = read_stat(pid, self._proc)
+        return stat is not None and self.ranks.get(stat.parent) == rank
 
     def _why_missed(self, process: _Process) -> str | None:
         flag = _isolating_flag(process.words)
         if flag is not None:
-            return f"could not be reached: Python's {flag} keeps PYTHONPATH or sitecustomize out"
+            return f"Python's {flag} keeps PYTHONPATH or sitecustomize out: leave it out"
         environment = process.environment
         if environment is None:
-            return "could not be reached: it belongs to another user"
+            return "it belongs to another user"
         if environment.get("DISTDEBUG_RUN_DIR") != self._marker:
             return (
-                "could not be reached: it was started with an environment of its own, "
-                "without DISTDEBUG_RUN_DIR and PYTHONPATH"
+                "it was started with an environment of its own, without DISTDEBUG_RUN_DIR and "
+                "PYTHONPATH: hand on both"
             )
-        if self._site not in environment.get("PYTHONPATH", "").split(os.pathsep):
-            return "could not be reached: its PYTHONPATH was replaced"
+        path = environment.get("PYTHONPATH", "")
+        if self._site not in path.split(os.pathsep):
+            return (
+                "its PYTHONPATH was replaced: write "
+                f"`export PYTHONPATH={clean(path, 80) + os.pathsep if path else ''}$PYTHONPATH`"
+            )
         return None
 
     def _program(self, pid: int) -> str:
