@@ -155,14 +155,14 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     return Inspection(job, seen, found, pids, stacks, around, problems, native)
 
 
-def of_processes(pids: Iterable[int], limit_s: float) -> tuple[Document, Finding | None] | None:
+def of_processes(pids: Iterable[int], limit_s: float) -> tuple[Document, Finding | None]:
     """What a supervisor asks of ranks below its command that have no record: they are late after
-    `limit_s` whatever they do, as those that have one are. None where none of them is a rank."""
+    `limit_s` whatever they do, as those that have one are."""
     jobs = find_jobs(pids)
     if not jobs:
-        return None
+        return {"ranks": {}, "world_size": 0}, None
     job = max(jobs, key=lambda one: len(one.processes))
-    seen = inspect(job, Limits(limit_s, limit_s, limit_s, limit_s))
+    seen = inspect(job, Limits(*[limit_s] * 4))
     return seen.report(), next(iter(seen.findings), None)
 
 

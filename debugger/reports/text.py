@@ -101,14 +101,12 @@ class _Text:
         code = self.document["exit_code"]
         colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
         watched = self.document.get("watched")
-        unwatched = watched is not None and not watched["ranks"]
+        why = "no cause of it was found among the ranks"
+        if watched is not None and not watched["ranks"]:
+            why = f"no rank was watched: {watched['why']}"
         sentence = {
             "failed": planned.failed(self.document)
-            or unwatched
-            and f"the program ended with exit code {code} {self._after()}, and no rank was "
-            f"watched: {watched['why']}"
-            or f"the program ended with exit code {code} {self._after()}, and no cause of it was "
-            "found among the ranks",
+            or f"the program ended with exit code {code} {self._after()}, and {why}",
             "interrupted": f"{self._after()}; where each rank was:",
             "unwatched": f"the program ended with exit code 0 {self._after()}, but no rank was "
             "seen, so nothing was observed (--allow-unwatched lets such a run pass)",
@@ -122,12 +120,11 @@ class _Text:
         return f"after {self.document['duration_s']:.1f} s"
 
     def _watched(self) -> Iterator[str]:
-        """How many of the ranks were watched, where that is not all and no other line tells."""
-        watched, outcome = self.document.get("watched"), self.document["outcome"]
-        alone = watched is not None and not watched["ranks"] and outcome in ("failed", "unwatched")
-        if watched is not None and not alone and outcome != "ok":
-            of = f" of {watched['of']} ranks" if watched["of"] else " ranks"
-            yield f"  watched {len(watched['ranks']) or 'none'}{of}"
+        """How many of the ranks were watched, where that is not all and the first line is not about
+        it."""
+        watched = self.document.get("watched")
+        if watched and watched["of"] and self.document["outcome"] not in ("ok", "unwatched"):
+            yield f"  watched {len(watched['ranks'])} of {watched['of']} ranks"
 
     def _hosts(self) -> Iterator[str]:
         """Who is where, if not all are on one host, and something is wrong. A plan has no hosts: it

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..node_links.several import Several
 from ..record.logs.log_file import DEFAULT_MAX_MB
 from ..record.logs.log_levels import INFO
 from .ci import Ci
-from .command.from_outside import Inspect
 from .injection import Plan
 
 
@@ -47,5 +47,5 @@ class Options:
     faults: Plan | None = None
     own_network: int = 0
     allow_unwatched: bool = False
-    inspect: Inspect | None = None
+    inspect: Callable[[Collection[int], float], Any] | None = None
     several: Several | None = None

@@ -70,13 +70,14 @@ class RunReport:
             ends = newest_ranks(self.watch.silent_look().snapshots)
         notes = [f"the command itself ended with {status}"] if unexplained else []
         world_size = max((one.world_size for one in look.snapshots), default=0)
-        world_size = world_size or self.outside.world_size or self.reach.world_size
+        world_size = world_size or self.outside.seen["world_size"]
+        world_size = world_size or len({*self.reach.ranks.values()})
         watched = sorted({*ranks, *ends})
         unseen = sorted(set(range(world_size)) - set(watched))
-        why = self.reach.why_nothing()
-        if outcome == "unwatched" or (outcome == "interrupted" and not watched):
+        why = self.reach.why_nothing(watched)
+        if outcome == "unwatched" or (outcome == "interrupted" and not watched and why):
             notes.append(why)
-        elif watched and unseen and self.reach.missed:
+        elif watched and unseen and why:
             seen = verb(unseen, "was", "were")
             notes.append(f"{ranks_text(unseen)} {seen} not seen: {why}")
         report = document.minimal(outcome, code, self.directory.path)
@@ -100,7 +101,7 @@ class RunReport:
         if (unseen or not watched) and self.watch.judged:
             report["watched"] = {"ranks": watched, "of": world_size, "why": why}
             if outcome != "ok":
-                report["ranks"] = {**self.outside.ranks, **report["ranks"]}
+                report["ranks"] = {**self.outside.seen["ranks"], **report["ranks"]}
         rendered = self._write(report)
         with self.faults.guard("the report to other nodes"):
             self.publish(report)
@@ -142,7 +143,10 @@ class RunReport:
         if not self.watch.judged:
             return "tool_error", EXIT_TOOL_FAILED
         if status is not None and status.shell_code == 0:
-            unwatched = not look.snapshots and not self.reach.is_without_torch
+            reach = self.reach
+            # Ranks that the hook was in, and that have not loaded torch, had nothing to record.
+            no_need = reach.ranks and reach.unwatched.keys().isdisjoint(reach.ranks)
+            unwatched = not look.snapshots and not no_need
             if unwatched and not self.options.allow_unwatched:
                 return "unwatched", EXIT_UNWATCHED
             warnings = [one for one in look.findings if one.severity == "warning"]

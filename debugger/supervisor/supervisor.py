@@ -324,10 +324,9 @@ class Supervisor:
         """As long as not all are seen: whom the hook cannot reach, and who is on the way. The look
         with what is suspected of those, if they are all that there is."""
         now_s = time.monotonic()
-        if (
-            len(self._watch.ranks) < self._watch.world_size
-            and now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S
-        ):
+        if len(self._watch.ranks) >= self._watch.world_size:
+            self._suspected = None
+        elif now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S:
             self._unreached_asked_s = now_s
             pids = launch.descendants()
             self._reach.look(pids)

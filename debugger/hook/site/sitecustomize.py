@@ -439,7 +439,7 @@ def _can_be_rank():
 
 
 def _explained(error):
-    """The error, and what can be done where it comes of a package that is not ours, or not there."""
+    """The error, and what to do where a package of ours is hidden by another, or not there."""
     name = (getattr(error, "name", None) or "").partition(".")[0]
     module = getattr(error, "obj", None) or sys.modules.get(name)
     file = getattr(module, "__file__", None)
@@ -453,13 +453,9 @@ def _explained(error):
 def _complain(why):
     try:
         os.write(2, f"distdebug: this process is not observed: {why}\n".encode())
-        import json
-
-        line = json.dumps({"pid": os.getpid(), "why": why})
-        path = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], "unobserved.jsonl")
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        log = os.open(path, flags, 0o600)
-        os.write(log, f"{line}\n".encode())
+        path = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], f"unobserved-{os.getpid()}.txt")
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(log, why.encode())
         os.close(log)
     except OSError:
         pass

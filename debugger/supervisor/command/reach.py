@@ -6,15 +6,14 @@ A run in which nothing was observed must not look like one in which all was well
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ...record.process_stat import has_torch, read_stat
 from ...record.safe_files.bounds import read_regular
-from ...record.safe_files.json_objects import object_of
 from ...record.safe_text.sanitize import clean
 from ...record.safe_text.secret_words import masked
 from ...record.safe_text.whole_numbers import whole_number
@@ -22,20 +21,9 @@ from ...record.safe_text.whole_numbers import whole_number
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
 _ENDS_FLAGS = "cm"
-_MOST_REASONS = 8
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _CHILD = "DISTDEBUG_RANK_PID"
-_FAILED = "unobserved.jsonl"
-"""What the hook appends to, in the run directory, in a process in which it has failed."""
-_MOST_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    words: tuple[str, ...]
-    environment: dict[str, str] | None
-    """None where it belongs to somebody else."""
+_MOST_BYTES = 1 << 12
 
 
 class Reach:
@@ -54,8 +42,6 @@ class Reach:
         """Python processes that the hook was started in."""
         self.ranks: dict[int, int] = {}
         """Those that a launcher had made a rank, reached or not, by pid."""
-        self.world_size = 0
-        """Of how many ranks the launcher says that there are; 0 where it does not."""
         self._with_torch: set[int] = set()
         """Those of `ranks` that had torch's library loaded when they were looked at."""
 
@@ -71,40 +57,42 @@ class Reach:
             self._missed.pop(pid, None)  # what it was has become what it is: a wrapper, by exec
             if _PYTHON.fullmatch(self._program(pid)):
                 words = tuple(os.fsdecode(word) for word in line.rstrip(b"\0").split(b"\0"))
-                self._judge(pid, _Process(words, self._environment(pid)))
+                self._judge(pid, words, self._environment(pid))
 
     @property
-    def missed(self) -> Collection[int]:
-        """The Python processes that could not be reached, or in which the hook has failed."""
-        return self._missed.keys() | self._failed().keys()
+    def missed(self) -> dict[int, str]:
+        """The Python processes that could not be reached, or in which the hook has failed, and
+        why."""
+        found = dict(self._missed)
+        for path in Path(self._marker).glob("unobserved-*.txt"):
+            with contextlib.suppress(OSError, ValueError):
+                why = read_regular(path, _MOST_BYTES).decode(errors="replace")
+                found[int(path.stem.partition("-")[2])] = clean(why, 300)
+        return found
 
     @property
-    def is_without_torch(self) -> bool:
-        """Whether there were ranks, and the hook was in all of them and had nothing to do."""
-        return bool(self.ranks) and self.unwatched.isdisjoint(self.ranks)
-
-    @property
-    def unwatched(self) -> set[int]:
-        """Those that are not watched, unless they have a record: who is missed, and ranks that have
-        loaded torch."""
-        return {*self.missed, *self._with_torch}
+    def unwatched(self) -> dict[int, str]:
+        """Those that are not watched, unless they have a record, and why: who is missed, and ranks
+        that have loaded torch."""
+        why = "it had loaded torch, and has left no record"
+        return {**dict.fromkeys(self._with_torch, why), **self.missed}
 
     def why(self, pid: int) -> str:
         """Why there is no record of this process, as far as it is known."""
-        failed = self._failed().get(pid)
-        if failed or pid in self._missed:
-            return failed or self._missed[pid]
-        if pid in self._with_torch:
-            return "it had loaded torch, and has left no record"
-        return "it had no record yet: one is made when torch is imported"
+        return self.unwatched.get(pid, "it had no record yet: one is made when torch is imported")
 
-    def why_nothing(self, pids: Iterable[int] = ()) -> str:
-        """Why no rank was seen, as far as it is known; `pids`: why these processes are not."""
+    def why_not(self, pids: Iterable[int]) -> str:
+        """Why these processes have no record; "" of none."""
         reasons: dict[str, list[int]] = {}
-        for pid in pids or sorted({*self.missed, *self.ranks}):
+        for pid in pids:
             reasons.setdefault(self.why(pid), []).append(pid)
-        if reasons:
-            return "; ".join(map(self._sentence, reasons.values()))
+        return "; ".join(map(self._sentence, reasons.values()))
+
+    def why_nothing(self, watched: Collection[int] = ()) -> str:
+        """Why no rank was seen but for these, as far as it is known."""
+        lost = [pid for pid in self.unwatched or self.ranks if self.ranks.get(pid) not in watched]
+        if lost or watched:
+            return self.why_not(sorted(lost))
         if self.reached:
             return (
                 "the Python processes that the command started here made no process group; "
@@ -119,47 +107,27 @@ class Reach:
         verb = "could not be reached" if first in self._missed else "could not be watched"
         return f"process {first} ({command}){more} {verb}: {self.why(first)}"
 
-    def _failed(self) -> dict[int, str]:
-        """By pid, what the hook has said where it could not do its work."""
-        try:
-            lines = read_regular(Path(self._marker) / _FAILED, _MOST_BYTES).splitlines()
-        except OSError:
-            return {}
-        found = {}
-        for line in lines:
-            try:
-                told = object_of(line)
-                found.setdefault(int(told["pid"]), clean(str(told["why"]), 300))
-            except (ValueError, KeyError, TypeError):
-                continue
-        return found
-
-    def _judge(self, pid: int, process: _Process) -> None:
-        why = self._why_missed(process)
-        self._commands[pid] = clean(" ".join(masked(process.words)), 120)
+    def _judge(self, pid: int, words: tuple[str, ...], environment: dict[str, str] | None) -> None:
+        """`environment` is None where it belongs to somebody else."""
+        why = self._why_missed(words, environment)
+        self._commands[pid] = clean(" ".join(masked(words)), 120)
         if why is None:
             self.reached += 1
-        elif len(self._missed) < _MOST_REASONS:
+        else:
             self._missed[pid] = why
-        environment = process.environment or {}
-        # A child of a rank has its RANK, too.
-        rank = next((environment[name] for name in _RANKS if name in environment), "")
-        if rank.isdecimal() and _CHILD not in environment and not self._is_forked(pid, int(rank)):
-            sizes = (whole_number(environment.get(name)) for name in _SIZES)
-            self.ranks[pid] = int(rank)
-            self.world_size = max(self.world_size, next(filter(None, sizes), 0))
-
-    def _is_forked(self, pid: int, rank: int) -> bool:
-        """Whether its parent is that rank: of a forked child, the kernel shows the environment that
-        its parent was started with."""
+        environment = environment or {}
+        # A child of a rank has its RANK, too. The kernel shows a forked one with the environment
+        # that its parent was started with.
+        rank = whole_number(next((environment[one] for one in _RANKS if one in environment), ""))
         stat = read_stat(pid, self._proc)
-        return stat is not None and self.ranks.get(stat.parent) == rank
+        forked = stat is not None and rank is not None and self.ranks.get(stat.parent) == rank
+        if rank is not None and _CHILD not in environment and not forked:
+            self.ranks[pid] = rank
 
-    def _why_missed(self, process: _Process) -> str | None:
-        flag = _isolating_flag(process.words)
+    def _why_missed(self, words: tuple[str, ...], environment: dict[str, str] | None) -> str | None:
+        flag = _isolating_flag(words)
         if flag is not None:
             return f"Python's {flag} keeps PYTHONPATH or sitecustomize out: leave it out"
-        environment = process.environment
         if environment is None:
             return "it belongs to another user"
         if environment.get("DISTDEBUG_RUN_DIR") != self._marker:

@@ -1,17 +1,24 @@
-"""Deaths of ranks of which there is no record: a launcher had started them, and they died before they
-had one, or where they could not be watched. Their parent knows how."""
+"""Deaths of ranks of which there is no record: a launcher had started them, and they died before
+they had one, or where they could not be watched. Their parent knows how."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
+from ...diagnosis.facts.exceptions import COMMUNICATION
 from ...diagnosis.findings import Finding
 from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 from .reach import Reach
 
 
-def early_death(reach: Reach, recorded: Collection[int], exits: ExitLog) -> Finding | None:
-    """The first death among the processes that are ranks, of those ranks that have no record."""
+def early_death(
+    found: Finding | None, reach: Reach, recorded: Collection[int], exits: ExitLog
+) -> Finding | None:
+    """The first death among the processes that are ranks, of those ranks that have no record: where
+    nothing was found, or no more than that another rank has lost a peer. Else what was found."""
+    if found and not (found.kind == "rank_exception" and COMMUNICATION.search(found.message)):
+        return found
     dead: list[tuple[bool, int, int, int, ExitStatus]] = []
     for pid, rank in reach.ranks.items():
         status = exits.find(pid)
@@ -19,10 +26,10 @@ def early_death(reach: Reach, recorded: Collection[int], exits: ExitLog) -> Find
             continue
         dead.append((status.signal in POLITE_SIGNALS, status.time_ns, rank, pid, status))
     if not dead:
-        return None
+        return found
     _, time_ns, rank, pid, status = min(dead, key=lambda one: one[:4])
     how = f"ended with {status}" if status.signal is None else f"was killed by {status}"
-    return Finding(
+    death = Finding(
         kind="rank_died",
         message=f"rank {rank} {how}; it was not watched: {reach.why(pid)}",
         culprits=(rank,),
@@ -30,3 +37,4 @@ def early_death(reach: Reach, recorded: Collection[int], exits: ExitLog) -> Find
         observable_ns=time_ns,
         data={"signal": status.signal, "exit_code": status.code, "oom_killed": None},
     )
+    return replace(death, details=[f"after that, {found.message}"]) if found else death
