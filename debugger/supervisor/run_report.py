@@ -71,9 +71,9 @@ class RunReport:
         notes = [f"the command itself ended with {status}"] if unexplained else []
         world_size = max((one.world_size for one in look.snapshots), default=0)
         world_size = world_size or self.outside.seen["world_size"]
-        world_size = world_size or len({*self.reach.ranks.values()})
         watched = sorted({*ranks, *ends})
-        unseen = sorted(set(range(world_size)) - set(watched))
+        size = world_size or len({*self.reach.ranks.values()})
+        unseen = sorted(set(range(size)) - set(watched))
         why = self.reach.why_nothing(watched)
         if outcome == "unwatched" or (outcome == "interrupted" and not watched and why):
             notes.append(why)
@@ -99,7 +99,7 @@ class RunReport:
         with self.faults.guard("what became of the injected faults"):
             code = self.injection.settle(report, timed, ends)
         if (unseen or not watched) and self.watch.judged:
-            report["watched"] = {"ranks": watched, "of": world_size, "why": why}
+            report["watched"] = {"ranks": watched, "of": size, "why": why}
             if outcome != "ok":
                 report["ranks"] = {**self.outside.seen["ranks"], **report["ranks"]}
         rendered = self._write(report)
@@ -143,10 +143,9 @@ class RunReport:
         if not self.watch.judged:
             return "tool_error", EXIT_TOOL_FAILED
         if status is not None and status.shell_code == 0:
-            reach = self.reach
             # Ranks that the hook was in, and that have not loaded torch, had nothing to record.
-            no_need = reach.ranks and reach.unwatched.keys().isdisjoint(reach.ranks)
-            unwatched = not look.snapshots and not no_need
+            without_torch = self.reach.ranks and not self.reach.unwatched.keys() & self.reach.ranks
+            unwatched = not look.snapshots and not without_torch
             if unwatched and not self.options.allow_unwatched:
                 return "unwatched", EXIT_UNWATCHED
             warnings = [one for one in look.findings if one.severity == "warning"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from ...record.process_stat import has_torch, read_stat
@@ -24,6 +24,8 @@ _ENDS_FLAGS = "cm"
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _CHILD = "DISTDEBUG_RANK_PID"
 _MOST_BYTES = 1 << 12
+_Environment = dict[str, str] | None
+"""Of a process; None where that belongs to somebody else."""
 
 
 class Reach:
@@ -57,7 +59,7 @@ class Reach:
             self._missed.pop(pid, None)  # what it was has become what it is: a wrapper, by exec
             if _PYTHON.fullmatch(self._program(pid)):
                 words = tuple(os.fsdecode(word) for word in line.rstrip(b"\0").split(b"\0"))
-                self._judge(pid, words, self._environment(pid))
+                self._judge(pid, words)
 
     @property
     def missed(self) -> dict[int, str]:
@@ -107,8 +109,10 @@ class Reach:
         verb = "could not be reached" if first in self._missed else "could not be watched"
         return f"process {first} ({command}){more} {verb}: {self.why(first)}"
 
-    def _judge(self, pid: int, words: tuple[str, ...], environment: dict[str, str] | None) -> None:
-        """`environment` is None where it belongs to somebody else."""
+    def _judge(self, pid: int, words: Sequence[str]) -> None:
+        environment = self._environment(pid)
+        if environment and environment.get("DISTDEBUG_RUN_DIR", self._marker) != self._marker:
+            return  # another distdebug below this one watches it
         why = self._why_missed(words, environment)
         self._commands[pid] = clean(" ".join(masked(words)), 120)
         if why is None:
@@ -120,11 +124,11 @@ class Reach:
         # that its parent was started with.
         rank = whole_number(next((environment[one] for one in _RANKS if one in environment), ""))
         stat = read_stat(pid, self._proc)
-        forked = stat is not None and rank is not None and self.ranks.get(stat.parent) == rank
+        forked = stat is not None and self.ranks.get(stat.parent) == rank
         if rank is not None and _CHILD not in environment and not forked:
             self.ranks[pid] = rank
 
-    def _why_missed(self, words: tuple[str, ...], environment: dict[str, str] | None) -> str | None:
+    def _why_missed(self, words: Sequence[str], environment: _Environment) -> str | None:
         flag = _isolating_flag(words)
         if flag is not None:
             return f"Python's {flag} keeps PYTHONPATH or sitecustomize out: leave it out"
@@ -149,7 +153,7 @@ class Reach:
         except OSError:
             return ""
 
-    def _environment(self, pid: int) -> dict[str, str] | None:
+    def _environment(self, pid: int) -> _Environment:
         try:
             raw = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
@@ -158,7 +162,7 @@ class Reach:
         return {name: value for name, _, value in pairs}
 
 
-def _isolating_flag(words: tuple[str, ...]) -> str | None:
+def _isolating_flag(words: Sequence[str]) -> str | None:
     """The interpreter's flag that makes it leave out what we put on its path."""
     rest = iter(words[1:])
     for word in rest:

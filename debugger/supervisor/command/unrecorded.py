@@ -4,7 +4,6 @@ they had one, or where they could not be watched. Their parent knows how."""
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from ...diagnosis.facts.exceptions import COMMUNICATION
 from ...diagnosis.findings import Finding
@@ -29,7 +28,7 @@ def early_death(
         return found
     _, time_ns, rank, pid, status = min(dead, key=lambda one: one[:4])
     how = f"ended with {status}" if status.signal is None else f"was killed by {status}"
-    death = Finding(
+    return Finding(
         kind="rank_died",
         message=f"rank {rank} {how}; it was not watched: {reach.why(pid)}",
         culprits=(rank,),
@@ -37,4 +36,3 @@ def early_death(
         observable_ns=time_ns,
         data={"signal": status.signal, "exit_code": status.code, "oom_killed": None},
     )
-    return replace(death, details=[f"after that, {found.message}"]) if found else death
