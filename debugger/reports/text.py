@@ -42,6 +42,7 @@ class _Text:
         self.document = document
         self.paint = paint
         self.width = width if width > 0 else 1 << 30
+        self.watched: Any = document.get("watched")
 
     def lines(self) -> Iterator[str]:
         verdict = verdict_of(self.document)
@@ -67,7 +68,8 @@ class _Text:
         for word, sentence in planned.notices(self.document):
             yield from self._wrapped(word, sentence)
         yield from self._hosts()
-        yield from self._watched()
+        if self.watched and self.watched["of"] and outcome not in ("ok", "unwatched"):
+            yield f"  {self._how_many()}"
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
@@ -81,7 +83,6 @@ class _Text:
     def _ok(self) -> str:
         ranks = self.document["ranks"].values()
         calls = sorted(one["calls"] for one in ranks)
-        watched = self.document.get("watched")
         parts = ["no rank was seen"]
         if calls:
             count = str(calls[0]) if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
@@ -90,8 +91,8 @@ class _Text:
             if not calls[-1]:
                 made = any(one.get("groups", 1) for one in ranks)
                 parts[1] = "which called nothing" if made else "which made no process group"
-            if watched is not None:
-                parts[0] = f"watched {len(watched['ranks'])} of {watched['of']} ranks"
+            if self.watched:
+                parts[0] = self._how_many()
         parts.append(f"{self.document['duration_s']:.1f} s")
         title = self.paint("OK", BOLD, GREEN)
         return f"{title}  {', '.join(parts)}{_GAP}evidence: {self._run_dir()}"
@@ -100,10 +101,9 @@ class _Text:
         outcome = str(self.document["outcome"])
         code = self.document["exit_code"]
         colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
-        watched = self.document.get("watched")
         why = "no cause of it was found among the ranks"
-        if watched is not None and not watched["ranks"]:
-            why = f"no rank was watched: {watched['why']}"
+        if self.watched and not self.watched["ranks"]:
+            why = f"no rank was watched: {self.watched['why']}"
         sentence = {
             "failed": planned.failed(self.document)
             or f"the program ended with exit code {code} {self._after()}, and {why}",
@@ -119,12 +119,8 @@ class _Text:
     def _after(self) -> str:
         return f"after {self.document['duration_s']:.1f} s"
 
-    def _watched(self) -> Iterator[str]:
-        """How many of the ranks were watched, where that is not all and the first line is not about
-        it."""
-        watched = self.document.get("watched")
-        if watched and watched["of"] and self.document["outcome"] not in ("ok", "unwatched"):
-            yield f"  watched {len(watched['ranks'])} of {watched['of']} ranks"
+    def _how_many(self) -> str:
+        return f"watched {len(self.watched['ranks'])} of {self.watched['of']} ranks"
 
     def _hosts(self) -> Iterator[str]:
         """Who is where, if not all are on one host, and something is wrong. A plan has no hosts: it

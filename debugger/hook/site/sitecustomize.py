@@ -441,8 +441,7 @@ def _can_be_rank():
 def _explained(error):
     """The error, and what to do where a package of ours is hidden by another, or not there."""
     name = (getattr(error, "name", None) or "").partition(".")[0]
-    module = getattr(error, "obj", None) or sys.modules.get(name)
-    file = getattr(module, "__file__", None)
+    file = getattr(getattr(error, "obj", None) or sys.modules.get(name), "__file__", None)
     if file and not file.startswith(os.path.dirname(_PACKAGE)):
         return f"{error!r}: {file} hides a package that distdebug needs; rename it"
     if isinstance(error, ModuleNotFoundError):

@@ -36,11 +36,11 @@ class FromOutside:
     _looking: Future[tuple[Document, Finding | None]] | None = None
     _named: set[int] = field(default_factory=set)
 
-    def look(self, pids: Collection[int], watched: Collection[int]) -> Finding | None:
-        """What is suspected now, while none of the ranks that live is watched. `pids`: all
+    def look(self, alive: Collection[int], watched: Collection[int]) -> Finding | None:
+        """What is suspected now, while none of the ranks that live is watched. `alive`: all
         processes of the command; `watched`: those of them that are ranks with a record."""
         now_s = time.monotonic()
-        if self.inspect is None or self.reach.unwatched.keys().isdisjoint({*pids} - {*watched}):
+        if self.inspect is None or self.reach.unwatched.keys().isdisjoint({*alive} - {*watched}):
             self._since_s, self._finding = 0.0, None
             return None
         self._since_s = self._since_s or now_s
@@ -48,26 +48,23 @@ class FromOutside:
             if now_s >= max(self._since_s + self.limits.notice_after_s, self._next_s):
                 limit_s = self.limits.hang_timeout_s
                 self._next_s = now_s + limit_s / 3  # it takes 0.1 s of a core for each rank
-                self._looking = self._thread.submit(self.inspect, list(pids), limit_s)
+                self._looking = self._thread.submit(self.inspect, list(alive), limit_s)
         elif self._looking.done():
             looking, self._looking = self._looking, None
             self.seen, self._finding = looking.result()
-            self._name_unwatched(watched)
-        if self._finding is None or not {*pids}.isdisjoint(watched):
+            missed = self.reach.missed.keys() - set(watched)
+            pid_of = {int(rank): one["pid"] for rank, one in self.seen["ranks"].items()}
+            ranks = [rank for rank in sorted(pid_of) if pid_of[rank] in missed]
+            if not self._named.issuperset(ranks):
+                self._named.update(ranks)
+                pids = [pid_of[rank] for rank in ranks]
+                self.say(
+                    f"{ranks_text(ranks)} {verb(ranks, 'is', 'are')} not watched: "
+                    f"{self.reach.why_not(pids)}; what can be seen from outside is shown by "
+                    f"`distdebug inspect --pid {pids[0]}`"
+                )
+        if self._finding is None or not {*alive}.isdisjoint(watched):
             return None
         why = self.reach.why_not(one["pid"] for one in self.seen["ranks"].values())
         told = f"no rank is watched, and this is what their stacks show from outside: {why}"
         return replace(self._finding, details=[*self._finding.details, told])
-
-    def _name_unwatched(self, watched: Collection[int]) -> None:
-        """Say once who is not watched, and why, where that is known."""
-        missed = self.reach.missed.keys() - set(watched)
-        pids = {int(rank): one["pid"] for rank, one in self.seen["ranks"].items()}
-        ranks = [rank for rank in sorted(pids) if pids[rank] in missed]
-        if not self._named.issuperset(ranks):
-            self._named.update(ranks)
-            self.say(
-                f"{ranks_text(ranks)} {verb(ranks, 'is', 'are')} not watched: "
-                f"{self.reach.why_not(pids[rank] for rank in ranks)}; until the run ends they are "
-                f"judged from outside, as by `distdebug inspect --pid {pids[ranks[0]]}`"
-            )
