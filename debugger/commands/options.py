@@ -154,8 +154,15 @@ def common(
         "faults": inject_flags.plan(args, world_size),
         "own_network": inject_flags.own_network(args, world_size),
         "ptrace_any": args.ptrace_any,
+        "inspect": _inspect,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
+
+
+def _inspect(pids: Sequence[int], limit_s: float) -> Any:
+    from ..inspection.inspect import of_processes  # which a run whose ranks are watched never needs
+
+    return of_processes(pids, limit_s)
 
 
 def _prom(path: Path | None) -> Path | None:

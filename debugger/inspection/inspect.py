@@ -22,7 +22,7 @@ from .joining import joined
 from .judging import at_work, judge
 from .lateness import Limits
 from .parts import Part, Whole
-from .processes import Job, below_launchers, is_loopback
+from .processes import Job, below_launchers, find_jobs, is_loopback
 from .rights import needed
 from .source import Place
 from .stance import (
@@ -153,6 +153,17 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
     found = joined(judge(seen, limits), seen, around, pids, limits)
     stacks = {rank: [one.stack for one in sight.threads] for rank, sight in ranks.items()}
     return Inspection(job, seen, found, pids, stacks, around, problems, native)
+
+
+def of_processes(pids: Iterable[int], limit_s: float) -> tuple[Document, Finding | None]:
+    """What a supervisor asks of ranks below its command that have no record: they are late after
+    `limit_s` whatever they do, as those that have one are."""
+    jobs = find_jobs(pids)
+    if not jobs:
+        return {"ranks": {}, "world_size": 0}, None
+    job = max(jobs, key=lambda one: len(one.processes))
+    seen = inspect(job, Limits(*[limit_s] * 4))
+    return seen.report(), next(iter(seen.findings), None)
 
 
 def part(seen: Inspection) -> Part:

@@ -15,7 +15,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..record.process_stat import DEAD_STATES, Stat, read_stat
+from ..record.process_stat import DEAD_STATES, Stat, has_torch, read_stat
 from ..record.safe_text.whole_numbers import whole_number
 
 _NUMBERED_BY = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -364,15 +364,6 @@ def _the_rank_itself(seen: Mapping[int, _Seen], top: _Seen, proc: Path) -> _Seen
                 first = first or one
         level = [seen[child] for one in level for child in one.children if child in seen]
     return first
-
-
-def has_torch(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether the process has torch's library mapped. About a millisecond."""
-    try:
-        with open(proc / str(pid) / "maps", "rb") as file:
-            return any(b"libtorch_cpu" in line or b"libtorch_python" in line for line in file)
-    except OSError:
-        return False
 
 
 def _own_ancestors(seen: Mapping[int, _Seen]) -> set[int]:

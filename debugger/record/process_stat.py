@@ -56,6 +56,15 @@ def times_slept(path: Path) -> int | None:
     return sum(int(text) for name, text in status.items() if name.endswith("ctxt_switches"))
 
 
+def has_torch(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether the process has torch's library mapped. About a millisecond."""
+    try:
+        with open(proc / str(pid) / "maps", "rb") as file:
+            return any(b"libtorch_cpu" in line or b"libtorch_python" in line for line in file)
+    except OSError:
+        return False
+
+
 def has_signal(status: Mapping[str, str], mask: str, number: int) -> bool:
     """Whether this signal is in a mask of a status, such as SigCgt."""
     return bool(int(status.get(mask, "0"), 16) >> (number - 1) & 1)

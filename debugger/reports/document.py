@@ -191,6 +191,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
             "host": clean(rank.host),
             "exit": exits.setdefault((code, signal), {"code": code, "signal": signal}),
             "calls": rank.calls,
+            **({} if rank.groups else {"groups": 0}),
             **rows[stands],
         }
     return found

@@ -45,6 +45,7 @@ class _Text:
         self.document = document
         self.paint = paint
         self.width = width if width > 0 else 1 << 30
+        self.watched: Any = document.get("watched")
 
     def lines(self) -> Iterator[str]:
         verdict = verdict_of(self.document)
@@ -71,6 +72,8 @@ class _Text:
         for word, sentence in planned.notices(self.document):
             yield from self._wrapped(word, sentence)
         yield from self._hosts()
+        if self.watched and self.watched["of"] and outcome not in ("ok", "unwatched"):
+            yield f"  {self._how_many()}"
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
@@ -89,6 +92,11 @@ class _Text:
             count = str(calls[0]) if calls[0] == calls[-1] else f"{calls[0]} to {calls[-1]}"
             number = "1 rank" if len(calls) == 1 else f"{len(calls)} ranks"
             parts = [number, f"{count} call{'' if count == '1' else 's'} each"]
+            if not calls[-1]:
+                made = any(one.get("groups", 1) for one in ranks)
+                parts[1] = "which called nothing" if made else "which made no process group"
+            if self.watched:
+                parts[0] = self._how_many()
         parts.append(f"{self.document['duration_s']:.1f} s")
         title = self.paint("OK", BOLD, GREEN)
         return f"{title}  {', '.join(parts)}{_GAP}evidence: {self._run_dir()}"
@@ -97,10 +105,12 @@ class _Text:
         outcome = str(self.document["outcome"])
         code = self.document["exit_code"]
         colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
+        why = "no cause of it was found among the ranks"
+        if self.watched and not self.watched["ranks"]:
+            why = f"no rank was watched: {self.watched['why']}"
         sentence = {
             "failed": planned.failed(self.document)
-            or f"the program ended with exit code {code} {self._after()}, and no cause of it was "
-            "found among the ranks",
+            or f"the program ended with exit code {code} {self._after()}, and {why}",
             "interrupted": f"{self._after()}; where each rank was:",
             "unwatched": f"the program ended with exit code 0 {self._after()}, but no rank was "
             "seen, so nothing was observed (--allow-unwatched lets such a run pass)",
@@ -112,6 +122,9 @@ class _Text:
 
     def _after(self) -> str:
         return f"after {self.document['duration_s']:.1f} s"
+
+    def _how_many(self) -> str:
+        return f"watched {len(self.watched['ranks'])} of {self.watched['of']} ranks"
 
     def _hosts(self) -> Iterator[str]:
         """Who is where, if not all are on one host, and something is wrong. A plan has no hosts: it

@@ -61,6 +61,8 @@ class RunEnd:
             return look, None
         if finding is None:
             return self._end_without_finding(look)
+        with self.faults.guard("rule early_death"):
+            finding = early_death(finding, self.reach, ranks, self.launch.exits) or finding
         with self.faults.guard("the stacks"):
             self.evidence = self.ranks.stacks(ranks, self.options.native_stacks, STACKS_S)
             finding = self.evidence.refine(finding)
@@ -109,10 +111,10 @@ class RunEnd:
             self.ranks.end(END_GRACE_S, self._quiet, spared)
         look = self.watch.look(finished=True) or look
         found = look.verdict
-        if found is None and status.shell_code:
-            recorded = newest_ranks(look.snapshots).keys()
+        if status.shell_code:
             with self.faults.guard("rule early_death"):
-                found = early_death(self.reach.ranks, recorded, launch.exits)
+                ranks = newest_ranks(look.snapshots)
+                found = early_death(found, self.reach, ranks, launch.exits)
         if found is None and status.shell_code:
             look = self._look_once_failed(look, finished=True)
             found = look.verdict

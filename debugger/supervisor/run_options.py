@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..node_links.several import Several
@@ -47,4 +48,5 @@ class Options:
     faults: Plan | None = None
     own_network: int = 0
     allow_unwatched: bool = False
+    inspect: Callable[[Collection[int], float], Any] | None = None
     several: Several | None = None

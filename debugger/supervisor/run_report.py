@@ -18,6 +18,7 @@ from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text, verb
 from ..reports import document, junit, text
 from ..reports.stored import Document
+from .command.from_outside import FromOutside
 from .command.interrupts import Interrupts
 from .command.reach import Reach
 from .guarded_watch import GuardedWatch
@@ -47,6 +48,7 @@ class RunReport:
     interrupts: Interrupts
     faults: OwnFaults
     reach: Reach
+    outside: FromOutside
     app: Beside
     say: Callable[[str], None]
     publish: Callable[[Document], None] = lambda _report: None
@@ -71,13 +73,17 @@ class RunReport:
         with self.faults.guard("how the ranks ended"):
             ends = newest_ranks(self.watch.silent_look().snapshots)
         notes = [f"the command itself ended with {status}"] if unexplained else []
-        if outcome == "unwatched":
-            notes.append(self.reach.why_nothing())
         world_size = max((one.world_size for one in look.snapshots), default=0)
-        unseen = sorted(set(range(world_size)) - {*ranks, *ends}) if ranks else []
-        if unseen and self.reach.missed:
+        world_size = world_size or self.outside.seen["world_size"]
+        watched = sorted({*ranks, *ends})
+        size = world_size or len({*self.reach.ranks.values()})
+        unseen = sorted(set(range(size)) - set(watched))
+        why = self.reach.why_nothing(watched)
+        if outcome == "unwatched" or (outcome == "interrupted" and not watched and why):
+            notes.append(why)
+        elif watched and unseen and why:
             seen = verb(unseen, "was", "were")
-            notes.append(f"{ranks_text(unseen)} {seen} not seen: {self.reach.why_nothing()}")
+            notes.append(f"{ranks_text(unseen)} {seen} not seen: {why}")
         report = document.minimal(outcome, code, self.directory.path)
         with self.faults.guard("the report"):
             report = document.build(
@@ -96,6 +102,10 @@ class RunReport:
             )
         with self.faults.guard("what became of the injected faults"):
             code = self.injection.settle(report, timed, ends)
+        if (unseen or not watched) and self.watch.judged:
+            report["watched"] = {"ranks": watched, "of": size, "why": why}
+            if outcome != "ok":
+                report["ranks"] = {**self.outside.seen["ranks"], **report["ranks"]}
         rendered = self._write(report)
         with self.faults.guard("the report to other nodes"):
             self.publish(report)
@@ -144,7 +154,9 @@ class RunReport:
         if not self.watch.judged:
             return "tool_error", EXIT_TOOL_FAILED
         if status is not None and status.shell_code == 0:
-            unwatched = not look.snapshots and not self.reach.ranks
+            # Ranks that the hook was in, and that have not loaded torch, had nothing to record.
+            without_torch = self.reach.ranks and not self.reach.unwatched.keys() & self.reach.ranks
+            unwatched = not look.snapshots and not without_torch
             if unwatched and not self.options.allow_unwatched:
                 return "unwatched", EXIT_UNWATCHED
             warnings = [one for one in look.findings if one.severity == "warning"]

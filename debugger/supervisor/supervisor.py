@@ -27,6 +27,7 @@ from ..record.runs.run_directory import BASE, RunDirectory
 from . import garbage, job_key, surroundings
 from .announcements import Announcements
 from .ci import defused
+from .command.from_outside import FromOutside
 from .command.interrupts import Interrupts
 from .command.launch import Launch, find_command
 from .command.reach import Reach
@@ -73,6 +74,7 @@ class Supervisor:
         self._faults = OwnFaults()
         self._output: OutputProcess | None = None
         self._unreached_asked_s = 0.0
+        self._suspected: Finding | None = None
 
     @property
     def directory(self) -> RunDirectory:
@@ -117,6 +119,7 @@ class Supervisor:
         self._reach = Reach(str(directory.path), str(hook.SITE))
         self._announcements = Announcements(directory)
         self._say = self._announcements.say
+        self._outside = FromOutside(options.inspect, self._reach, options.limits, self._say)
         self._metrics = MetricsFile(options.prom, directory.path.name, self._say)
         self._injection = Injection(options.faults, directory, self._say, options.own_network)
         table = ProcessTable(exits, launch, OomWatch())
@@ -197,6 +200,7 @@ class Supervisor:
             self._interrupts,
             self._faults,
             self._reach,
+            self._outside,
             self._app,
             self._say,
             self._job.publish,
@@ -279,7 +283,7 @@ class Supervisor:
             with guard("the look for a standstill"):
                 self._standstill.look(self._watch.ranks)
             with guard("the look for processes out of reach"):
-                self._look_for_unreached(launch)
+                look = self._look_for_unreached(launch, look)
             if self._output is not None:
                 self._output.show(not self._app.open)
             for number in self._interrupts.for_command():
@@ -322,15 +326,22 @@ class Supervisor:
                 INTERRUPT_OUTPUT_S if self._interrupts.signal is not None else OUTPUT_S
             )
 
-    def _look_for_unreached(self, launch: Launch) -> None:
-        """As long as not all are seen: whom the hook cannot reach, and who is on the way."""
+    def _look_for_unreached(self, launch: Launch, look: Look) -> Look:
+        """As long as not all are seen: whom the hook cannot reach, and who is on the way. The look
+        with what is suspected of those, if they are all that there is."""
         now_s = time.monotonic()
-        if (
-            len(self._watch.ranks) < self._watch.world_size
-            and now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S
-        ):
+        if len(self._watch.ranks) >= self._watch.world_size:
+            self._suspected = None
+        elif now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S:
             self._unreached_asked_s = now_s
-            self._reach.look(launch.descendants())
+            pids = launch.descendants()
+            self._reach.look(pids)
+            self._suspected = self._outside.look(pids, self._watch.pids_here.values())
+        finding = self._suspected
+        if finding is not None and not self._job.judged_elsewhere:
+            look = replace(look, findings=[finding], notices=(), verdict=finding)
+            self._announcements.announce(look)
+        return look
 
     def _tell_pauses(self) -> None:
         """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from debugger.inspection.processes import has_torch
 from debugger.record.process_stat import (
     DEAD_STATES,
     TICKS_PER_S,
     Stat,
+    has_torch,
     read_stat,
     wanted_core_s,
 )

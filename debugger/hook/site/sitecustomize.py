@@ -192,7 +192,7 @@ def enter_network(rank):
         try:
             load("hook.network").enter(int(rank))
         except Exception as error:
-            _complain(repr(error))
+            _complain(_explained(error))
 
 
 def _tie_to_supervisor():
@@ -293,7 +293,7 @@ class _Finder:
 
             wrapt.register_post_import_hook(_install, "torch")
         except Exception as error:
-            _complain(repr(error))
+            _complain(_explained(error))
 
     awaiting = False
 
@@ -402,7 +402,7 @@ def _try(act):
     try:
         act()
     except Exception as error:
-        _complain(repr(error))
+        _complain(_explained(error))
 
 
 def _meet_nodes():
@@ -438,9 +438,24 @@ def _can_be_rank():
     return not any("compile_worker" in argument for argument in sys.orig_argv[:4])
 
 
+def _explained(error):
+    """The error, and what to do where a package of ours is hidden by another, or not there."""
+    name = (getattr(error, "name", None) or "").partition(".")[0]
+    file = getattr(getattr(error, "obj", None) or sys.modules.get(name), "__file__", None)
+    if file and not file.startswith(os.path.dirname(_PACKAGE)):
+        return f"{error!r}: {file} hides a package that distdebug needs; rename it"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error!r}: install distdebug for {sys.executable}"
+    return repr(error)
+
+
 def _complain(why):
     try:
         os.write(2, f"distdebug: this process is not observed: {why}\n".encode())
+        path = os.path.join(os.environ["DISTDEBUG_RUN_DIR"], f"unobserved-{os.getpid()}.txt")
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.write(log, why.encode())
+        os.close(log)
     except OSError:
         pass
 
@@ -480,5 +495,5 @@ if os.environ.get("DISTDEBUG_RUN_DIR"):
         _report_exits()
         sys.meta_path.insert(0, _Finder())
     except Exception as error:
-        _complain(repr(error))
+        _complain(_explained(error))
 _hand_over()

@@ -1,32 +1,31 @@
-"""Which Python processes of the command the hook can reach, and why not the others: asked of /proc.
+"""Which Python processes of the command are watched, and why not the others: asked of /proc, and of
+what the hook has left where it has failed.
 
 A run in which nothing was observed must not look like one in which all was well.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from ...record.process_stat import has_torch, read_stat
+from ...record.safe_files.bounds import read_regular
 from ...record.safe_text.sanitize import clean
 from ...record.safe_text.secret_words import masked
+from ...record.safe_text.whole_numbers import whole_number
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
 _ENDS_FLAGS = "cm"
-_MOST_REASONS = 8
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _CHILD = "DISTDEBUG_RANK_PID"
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    words: tuple[str, ...]
-    environment: dict[str, str] | None
-    """None where it belongs to somebody else."""
+_MOST_BYTES = 1 << 12
+_Environment = dict[str, str] | None
+"""Of a process; None where that belongs to somebody else."""
 
 
 class Reach:
@@ -38,34 +37,64 @@ class Reach:
         self._site = site
         self._proc = proc
         self._known: dict[int, bytes] = {}
+        self._commands: dict[int, str] = {}
         self._missed: dict[int, str] = {}
         """By pid, for as long as it is the same program."""
         self.reached = 0
         """Python processes that the hook was started in."""
         self.ranks: dict[int, int] = {}
-        """Those of them that a launcher had made a rank, by pid."""
+        """Those that a launcher had made a rank, reached or not, by pid."""
+        self._with_torch: set[int] = set()
+        """Those of `ranks` that had torch's library loaded when they were looked at."""
 
     def look(self, pids: Iterable[int]) -> None:
         """Judge the processes that are new, or have become another program since the last look."""
         for pid in pids:
             line = _read(self._proc / str(pid) / "cmdline")
+            if pid in self.ranks and pid not in self._with_torch and has_torch(pid, self._proc):
+                self._with_torch.add(pid)
             if not line or self._known.get(pid) == line:
                 continue
             self._known[pid] = line
             self._missed.pop(pid, None)  # what it was has become what it is: a wrapper, by exec
             if _PYTHON.fullmatch(self._program(pid)):
                 words = tuple(os.fsdecode(word) for word in line.rstrip(b"\0").split(b"\0"))
-                self._judge(pid, _Process(words, self._environment(pid)))
+                self._judge(pid, words)
 
     @property
-    def missed(self) -> bool:
-        """Whether there were Python processes that could not be reached."""
-        return bool(self._missed)
+    def missed(self) -> dict[int, str]:
+        """The Python processes that could not be reached, or in which the hook has failed, and
+        why."""
+        found = dict(self._missed)
+        for path in Path(self._marker).glob("unobserved-*.txt"):
+            with contextlib.suppress(OSError, ValueError):
+                why = read_regular(path, _MOST_BYTES).decode(errors="replace")
+                found[int(path.stem.partition("-")[2])] = clean(why, 300)
+        return found
 
-    def why_nothing(self) -> str:
-        """Why no rank was seen, as far as it is known."""
-        if self._missed:
-            return "; ".join(self._missed.values())
+    @property
+    def unwatched(self) -> dict[int, str]:
+        """Those that are not watched, unless they have a record, and why: who is missed, and ranks
+        that have loaded torch."""
+        why = "it had loaded torch, and has left no record"
+        return {**dict.fromkeys(self._with_torch, why), **self.missed}
+
+    def why(self, pid: int) -> str:
+        """Why there is no record of this process, as far as it is known."""
+        return self.unwatched.get(pid, "it had no record yet: one is made when torch is imported")
+
+    def why_not(self, pids: Iterable[int]) -> str:
+        """Why these processes have no record; "" of none."""
+        reasons: dict[str, list[int]] = {}
+        for pid in pids:
+            reasons.setdefault(self.why(pid), []).append(pid)
+        return "; ".join(map(self._sentence, reasons.values()))
+
+    def why_nothing(self, watched: Collection[int] = ()) -> str:
+        """Why no rank was seen but for these, as far as it is known."""
+        lost = [pid for pid in self.unwatched or self.ranks if self.ranks.get(pid) not in watched]
+        if lost or watched:
+            return self.why_not(sorted(lost))
         if self.reached:
             return (
                 "the Python processes that the command started here made no process group; "
@@ -73,33 +102,49 @@ class Reach:
             )
         return "the command started no Python process here, or none that lived for half a second"
 
-    def _judge(self, pid: int, process: _Process) -> None:
-        why = self._why_missed(process)
+    def _sentence(self, pids: list[int]) -> str:
+        first = min(pids, key=lambda pid: (pid not in self.ranks, pid))
+        command = self._commands.get(first, "")
+        more = f" and {len(pids) - 1} more" if len(pids) > 1 else ""
+        verb = "could not be reached" if first in self._missed else "could not be watched"
+        return f"process {first} ({command}){more} {verb}: {self.why(first)}"
+
+    def _judge(self, pid: int, words: Sequence[str]) -> None:
+        environment = self._environment(pid)
+        if environment and environment.get("DISTDEBUG_RUN_DIR", self._marker) != self._marker:
+            return  # another distdebug below this one watches it
+        why = self._why_missed(words, environment)
+        self._commands[pid] = clean(" ".join(masked(words)), 120)
         if why is None:
             self.reached += 1
-            environment = process.environment or {}
-            # A child of a rank has its RANK, too.
-            rank = next((environment[name] for name in _RANKS if name in environment), "")
-            if rank.isdecimal() and _CHILD not in environment:
-                self.ranks[pid] = int(rank)
-        elif len(self._missed) < _MOST_REASONS:
-            command = clean(" ".join(masked(process.words)), 120)
-            self._missed[pid] = f"process {pid} ({command}) {why}"
+        else:
+            self._missed[pid] = why
+        environment = environment or {}
+        # A child of a rank has its RANK, too. The kernel shows a forked one with the environment
+        # that its parent was started with.
+        rank = whole_number(next((environment[one] for one in _RANKS if one in environment), ""))
+        stat = read_stat(pid, self._proc)
+        forked = stat is not None and self.ranks.get(stat.parent) == rank
+        if rank is not None and _CHILD not in environment and not forked:
+            self.ranks[pid] = rank
 
-    def _why_missed(self, process: _Process) -> str | None:
-        flag = _isolating_flag(process.words)
+    def _why_missed(self, words: Sequence[str], environment: _Environment) -> str | None:
+        flag = _isolating_flag(words)
         if flag is not None:
-            return f"could not be reached: Python's {flag} keeps PYTHONPATH or sitecustomize out"
-        environment = process.environment
+            return f"Python's {flag} keeps PYTHONPATH or sitecustomize out: leave it out"
         if environment is None:
-            return "could not be reached: it belongs to another user"
+            return "it belongs to another user"
         if environment.get("DISTDEBUG_RUN_DIR") != self._marker:
             return (
-                "could not be reached: it was started with an environment of its own, "
-                "without DISTDEBUG_RUN_DIR and PYTHONPATH"
+                "it was started with an environment of its own, without DISTDEBUG_RUN_DIR and "
+                "PYTHONPATH: hand on both"
             )
-        if self._site not in environment.get("PYTHONPATH", "").split(os.pathsep):
-            return "could not be reached: its PYTHONPATH was replaced"
+        path = environment.get("PYTHONPATH", "")
+        if self._site not in path.split(os.pathsep):
+            return (
+                "its PYTHONPATH was replaced: write "
+                f"`export PYTHONPATH={clean(path, 80) + os.pathsep if path else ''}$PYTHONPATH`"
+            )
         return None
 
     def _program(self, pid: int) -> str:
@@ -108,7 +153,7 @@ class Reach:
         except OSError:
             return ""
 
-    def _environment(self, pid: int) -> dict[str, str] | None:
+    def _environment(self, pid: int) -> _Environment:
         try:
             raw = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
@@ -117,7 +162,7 @@ class Reach:
         return {name: value for name, _, value in pairs}
 
 
-def _isolating_flag(words: tuple[str, ...]) -> str | None:
+def _isolating_flag(words: Sequence[str]) -> str | None:
     """The interpreter's flag that makes it leave out what we put on its path."""
     rest = iter(words[1:])
     for word in rest:

@@ -1,33 +1,38 @@
-"""Deaths of ranks that had no record yet: a launcher had started them, and they died on the way,
-say while they imported torch. Their parent knows how."""
+"""Deaths of ranks of which there is no record: a launcher had started them, and they died before
+they had one, or where they could not be watched. Their parent knows how."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
+from ...diagnosis.facts.exceptions import COMMUNICATION
 from ...diagnosis.findings import Finding
 from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
+from .reach import Reach
 
 
 def early_death(
-    ranks: Mapping[int, int], recorded: Collection[int], exits: ExitLog
+    found: Finding | None, reach: Reach, recorded: Collection[int], exits: ExitLog
 ) -> Finding | None:
-    """The first death among the processes in `ranks` (pid to rank) whose rank has no record."""
-    dead: list[tuple[bool, int, int, ExitStatus]] = []
-    for pid, rank in ranks.items():
+    """The first death among the processes that are ranks, of those ranks that have no record: where
+    nothing was found, or no more than that another rank has lost a peer. Else what was found."""
+    if found and not (found.kind == "rank_exception" and COMMUNICATION.search(found.message)):
+        return found
+    dead: list[tuple[bool, int, int, int, ExitStatus]] = []
+    for pid, rank in reach.ranks.items():
         status = exits.find(pid)
         if rank in recorded or status is None or status.shell_code == 0:
             continue
-        dead.append((status.signal in POLITE_SIGNALS, status.time_ns, rank, status))
+        dead.append((status.signal in POLITE_SIGNALS, status.time_ns, rank, pid, status))
     if not dead:
-        return None
-    _, time_ns, rank, status = min(dead, key=lambda one: one[:3])
+        return found
+    _, time_ns, rank, pid, status = min(dead, key=lambda one: one[:4])
     how = f"ended with {status}" if status.signal is None else f"was killed by {status}"
     return Finding(
         kind="rank_died",
-        message=f"rank {rank} {how} before it had imported torch",
+        message=f"rank {rank} {how}; it was not watched: {reach.why(pid)}",
         culprits=(rank,),
-        victims=tuple(sorted({*recorded, *ranks.values()} - {rank})),
+        victims=tuple(sorted({*recorded, *reach.ranks.values()} - {rank})),
         observable_ns=time_ns,
         data={"signal": status.signal, "exit_code": status.code, "oom_killed": None},
     )

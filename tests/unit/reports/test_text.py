@@ -231,6 +231,35 @@ def test_ok_is_a_single_line() -> None:
     assert text.render(report()).startswith("OK  no rank was seen, 12.1 s")
 
 
+def test_ok_says_how_many_were_watched_and_that_nothing_was_called() -> None:
+    run = Run(4)
+    run.each(all_reduce(8))
+    document = report(ranks=run.snapshot().ranks)
+    document["watched"] = {"ranks": [0, 1, 2, 3], "of": 6, "why": "their node has none"}
+    assert text.render(document).startswith("OK  watched 4 of 6 ranks, 1 call each, 12.1 s")
+    quiet = report(ranks=Run(2).snapshot().ranks)
+    assert text.render(quiet).startswith("OK  2 ranks, which called nothing, 12.1 s")
+    for row in quiet["ranks"].values():
+        row["groups"] = 0
+    assert text.render(quiet).startswith("OK  2 ranks, which made no process group, 12.1 s")
+
+
+def test_a_verdict_says_how_many_were_watched() -> None:
+    document = of_run(mismatch())
+    document["watched"] = {"ranks": [0, 1, 2, 3], "of": 6, "why": "their node has none"}
+    lines = text.render(document).splitlines()
+    assert lines[-2:] == ["  watched 4 of 6 ranks", EVIDENCE.format(91).rstrip()]
+
+
+def test_a_failure_says_that_no_rank_was_watched() -> None:
+    document = report(outcome="failed", exit_code=1)
+    document["watched"] = {"ranks": [], "of": 0, "why": "its PYTHONPATH was replaced"}
+    assert text.render(document).startswith(
+        "FAILED  the program ended with exit code 1 after 12.1 s, and no rank was watched: its "
+        "PYTHONPATH was replaced\n"
+    )
+
+
 def test_further_findings_follow_shortly() -> None:
     def one(kind: str, severity: str = "error") -> Finding:
         return Finding(kind, f"about {kind}", (1,), severity=severity, observable_ns=1)
