@@ -34,6 +34,7 @@ from .widgets.palette import palette_of
 from .widgets.sheet import Lines, Pressed, Sheet
 
 SCROLLBAR = 1
+BORDER = 1
 LINES_PER_BAR = 8
 """The keys at the foot may take one line of so many: all of them are in sight at 80x24."""
 PARTS = ("head", "banner", "top", "below", "bar")
@@ -165,7 +166,9 @@ class TerminalApp(App[None]):
         banner = banner[: max(2, height // 4)]
         parts["banner"].show(banner)
         keys = [(key.shown, key.label) for key in self.bar_keys()]
-        bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR))
+        rank = self.chosen.rank
+        idle = {one.key for one in actions.ACTIONS if actions.refusal(one, self.newest, rank)}
+        bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR), idle)
         parts["bar"].show(bar)
         view.room = height - len(parts["head"].lines) - len(banner) - len(bar)
         body = run(
@@ -175,6 +178,9 @@ class TerminalApp(App[None]):
         )
         parts["top"].show(body.top)
         parts["below"].show(body.below)
+        room = view.room - len(body.top) - len(body.below) - BORDER
+        fits = body.below and len(body.lines) <= room
+        self._sheet.styles.height = len(body.lines) if fits else "1fr"
         self._sheet.show(body.lines, body.cursor, self.chosen.follow, body.wanted)
         focus = run("the choice of what to read", view.focus, lambda _: Focus(view.name))
         self.feed.show(focus)
@@ -326,12 +332,11 @@ class TerminalApp(App[None]):
             self.say("there is nothing to filter on this screen")
             return
 
-        def chosen(text: str | None) -> None:
-            if text is not None:
-                self.view.filter = text
-                self.draw()
+        def show(text: str) -> None:
+            self.view.filter = text
+            self.draw()
 
-        self.push_screen(Filter(self.view.filter), chosen)
+        self.push_screen(Filter(self.view.filter, show))
 
     def _export(self, kind: str) -> None:
         def make() -> str:

@@ -413,6 +413,7 @@ class _Run:
             rows=made,
             groups=tuple(groups.items()),
             backend=_backend(ranks),
+            has_gpus=self._host.has_gpus,
             calls=calls,
             calls_per_s=self._rate(picture, calls),
         )

@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from debugger.diagnosis.facts.waits import Waits
+from debugger.record.kinds import kind_of
 from debugger.record.snapshot import Call, GroupKey, Rank
 
 
 class State(enum.Enum):
-    """What a rank does, in one word of the overview."""
+    """What a rank does, in one word of the overview; the gravest first."""
 
-    STARTING = "starting"
+    DEAD = "dead"
+    STOPPED = "stopped"
+    LATE = "late"
+    BREAKPOINT = "breakpoint"
     UNSEEN = "not seen"
+    STARTING = "starting"
     COMPUTING = "computing"
     IN_CALL = "in a call"
     WAITING = "waiting"
-    LATE = "late"
-    BREAKPOINT = "breakpoint"
-    STOPPED = "stopped"
-    DEAD = "dead"
     ENDED = "ended"
     FINISHED = "finished"
 
@@ -97,6 +98,11 @@ class Found:
     details: tuple[str, ...] = ()
     told_by: str = "app"
     proven: bool = True
+
+    @property
+    def title(self) -> str:
+        """The kind as the printed report has it."""
+        return kind_of(self.kind).title
 
     @property
     def is_error(self) -> bool:
@@ -252,6 +258,7 @@ class Picture:
     calls: int = 0
     calls_per_s: float | None = None
     supervised: bool = True
+    has_gpus: bool = False
     found: tuple[Found, ...] = ()
     notices: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()

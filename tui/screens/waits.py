@@ -70,7 +70,7 @@ def _stood_lines(picture: Picture) -> list[Line]:
     verdict = picture.verdict
     if verdict is None or not picture.stood:
         return [line(("the run has ended: nobody waits", "dim"))]
-    lines = [line((f"the run has ended; at the verdict ({verdict.kind}):", "dim"))]
+    lines = [line((f"the run has ended; at the verdict ({verdict.title}):", "dim"))]
     details = verdict.details
     standing = dict(picture.stood)
     if verdict.kind == "deadlock":
