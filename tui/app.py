@@ -163,7 +163,7 @@ class TerminalApp(App[None]):
             lambda: banner_lines(picture, width),
             lambda sentence: _faulty(sentence, width),
         )
-        banner = banner[: max(2, height // 4)]
+        banner = banner[: max(2, height // 3)]
         parts["banner"].show(banner)
         keys = [(key.shown, key.label) for key in self.bar_keys()]
         rank = self.chosen.rank

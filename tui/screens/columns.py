@@ -13,16 +13,20 @@ from ..widgets import heat
 
 WIDE = 120
 """Narrower screens than that have no column `what`: there the state says how a rank died."""
-_GRAVEST = tuple(State)
-_percent = "{:.0f}%".format
+_BY_GRAVITY = tuple(State)[::-1]
+_percent, _less = "{:.0f}%".format, "-{}".format
 
 
 def _rank(row: RankRow, _: int) -> str:
     return f"{'▸' if row.culprit else ' '}{row.rank}"  # no number: equals are in order of ranks
 
 
+def _gravity(row: RankRow, _: int) -> int:
+    return _BY_GRAVITY.index(row.state)
+
+
 def _named(gravity: int) -> str:
-    return _GRAVEST[gravity].value
+    return _BY_GRAVITY[gravity].value
 
 
 def _lasts(row: RankRow, now_ns: int) -> int | None:
@@ -39,10 +43,6 @@ def _mark(row: RankRow) -> str:
 
 def _by_state(row: RankRow) -> str:
     return heat.TONE[row.state]
-
-
-def _dim(_: RankRow) -> str:
-    return "dim"
 
 
 def _behind(row: RankRow) -> str:
@@ -95,37 +95,20 @@ class Column:
 
 COLUMNS = (
     Column("rank", -6, _rank, first="↑", tone=_mark),
-    Column("state", -10, lambda row, _: _GRAVEST.index(row.state), "", _named, "↑", tone=_by_state),
+    Column("state", -10, _gravity, "", _named, "↓", tone=_by_state),
     Column("what", -20, _what, "for whom it waits, how it ended", fewest=WIDE, tone=_by_state),
-    Column(
-        "call", 0, lambda row, _: row.call, "the one it is in, or made last", tone=_faded, share=3
-    ),
-    Column("group", -12, lambda row, _: row.group, "that of the call", fewest=140, tone=_dim),
+    Column("call", 0, lambda row, _: row.call, "the present or last one", tone=_faded, share=3),
+    Column("group", -12, lambda row, _: row.group, "of the call", fewest=140, tone=lambda _: "dim"),
     Column("seq", 7, lambda row, _: row.seq, "the call's number in its group", "#{}".format),
+    Column("for", 7, _lasts, "how long in the call, or out of it", duration, "↓", tone=_faded),
     Column(
-        "for", 7, _lasts, "for how long it is in the call, or out of it", duration, "↓", tone=_faded
-    ),
-    Column(
-        "lag",
-        4,
-        lambda row, _: row.lag or None,
-        "calls it is behind",
-        "-{}".format,
-        "↓",
-        tone=_behind,
+        "lag", 4, lambda row, _: row.lag or None, "calls it is behind", _less, "↓", tone=_behind
     ),
     Column("line", 0, lambda row, _: row.site, "where it is in the program", share=2),
     Column("step", 7, lambda row, _: row.progress.step, "of its log", str, "↑", 110, _of_a_run),
     Column("loss", 8, lambda row, _: row.progress.loss, "of its log", str, "", 110, _of_a_run),
     Column(
-        "cpu",
-        5,
-        lambda row, _: row.usage.cpu_percent,
-        "of one core",
-        _percent,
-        "↓",
-        WIDE,
-        _of_a_run,
+        "cpu", 5, lambda row, _: row.usage.cpu_percent, "of a core", _percent, "↓", WIDE, _of_a_run
     ),
     Column("memory", 7, lambda row, _: row.usage.rss_bytes, "", size, "↓", WIDE, _of_a_run),
     Column("gpu", 4, lambda row, _: row.usage.gpu_percent, "in use", _percent, "", 150, _with_gpus),
@@ -148,7 +131,7 @@ class Table:
         self._now_ns, self._narrow = picture.now_ns, width < WIDE
         there = [one for one in COLUMNS if one.fewest <= width and one.needs(picture)]
         rest = max(12, width + 1 - sum(abs(one.cells) + 1 for one in there))
-        self._columns = [(one, abs(one.cells) or rest * one.share // 5) for one in there]
+        self._columns = [(one, abs(one.cells) or round(rest * one.share / 5)) for one in there]
 
     def head(self, sort: str, arrow: str) -> Line:
         """The titles, with the arrow at the one that the rows are sorted by."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from debugger.record.kinds import kind_of
-from debugger.record.wording import counted, ranks_text
+from debugger.record.wording import LOOK_HERE, counted, ranks_text
 
 from ..picture import Found, Picture, Stage
-from ..text import Line, clip, duration, line, width_of, wrap
+from ..text import Line, called_at, clip, duration, fit, line, width_of, wrap
 
 BADGES = {
     Stage.LIVE: ("LIVE", "good", "it goes on"),
@@ -126,7 +126,7 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
         lines += _text("! ", _KILLED, "bad", width)
     verdict = picture.verdict
     if verdict is not None:
-        lines += _found(verdict, width)
+        lines += _found(verdict, width, _where(picture, width))
     errors = [one for one in picture.found if one.is_error and one is not verdict]
     warnings = [one for one in picture.found if not one.is_error]
     if verdict is None:
@@ -165,19 +165,39 @@ def _told_lines(picture: Picture, width: int) -> list[Line]:
     return lines
 
 
-def _found(found: Found, width: int) -> list[Line]:
+def _where(picture: Picture, width: int) -> list[Line]:
+    """The line at which to look, and where most others are; nothing where culprits differ: then it
+    is not known which of them to look at, or each waits for the next."""
+    parties = picture.parties()
+    if [here for _, _, here in parties].count(True) != 1:
+        return []
+    shown = [parties[0], *sorted(parties[1:], key=lambda party: -len(party[1]))[:1]]
+    names = [ranks_text(ranks) for _, ranks, _ in shown]
+    column = max(map(len, names))
+    lines = []
+    for name, (stood, _, here) in zip(names, shown, strict=True):
+        end = f"  {LOOK_HERE}" if here else ""
+        text = called_at(stood.doing, stood.site, max(20, width - column - len(end) - 2))
+        tone = "bad" if here else "dim"
+        lines.append(clip(line("  ", (fit(name, column), tone), (text, tone), (end, tone)), width))
+    return lines
+
+
+def _found(found: Found, width: int, below: Sequence[Line] = ()) -> list[Line]:
+    """The finding in the most lines that it may have, those that stand `below` it included."""
     tone = "bad" if found.is_error else "warn"
     who = f"  ▸ {ranks_text(found.culprits)}" if found.culprits else ""
     title = line((f" {found.title} ", "mark" if found.is_error else "warn"), (who, tone))
     head = width_of(title) + 2
     rows = wrap(found.message, max(20, width - 2))
     if head + len(found.message) <= width:
-        return [(*title, ("  ", ""), (found.message, ""))]
+        return [(*title, ("  ", ""), (found.message, "")), *below]
     lines: list[Line] = [title, *(line("  ", (row, "")) for row in rows)]
-    if len(lines) > MOST_BANNER - 1:
-        lines = lines[: MOST_BANNER - 1]
+    most = MOST_BANNER - 1 - len(below)
+    if len(lines) > most:
+        lines = lines[:most]
         lines[-1] = (*clip(lines[-1], width - 2), (" …", "dim"))
-    return lines
+    return [*lines, *below]
 
 
 def _text(sign: str, text: str, tone: str, width: int) -> list[Line]:

@@ -102,7 +102,7 @@ def test_markup_is_text() -> None:
 def test_every_state_has_a_letter_of_its_own() -> None:
     assert set(heat.LETTERS) == set(heat.TONE) == set(State)
     assert len(set(heat.LETTERS.values())) == len(State)
-    assert len({symbol for symbol, _ in grid.SYMBOLS.values()}) == len(grid.SYMBOLS)
+    assert len({symbol for symbol, _, _ in grid.SYMBOLS.values()}) == len(grid.SYMBOLS)
 
 
 def test_the_heat_map() -> None:
@@ -114,7 +114,7 @@ def test_the_heat_map() -> None:
     assert ("X", "mark") in lines[1]
     assert ("·", "cursor") in lines[0]
     assert len(plain(lines[2])) == heat.LABEL + 2
-    assert plain(heat.legend(states)) == "· computing 129  X dead 1"
+    assert plain(heat.legend(states)) == "X dead 1  · computing 129"
 
 
 @pytest.mark.parametrize(("width", "count"), [(10, 8), (70, 32), (80, 64), (250, 128)])
@@ -189,7 +189,7 @@ def test_the_header_says_what_colour_says() -> None:
         picture, [("o", "Overview")], "Overview", missed_text(picture, picture, 3), 80
     )
     assert plain(first) == " KILLED  PAUSED, 3 newer  train.py"
-    assert plain(second).split() == ["no", "report", "nan"]
+    assert plain(second).split() == ["no", "report", "NAN"]
     assert plain(tabs) == " o Overview "
 
 
@@ -200,8 +200,8 @@ def test_a_frozen_screen_says_what_has_come_of_the_run() -> None:
     ended = replace(found, stage=Stage.ENDED)
     assert missed_text(shown, ended, None) == ""
     assert missed_text(shown, shown, 0) == "PAUSED, 0 newer"
-    assert missed_text(shown, found, 7) == "PAUSED, 7 newer; now op_mismatch"
-    assert missed_text(shown, ended, 9) == "PAUSED, 9 newer; now ENDED op_mismatch"
+    assert missed_text(shown, found, 7) == "PAUSED, 7 newer; now MISMATCH"
+    assert missed_text(shown, ended, 9) == "PAUSED, 9 newer; now ENDED MISMATCH"
     assert missed_text(found, ended, 9) == "PAUSED, 9 newer; now ENDED"
 
 
@@ -213,7 +213,7 @@ def test_the_banner_names_the_verdict_first_and_counts_the_rest() -> None:
     )
     picture = Picture(directory=None, found=found, faults=("0.flight: is cut", "x"))  # type: ignore[arg-type]
     rows = [plain(row) for row in banner_lines(picture, 60)]
-    assert rows[0] == " op_mismatch   ▸ rank 2"
+    assert rows[0] == " MISMATCH   ▸ rank 2"
     assert rows[4].endswith("…")
     assert rows[-2:] == ["  and 1 more error and 1 warning", "! 0.flight: is cut (and 1 more)"]
 
