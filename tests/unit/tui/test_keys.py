@@ -193,6 +193,9 @@ async def _named(driver: Driver) -> None:
 
 @key("", *(one.key for one in ACTIONS))
 async def _refused(driver: Driver) -> None:
+    tones = {text.strip(): tone for row in driver.app._parts["bar"].lines for text, tone in row}
+    assert {tones[one.key] for one in ACTIONS} == {"dim"}
+    assert tones["q"] == "key"
     for action in ACTIONS:
         driver.app.clear_notifications()
         await driver.until(lambda: "the run is over" not in driver.text, "no refusal yet")
