@@ -34,7 +34,6 @@ from .widgets.palette import palette_of
 from .widgets.sheet import Lines, Pressed, Sheet
 
 SCROLLBAR = 1
-BORDER = 1
 LINES_PER_BAR = 8
 """The keys at the foot may take one line of so many: all of them are in sight at 80x24."""
 PARTS = ("head", "banner", "top", "below", "bar")
@@ -167,7 +166,7 @@ class TerminalApp(App[None]):
         parts["banner"].show(banner)
         keys = [(key.shown, key.label) for key in self.bar_keys()]
         rank = self.chosen.rank
-        idle = {one.key for one in actions.ACTIONS if actions.refusal(one, self.newest, rank)}
+        idle = run("the keys", lambda: actions.idle(self.newest, rank), lambda _: frozenset())
         bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR), idle)
         parts["bar"].show(bar)
         view.room = height - len(parts["head"].lines) - len(banner) - len(bar)
@@ -178,8 +177,8 @@ class TerminalApp(App[None]):
         )
         parts["top"].show(body.top)
         parts["below"].show(body.below)
-        room = view.room - len(body.top) - len(body.below) - BORDER
-        fits = body.below and len(body.lines) <= room
+        # What is below comes right after the rows where all fit, the line between them included.
+        fits = body.below and len(body.lines) < view.room - len(body.top) - len(body.below)
         self._sheet.styles.height = len(body.lines) if fits else "1fr"
         self._sheet.show(body.lines, body.cursor, self.chosen.follow, body.wanted)
         focus = run("the choice of what to read", view.focus, lambda _: Focus(view.name))
