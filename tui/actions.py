@@ -107,6 +107,11 @@ def refusal(action: Action, picture: Picture, rank: int | None) -> str:
     return ""
 
 
+def idle(picture: Picture, rank: int | None) -> frozenset[str]:
+    """The keys of the actions that cannot be asked of it now."""
+    return frozenset(one.key for one in ACTIONS if refusal(one, picture, rank))
+
+
 def take(action: Action, directory: Path, **arguments: int | None) -> str:
     """Ask the supervisor for it; returns what it says. Raises control.ControlError."""
     if action.name == "native_stacks":

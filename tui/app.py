@@ -162,10 +162,12 @@ class TerminalApp(App[None]):
             lambda: banner_lines(picture, width),
             lambda sentence: _faulty(sentence, width),
         )
-        banner = banner[: max(2, height // 4)]
+        banner = banner[: max(2, height // 3)]
         parts["banner"].show(banner)
         keys = [(key.shown, key.label) for key in self.bar_keys()]
-        bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR))
+        rank = self.chosen.rank
+        idle = run("the keys", lambda: actions.idle(self.newest, rank), lambda _: frozenset())
+        bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR), idle)
         parts["bar"].show(bar)
         view.room = height - len(parts["head"].lines) - len(banner) - len(bar)
         body = run(
@@ -175,6 +177,9 @@ class TerminalApp(App[None]):
         )
         parts["top"].show(body.top)
         parts["below"].show(body.below)
+        # What is below comes right after the rows where all fit, the line between them included.
+        fits = body.below and len(body.lines) < view.room - len(body.top) - len(body.below)
+        self._sheet.styles.height = len(body.lines) if fits else "1fr"
         self._sheet.show(body.lines, body.cursor, self.chosen.follow, body.wanted)
         focus = run("the choice of what to read", view.focus, lambda _: Focus(view.name))
         self.feed.show(focus)
@@ -326,12 +331,11 @@ class TerminalApp(App[None]):
             self.say("there is nothing to filter on this screen")
             return
 
-        def chosen(text: str | None) -> None:
-            if text is not None:
-                self.view.filter = text
-                self.draw()
+        def show(text: str) -> None:
+            self.view.filter = text
+            self.draw()
 
-        self.push_screen(Filter(self.view.filter), chosen)
+        self.push_screen(Filter(self.view.filter, show))
 
     def _export(self, kind: str) -> None:
         def make() -> str:

@@ -195,8 +195,7 @@ class _Run:
         self.stale = False
         """Whether it goes on, and what other nodes do is not seen any more."""
         self._kept: tuple[object, Picture, int] | None = None
-        """Of a run that is over: what its files were, what was read of them, and when its ranks
-        stood so. Another screen is another view of the same."""
+        """Of a run that is over, for any screen: what its files were, what they held, and when."""
 
     def _failed(self, part: str, error: Exception) -> None:
         """A rule, or the reading of one record, raised: the picture is made without it."""
@@ -413,6 +412,7 @@ class _Run:
             rows=made,
             groups=tuple(groups.items()),
             backend=_backend(ranks),
+            has_gpus=self._host.has_gpus,
             calls=calls,
             calls_per_s=self._rate(picture, calls),
         )

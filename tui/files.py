@@ -70,6 +70,7 @@ class HostSamples:
         self._mark = (0, 0)
         self._most_bytes = TAIL_BYTES
         self.by_rank: Mapping[int, Usage] = {}
+        self.has_gpus = False
 
     def poll(self) -> None:
         """Read it again if it has grown."""
@@ -84,6 +85,7 @@ class HostSamples:
                 break
             self._most_bytes *= 4  # a sample of very many ranks is a long line
         self.by_rank = _usage(value or {})
+        self.has_gpus = bool(value and value.get("gpus"))
 
 
 def _usage(sample: Mapping[str, Any]) -> dict[int, Usage]:

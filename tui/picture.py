@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from debugger.diagnosis.facts.waits import Waits
+from debugger.record.kinds import kind_of
 from debugger.record.snapshot import Call, GroupKey, Rank
 
 
 class State(enum.Enum):
-    """What a rank does, in one word of the overview."""
+    """What a rank does, in one word of the overview; the gravest first."""
 
-    STARTING = "starting"
+    DEAD = "dead"
+    STOPPED = "stopped"
+    LATE = "late"
+    BREAKPOINT = "breakpoint"
     UNSEEN = "not seen"
+    STARTING = "starting"
     COMPUTING = "computing"
     IN_CALL = "in a call"
     WAITING = "waiting"
-    LATE = "late"
-    BREAKPOINT = "breakpoint"
-    STOPPED = "stopped"
-    DEAD = "dead"
     ENDED = "ended"
     FINISHED = "finished"
 
@@ -84,6 +85,14 @@ class Stood:
     site: str = ""
     last: bool = False
 
+    @property
+    def doing(self) -> str:
+        """The state and the call in one sentence."""
+        if not self.call:
+            return self.state or "not known"
+        joined = ", last call " if self.last and self.state else " "
+        return f"{self.state}{joined}{self.call}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -97,6 +106,11 @@ class Found:
     details: tuple[str, ...] = ()
     told_by: str = "app"
     proven: bool = True
+
+    @property
+    def title(self) -> str:
+        """The kind as the printed report has it."""
+        return kind_of(self.kind).title
 
     @property
     def is_error(self) -> bool:
@@ -146,6 +160,12 @@ class RankRow:
     pid: int = 0
     is_message: bool = False
     ending: str = ""
+
+    @property
+    def stood(self) -> Stood:
+        """The row as a report would tell it."""
+        state = "" if self.state in (State.IN_CALL, State.WAITING, State.ENDED) else self.words
+        return Stood(state, self.call, self.site, last=bool(state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +272,7 @@ class Picture:
     calls: int = 0
     calls_per_s: float | None = None
     supervised: bool = True
+    has_gpus: bool = False
     found: tuple[Found, ...] = ()
     notices: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
@@ -283,6 +304,15 @@ class Picture:
     def verdict(self) -> Found | None:
         """The error to name first."""
         return next((one for one in self.found if one.is_error), None)
+
+    def parties(self) -> list[tuple[Stood, list[int], bool]]:
+        """Ranks that stood alike, culprits apart from others (True) and first."""
+        standing = self.stood or {rank: row.stood for rank, row in self.rows.items()}
+        found: dict[tuple[Stood, bool], list[int]] = {}
+        for rank, stood in standing.items():
+            found.setdefault((stood, rank in self.culprits), []).append(rank)
+        rows = [(stood, ranks, here) for (stood, here), ranks in found.items()]
+        return sorted(rows, key=lambda row: (not row[2], row[1]))
 
     @property
     def culprits(self) -> frozenset[int]:

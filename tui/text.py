@@ -7,7 +7,7 @@ what they look like. Text from a rank passes `safe` on its way in; nothing is ev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 from rich.cells import cell_len, set_cell_size
@@ -200,20 +200,6 @@ def standing(row: Line, width: int) -> list[Line]:
     if opening and room < cell_len(name):
         frame = fit(name, room) + opening + place_text
     return fold((indent, (frame, tone), *rest), width)
-
-
-def columns(
-    cells: Sequence[tuple[str, str]], widths: Sequence[int], rights: Iterable[int] = ()
-) -> Line:
-    """(text, tone) cells in columns of these widths, a blank between them. Those in `rights` are
-    aligned to the right; a column of width 0 is left out."""
-    aligned = set(rights)
-    pieces: list[Piece] = []
-    for index, ((text, tone), width) in enumerate(zip(cells, widths, strict=True)):
-        if width:
-            pieces.append((fit(text, width, right=index in aligned), tone))
-            pieces.append((" ", ""))
-    return tuple(pieces[:-1])
 
 
 def duration(time_ns: int) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _ADDRESS = re.compile(r"0x[0-9a-f]{4,}")
 MOST_TEXT = 400
 MOST_RANGES = 12
+LOOK_HERE = "<- look here"
 UNDEFINED = "undefined"
 """torch's description of a group that the program gave none."""
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..diagnosis.findings import CallIs
+from ..record.wording import LOOK_HERE
 
 MOST_ROWS = 12
 
-LOOK_HERE = "<- look here"
 NO_EVIDENCE = "not looked at"
 NEVER_SEEN = "never seen"
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SIZE = (50, 160)
 KEYS: tuple[tuple[bytes, tuple[bytes, ...]], ...] = (
     (b"c", (b"groups:",)),
-    (b"s", (b"reading ...", b"stacks yet", b"before the last look")),
+    (b"s", (b"reading ...", b"stacks yet", b"taken ")),
     (b"o", ("rank↑".encode(),)),
     (b"w", (b"waits for", b"nobody waits", b"end by itself")),
 )

@@ -59,7 +59,7 @@ def test_a_live_run_from_the_first_screen_to_the_verdict(tmp_path: Path) -> None
         terminal.press("s")
         terminal.until("MainThread of ranks", "<module> (train.py:")
         (tmp_path / "go").touch()
-        terminal.until("op_mismatch", "▸ rank 1", "broadcast(src=0")
+        terminal.until("MISMATCH", "<- look here", "▸ rank 1", "broadcast(src=0")
         seen_s = time.time()
         fault_s = max((tmp_path / f"fault{rank}").stat().st_mtime for rank in range(3))
         assert seen_s - fault_s < SEEN_WITHIN_S
@@ -73,7 +73,7 @@ def test_a_live_run_from_the_first_screen_to_the_verdict(tmp_path: Path) -> None
     assert report["outcome"] == "op_mismatch"
 
     with Terminal([str(DISTDEBUG), "tui", str(directory)], tmp_path, (80, 24)) as terminal:
-        terminal.until("ENDED", "op_mismatch, exit code 91", "▸1")
+        terminal.until("ENDED", "MISMATCH, exit code 91", "▸1")
         terminal.press("c")
         terminal.until("≠ rank 1")
         terminal.press("C-c")
@@ -109,7 +109,7 @@ def test_a_rank_is_stopped_talked_to_and_let_go(tmp_path: Path) -> None:
         until(lambda: " 1     breakpoint" not in terminal.text)
         until(lambda: _calls(directory) > calls + 10)
         (tmp_path / "go").touch()
-        terminal.until("ENDED", "op_mismatch, exit code 91")
+        terminal.until("ENDED", "MISMATCH, exit code 91")
         terminal.press("q")
         terminal.until("CODE 91")
 
@@ -141,7 +141,7 @@ def test_a_rank_goes_on_and_a_planned_fault_happens_at_a_key(tmp_path: Path) -> 
         terminal.press("I")
         terminal.until("Which fault of the plan is to happen now?", fault)
         terminal.press("Enter")
-        terminal.until("rank_died, exit code 94", "▸1")
+        terminal.until("RANK DIED, exit code 94", "▸1")
         terminal.press("q")
         terminal.until("CODE 94")
 
@@ -157,7 +157,7 @@ def test_a_run_that_is_stopped_from_the_app(tmp_path: Path) -> None:
         terminal.press("X")
         terminal.until("Stop the run?")
         terminal.press("y")
-        terminal.until("ENDED", "interrupted, exit code 130")
+        terminal.until("ENDED", "INTERRUPTED, exit code 130")
         terminal.press("q")
         terminal.until("CODE 130")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..picture import Focus, Picture, Stage
-from ..text import Line, line, plain
+from ..picture import Focus, Picture, Stacks, Stage
+from ..text import Line, duration, line, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class View(ABC):
     title: ClassVar[str]
     keys: ClassVar[Sequence[Key]] = ()
     explained: ClassVar[str]
+    words: ClassVar[Mapping[str, str]] = {}
+    """What its words mean, for the help."""
     filters: ClassVar[bool] = True
     """Whether / means anything here."""
 
@@ -87,7 +89,7 @@ class View(ABC):
 
     def nothing_matches(self) -> Line:
         """Where a filter leaves nothing."""
-        return line((f"no line matches {self.filter!r}; press / and Enter to see all", "dim"))
+        return line((f"no line matches {self.filter!r}; Esc ends the filter", "dim"))
 
     def told(self) -> str:
         """What stands beside the screens' names while it is so: the order of the rows."""
@@ -107,9 +109,17 @@ def no_rank(picture: Picture) -> str:
     match picture.stage:
         case Stage.READING:
             return "reading ..."
-        case Stage.LIVE | Stage.NOTHING:
+        case Stage.LIVE:
+            return "no rank has been seen yet: each shows up when it has imported torch"
+        case Stage.NOTHING:
             return "no rank has been seen yet"
     return "no rank has left a record in this run"
+
+
+def taken(picture: Picture, stacks: Stacks) -> Line:
+    """When the stacks were taken."""
+    ago = duration(picture.now_ns - stacks.taken_ns)
+    return line((f"taken {ago} {'before the end' if picture.is_over else 'ago'}", "dim"))
 
 
 def moved(at: int, key: str, count: int, page: int) -> int | None:

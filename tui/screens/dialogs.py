@@ -13,7 +13,7 @@ from textual.widgets import Input
 
 from debugger.record.wording import ranks_text
 
-from ..picture import Picture, Stage, State
+from ..picture import Picture
 from ..text import Line, fit, line, wrap
 from ..widgets import grid, heat
 from ..widgets.header import BADGES
@@ -21,29 +21,6 @@ from ..widgets.palette import Palette
 from ..widgets.sheet import Lines, Pressed, Sheet
 from .base import MOVES, Key, View, moved
 
-_STATES = {
-    State.STARTING: "not seen yet, or in init_process_group or new_group",
-    State.UNSEEN: "it has left no record that can be read, and the run is over",
-    State.COMPUTING: "in the program's own code; nobody waits for it",
-    State.IN_CALL: "in a call that everybody has entered, or that may end by itself",
-    State.WAITING: "in a call that others have not entered yet",
-    State.LATE: "in its own code, while others have waited for it for a second or more",
-    State.BREAKPOINT: "paused at a breakpoint",
-    State.STOPPED: "stopped by a signal (SIGSTOP, Ctrl-Z, a debugger)",
-    State.DEAD: "the process was killed or ended with a status other than 0",
-    State.ENDED: "the process ended because of what was found, or because the run was stopped",
-    State.FINISHED: "the process ended with status 0",
-}
-
-
-_STAGES = {
-    Stage.LIVE: "it goes on",
-    Stage.ENDED: "it has ended; shown as at its end",
-    Stage.KILLED: "distdebug was killed with it: shown as at the last sign of life",
-    Stage.GONE: "its directory is no longer there: shown as it was seen last",
-    Stage.READING: "it is being read for the first time",
-    Stage.NOTHING: "there is no run there yet, or it cannot be read",
-}
 _MOVES = {
     "↑↓←→ hjkl": "move, or scroll",
     "PgUp PgDn": "move by a page",
@@ -203,13 +180,13 @@ def finding_lines(picture: Picture, width: int) -> list[Line]:
     for found in picture.found:
         tone = "bad" if found.is_error else "warn"
         who = f"  ▸ {ranks_text(found.culprits)}" if found.culprits else ""
-        title = f" {found.kind} "
+        title = f" {found.title} "
         lines.append(line((title, "mark" if found.is_error else "warn"), (who, tone)))
         lines += [line("  ", row) for row in wrap(found.message, width - 2)]
         lines += [
             line("    ", (row, "dim")) for one in found.details for row in wrap(one, width - 4)
         ]
-        lines += [line(("  found by the " + found.told_by, "dim")), ()]
+        lines += [line((f"  {found.kind}, found by the {found.told_by}", "dim")), ()]
     for one in picture.told:
         word = (one.word, "warn" if one.doubt else "title")
         first, *rest = wrap(one.word + one.text, width - 2)
@@ -226,22 +203,13 @@ def finding_lines(picture: Picture, width: int) -> list[Line]:
 def help_lines(views: Sequence[View], keys: Sequence[Key], width: int) -> list[Line]:
     """The help: states, screens with their keys, keys that work everywhere."""
     lines: list[Line] = [line(("What a rank does", "title"))]
-    for state, explained in _STATES.items():
-        lines += _entry(f"{heat.LETTERS[state]} {state.value}", explained, width, heat.TONE[state])
+    for state, (letter, tone, explained) in heat.LOOKS.items():
+        lines += _entry(f"{letter} {state.value}", explained, width, tone)
     lines += [(), line(("The run, at the top", "title"))]
-    for stage, explained in _STAGES.items():
-        lines += _entry(BADGES[stage][0], explained, width, BADGES[stage][1])
+    for badge, tone, explained in BADGES.values():
+        lines += _entry(badge, explained, width, tone)
     lines += [(), line(("In the collectives", "title"))]
-    cells = {
-        "left": "the call is complete on this rank",
-        "entered": "the rank is in the call, or it goes on in the background",
-        "failed": "the call raised on this rank",
-        "differs": "the rank's call is not that of most",
-        "to come": "the rank has not entered it",
-        "forgotten": "older than the 4,096 calls that a rank keeps",
-    }
-    for name, explained in cells.items():
-        text, tone = grid.SYMBOLS[name]
+    for name, (text, tone, explained) in grid.SYMBOLS.items():
         lines += _entry(f"{text} {name}", explained, width, tone)
     lines += [(), line(("Everywhere", "title"))]
     for key in keys:
@@ -254,6 +222,8 @@ def help_lines(views: Sequence[View], keys: Sequence[Key], width: int) -> list[L
         lines += [line(f"  {row}") for row in wrap(view.explained, max(20, width - 2))]
         for key in view.keys:
             lines += _entry(key.shown, key.explained, width, "key")
+        for word, explained in view.words.items():
+            lines += _entry(word, explained, width, "")
     return lines
 
 
@@ -266,21 +236,27 @@ def _entry(name: str, explained: str, width: int, tone: str) -> list[Line]:
     ]
 
 
-class Filter(ModalScreen[str | None]):
-    """Asks for the text that lines must contain; empty: all lines."""
+class Filter(ModalScreen[None]):
+    """Asks for the text that lines must contain, which counts while it is typed; empty: all."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave")]
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, show: Callable[[str], None]) -> None:
         super().__init__()
-        self._text = text
+        self._text, self._show_only = text, show
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog", id="filter"):
-            yield Input(self._text, placeholder="only lines with ... (Enter; empty: all)")
+            yield Input(
+                self._text, placeholder="only lines with ... (Enter keeps it, Esc does not)"
+            )
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value)
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._show_only(event.value)
+
+    def on_input_submitted(self) -> None:
+        self.dismiss()
 
     def action_leave(self) -> None:
-        self.dismiss(None)
+        self._show_only(self._text)
+        self.dismiss()

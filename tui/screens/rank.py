@@ -11,12 +11,13 @@ from debugger.diagnosis.facts.world import exit_status
 from debugger.record.snapshot import GroupKey
 from debugger.record.wording import group_name, ranks_text, signal_name
 
-from ..picture import LogLine, Picture, RankDetail, RankRow, StackNode, Stage
+from ..picture import LogLine, Picture, RankDetail, StackNode, Stage
 from ..rows import OVER
-from ..text import Line, called_at, duration, fit, fold, line, safe, size, standing, width_of, wrap
+from ..text import Line, called_at, duration, fit, fold, line, safe, standing, width_of, wrap
 from ..widgets import heat
 from ..widgets.timeline import timeline_lines
-from .base import Body, Key, View, moved, no_rank
+from .base import Body, Key, View, moved, no_rank, taken
+from .columns import figures
 
 PARTS = ("calls", "stack", "log", "about")
 SOURCES = ("stdout", "stderr", "log")
@@ -188,8 +189,7 @@ def stack_lines(picture: Picture, number: int) -> list[Line]:
                 if node.notes and not any(number in child.ranks for child in node.children):
                     lines.append(line((f"  [{', '.join(node.notes)}]", "warn")))
     if lines and stacks:
-        ago = duration(picture.now_ns - stacks.taken_ns)
-        return [line((f"taken {ago} before the last look", "dim")), *lines]
+        return [taken(picture, stacks), *lines]
     hint = "press S to take them" if picture.stage is Stage.LIVE else "none were taken in this run"
     return [line((f"no stack of rank {number}: {hint}", "dim"))]
 
@@ -228,7 +228,8 @@ def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
         rows.append(("heartbeat", f"{duration(picture.now_ns - rank.heartbeat_ns)} ago"))
     row = picture.rows.get(detail.rank)
     if row is not None:
-        rows += _figures(row)
+        rows += figures(row)
+        rows += [("threads", str(row.usage.threads))] if row.usage.threads is not None else []
     names = dict(picture.groups)
     for key, group in rank.groups.items():
         about = f"{group.backend}, {ranks_text(group.ranks)}, {group.issued} collectives"
@@ -251,21 +252,6 @@ def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
         lines.append(line((fit(name, 21), "dim"), first))
         lines += [line((" " * 21, ""), text) for text in rest]
     return lines
-
-
-def _figures(row: RankRow) -> list[tuple[str, str]]:
-    """What the overview has no room for on a small screen."""
-    usage = row.usage
-    rows = [
-        ("step", row.progress.step),
-        ("loss", row.progress.loss),
-        ("cpu", "" if usage.cpu_percent is None else f"{usage.cpu_percent:.0f}%"),
-        ("threads", "" if usage.threads is None else str(usage.threads)),
-        ("memory", "" if usage.rss_bytes is None else size(usage.rss_bytes)),
-        ("gpu", "" if usage.gpu_percent is None else f"{usage.gpu_percent:.0f}%"),
-        ("gpu memory", "" if usage.gpu_bytes is None else size(usage.gpu_bytes)),
-    ]
-    return [(name, value) for name, value in rows if value]
 
 
 def _flat(value: object) -> str:

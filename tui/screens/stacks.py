@@ -7,8 +7,8 @@ from typing import ClassVar
 from debugger.record.wording import ranks_text
 
 from ..picture import Picture, StackNode, Stage
-from ..text import Line, duration, fit, fold, line, standing
-from .base import Body, Key, View
+from ..text import Line, fit, fold, line, standing
+from .base import Body, Key, View, taken
 
 DEEPEST = 20
 MOST_LABEL = 30
@@ -34,8 +34,7 @@ class StacksView(View):
             live = picture.stage is Stage.LIVE
             hint = "press S to take them" if live else "none were taken in this run"
             return Body(lines=[line((f"no stacks yet: {hint}", "dim"))])
-        ago = duration(picture.now_ns - stacks.taken_ns)
-        top = [line((f"taken {ago} before the last look", "dim"))]
+        top = [taken(picture, stacks)]
         for problem in stacks.problems[:3]:
             top += fold(line((problem, "warn")), width)
         lines: list[Line] = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from debugger.diagnosis.facts.waits import RankWait
 from debugger.record.wording import ranks_text, site_text
 
-from ..picture import Picture, Stage, State, Stood
+from ..picture import Picture, Stage, State
 from ..text import Line, duration, line, safe, within
 from ..widgets import heat
 from .base import Body, View
@@ -70,40 +70,24 @@ def _stood_lines(picture: Picture) -> list[Line]:
     verdict = picture.verdict
     if verdict is None or not picture.stood:
         return [line(("the run has ended: nobody waits", "dim"))]
-    lines = [line((f"the run has ended; at the verdict ({verdict.kind}):", "dim"))]
-    details = verdict.details
-    standing = dict(picture.stood)
+    lines = [line((f"the run has ended; at the verdict ({verdict.title}):", "dim"))]
+    details, parties = verdict.details, picture.parties()
     if verdict.kind == "deadlock":
         lines += _cycle_lines(verdict.culprits)
         lines += [line(("▸", "mark"), (one, "bad")) for one in details]
-        details = ()
-        standing = {n: one for n, one in standing.items() if n not in verdict.culprits}
-    parties: dict[Stood, list[int]] = {}
-    for rank, stood in standing.items():
-        parties.setdefault(stood, []).append(rank)
-    culprits = picture.culprits
-    for stood, ranks in sorted(
-        parties.items(), key=lambda item: (not culprits & set(item[1]), item[1])
-    )[:MOST_PARTIES]:
-        here = bool(culprits & set(ranks))
+        details, parties = (), [party for party in parties if not party[2]]
+    for stood, ranks, here in parties[:MOST_PARTIES]:
         at = ((" at ", "dim"), (stood.site, "place")) if stood.site else ()
         lines.append(
             line(
                 ("▸" if here else " ", "mark" if here else ""),
                 (f"{ranks_text(ranks)} ", "title"),
-                (_doing(stood), "bad" if here else "busy"),
+                (stood.doing, "bad" if here else "busy"),
                 *at,
             )
         )
     lines += [line((f"    {one}", "dim")) for one in details]
     return lines
-
-
-def _doing(stood: Stood) -> str:
-    if not stood.call:
-        return stood.state or "not known"
-    joined = ", last call " if stood.last and stood.state else " "
-    return f"{stood.state}{joined}{stood.call}".strip()
 
 
 def _awaited(picture: Picture, one: RankWait, inside: set[int]) -> list[Line]:

@@ -11,12 +11,12 @@ from ..text import Line, Piece, fit
 LABEL = 11
 CELL = 2
 SYMBOLS = {
-    "left": ("■", "good"),
-    "entered": ("○", "busy"),
-    "failed": ("!", "bad"),
-    "differs": ("≠", "mark"),
-    "to come": ("·", "dim"),
-    "forgotten": ("?", "dim"),
+    "left": ("■", "good", "the call is complete on this rank"),
+    "entered": ("○", "busy", "the rank is in the call, or it goes on in the background"),
+    "failed": ("!", "bad", "the call raised on this rank"),
+    "differs": ("≠", "mark", "the rank's call is not that of most"),
+    "to come": ("·", "dim", "the rank has not entered it"),
+    "forgotten": ("?", "dim", "older than the 4,096 calls that a rank keeps"),
 }
 
 
@@ -63,7 +63,7 @@ def grid_lines(matrix: Matrix, columns: range, cursor: tuple[int, int] | None) -
             call = matrix.calls.get((rank, seq))
             odd = rank in matrix.odd.get(seq, ())
             name = symbol(call, odd, matrix.issued.get(rank, 0) > seq)
-            text, tone = SYMBOLS[name]
+            text, tone, _ = SYMBOLS[name]
             pieces.append((text, "cursor" if (row, column) == cursor else tone))
             pieces.append((" " * (CELL - 1), ""))
         found.append(tuple(pieces))
@@ -73,6 +73,6 @@ def grid_lines(matrix: Matrix, columns: range, cursor: tuple[int, int] | None) -
 def legend() -> Line:
     """What the symbols mean."""
     pieces: list[Piece] = []
-    for name, (text, tone) in SYMBOLS.items():
+    for name, (text, tone, _) in SYMBOLS.items():
         pieces += [(text, tone), (f" {name}  ", "dim")]
     return tuple(pieces)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
-from debugger.record.wording import counted, ranks_text
+from debugger.record.kinds import kind_of
+from debugger.record.wording import LOOK_HERE, counted, ranks_text
 
 from ..picture import Found, Picture, Stage
-from ..text import Line, clip, duration, line, width_of, wrap
+from ..text import Line, called_at, clip, duration, fit, line, width_of, wrap
 
 BADGES = {
-    Stage.READING: ("READING", "busy"),
-    Stage.NOTHING: ("NO RUN", "warn"),
-    Stage.LIVE: ("LIVE", "good"),
-    Stage.ENDED: ("ENDED", "title"),
-    Stage.KILLED: ("KILLED", "bad"),
-    Stage.GONE: ("GONE", "bad"),
+    Stage.LIVE: ("LIVE", "good", "it goes on"),
+    Stage.ENDED: ("ENDED", "title", "it has ended; shown as at its end"),
+    Stage.KILLED: ("KILLED", "bad", "distdebug was killed with it; shown as at its last heartbeat"),
+    Stage.GONE: ("GONE", "bad", "its directory is no longer there; shown as it was seen last"),
+    Stage.READING: ("READING", "busy", "it is being read for the first time"),
+    Stage.NOTHING: ("NO RUN", "warn", "there is no run there yet, or it cannot be read"),
 }
+"""How far the run is: the word, its tone, and what it means."""
 MOST_BANNER = 6
 MOST_DOUBTS = 2
 _KILLED = "distdebug was killed, and left no report; ranks are shown as at the last sign of life"
@@ -33,7 +35,7 @@ def header_lines(
 ) -> list[Line]:
     """Three lines. `tabs` are (key, title); `missed`: what `missed_text` says.
     `wanted`: the filter of this screen; `told`: what else it says of itself."""
-    badge, tone = BADGES[picture.stage]
+    badge, tone, _ = BADGES[picture.stage]
     head: list[tuple[str, str]] = [(f" {badge} ", tone)]
     if missed:
         head.append((f" {missed} ", "cursor"))
@@ -53,7 +55,7 @@ def missed_text(shown: Picture, newest: Picture, missed: int | None) -> str:
         return ""
     news = [BADGES[newest.stage][0]] if newest.stage is not shown.stage else []
     if newest.verdict is not None and shown.verdict is None:
-        news.append(newest.verdict.kind)
+        news.append(newest.verdict.title)
     return f"PAUSED, {missed} newer" + (f"; now {' '.join(news)}" if news else "")
 
 
@@ -74,12 +76,13 @@ def _command(picture: Picture, room: int) -> str:
 
 def _figures(picture: Picture) -> Line:
     parts: list[tuple[str, str]] = []
-    outcome = picture.outcome or (picture.verdict.kind if picture.verdict else "")
+    kind = picture.outcome or (picture.verdict.kind if picture.verdict else "")
+    outcome = kind_of(kind).title if kind else ""
     if picture.stage is Stage.KILLED:
         parts.append(("no report", "bad"))
     if outcome:
         code = "" if picture.exit_code is None else f", exit code {picture.exit_code}"
-        parts.append((f"{outcome}{code}", "good" if outcome == "ok" else "bad"))
+        parts.append((f"{outcome}{code}", "good" if kind == "ok" else "bad"))
     elif picture.stage is Stage.LIVE:
         late = bool(picture.notices)
         parts.append(
@@ -123,7 +126,7 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
         lines += _text("! ", _KILLED, "bad", width)
     verdict = picture.verdict
     if verdict is not None:
-        lines += _found(verdict, width)
+        lines += _found(verdict, width, _where(picture, width))
     errors = [one for one in picture.found if one.is_error and one is not verdict]
     warnings = [one for one in picture.found if not one.is_error]
     if verdict is None:
@@ -162,19 +165,39 @@ def _told_lines(picture: Picture, width: int) -> list[Line]:
     return lines
 
 
-def _found(found: Found, width: int) -> list[Line]:
+def _where(picture: Picture, width: int) -> list[Line]:
+    """The line at which to look, and where most others are; nothing where culprits differ: then it
+    is not known which of them to look at, or each waits for the next."""
+    parties = picture.parties()
+    if [here for _, _, here in parties].count(True) != 1:
+        return []
+    shown = [parties[0], *sorted(parties[1:], key=lambda party: -len(party[1]))[:1]]
+    names = [ranks_text(ranks) for _, ranks, _ in shown]
+    column = max(map(len, names))
+    lines = []
+    for name, (stood, _, here) in zip(names, shown, strict=True):
+        end = f"  {LOOK_HERE}" if here else ""
+        text = called_at(stood.doing, stood.site, max(20, width - column - len(end) - 2))
+        tone = "bad" if here else "dim"
+        lines.append(clip(line("  ", (fit(name, column), tone), (text, tone), (end, tone)), width))
+    return lines
+
+
+def _found(found: Found, width: int, below: Sequence[Line] = ()) -> list[Line]:
+    """The finding in the most lines that it may have, those that stand `below` it included."""
     tone = "bad" if found.is_error else "warn"
     who = f"  ▸ {ranks_text(found.culprits)}" if found.culprits else ""
-    title = line((f" {found.kind} ", "mark" if found.is_error else "warn"), (who, tone))
+    title = line((f" {found.title} ", "mark" if found.is_error else "warn"), (who, tone))
     head = width_of(title) + 2
     rows = wrap(found.message, max(20, width - 2))
     if head + len(found.message) <= width:
-        return [(*title, ("  ", ""), (found.message, ""))]
+        return [(*title, ("  ", ""), (found.message, "")), *below]
     lines: list[Line] = [title, *(line("  ", (row, "")) for row in rows)]
-    if len(lines) > MOST_BANNER - 1:
-        lines = lines[: MOST_BANNER - 1]
+    most = MOST_BANNER - 1 - len(below)
+    if len(lines) > most:
+        lines = lines[:most]
         lines[-1] = (*clip(lines[-1], width - 2), (" …", "dim"))
-    return lines
+    return [*lines, *below]
 
 
 def _text(sign: str, text: str, tone: str, width: int) -> list[Line]:
@@ -183,10 +206,10 @@ def _text(sign: str, text: str, tone: str, width: int) -> list[Line]:
 
 
 def bar_lines(
-    keys: Sequence[tuple[str, str]], width: int, most: int = 1
+    keys: Sequence[tuple[str, str]], width: int, most: int = 1, idle: Container[str] = ()
 ) -> tuple[list[Line], list[tuple[int, int, int, int]]]:
-    """The keys at the foot in at most so many lines, and where each of them is: (line, from column,
-    to column, index)."""
+    """The keys at the foot in at most so many lines, grey those that can do nothing now, and where
+    each of them is: (line, from column, to column, index)."""
     rows: list[list[tuple[str, str]]] = [[]]
     places = []
     at = 0
@@ -198,7 +221,8 @@ def bar_lines(
                 break
             rows.append([])
             at = 0
-        rows[-1] += [(text, "key"), (f"{label} ", "")]
+        tones = ("dim", "dim") if key in idle else ("key", "")
+        rows[-1] += [(text, tones[0]), (f"{label} ", tones[1])]
         places.append((len(rows) - 1, at, at + size, index))
         at += size + 1
     return [tuple(row) for row in rows], places

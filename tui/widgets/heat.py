@@ -8,32 +8,22 @@ from collections.abc import Collection, Mapping, Sequence
 from ..picture import State
 from ..text import Line, Piece
 
-LETTERS: dict[State, str] = {
-    State.STARTING: "s",
-    State.UNSEEN: "?",
-    State.COMPUTING: "·",
-    State.IN_CALL: "o",
-    State.WAITING: "w",
-    State.LATE: "L",
-    State.BREAKPOINT: "B",
-    State.STOPPED: "T",
-    State.DEAD: "X",
-    State.ENDED: "e",
-    State.FINISHED: "f",
+LOOKS: dict[State, tuple[str, str, str]] = {
+    State.STARTING: ("s", "dim", "not seen yet, or in init_process_group or new_group"),
+    State.UNSEEN: ("?", "warn", "it has left no record that can be read, and the run is over"),
+    State.COMPUTING: ("·", "good", "in the program's own code; nobody waits for it"),
+    State.IN_CALL: ("o", "busy", "in a call that everybody has entered, or that may end by itself"),
+    State.WAITING: ("w", "busy", "in a call that others have not entered yet"),
+    State.LATE: ("L", "warn", "in its own code; others have waited for it for a second or more"),
+    State.BREAKPOINT: ("B", "warn", "paused at a breakpoint"),
+    State.STOPPED: ("T", "bad", "stopped by a signal (SIGSTOP, Ctrl-Z, a debugger)"),
+    State.DEAD: ("X", "bad", "the process was killed or ended with a status other than 0"),
+    State.ENDED: ("e", "dim", "its process ended after what was found, or with a stopped run"),
+    State.FINISHED: ("f", "dim", "the process ended with status 0"),
 }
-TONE: dict[State, str] = {
-    State.STARTING: "dim",
-    State.UNSEEN: "warn",
-    State.COMPUTING: "good",
-    State.IN_CALL: "busy",
-    State.WAITING: "busy",
-    State.LATE: "warn",
-    State.BREAKPOINT: "warn",
-    State.STOPPED: "bad",
-    State.DEAD: "bad",
-    State.ENDED: "dim",
-    State.FINISHED: "dim",
-}
+"""A state's letter, its tone, and what it means."""
+LETTERS = {state: letter for state, (letter, _, _) in LOOKS.items()}
+TONE = {state: tone for state, (_, tone, _) in LOOKS.items()}
 LABEL = 7
 
 

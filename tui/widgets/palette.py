@@ -14,6 +14,7 @@ _COLOURLESS: Palette = {
     "bad": Style(bold=True),
     "mark": Style(bold=True, reverse=True),
     "key": Style(bold=True),
+    "cursor": Style(reverse=True),
 }
 
 
@@ -34,9 +35,19 @@ def palette_of(theme: Theme, colourless: bool = False) -> Palette:
         "bad": _ink(theme.error, "red") + Style(bold=True),
         "mark": Style(bold=True, reverse=True) + _ink(theme.error, "red"),
         "key": Style(bold=True) + _ink(theme.accent, "magenta"),
-        "cursor": Style(reverse=True),
+        "cursor": _bar(theme.primary),
         **styles,
     }
+
+
+def _bar(name: str) -> Style:
+    """On a bar of that colour, letters that can be read on it."""
+    try:
+        colour = Color.parse(name)
+        ink = colour.get_contrast_text(1).rich_color
+    except ColorParseError:
+        return Style(reverse=True)
+    return Style(bgcolor=colour.rich_color, color=ink)
 
 
 def _ink(name: str | None, otherwise: str) -> Style:

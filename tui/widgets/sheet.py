@@ -28,10 +28,10 @@ class Pressed(Message):
 
 
 def strip_of(row: Line, palette: Palette, base: Style, width: int, cursor: bool = False) -> Strip:
-    """One line as the terminal gets it."""
+    """One line as the terminal gets it; the cursor's is one bar, whatever its pieces' tones."""
     over = palette["cursor"] if cursor else Style()
     pieces = [
-        Segment(text, base + palette.get(tone, palette[""]) + over)
+        Segment(text, base + (over or palette.get(tone, palette[""])))
         for text, tone in clip(row, width)
         if text
     ]

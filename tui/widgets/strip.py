@@ -8,7 +8,7 @@ from ..picture import Doing, RankRow, Timeline, Track
 from ..text import Line, Piece, clip, fit
 
 LABEL = 6
-SHARE = 11
+SHARE = 13
 LEAST_CELLS = 20
 LOOKS: dict[Doing, tuple[str, str, str]] = {
     Doing.COMPUTING: ("─", "good", "computing"),
@@ -55,7 +55,7 @@ def _line(track: Track | None, row: RankRow, count: int, chosen: bool, width: in
     label: list[Piece] = [(fit(name, LABEL - 1), tone), (" ", "")]
     if track is None:
         return (*label, ("nothing on record", "dim"))
-    share = f" {track.waits:4.0%} waits" if track.waits >= 0.005 else ""
+    share = f" {track.waits:4.0%} waiting" if track.waits >= 0.005 else ""
     return clip((*label, *_pieces(track.letters, count), (share, "dim")), width)
 
 

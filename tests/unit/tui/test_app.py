@@ -152,7 +152,7 @@ def test_the_verdict_appears_and_the_cursor_goes_there(tmp_path: Path) -> None:
     directory = made(tmp_path, "mismatch", hold=True)
 
     async def check(driver: Driver) -> None:
-        await driver.until(lambda: "op_mismatch" in driver.text, "the verdict")
+        await driver.until(lambda: "MISMATCH" in driver.text, "the verdict")
         assert "▸2" in driver.text
         assert driver.app.chosen.rank == 2
 

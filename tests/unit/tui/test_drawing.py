@@ -13,7 +13,8 @@ from debugger.record.signature import Signature
 from debugger.record.snapshot import Call, CallSite
 from tui import text
 from tui.app import TerminalApp
-from tui.picture import Found, Picture, Stage, State
+from tui.picture import Found, Picture, Progress, RankRow, Source, Stage, State, Usage
+from tui.screens.columns import Table
 from tui.text import plain
 from tui.widgets import grid, heat
 from tui.widgets.header import banner_lines, bar_lines, header_lines, missed_text
@@ -102,7 +103,7 @@ def test_markup_is_text() -> None:
 def test_every_state_has_a_letter_of_its_own() -> None:
     assert set(heat.LETTERS) == set(heat.TONE) == set(State)
     assert len(set(heat.LETTERS.values())) == len(State)
-    assert len({symbol for symbol, _ in grid.SYMBOLS.values()}) == len(grid.SYMBOLS)
+    assert len({symbol for symbol, _, _ in grid.SYMBOLS.values()}) == len(grid.SYMBOLS)
 
 
 def test_the_heat_map() -> None:
@@ -114,7 +115,7 @@ def test_the_heat_map() -> None:
     assert ("X", "mark") in lines[1]
     assert ("·", "cursor") in lines[0]
     assert len(plain(lines[2])) == heat.LABEL + 2
-    assert plain(heat.legend(states)) == "· computing 129  X dead 1"
+    assert plain(heat.legend(states)) == "X dead 1  · computing 129"
 
 
 @pytest.mark.parametrize(("width", "count"), [(10, 8), (70, 32), (80, 64), (250, 128)])
@@ -189,7 +190,7 @@ def test_the_header_says_what_colour_says() -> None:
         picture, [("o", "Overview")], "Overview", missed_text(picture, picture, 3), 80
     )
     assert plain(first) == " KILLED  PAUSED, 3 newer  train.py"
-    assert plain(second).split() == ["no", "report", "nan"]
+    assert plain(second).split() == ["no", "report", "NAN"]
     assert plain(tabs) == " o Overview "
 
 
@@ -200,8 +201,8 @@ def test_a_frozen_screen_says_what_has_come_of_the_run() -> None:
     ended = replace(found, stage=Stage.ENDED)
     assert missed_text(shown, ended, None) == ""
     assert missed_text(shown, shown, 0) == "PAUSED, 0 newer"
-    assert missed_text(shown, found, 7) == "PAUSED, 7 newer; now op_mismatch"
-    assert missed_text(shown, ended, 9) == "PAUSED, 9 newer; now ENDED op_mismatch"
+    assert missed_text(shown, found, 7) == "PAUSED, 7 newer; now MISMATCH"
+    assert missed_text(shown, ended, 9) == "PAUSED, 9 newer; now ENDED MISMATCH"
     assert missed_text(found, ended, 9) == "PAUSED, 9 newer; now ENDED"
 
 
@@ -213,9 +214,57 @@ def test_the_banner_names_the_verdict_first_and_counts_the_rest() -> None:
     )
     picture = Picture(directory=None, found=found, faults=("0.flight: is cut", "x"))  # type: ignore[arg-type]
     rows = [plain(row) for row in banner_lines(picture, 60)]
-    assert rows[0] == " op_mismatch   ▸ rank 2"
+    assert rows[0] == " MISMATCH   ▸ rank 2"
     assert rows[4].endswith("…")
     assert rows[-2:] == ["  and 1 more error and 1 warning", "! 0.flight: is cut (and 1 more)"]
+
+
+def row(rank: int, call: str, culprit: bool = False, state: State = State.IN_CALL) -> RankRow:
+    return RankRow(rank, state, state.value, call, site="train.py:7", culprit=culprit)
+
+
+def test_the_verdicts_line_and_where_most_others_are_stand_below_it() -> None:
+    verdict = Found("op_mismatch", "error", "ranks disagree", (2,))
+    rows = {0: row(0, "wait()"), 1: row(1, "a()"), 2: row(2, "b()", True), 3: row(3, "a()")}
+    picture = Picture(directory=None, found=(verdict,), rows=rows)  # type: ignore[arg-type]
+    assert [plain(one) for one in banner_lines(picture, 60)][1:] == [
+        "  rank 2     b()  train.py:7  <- look here",
+        "  ranks 1,3  a()  train.py:7",
+    ]
+    # Ranks that do what the culprit does are not blamed with it.
+    alike = replace(picture, rows={**rows, 1: row(1, "b()"), 3: row(3, "b()")})
+    assert [plain(one).split()[1] for one in banner_lines(alike, 60)[1:]] == ["2", "1,3"]
+    # Where culprits differ, it is not known at which of them to look.
+    two = replace(picture, found=(replace(verdict, culprits=(1, 2)),))
+    assert len(banner_lines(two, 60)) == 1
+
+
+def test_who_is_late_is_in_no_call() -> None:
+    late = row(0, "a()", state=State.LATE)
+    assert late.stood.doing == "late, last call a()"
+    assert row(0, "a()").stood.doing == "a()"
+
+
+def test_columns_stay_where_they_are() -> None:
+    bare = RankRow(0, State.STARTING, "not seen yet")
+    full = RankRow(
+        0,
+        State.IN_CALL,
+        "in a call",
+        call="all_reduce(sum)",
+        seq=3,
+        usage=Usage(12.0, 1 << 20, 3, 50.0, 1 << 30),
+        progress=Progress("12", "0.5"),
+    )
+    picture = Picture(directory=None, rows={0: bare})  # type: ignore[arg-type]
+    for width in (79, 119, 159):
+        before, after = (Table(replace(picture, rows={0: one}), width) for one in (bare, full))
+        assert before.head("rank", "↑") == after.head("rank", "↑")
+        assert text.width_of(before.row(bare)) == text.width_of(after.row(full)) == width
+    on_gpus = plain(Table(replace(picture, has_gpus=True), 159).head("rank", "↑"))
+    assert on_gpus.split()[-4:] == ["cpu", "memory", "gpu", "gpumem"]
+    plan = plain(Table(replace(picture, source=Source.PLAN), 159).head("rank", "↑"))
+    assert plan.split()[-1] == "line"
 
 
 def test_the_bar_knows_where_its_keys_are() -> None:
@@ -228,9 +277,24 @@ def test_the_bar_knows_where_its_keys_are() -> None:
     assert places[2] == (1, 0, 11, 2)
 
 
-def test_every_theme_has_every_tone() -> None:
+def test_keys_that_can_do_nothing_are_grey() -> None:
+    ((help_key, help_word, stop_key, stop_word),), _ = bar_lines(
+        [("?", "help"), ("X", "stop run")], 40, 1, {"X"}
+    )
+    assert (help_key[1], help_word[1]) == ("key", "")
+    assert (stop_key[1], stop_word[1]) == ("dim", "dim")
+
+
+def test_every_theme_has_every_tone_and_one_bar_for_the_cursor() -> None:
+    row = tuple((tone or "plain", tone) for tone in text.TONES)
     for theme in TerminalApp(path=None).available_themes.values():  # type: ignore[arg-type]
-        assert set(palette_of(theme)) == set(text.TONES)
+        palette = palette_of(theme)
+        assert set(palette) == set(text.TONES)
+        strip = strip_of(row, palette, Style(color="red"), 90, cursor=True)
+        (style,) = {segment.style for segment in strip}
+        assert style is not None
+        assert style.bgcolor != style.color
+        assert not style.dim
 
 
 def test_without_colours_nothing_is_grey_on_grey() -> None:

@@ -58,7 +58,7 @@ def test_a_screen_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             patch.setattr(WaitsView, "body", broken)
             await driver.press("w")
             await told(driver, "the screen Waits")
-            assert "op_mismatch" in driver.text  # what stands above it is whole
+            assert "MISMATCH" in driver.text  # what stands above it is whole
             await driver.press("down", "o")
             assert "a bug of" not in driver.text
             assert "▸2" in driver.text
@@ -216,7 +216,7 @@ def test_a_dialog_that_is_left_in_the_moment_it_opens(name: str, tmp_path: Path)
             "help": lambda: dialogs.Reading(lambda _: [], palette),
             "question": lambda: dialogs.Confirm("This?", palette),
             "choice": lambda: dialogs.Choose("Which?", ["this"], palette),
-            "filter": lambda: dialogs.Filter(""),
+            "filter": lambda: dialogs.Filter("", lambda _: None),
         }
         dialog = made[name]()
         driver.app.push_screen(dialog)

@@ -16,6 +16,7 @@ from tui.screens.collectives import Collectives
 from tui.screens.overview import Overview
 from tui.screens.rank import RankView
 from tui.screens.stacks import StacksView
+from tui.text import plain
 
 from .driver import Driver, a_year_later, made, opened
 
@@ -103,10 +104,12 @@ async def _pause(driver: Driver) -> None:
 async def _filter(driver: Driver) -> None:
     await driver.press("slash")
     await driver.press(*"broadcast")
+    assert len(driver.app._sheet.lines) == 1, "it counts while it is typed"
     await driver.press("enter")
     assert len(driver.app._sheet.lines) == 1
     assert "broadcast" in driver.text
-    await driver.press("slash")
+    await driver.press("slash", "~")
+    assert "no line matches '~'" in plain(driver.app._sheet.lines[0])
     await driver.press("escape")
     assert len(driver.app._sheet.lines) == 1
 
@@ -190,6 +193,9 @@ async def _named(driver: Driver) -> None:
 
 @key("", *(one.key for one in ACTIONS))
 async def _refused(driver: Driver) -> None:
+    tones = {text.strip(): tone for row in driver.app._parts["bar"].lines for text, tone in row}
+    assert {tones[one.key] for one in ACTIONS} == {"dim"}
+    assert tones["q"] == "key"
     for action in ACTIONS:
         driver.app.clear_notifications()
         await driver.until(lambda: "the run is over" not in driver.text, "no refusal yet")
@@ -242,8 +248,8 @@ async def _sort(driver: Driver) -> None:
     view = driver.app.views["overview"]
     assert isinstance(view, Overview)
     await driver.press("greater_than_sign", "greater_than_sign")
-    assert view.sort == "lag"
-    assert "lag↓" in driver.text
+    assert view.sort == "for"
+    assert "for↓" in driver.text
 
 
 @key("overview", "v")

@@ -33,7 +33,7 @@ def test_a_packed_run_is_shown_as_the_run(artefact: Path) -> None:
     async def check(path: Path) -> None:
         async with opened(path, a_year_later, (80, 24)) as driver:
             assert " ENDED " in driver.text
-            assert "op_mismatch, exit code 91" in driver.text
+            assert "MISMATCH, exit code 91" in driver.text
             for view in VIEWS:
                 await driver.press(view.key)
             await driver.press("c")
@@ -85,7 +85,7 @@ def test_what_is_no_artefact_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "outcome"), [("pass", "ok"), ("raise SystemExit(3)", "failed")]
+    ("program", "outcome"), [("pass", "OK"), ("raise SystemExit(3)", "FAILED")]
 )
 def test_a_run_whose_ranks_never_began(tmp_path: Path, program: str, outcome: str) -> None:
     run = tmp_path / "run"

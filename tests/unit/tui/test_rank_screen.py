@@ -107,5 +107,5 @@ def test_what_a_small_overview_has_no_column_for() -> None:
         rows={0: row},
     )
     rows = [plain(one).split() for one in about_lines(picture, RankDetail(0), 80)]
-    for wanted in ("step 41", "loss 0.25", "cpu 12%", "memory 3.0G", "gpu 77%", "gpu memory 5.0G"):
+    for wanted in ("step 41", "loss 0.25", "cpu 12%", "memory 3.0G", "gpu 77%", "gpumem 5.0G"):
         assert wanted.split() in rows

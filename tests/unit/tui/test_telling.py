@@ -32,7 +32,7 @@ def test_a_filter_is_told_wherever_it_is_on(tmp_path: Path) -> None:
                 for _ in range(parts):
                     rows = driver.text.splitlines()
                     assert rows[2].endswith("w Waits   only: ~")
-                    assert "matches '~'; press / and Enter to see all" in driver.text
+                    assert "matches '~'; Esc ends the filter" in driver.text
                     await driver.press("tab")
                 await driver.press("slash", "backspace", "enter")
                 assert "only:" not in driver.text
@@ -54,7 +54,7 @@ def test_there_is_nothing_to_filter_in_the_collectives(tmp_path: Path) -> None:
 def test_the_help_has_every_state_of_a_rank_and_of_the_run() -> None:
     rows = [plain(one) for one in help_lines([view(Chosen()) for view in VIEWS], KEYS, 76)]
     names = {row[:17].strip() for row in rows if row.startswith("  ")}
-    assert {badge for badge, _ in BADGES.values()} <= names
+    assert {badge for badge, _, _ in BADGES.values()} <= names
     assert len(BADGES) == len(Stage)
     assert all(any(name.endswith(state.value) for name in names) for state in State)
     assert {"mouse", "1-5", "PgUp PgDn", "Home End"} <= names
@@ -74,12 +74,12 @@ def test_the_order_of_the_rows_is_told(tmp_path: Path) -> None:
             heading = "rank↑  state"
             assert heading in driver.text
             assert "sorted" not in driver.text
-            orders = ["state↓", "lag↓", "for↓", "cpu↓", "memory↓", "step↑"]
+            orders = ["state↓", "for↓", "lag↓", "step↑", "cpu↓", "memory↓"]
             for order in orders:
                 await driver.press("greater_than_sign")
                 assert driver.text.splitlines()[2].endswith(f"w Waits   sorted by {order}")
             await driver.press("v")
-            assert driver.text.splitlines()[2].endswith("sorted by step↓")
+            assert driver.text.splitlines()[2].endswith("sorted by memory↑")
             await driver.press("greater_than_sign")
             assert driver.text.splitlines()[2].endswith("sorted by rank↓")
             assert "rank↓  state" in driver.text
@@ -88,7 +88,7 @@ def test_the_order_of_the_rows_is_told(tmp_path: Path) -> None:
             await driver.press("o", "v")
             assert "sorted" not in driver.text
             await driver.pilot.resize_terminal(160, 24)
-            await driver.press(*["greater_than_sign"] * 5)
+            await driver.press(*["greater_than_sign"] * 6)
             await driver.until(lambda: "cpu memory↓" in driver.text, "its column")
 
     asyncio.run(check())

@@ -57,7 +57,7 @@ def test_dumps_are_shown_with_their_verdict_and_the_calls(tmp_path: Path) -> Non
             picture = driver.app.picture
             assert picture.source is Source.DUMPS
             assert f"torch's flight recorder: {folder}" in driver.text or folder.name in driver.text
-            assert "missing_rank, exit code 93" in driver.text
+            assert "MISSING RANK, exit code 93" in driver.text
             assert picture.culprits == frozenset(culprits)
             states = {rank: picture.states[rank] for rank in picture.states}
             waiting = [rank for rank, state in states.items() if state is State.WAITING]
@@ -158,7 +158,7 @@ def test_dumps_in_a_terminal_leave_nothing_behind(tmp_path: Path) -> None:
     work = tmp_path / "work"
     (work / ".distdebug").mkdir(parents=True, mode=0o700)
     with Terminal(command, work, (120, 30)) as terminal:
-        terminal.until(" ENDED ", "op_mismatch", "▸2")
+        terminal.until(" ENDED ", "MISMATCH", "▸2")
         assert list(temporary.glob("distdebug-*"))
         terminal.press("q")
         terminal.until("CODE 0")

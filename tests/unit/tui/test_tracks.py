@@ -250,10 +250,10 @@ def test_a_strip_is_drawn_within_its_width() -> None:
         assert all(width_of(row) <= width for row in lines)
     # What took as long as another is shown in a fixed order: a wait first, blanks last.
     half = Timeline(30 * S, {0: Track(" ." * 120, 0.0, 0.0)})
-    assert set(plain(strip.strip_lines(half, rows, 137, None)[0])[6:126]) == {"─"}
+    assert set(plain(strip.strip_lines(half, rows, 139, None)[0])[6:126]) == {"─"}
     drawn, unseen = map(plain, strip.strip_lines(timeline, rows, 79, None))
     assert drawn.split()[0] == "▸0"
-    assert drawn.endswith(" 25% waits")
+    assert drawn.endswith(" 25% waiting")
     assert drawn.split()[1].lstrip("─").lstrip("▒").lstrip("═").strip("█") == ""
     assert unseen.split() == ["1", "nothing", "on", "record"]
     assert plain(strip.axis(timeline, 79)).split() == ["│-30", "s", "│-20", "s", "│-10", "s", "now"]
