@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -298,7 +298,8 @@ def _earlier_s(run: Sequence[_File], others: Sequence[_File]) -> float:
     """By so much calls are older that an earlier run has made: by little, where their files are as
     much older; by much, where all were written together, as copies are."""
     last = max(file.written_ns for file in others)
-    if min(file.written_ns for file in run) - last > EARLIER_RUN_S * 1e9:
+    known = _is_time_of_writing([*run, *others])
+    if known and min(file.written_ns for file in run) - last > EARLIER_RUN_S * 1e9:
         return EARLIER_RUN_S
     return COPIED_EARLIER_RUN_S
 
@@ -315,8 +316,19 @@ def _worth(file: _File) -> tuple[int, int, bool, str]:
 
 
 def _job(place: str, files: Mapping[int, _File]) -> Job:
-    dumps = {rank: file.dump for rank, file in sorted(files.items())}
+    known = _is_time_of_writing(files.values())
+    dumps = {
+        rank: file.dump if known else replace(file.dump, written_ns=0)
+        for rank, file in sorted(files.items())
+    }
     return Job(place, dumps, _age_s(files.values()))
+
+
+def _is_time_of_writing(files: Iterable[_File]) -> bool:
+    """Whether the times of these files can be those at which they were written: none is older than
+    the last call in itself. Files that were copied, unpacked or restored have other times, and then
+    not even those that are possible tell anything."""
+    return all(file.written_ns >= file.dump.newest_ns - CLOCKS_APART_S * 1e9 for file in files)
 
 
 def _age_s(files: Iterable[_File]) -> float | None:
@@ -328,9 +340,11 @@ def _age_s(files: Iterable[_File]) -> float | None:
     if not made:
         return None
     age_s = (max(written for written, _ in made) - max(newest for _, newest in made)) / 1e9
-    if age_s < 0:
-        ages = [(written - newest) / 1e9 for written, newest in made]
-        possible = [one for one in ages if one >= -CLOCKS_APART_S]
+    ages = [(written - newest) / 1e9 for written, newest in made]
+    if min(ages) < -EARLIER_RUN_S:
+        return None  # no clock is so far ahead
+    possible = [one for one in ages if one >= -CLOCKS_APART_S]
+    if age_s < 0 or len(possible) < len(ages):
         age_s = min(possible if 2 * len(possible) >= len(ages) else ages)
     return max(age_s, 0.0) if -CLOCKS_APART_S <= age_s < 86_400 else None
 

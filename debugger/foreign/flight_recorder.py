@@ -147,6 +147,8 @@ class Dump:
     unfinished: Sequence[Entry] = ()
     written_ns: int = 0
     plain: bool = False
+    uncalled: bool = False
+    listed: bool = False
 
     @property
     def whole(self) -> bool:
@@ -154,7 +156,7 @@ class Dump:
         without any, the dump itself says that there were none."""
         rows = self.entries
         if not rows:
-            return bool(self.enqueued) and max(self.enqueued.values()) < 0
+            return self.uncalled or (bool(self.enqueued) and max(self.enqueued.values()) < 0)
         numbered = rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
         return numbered and rows[0].launch <= 1  # else it has been reset, and numbers begin again
 
@@ -166,7 +168,7 @@ class Dump:
     @property
     def tells_of_all(self) -> bool:
         """Whether complete calls are in it as well, as far back as it goes."""
-        return any(entry.done for entry in self.entries) or self.whole
+        return any(entry.done for entry in self.entries) or (self.whole and not self.uncalled)
 
     @property
     def newest_ns(self) -> int:
@@ -200,16 +202,19 @@ def _read(data: bytes, written_ns: int) -> Dump:
     entries = _in_order([entry for row in rows if (entry := _entry(row)) is not None])
     if rows and not entries:
         raise NoDump(f"has {len(rows)} entries in a form that is not known, and none that is")
-    status = found.get("pg_status")
+    status, config = found.get("pg_status"), found.get("pg_config")
+    groups = _members(config)
     return Dump(
         version=version[:40] if isinstance(version, str) else "",
         entries=_parts_with_state(_without_the_aborted(entries)),
-        groups=_members(found.get("pg_config")),
+        groups=groups,
         enqueued=_counts(status, "last_enqueued_collective"),
         completed=_counts(status, "last_completed_collective"),
         damaged=len(rows) - len(entries),
         written_ns=written_ns,
         plain=_is_plain(entries),
+        uncalled=not rows and status == {} and isinstance(config, dict) and bool(config),
+        listed=bool(groups) and len(groups) == len(config or ()) and all(n for n, _ in groups),
     )
 
 
