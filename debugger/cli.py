@@ -123,8 +123,21 @@ def _told(error: Exception) -> int:
         return _say(str(error), error.exit_code)
     if isinstance(error, RunDirectoryError | FlightError):
         return _say(str(error), EXIT_USAGE)
+    if _is_of_removed_directory(error):
+        return _say("the working directory was removed; change to one that exists", EXIT_USAGE)
     sentence = f"distdebug itself failed ({type(error).__name__}: {error})"
     return _say(f"{sentence}; {_keep_traceback(error)}", EXIT_TOOL_FAILED)
+
+
+def _is_of_removed_directory(error: Exception) -> bool:
+    """Whether the error is that of `os.getcwd`, which alone names no file, where there is none."""
+    if not isinstance(error, FileNotFoundError) or error.filename is not None:
+        return False
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _keep_traceback(error: Exception) -> str:
