@@ -28,6 +28,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code (see the README)."""
     _open_what_is_closed()
+    _wait_where_full()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a rank's name may hold what this terminal cannot show
@@ -61,6 +62,21 @@ def _open_what_is_closed() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if not number else "w", closefd=False))  # noqa: SIM115
+
+
+def _wait_where_full() -> None:
+    """What a command prints is lost, and nothing said, where a standard stream is non-blocking, as
+    a parent that uses asyncio or Node.js may leave it, and full."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            blocks = os.get_blocking(stream.fileno())
+        except (OSError, ValueError):
+            continue  # not a file
+        if not blocks:
+            from .record.safe_files.patient import patient
+
+            setattr(sys, name, patient(stream))
 
 
 def _dispatch(argv: list[str]) -> int:

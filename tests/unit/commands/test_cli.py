@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -177,6 +179,22 @@ def test_a_removed_working_directory_is_one_sentence(
     assert cli.main(argv) == 2
     told = "distdebug: the working directory was removed; change to one that exists\n"
     assert capsys.readouterr() == ("", told)
+
+
+def test_a_full_stdout_that_is_non_blocking_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "a line\n" * 100_000
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    monkeypatch.setattr(cli, "_usage", lambda: lines)
+    got: list[str] = []
+    with open(reads) as file:
+        reader = threading.Thread(target=lambda: got.append(file.read()))
+        with open(writes, "w") as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            reader.start()
+            code = cli.main(["--help"])
+        reader.join()
+    assert (code, got) == (0, [lines + "\n"])
 
 
 def test_a_file_that_is_not_there_is_not_taken_for_a_removed_directory(
