@@ -28,6 +28,7 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code (see the README)."""
     _open_what_is_closed()
+    _wait_where_full()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a rank's name may hold what this terminal cannot show
@@ -61,6 +62,21 @@ def _open_what_is_closed() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "r" if not number else "w", closefd=False))  # noqa: SIM115
+
+
+def _wait_where_full() -> None:
+    """What a command prints is lost, and nothing said, where a standard stream is non-blocking, as
+    a parent that uses asyncio or Node.js may leave it, and full."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            blocks = os.get_blocking(stream.fileno())
+        except (OSError, ValueError):
+            continue  # not a file
+        if not blocks:
+            from .record.safe_files.patient import patient
+
+            setattr(sys, name, patient(stream))
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -123,8 +139,21 @@ def _told(error: Exception) -> int:
         return _say(str(error), error.exit_code)
     if isinstance(error, RunDirectoryError | FlightError):
         return _say(str(error), EXIT_USAGE)
+    if _is_of_removed_directory(error):
+        return _say("the working directory was removed; change to one that exists", EXIT_USAGE)
     sentence = f"distdebug itself failed ({type(error).__name__}: {error})"
     return _say(f"{sentence}; {_keep_traceback(error)}", EXIT_TOOL_FAILED)
+
+
+def _is_of_removed_directory(error: Exception) -> bool:
+    """Whether the error is that of `os.getcwd`, which alone names no file, where there is none."""
+    if not isinstance(error, FileNotFoundError) or error.filename is not None:
+        return False
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _keep_traceback(error: Exception) -> str:

@@ -125,12 +125,7 @@ class Found:
 def found_in(report: Mapping[str, Any]) -> list[Found]:
     """The findings of a report.json."""
     return [
-        Found(
-            str(one.get("kind", "")),
-            str(one.get("severity", "")),
-            one.get("proven") is True,
-            [rank for rank in one.get("culprits", ()) if isinstance(rank, int)],
-        )
+        Found(one["kind"], one["severity"], one["proven"], one["culprits"])
         for one in report.get("findings", ())
     ]
 

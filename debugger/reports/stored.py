@@ -27,6 +27,13 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "findings": list,
     "ranks": dict,
 }
+_FIELDS_OF_FINDING: dict[str, type] = {
+    "kind": str,
+    "severity": str,
+    "proven": bool,
+    "message": str,
+    "culprits": list,
+}
 
 
 def load(path: Path) -> Document | None:
@@ -56,12 +63,11 @@ def load(path: Path) -> Document | None:
         )
     if schema != SCHEMA:
         raise UsageError(f"{path} is not a report of distdebug")
-    for field, kind in _FIELDS.items():
-        if not isinstance(document.get(field), kind):
-            raise UsageError(f"{path} is damaged: {field} is missing or of another type")
-    if not 0 <= document["world_size"] <= MOST_RANKS:
-        raise UsageError(f"{path} is damaged: no run has that many ranks")
     harmless: Document = _harmless(document)
+    if problem := _problem(harmless):
+        raise UsageError(f"{path} is damaged: {problem}")
+    if not 0 <= harmless["world_size"] <= MOST_RANKS:
+        raise UsageError(f"{path} is damaged: no run has that many ranks")
     return harmless
 
 
@@ -70,10 +76,26 @@ def received(value: Any) -> Document | None:
     for what is none."""
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
-    if not all(isinstance(value.get(field), kind) for field, kind in _FIELDS.items()):
-        return None
     harmless: Document = _harmless({"off": [], **value})
-    return harmless
+    return None if _problem(harmless) else harmless
+
+
+def _problem(document: Document) -> str | None:
+    """What makes this no report that can be read field by field; None where nothing does."""
+    for field, kind in _FIELDS.items():
+        if not isinstance(document.get(field), kind):
+            return f"{field} is missing or of another type"
+    for finding in document["findings"]:
+        if not isinstance(finding, dict):
+            return "a finding is of another type"
+        for field, of_finding in _FIELDS_OF_FINDING.items():
+            if not isinstance(finding.get(field), of_finding):
+                return f"{field} of a finding is missing or of another type"
+        if not all(isinstance(rank, int) for rank in finding["culprits"]):
+            return "culprits of a finding has what is no rank"
+    if not all(isinstance(rank, dict) for rank in document["ranks"].values()):
+        return "a rank is of another type"
+    return None
 
 
 def _harmless(value: Any) -> Any:

@@ -44,8 +44,8 @@ class Ending:
 def ending(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Ending:
     """From a report.json and the lines of events.jsonl."""
     outcome = str(report.get("outcome", ""))
-    errors = [one for one in report.get("findings", ()) if one.get("severity") == "error"]
-    verdict = next((one for one in errors if one.get("kind") == outcome), None)
+    errors = [one for one in report.get("findings", ()) if one["severity"] == "error"]
+    verdict = next((one for one in errors if one["kind"] == outcome), None)
     if verdict is None:
         return Ending()
     times = [
@@ -53,7 +53,7 @@ def ending(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> En
         for event in events
         if event.get("finding") == outcome and isinstance(event.get("time_ns"), int)
     ]
-    culprits = frozenset(one for one in verdict.get("culprits", ()) if isinstance(one, int))
+    culprits = frozenset(verdict["culprits"])
     return Ending(kind_of(outcome), culprits, min(times, default=0))
 
 

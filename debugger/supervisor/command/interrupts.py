@@ -15,7 +15,9 @@ INTERRUPT_GRACE_S = 5.0
 TERMINATE_GRACE_S = 30.0
 """What torchrun gives its ranks, and Slurm a job (KillWait)."""
 TERMINATE_MARGIN_S = 2.0
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""What torchrun hears, too."""
+_IGNORED_BEHIND_AMPERSAND = (signal.SIGINT, signal.SIGQUIT)
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 """What programs give a meaning of their own: a scheduler says so that the time is nearly up."""
 
@@ -35,8 +37,8 @@ class Interrupts:
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         """Take the signals as long as this lasts. What runs under `nohup`, where SIGHUP is ignored,
-        outlives its terminal. A shell has SIGINT ignored in all that it starts behind a `&`, which
-        may be sent it all the same."""
+        outlives its terminal. A shell has SIGINT and SIGQUIT ignored in all that it starts behind a
+        `&`, which may be sent them all the same."""
         wanted = {
             **dict.fromkeys(_ENDING, self._take),
             **dict.fromkeys(_HANDED_ON, self._take_for_command),
@@ -44,7 +46,7 @@ class Interrupts:
         kept: Mapping[int, Any] = {
             number: signal.signal(number, handler)
             for number, handler in wanted.items()
-            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN
+            if number in _IGNORED_BEHIND_AMPERSAND or signal.getsignal(number) is not signal.SIG_IGN
         }
         try:
             yield

@@ -38,6 +38,7 @@ import threading
 import time
 from pathlib import Path
 
+from ...record.safe_files.patient import patient
 from ...record.safe_files.unix_sockets import user_of
 from .lines import Display
 from .log import OutputLog
@@ -331,10 +332,10 @@ def main() -> None:
     control = socket.socket(fileno=0)
     request = json.loads(control.recv(PACKET_BYTES))
     control.setblocking(False)
+    streams: list[Any] = []
     for stream, encoding in zip((sys.stdout, sys.stderr), request["encodings"], strict=True):
         assert isinstance(stream, io.TextIOWrapper)
-        stream.reconfigure(encoding=encoding, errors="backslashreplace")
-    streams: list[Any] = [sys.stdout, sys.stderr]
+        streams.append(patient(stream, encoding))
     if request["defuse"]:  # a CI system takes commands from what a rank prints
         from ...record.safe_text.workflow_commands import Defused
 

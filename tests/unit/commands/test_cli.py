@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,6 +160,54 @@ def test_an_unexpected_error_keeps_its_traceback_in_a_private_file(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
     assert failing(ValueError("again")) == 96
     assert "the traceback could not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["report"], ["logs"], ["stacks"], ["export", "--trace", "t"], ["tui"], ["attach"], ["replay"]],
+)
+def test_a_removed_working_directory_is_one_sentence(
+    argv: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert cli.main(argv) == 2
+    told = "distdebug: the working directory was removed; change to one that exists\n"
+    assert capsys.readouterr() == ("", told)
+
+
+def test_a_full_stdout_that_is_non_blocking_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "a line\n" * 100_000
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    monkeypatch.setattr(cli, "_usage", lambda: lines)
+    got: list[str] = []
+    with open(reads) as file:
+        reader = threading.Thread(target=lambda: got.append(file.read()))
+        with open(writes, "w") as stdout:
+            monkeypatch.setattr(sys, "stdout", stdout)
+            reader.start()
+            code = cli.main(["--help"])
+        reader.join()
+    assert (code, got) == (0, [lines + "\n"])
+
+
+def test_a_file_that_is_not_there_is_not_taken_for_a_removed_directory(
+    failing: Callable[[BaseException], int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert failing(FileNotFoundError()) == 96
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert failing(FileNotFoundError(2, "No such file or directory", "ours.txt")) == 96
+    assert failing(FileNotFoundError()) == 2
 
 
 def test_ctrl_c_and_exits(

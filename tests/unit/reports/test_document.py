@@ -196,6 +196,37 @@ def test_what_is_not_a_report_is_said_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("finding", "says"),
+    [
+        ("x", "a finding is of another type"),
+        ([None], "a finding is of another type"),
+        ({"culprits": 3}, "culprits of a finding is missing or of another type"),
+        ({"culprits": ["1"]}, "culprits of a finding has what is no rank"),
+        ({"culprits": [10**400]}, "culprits of a finding has what is no rank"),
+        ({"proven": None}, "proven of a finding is missing or of another type"),
+    ],
+)
+def test_a_misshapen_finding_is_said_where_the_report_is_read(
+    tmp_path: Path, finding: Any, says: str
+) -> None:
+    document = report([mismatch()])
+    (found,) = document["findings"]
+    document["findings"] = [{**found, **finding} if isinstance(finding, dict) else finding]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(UsageError, match=says):
+        stored.load(path)
+    assert stored.received(json.loads(path.read_text())) is None
+
+
+def test_a_rank_of_a_report_that_is_no_object_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**report([mismatch()]), "ranks": {"0": 3}}))
+    with pytest.raises(UsageError, match="a rank is of another type"):
+        stored.load(path)
+
+
 def test_a_stored_report_is_made_harmless_again(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     assert stored.load(path) is None
