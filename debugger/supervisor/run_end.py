@@ -6,8 +6,9 @@ the report.
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from ..diagnosis.findings import Finding
@@ -19,6 +20,7 @@ from .command.reach import Reach
 from .command.unrecorded import early_death
 from .guarded_watch import GuardedWatch
 from .machine import listeners
+from .machine.oom import OomWatch
 from .own_faults import OwnFaults
 from .run_options import Options
 from .run_ranks import RunRanks
@@ -45,6 +47,7 @@ class RunEnd:
     faults: OwnFaults
     reach: Reach
     say: Callable[[str], None]
+    oom: OomWatch
     evidence: Evidence = field(default_factory=Evidence)
 
     def end(self, look: Look, finding: Finding | None) -> tuple[Look, Finding | None]:
@@ -62,7 +65,7 @@ class RunEnd:
         if finding is None:
             return self._end_without_finding(look)
         with self.faults.guard("rule early_death"):
-            finding = early_death(finding, self.reach, ranks, self.launch.exits) or finding
+            finding = self._early_death(finding, ranks) or finding
         with self.faults.guard("the stacks"):
             self.evidence = self.ranks.stacks(ranks, self.options.native_stacks, STACKS_S)
             finding = self.evidence.refine(finding)
@@ -70,6 +73,12 @@ class RunEnd:
             self._raise_in_ranks(finding)
         self.ranks.end(END_GRACE_S, self._quiet)
         return look, finding
+
+    def _early_death(self, found: Finding | None, recorded: Collection[int]) -> Finding | None:
+        status = self.launch.poll()
+        orphaned = status is not None and status.signal == signal.SIGKILL
+        exits = self.launch.exits
+        return early_death(found, self.reach, recorded, exits, self.oom.killed, orphaned)
 
     @property
     def _quiet(self) -> bool:
@@ -114,7 +123,7 @@ class RunEnd:
         if status.shell_code:
             with self.faults.guard("rule early_death"):
                 ranks = newest_ranks(look.snapshots)
-                found = early_death(found, self.reach, ranks, launch.exits)
+                found = self._early_death(found, ranks)
         if found is None and status.shell_code:
             look = self._look_once_failed(look, finished=True)
             found = look.verdict

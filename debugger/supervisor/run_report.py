@@ -55,10 +55,16 @@ class RunReport:
     kept: Callable[[], None] = lambda: None
 
     def give(
-        self, status: ExitStatus | None, look: Look, finding: Finding | None, evidence: Evidence
+        self,
+        status: ExitStatus | None,
+        look: Look,
+        finding: Finding | None,
+        evidence: Evidence,
+        oom_killed: bool = False,
     ) -> Document:
         """Write the report into the run directory, print it, and return it. `status`:
-        how the command ended; `look`: the one that counts."""
+        how the command ended; `look`: the one that counts. `oom_killed`: the kernel has killed the
+        command for want of memory."""
         outcome, code = self._outcome(status, look, finding)
         unexplained = outcome == "failed" and not self.injection.look()
         findings = [finding] if finding is not None else []
@@ -72,7 +78,8 @@ class RunReport:
         ends = ranks
         with self.faults.guard("how the ranks ended"):
             ends = newest_ranks(self.watch.silent_look().snapshots)
-        notes = [f"the command itself ended with {status}"] if unexplained else []
+        memory = ": the kernel killed it, out of memory" if oom_killed else ""
+        notes = [f"the command itself ended with {status}{memory}"] if unexplained else []
         world_size = max((one.world_size for one in look.snapshots), default=0)
         world_size = world_size or self.outside.seen["world_size"]
         watched = sorted({*ranks, *ends})

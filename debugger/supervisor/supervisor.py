@@ -122,7 +122,8 @@ class Supervisor:
         self._outside = FromOutside(options.inspect, self._reach, options.limits, self._say)
         self._metrics = MetricsFile(options.prom, directory.path.name, self._say)
         self._injection = Injection(options.faults, directory, self._say, options.own_network)
-        table = ProcessTable(exits, launch, OomWatch())
+        self._oom = OomWatch()
+        table = ProcessTable(exits, launch, self._oom)
         self._job = Job(options.several, directory, table, self._say)
         within_s = options.limits.hang_timeout_s
         self._late = LateMeeting(self._job, directory.path, self._say, within_s)
@@ -164,6 +165,7 @@ class Supervisor:
             faults,
             self._reach,
             self._say,
+            self._oom,
         )
 
     def _until_it_ends(self, launch: Launch, end: RunEnd, here: str) -> tuple[Look, Finding | None]:
@@ -212,7 +214,9 @@ class Supervisor:
                 document = self._orders.document(launch.poll())
             if document is None:
                 status = self._orders.status(launch.poll())
-                document = report.give(status, look, finding, end.evidence)
+                killed = status is not None and status.signal == signal.SIGKILL
+                memory = killed and self._oom.killed(launch.pid)
+                document = report.give(status, look, finding, end.evidence, memory)
             else:
                 head = self._job.member.host if self._job.member is not None else ""
                 report.pass_on(document, one_terminal(), head)

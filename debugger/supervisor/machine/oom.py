@@ -12,8 +12,8 @@ class OomWatch:
     """Tells a SIGKILL of the kernel's OOM killer from any other.
 
     Evidence, best first: the kernel log names the pid; the `oom_kill` counter of the rank's memory
-    cgroup (version 2 or 1) rose; the host's counter rose, where no cgroup counter can be read. A
-    rise by n explains n deaths.
+    cgroup (version 2 or 1) rose, or of ours; the host's counter rose, where no cgroup counter can
+    be read. A rise by n explains n deaths.
     """
 
     def __init__(
@@ -26,8 +26,10 @@ class OomWatch:
         self._cgroups = cgroups
         self._counters: dict[int, Path | None] = {}
         self._baseline: dict[Path, int] = {}
-        self._host = proc / "vmstat"
-        self._count_from_now(self._host)
+        # For a process that was not seen alive, such as a launcher, the counter of our own cgroup
+        # stands: what we start begins in that.
+        self._fallback = self._find_counter(os.getpid()) or proc / "vmstat"
+        self._count_from_now(self._fallback)
         self._named: set[int] = set()
         self._kernel_log = -1
         if kernel_log is not None:
@@ -47,7 +49,7 @@ class OomWatch:
     def killed(self, pid: int) -> bool:
         """Whether the death of `pid` by SIGKILL was the OOM killer's work."""
         self._read_kernel_log()
-        counter = self._counters.get(pid) or self._host
+        counter = self._counters.get(pid) or self._fallback
         now = _read_counter(counter)
         risen = now is not None and now > self._baseline.get(counter, now)
         if risen:

@@ -57,3 +57,18 @@ def test_without_a_death_nothing_is_changed(tmp_path: Path) -> None:
     for exits in (_exits(), _exits(p71=0), _exits(p70=signal.SIGKILL)):
         assert early_death(LOST, reach, [0], exits) is LOST
         assert early_death(None, reach, [0], exits) is None
+
+
+def test_the_kernels_kill_is_told_as_such(tmp_path: Path) -> None:
+    reach, exits = _reach(tmp_path), _exits(p71=signal.SIGKILL)
+    found = early_death(None, reach, [0], exits, oom_killed=lambda pid: pid == 71)
+    assert found is not None
+    assert "rank 1 was killed by SIGKILL (out of memory); it was not watched" in found.message
+    assert found.data["oom_killed"] is True
+
+
+def test_who_was_ended_when_its_launcher_was_killed_is_no_culprit(tmp_path: Path) -> None:
+    reach = _reach(tmp_path)
+    assert early_death(None, reach, [0], _exits(p71=signal.SIGTERM), orphaned=True) is None
+    found = early_death(None, reach, [0], _exits(p71=signal.SIGABRT), orphaned=True)
+    assert found is not None
