@@ -227,24 +227,32 @@ def _name(path: Path) -> str:
 
 
 def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
-    """The files by job: those whose names differ in the rank alone, in one folder."""
+    """The files by job: those whose names differ in the rank alone, in one folder, and those
+    without a number there."""
     notes: list[str] = []
-    families: dict[tuple[str, str], list[_File]] = {}
+    several = _of_several(files)
+    families: dict[tuple[str, str, object], list[_File]] = {}
     for file in files:
-        parent = file.path.parent if "/" not in file.name else file.path.parent.parent
-        families.setdefault((str(parent), _family(file.name)), []).append(file)
+        parent, family, world = file.path.parent, _family(file.name), None
+        if parent in several and "/" in file.name:
+            file = replace(file, numbers=(), after_rank=())
+            family, world = parent.name, _world({0: file})
+        if "/" in file.name:
+            parent = parent.parent
+        families.setdefault((str(parent), family, world), []).append(file)
     named: list[tuple[str, dict[int, _File]]] = []
     parts = [
         (folder, family, part)
-        for (folder, family), members in sorted(families.items())
+        for (folder, family, _), members in sorted(families.items(), key=lambda one: one[0][:2])
         for part in _of_one_job(members)
     ]
+    unplaced: list[_File] = []
     for folder, family, members in parts:
         ranks = _ranks(members)
         by_rank: dict[int, _File] = {}
         for file, rank in zip(members, ranks, strict=True):
-            if rank is None or rank >= MOST_RANKS:
-                notes.append(f"the name of {clean(file.path.name)} does not tell its rank")
+            if rank is None:
+                unplaced.append(file)
                 continue
             other = by_rank.get(rank)
             if other is not None:
@@ -259,7 +267,12 @@ def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
             stem = family.strip("#") if len(members) > 1 else members[0].name
             named.append((os.path.join(folder, stem), by_rank))
     jobs = []
-    for place, by_rank in _joined(named):
+    joined = list(_joined(named))
+    notes += [
+        f"the name of {clean(file.path.name)} does not tell its rank, nor does its record"
+        for file in _not_left_over(unplaced, [by_rank for _, by_rank in joined])
+    ]
+    for place, by_rank in joined:
         recent, left_over = _of_the_last_run(by_rank)
         if left_over:
             names = ", ".join(clean(file.path.name) for file in list(left_over.values())[:3])
@@ -396,39 +409,97 @@ def _is_one_record(one: Dump, other: Dump) -> bool:
 
 
 def _ranks(files: Sequence[_File]) -> list[int | None]:
-    """Each file's rank: the number of its name, counted from the end, that tells all files apart
-    and fits the groups that the dumps are in."""
+    """Each file's rank: what the dump tells, or else the number of its name, counted from the end,
+    that tells all files apart and fits the groups that the dumps are in. Numbers that contradict
+    one of the dumps are ranks of none."""
     most = max((len(file.numbers) for file in files), default=0)
     lists: dict[int, frozenset[int]] = {}
-    best: tuple[tuple[int, int, int, int], list[int | None]] | None = None
+    told = [_told(file.dump, lists) for file in files]
+    best: tuple[tuple[int, int, int, int, int], list[int | None]] | None = None
     for place in range(1, most + 1):
         ranks = [file.numbers[-place] if len(file.numbers) >= place else None for file in files]
+        ranks = [rank if rank is not None and rank < MOST_RANKS else None for rank in ranks]
         known = [rank for rank in ranks if rank is not None]
-        misfits = sum(
-            rank is None or not _fits(file.dump, rank, lists)
-            for file, rank in zip(files, ranks, strict=True)
+        wrong = sum(
+            rank is not None
+            and (its != rank if its is not None else not _fits(file.dump, rank, lists))
+            for file, rank, its in zip(files, ranks, told, strict=True)
         )
         doubled = len(known) - len(set(known))
         unnamed = sum(len(file.numbers) < place or not file.after_rank[-place] for file in files)
-        score = (misfits, doubled, unnamed, place)
+        score = (wrong, ranks.count(None), doubled, unnamed, place)
         if best is None or score < best[0]:
             best = (score, ranks)
-    return best[1] if best else [None] * len(files)
+    if best is None or best[0][0]:
+        return list(told)
+    return [rank if its is None else its for its, rank in zip(told, best[1], strict=True)]
+
+
+def _told(dump: Dump, known: dict[int, frozenset[int]]) -> int | None:
+    """The rank that a dump itself tells: a message has its own end as a rank of its group, and a
+    rank makes no group that it is not in, so that it may be the only one that is in all of them."""
+    for entry in () if dump.plain else dump.entries:
+        ranks = dump.groups.get(entry.group, ()) if entry.group[0] else ()
+        if entry.own is not None and entry.own < len(ranks):
+            return ranks[entry.own]
+    if not dump.listed or len(dump.groups) < 2:
+        return None
+    smallest = min(dump.groups.values(), key=len)
+    inside = (rank for rank in smallest if _fits(dump, rank, known))
+    rank = next(inside, None)
+    return rank if next(inside, None) is None else None
 
 
 def _fits(dump: Dump, rank: int, known: dict[int, frozenset[int]]) -> bool:
-    """Whether a rank can have made this dump: it is in every group that it has called in."""
+    """Whether a rank can have made this dump: it is in all of its groups, whether or not it has
+    called in them. gloo's "" is not to be trusted: it may have ranks of a group."""
     if rank >= MOST_RANKS:
         return False
-    for name in {entry.group for entry in dump.entries}:
-        ranks = dump.groups.get(name)
-        if ranks is None:
-            continue
-        if id(ranks) not in known:
+    for (name, _), ranks in dump.groups.items():
+        if name and id(ranks) not in known:
             known[id(ranks)] = frozenset(ranks)
-        if rank not in known[id(ranks)]:
+        if name and rank not in known[id(ranks)]:
             return False
     return True
+
+
+def _of_several(files: Sequence[_File]) -> set[Path]:
+    """The folders of several dumps without a number in their own names: what a folder is called is
+    none of their ranks. Forms of one dump have one name."""
+    stems: dict[Path, set[str]] = {}
+    for file in files:
+        if "/" in file.name:
+            stems.setdefault(file.path.parent, set()).add(_family(file.path.name))
+    return {folder for folder, names in stems.items() if len(names) > 1}
+
+
+def _not_left_over(files: Sequence[_File], jobs: Sequence[dict[int, _File]]) -> list[_File]:
+    """Those of these files without a rank that are not the only one of their job while one rank has
+    no file; such a one is put there, unless it is a copy of another's."""
+    left: list[_File] = []
+    alike: dict[object, list[_File]] = {}
+    for file in files:
+        alike.setdefault(_world({0: file}), []).append(file)
+    for world, some in alike.items():
+        for job in jobs:
+            lists = {id(ranks): ranks for one in (*job.values(), some[0]) for ranks in _named(one)}
+            free = set().union(*lists.values()) - job.keys()
+            if len(free) == len(some) == 1 and _world(job) == world:
+                copied = any(_is_copy(some[0].dump, one.dump) for one in job.values())
+                rank = free.pop()
+                if not copied and _fits(some[0].dump, rank, {}):
+                    job[rank] = some.pop()
+        left += some
+    return left
+
+
+def _named(file: _File) -> list[tuple[int, ...]]:
+    """The members of its groups, of those that have a name."""
+    return [ranks for (name, _), ranks in file.dump.groups.items() if name]
+
+
+def _is_copy(one: Dump, other: Dump) -> bool:
+    return len(one.entries) == len(other.entries) and _is_one_record(one, other)
 
 
 def _joined(named: list[tuple[str, dict[int, _File]]]) -> Iterator[tuple[str, dict[int, _File]]]:
