@@ -464,12 +464,10 @@ def _fits(dump: Dump, rank: int, known: dict[int, frozenset[int]]) -> bool:
 
 
 def _of_several(files: Sequence[_File]) -> set[Path]:
-    """The folders of several dumps without a number in their own names: what a folder is called is
-    none of their ranks. Forms of one dump have one name."""
+    """The folders of several dumps, whose numbers are no ranks. Forms of one dump have one name."""
     stems: dict[Path, set[str]] = {}
     for file in files:
-        if "/" in file.name:
-            stems.setdefault(file.path.parent, set()).add(_family(file.path.name))
+        stems.setdefault(file.path.parent, set()).add(_family(file.path.name))
     return {folder for folder, names in stems.items() if len(names) > 1}
 
 

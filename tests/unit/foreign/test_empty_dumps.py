@@ -26,7 +26,9 @@ def test_a_rank_that_has_made_no_call_is_known_to_have_made_none(counts: object)
     assert not found.active_only
 
 
-@pytest.mark.parametrize("more", [{}, {"pg_status": {}, "pg_config": {}}, {"pg_status": status(17)}])
+@pytest.mark.parametrize(
+    "more", [{}, {"pg_status": {}, "pg_config": {}}, {"pg_status": status(17)}]
+)
 def test_calls_that_are_left_out_are_not_taken_for_none(more: dict[str, Any]) -> None:
     found = read(dump(**more))
     assert not found.whole
