@@ -326,7 +326,8 @@ def _behind(trace: Trace) -> Finding | None:
     for group in trace.groups:
         known = {rank: calls.reached for rank, calls in group.calls.items()}
         for rank in group.ranks:
-            if rank not in known and (dump := trace.dumps.get(rank)) is not None and dump.whole:
+            dump = None if rank in known else trace.dumps.get(rank)
+            if dump is not None and dump.whole and (not dump.uncalled or _needs_all(group)):
                 known[rank] = -1
         if len(set(known.values())) < 2:
             continue
@@ -362,6 +363,13 @@ def _behind(trace: Trace) -> Finding | None:
         observable_ns=entry.created_ns,
         side="host",
     )
+
+
+def _needs_all(group: TracedGroup) -> bool:
+    """Whether a call of the group is over that nobody ends alone, without being known to be
+    complete: who has come to none of its calls has made it fail."""
+    made = (entry for calls in group.calls.values() for entry in calls.entries)
+    return any(is_symmetric(one) and not (one.done and one.tells_completion) for one in made)
 
 
 def _made(calls: Mapping[int, Calls], seq: int) -> Entry | None:

@@ -162,6 +162,17 @@ def test_a_recorder_that_was_on_and_has_nothing_tells_of_no_call(
     assert accused(tmp_path) == named
 
 
+@pytest.mark.parametrize("call", ["gloo:broadcast", "nccl:all_reduce"])
+def test_a_call_that_says_nothing_of_the_others_accuses_no_empty_record(
+    call: str, tmp_path: Path
+) -> None:
+    """A root is over with its broadcast before the others come; what NCCL has completed had all."""
+    row = {**rows("0", 1, library=call[:4])[0], "profiling_name": call}
+    put(tmp_path / "rank_0", [row], {"0": (0, 1)})
+    put(tmp_path / "rank_1", [], {"0": (0, 1)}, pg_status={})
+    assert accused(tmp_path) == set()
+
+
 # -- a dump that is not there ----------------------------------------------------------------------
 
 
