@@ -16,7 +16,8 @@ from ..record.collection import no_collection
 from ..record.runs.run_directory import BASE, run_names
 from ..record.safe_text.sanitize import clean
 from ..record.wording import ranks_text
-from .flight_recorder import MOST_RANKS, Dump, NoDump, NoRecord, read
+from .file_ranks import NUMBER, DumpFile, fits, name_of, ranks_of
+from .flight_recorder import Dump, NoDump, NoRecord, read
 from .plain_pickle import bounded_memory
 
 MOST_FILE_BYTES = 1 << 28
@@ -32,7 +33,6 @@ _PACKED = {
 }
 _TAR, _TAR_AT = b"ustar", 257
 _PACKED_NAME = re.compile(r"\.(?:gz|tgz|zip|bz2|xz|zst|tar)$")
-_NUMBER = re.compile(r"\d+")
 _RANK = re.compile(r"rank[^a-z0-9]{0,2}$", re.IGNORECASE)
 MOST_FAULTS = 5
 FEWEST_OF_A_RUN = 2
@@ -65,21 +65,6 @@ class Found:
     jobs: Sequence[Job]
     faults: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    path: Path
-    written_ns: int
-    dump: Dump
-    numbers: tuple[int, ...]
-    after_rank: tuple[bool, ...]
-    """Of each number of the name, whether the word "rank" stands before it."""
-
-    @property
-    def name(self) -> str:
-        """The file's, or, where that has no number, with its folder's: `rank_3/trace`."""
-        return _name(self.path)
 
 
 def looks_like_dumps(path: Path) -> bool:
@@ -115,7 +100,7 @@ def load(path: Path) -> Found:
 
 def of_files(files: Sequence[Path]) -> Found:
     """The dumps among these files."""
-    read_files: list[_File] = []
+    read_files: list[DumpFile] = []
     faults: list[str] = []
     others: list[_Other] = []
     with bounded_memory(), no_collection():
@@ -127,7 +112,7 @@ def of_files(files: Sequence[Path]) -> Found:
             elif found is not None:
                 read_files.append(found)
     dumps = {_family(file.name) for file in read_files}
-    faults += [one.sentence for one in others if not dumps or _family(_name(one.path)) in dumps]
+    faults += [one.sentence for one in others if not dumps or _family(name_of(one.path)) in dumps]
     if len(faults) > MOST_FAULTS:
         faults[MOST_FAULTS:] = [f"and {len(faults) - MOST_FAULTS} more files cannot be read"]
     jobs, notes = _jobs(read_files)
@@ -143,7 +128,7 @@ class _Other:
     sentence: str
 
 
-def _outcome(file: Path) -> _File | _Other | str | None:
+def _outcome(file: Path) -> DumpFile | _Other | str | None:
     """The dump, a sentence about what is wrong with it, or None: not even the start of a dump."""
     try:
         return _read(file)
@@ -190,7 +175,7 @@ def _packed_as(data: bytes) -> str:
     return f"is packed ({kind}): unpack it first" if kind else ""
 
 
-def _read(path: Path) -> _File | None:
+def _read(path: Path) -> DumpFile | None:
     """None: not even the start of a dump."""
     try:
         # Between the listing and here it may have become a link or a FIFO.
@@ -208,9 +193,9 @@ def _read(path: Path) -> _File | None:
         if how := _packed_as(data):
             raise NoRecord(how)
         return None
-    name = _name(path)
-    words = [word for word in _NUMBER.finditer(name) if len(word[0]) < 10]
-    return _File(
+    name = name_of(path)
+    words = [word for word in NUMBER.finditer(name) if len(word[0]) < 10]
+    return DumpFile(
         path,
         about.st_mtime_ns,
         read(data, about.st_mtime_ns),
@@ -219,32 +204,36 @@ def _read(path: Path) -> _File | None:
     )
 
 
-def _name(path: Path) -> str:
-    return path.name if _NUMBER.search(path.name) else f"{path.parent.name}/{path.name}"
-
-
 # -- ranks and jobs ------------------------------------------------------------------------------
 
 
-def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
-    """The files by job: those whose names differ in the rank alone, in one folder."""
+def _jobs(files: Sequence[DumpFile]) -> tuple[list[Job], list[str]]:
+    """The files by job: those whose names differ in the rank alone, in one folder, and those
+    without a number there."""
     notes: list[str] = []
-    families: dict[tuple[str, str], list[_File]] = {}
+    several = _of_several(files)
+    families: dict[tuple[str, str, object], list[DumpFile]] = {}
     for file in files:
-        parent = file.path.parent if "/" not in file.name else file.path.parent.parent
-        families.setdefault((str(parent), _family(file.name)), []).append(file)
-    named: list[tuple[str, dict[int, _File]]] = []
+        parent, family, world = file.path.parent, _family(file.name), None
+        if parent in several and "/" in file.name:
+            file = replace(file, numbers=(), after_rank=())
+            family, world = parent.name, _world({0: file})
+        if "/" in file.name:
+            parent = parent.parent
+        families.setdefault((str(parent), family, world), []).append(file)
+    named: list[tuple[str, dict[int, DumpFile]]] = []
     parts = [
         (folder, family, part)
-        for (folder, family), members in sorted(families.items())
+        for (folder, family, _), members in sorted(families.items(), key=lambda one: one[0][:2])
         for part in _of_one_job(members)
     ]
+    unplaced: list[DumpFile] = []
     for folder, family, members in parts:
-        ranks = _ranks(members)
-        by_rank: dict[int, _File] = {}
+        ranks = ranks_of(members)
+        by_rank: dict[int, DumpFile] = {}
         for file, rank in zip(members, ranks, strict=True):
-            if rank is None or rank >= MOST_RANKS:
-                notes.append(f"the name of {clean(file.path.name)} does not tell its rank")
+            if rank is None:
+                unplaced.append(file)
                 continue
             other = by_rank.get(rank)
             if other is not None:
@@ -259,7 +248,12 @@ def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
             stem = family.strip("#") if len(members) > 1 else members[0].name
             named.append((os.path.join(folder, stem), by_rank))
     jobs = []
-    for place, by_rank in _joined(named):
+    joined = list(_joined(named))
+    notes += [
+        f"the name of {clean(file.path.name)} does not tell its rank, nor does its record"
+        for file in _not_left_over(unplaced, [by_rank for _, by_rank in joined])
+    ]
+    for place, by_rank in joined:
         recent, left_over = _of_the_last_run(by_rank)
         if left_over:
             names = ", ".join(clean(file.path.name) for file in list(left_over.values())[:3])
@@ -273,8 +267,8 @@ def _jobs(files: Sequence[_File]) -> tuple[list[Job], list[str]]:
 
 
 def _of_the_last_run(
-    files: Mapping[int, _File],
-) -> tuple[Mapping[int, _File], Mapping[int, _File]]:
+    files: Mapping[int, DumpFile],
+) -> tuple[Mapping[int, DumpFile], Mapping[int, DumpFile]]:
     """The files of the last run, and those that lie there since an earlier one: torch writes each
     rank's dump to the same place again, and a rank that is killed writes none. Their calls are
     older by far than the others are apart, and so are the files; a host that is stuck is not so
@@ -294,7 +288,7 @@ def _of_the_last_run(
     return files, {}
 
 
-def _earlier_s(run: Sequence[_File], others: Sequence[_File]) -> float:
+def _earlier_s(run: Sequence[DumpFile], others: Sequence[DumpFile]) -> float:
     """By so much calls are older that an earlier run has made: by little, where their files are as
     much older; by much, where all were written together, as copies are."""
     last = max(file.written_ns for file in others)
@@ -304,7 +298,7 @@ def _earlier_s(run: Sequence[_File], others: Sequence[_File]) -> float:
     return COPIED_EARLIER_RUN_S
 
 
-def _worth(file: _File) -> tuple[int, int, bool, str]:
+def _worth(file: DumpFile) -> tuple[int, int, bool, str]:
     """Of two dumps of a rank the younger one counts, in which more calls have been made, or are
     complete; and of two forms of one that with stacks."""
     return (
@@ -315,7 +309,7 @@ def _worth(file: _File) -> tuple[int, int, bool, str]:
     )
 
 
-def _job(place: str, files: Mapping[int, _File]) -> Job:
+def _job(place: str, files: Mapping[int, DumpFile]) -> Job:
     known = _is_time_of_writing(files.values())
     dumps = {
         rank: file.dump if known else replace(file.dump, written_ns=0)
@@ -324,14 +318,14 @@ def _job(place: str, files: Mapping[int, _File]) -> Job:
     return Job(place, dumps, _age_s(files.values()))
 
 
-def _is_time_of_writing(files: Iterable[_File]) -> bool:
+def _is_time_of_writing(files: Iterable[DumpFile]) -> bool:
     """Whether the times of these files can be those at which they were written: none is older than
     the last call in itself. Files that were copied, unpacked or restored have other times, and then
     not even those that are possible tell anything."""
     return all(file.written_ns >= file.dump.newest_ns - CLOCKS_APART_S * 1e9 for file in files)
 
 
-def _age_s(files: Iterable[_File]) -> float | None:
+def _age_s(files: Iterable[DumpFile]) -> float | None:
     """How old the newest call was when the last file was written. Where clocks are apart, so that
     it was made after that: how old the last call of a rank was when its own file was, of the rank
     where that is least, without those whose clock is so far ahead that theirs were made after
@@ -352,14 +346,14 @@ def _age_s(files: Iterable[_File]) -> float | None:
 def _family(name: str) -> str:
     """The name without the numbers and the host in it, and without what says pickle or packed."""
     stem = re.sub(r"(?:\.(?:json|pickle|pkl|bin|trace|gz|zip|bz2|xz|zst|tar))+$", "", name)
-    return _NUMBER.sub("#", stem)
+    return NUMBER.sub("#", stem)
 
 
-def _of_one_job(files: Sequence[_File]) -> Sequence[Sequence[_File]]:
+def _of_one_job(files: Sequence[DumpFile]) -> Sequence[Sequence[DumpFile]]:
     """The files of a family, apart where several jobs have names that differ in another number
     than the rank: `job7_rank_0`, `job8_rank_0`."""
-    ranks = _ranks(files)
-    first: dict[int, _File] = {}
+    ranks = ranks_of(files)
+    first: dict[int, DumpFile] = {}
     for file, rank in zip(files, ranks, strict=True):
         if rank is not None and (other := first.setdefault(rank, file)) is not file:
             break
@@ -371,7 +365,7 @@ def _of_one_job(files: Sequence[_File]) -> Sequence[Sequence[_File]]:
     place = next((at for at, (mine, its) in enumerate(pairs) if mine != its), None)
     if place is None:
         return [files]
-    apart: dict[tuple[int, ...], list[_File]] = {}
+    apart: dict[tuple[int, ...], list[DumpFile]] = {}
     for one in files:
         apart.setdefault(one.numbers[place : place + 1], []).append(one)
     return list(apart.values())
@@ -395,43 +389,48 @@ def _is_one_record(one: Dump, other: Dump) -> bool:
     )
 
 
-def _ranks(files: Sequence[_File]) -> list[int | None]:
-    """Each file's rank: the number of its name, counted from the end, that tells all files apart
-    and fits the groups that the dumps are in."""
-    most = max((len(file.numbers) for file in files), default=0)
-    lists: dict[int, frozenset[int]] = {}
-    best: tuple[tuple[int, int, int, int], list[int | None]] | None = None
-    for place in range(1, most + 1):
-        ranks = [file.numbers[-place] if len(file.numbers) >= place else None for file in files]
-        known = [rank for rank in ranks if rank is not None]
-        misfits = sum(
-            rank is None or not _fits(file.dump, rank, lists)
-            for file, rank in zip(files, ranks, strict=True)
-        )
-        doubled = len(known) - len(set(known))
-        unnamed = sum(len(file.numbers) < place or not file.after_rank[-place] for file in files)
-        score = (misfits, doubled, unnamed, place)
-        if best is None or score < best[0]:
-            best = (score, ranks)
-    return best[1] if best else [None] * len(files)
+def _of_several(files: Sequence[DumpFile]) -> set[Path]:
+    """The folders of several dumps, whose numbers are no ranks. Forms of one dump have one name."""
+    stems: dict[Path, set[str]] = {}
+    for file in files:
+        stems.setdefault(file.path.parent, set()).add(_family(file.path.name))
+    return {folder for folder, names in stems.items() if len(names) > 1}
 
 
-def _fits(dump: Dump, rank: int, known: dict[int, frozenset[int]]) -> bool:
-    """Whether a rank can have made this dump: it is in every group that it has called in."""
-    if rank >= MOST_RANKS:
-        return False
-    for name in {entry.group for entry in dump.entries}:
-        ranks = dump.groups.get(name)
-        if ranks is None:
-            continue
-        if id(ranks) not in known:
-            known[id(ranks)] = frozenset(ranks)
-        if rank not in known[id(ranks)]:
-            return False
-    return True
+def _not_left_over(
+    files: Sequence[DumpFile], jobs: Sequence[dict[int, DumpFile]]
+) -> list[DumpFile]:
+    """Those of these files without a rank that are not the only one of their job while one rank has
+    no file; such a one is put there, unless it is a copy of another's."""
+    left: list[DumpFile] = []
+    alike: dict[object, list[DumpFile]] = {}
+    for file in files:
+        alike.setdefault(_world({0: file}), []).append(file)
+    for world, some in alike.items():
+        for job in jobs:
+            lists = {id(ranks): ranks for one in (*job.values(), some[0]) for ranks in _named(one)}
+            free = set().union(*lists.values()) - job.keys()
+            if len(free) == len(some) == 1 and _world(job) == world:
+                copied = any(_is_copy(some[0].dump, one.dump) for one in job.values())
+                rank = free.pop()
+                if not copied and fits(some[0].dump, rank, {}):
+                    job[rank] = some.pop()
+        left += some
+    return left
 
 
-def _joined(named: list[tuple[str, dict[int, _File]]]) -> Iterator[tuple[str, dict[int, _File]]]:
+def _named(file: DumpFile) -> list[tuple[int, ...]]:
+    """The members of its groups, of those that have a name."""
+    return [ranks for (name, _), ranks in file.dump.groups.items() if name]
+
+
+def _is_copy(one: Dump, other: Dump) -> bool:
+    return len(one.entries) == len(other.entries) and _is_one_record(one, other)
+
+
+def _joined(
+    named: list[tuple[str, dict[int, DumpFile]]],
+) -> Iterator[tuple[str, dict[int, DumpFile]]]:
     """Families that are one job: hosts in the names, or a folder a node. They share no rank, and
     their world is the same."""
     left = list(named)
@@ -447,7 +446,7 @@ def _joined(named: list[tuple[str, dict[int, _File]]]) -> Iterator[tuple[str, di
         yield place, merged
 
 
-def _belong_together(one: Mapping[int, _File], other: Mapping[int, _File]) -> bool:
+def _belong_together(one: Mapping[int, DumpFile], other: Mapping[int, DumpFile]) -> bool:
     """Whether two families are of one job: copies of the same ranks' dumps, or other ranks of the
     same world."""
     both = one.keys() & other.keys()
@@ -456,7 +455,7 @@ def _belong_together(one: Mapping[int, _File], other: Mapping[int, _File]) -> bo
     return _world(one) == _world(other)
 
 
-def _world(files: Mapping[int, _File]) -> tuple[int, ...] | None:
+def _world(files: Mapping[int, DumpFile]) -> tuple[int, ...] | None:
     """The members of the biggest group that the dumps tell of."""
     lists = {id(ranks): ranks for file in files.values() for ranks in file.dump.groups.values()}
     return max(set(lists.values()), key=lambda ranks: (len(ranks), ranks), default=None)

@@ -36,7 +36,7 @@ def last_seen(trace: Trace, rank: int) -> RankEvidence:
     """Where a rank is that waits for nothing."""
     dump = trace.dumps.get(rank)
     if dump is None:
-        return RankEvidence("left no dump")
+        return RankEvidence("no dump of it is here")
     if dump.unfinished:
         return standing("has issued a part of", dump.unfinished[0])
     if not dump.entries:

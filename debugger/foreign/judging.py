@@ -240,8 +240,10 @@ def _host(
     """Who never issued what others wait in: ranks with a dump and nothing pending, and ranks
     without a dump, if somebody who is not at fault waits for them in his *oldest* pending call.
     (What lies behind an older call is issued and cannot begin, on whichever ranks have it: that a
-    rank without a dump is not among them tells nothing.) Nobody of `apart_from` is named, and whose
-    dump is older than the call only where nobody else is at fault."""
+    rank without a dump is not among them tells nothing.) Of those without one nobody knows what
+    they have issued: one is at fault where the dumps of all others are there, and nobody else can
+    be. Nobody of `apart_from` is named, and whose dump is older than the call only where nobody
+    else is at fault."""
     idle: dict[int, Wait] = {}
     early: dict[int, Wait] = {}
     unseen: dict[int, Wait] = {}
@@ -260,12 +262,18 @@ def _host(
                     unseen.setdefault(rank, wait)
             elif trace.first_pending(rank) is None and rank not in trace.lost:
                 (early if trace.is_before(rank, wait.since_ns) else idle).setdefault(rank, wait)
-    culprits = {**idle, **unseen} or ({} if device else early)
-    if not culprits:
+    alone = not device and unseen.keys() == trace.missing and len(unseen) == 1
+    culprits = idle or ({} if unseen or device else early) or (unseen if alone else {})
+    concerned = {**culprits, **unseen}
+    if not concerned:
         return None
     # Of a rank that is waited for in a collective and in a message, the collective says more.
-    wait = min(culprits.values(), key=lambda one: (one.seq is None, one.since_ns))
-    why = "" if not unseen else f"; {ranks_text(unseen)} left no dump"
+    wait = min(concerned.values(), key=lambda one: (one.seq is None, one.since_ns))
+    waits_for = f"{wait.call(next(iter(wait.waiting)))} {wait.place} waits for "
+    waits_for += ranks_text(wait.absent)
+    if culprits and culprits is not unseen:
+        waits_for = f"{ranks_text(culprits)} never issued what others wait in: {waits_for}"
+    why = "" if not unseen else f"; no dump of {ranks_text(unseen)} is here"
     if culprits is early:
         whose = "its dump was" if len(early) == 1 else "their dumps were"
         why = f"; {whose} written before, and may be of a moment at which the job was at work"
@@ -273,11 +281,7 @@ def _host(
         why += "; whether one is in a message, or forms a group, is not in this kind of record"
     return Finding(
         kind="missing_rank" if wait.seq is not None else "unmatched_p2p",
-        message=(
-            f"suspected: {ranks_text(culprits)} never issued what others wait in: "
-            f"{wait.call(next(iter(wait.waiting)))} {wait.place} waits for "
-            f"{ranks_text(wait.absent)}{why}"
-        ),
+        message=f"suspected: {waits_for}{why}",
         culprits=tuple(sorted(culprits)),
         victims=victims(pending, culprits),
         missing=tuple(sorted(unseen)),
@@ -287,7 +291,7 @@ def _host(
         seq=wait.seq,
         ranks={
             **of_waiting(trace, pending),
-            **{rank: last_seen(trace, rank) for rank in culprits},
+            **{rank: last_seen(trace, rank) for rank in concerned},
         },
         observable_ns=wait.since_ns,
         side="host" if idle else None,
@@ -295,7 +299,7 @@ def _host(
 
 
 def _stalls(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> list[Finding]:
-    """What stands still on the host, on the device, or both. A rank that left no dump beside one
+    """What stands still on the host, on the device, or both. A rank without a dump beside one
     whose device stands still may have the same fault: nothing tells on which side it was."""
     device = _device(trace, pending, age_s)
     host = _host(trace, pending, device)
@@ -304,10 +308,8 @@ def _stalls(trace: Trace, pending: Sequence[Wait], age_s: float | None) -> list[
     return [
         replace(
             device,
-            message=f"{device.message}; {ranks_text(host.culprits)} left no dump, and may be at "
-            "fault as well",
-            culprits=tuple(sorted({*device.culprits, *host.culprits})),
-            victims=tuple(sorted(set(device.victims) - set(host.culprits))),
+            message=f"{device.message}; no dump of {ranks_text(host.missing)} is here, of whom "
+            "others wait for what may not be issued either",
             missing=host.missing,
             ranks={**host.ranks, **device.ranks},
         )
@@ -324,7 +326,8 @@ def _behind(trace: Trace) -> Finding | None:
     for group in trace.groups:
         known = {rank: calls.reached for rank, calls in group.calls.items()}
         for rank in group.ranks:
-            if rank not in known and (dump := trace.dumps.get(rank)) is not None and dump.whole:
+            dump = None if rank in known else trace.dumps.get(rank)
+            if dump is not None and dump.whole and (not dump.uncalled or _needs_all(group)):
                 known[rank] = -1
         if len(set(known.values())) < 2:
             continue
@@ -360,6 +363,13 @@ def _behind(trace: Trace) -> Finding | None:
         observable_ns=entry.created_ns,
         side="host",
     )
+
+
+def _needs_all(group: TracedGroup) -> bool:
+    """Whether a call of the group is over that nobody ends alone, without being known to be
+    complete: who has come to none of its calls has made it fail."""
+    made = (entry for calls in group.calls.values() for entry in calls.entries)
+    return any(is_symmetric(one) and not (one.done and one.tells_completion) for one in made)
 
 
 def _made(calls: Mapping[int, Calls], seq: int) -> Entry | None:

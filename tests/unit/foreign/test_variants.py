@@ -39,10 +39,12 @@ def test_what_must_not_change_the_verdict_does_not(name: str, seeds: range, tmp_
         accused = {rank for one in found for rank in one.culprits}
         unseen = {rank for one in found for rank in one.missing}
         # A culprit without a dump cannot be told from a victim without one, where both are waited
-        # for in the same call: then either is named, and said to be missing.
+        # for in the same call: beside one that has a dump either is missing, and not accused.
         if not (
-            case.culprits <= accused
-            and accused - case.culprits <= unseen <= case.lost
+            case.culprits - case.lost == accused - unseen
+            and case.culprits <= accused | unseen
+            and unseen <= case.lost
+            and accused & unseen <= case.culprits
             and {one.side for one in found} == {case.side}
         ):
             wrong.append((seed, case.story, sorted(case.culprits), found))
