@@ -148,7 +148,7 @@ def test_a_failure_is_annotated_and_its_file_opens_as_the_run(
                 return driver.text
 
     screen = asyncio.run(look())
-    assert "op_mismatch, exit code 91" in screen
+    assert "MISMATCH, exit code 91" in screen
     assert "▸ rank 2" in screen
     assert "broadcast(src=0, float32[1024])" in screen
     assert os.listdir(elsewhere) == ["from-ci.tgz"]
@@ -262,13 +262,13 @@ def test_the_terminal_app_opens_the_file(workspace: Path, tmp_path: Path) -> Non
     extra = {"TMPDIR": str(scratch)}
     for command in ([str(DISTDEBUG), "tui"], [str(DISTDEBUG.with_name("python")), "-m", "tui"]):
         with Terminal([*command, "kept.tgz"], workspace, (100, 30), extra) as terminal:
-            terminal.until("ENDED", "op_mismatch, exit code 91")
+            terminal.until("ENDED", "MISMATCH, exit code 91")
             assert len(os.listdir(scratch)) == 1
             terminal.press("q")
             terminal.until("CODE 0")
             assert os.listdir(scratch) == []
     with Terminal([str(DISTDEBUG), "tui", "kept.tgz"], workspace, (100, 30), extra) as terminal:
-        terminal.until("ENDED", "op_mismatch, exit code 91")
+        terminal.until("ENDED", "MISMATCH, exit code 91")
         (command,) = [
             one
             for one in psutil.process_iter(["cmdline"])

@@ -186,8 +186,11 @@ def test_of_many_nodes_some_of_each_sort_are_looked_into() -> None:
     assert questions.nodes_to_look_into({n: ranks[n] for n in range(64 * 8)}) is None
 
 
+FINDING = {"kind": "op_mismatch", "severity": "error", "proven": True, "message": "they differ"}
+
+
 def test_the_report_of_many_ranks_in_brief() -> None:
-    finding = {"culprits": [9000], "ranks": {"0": {}, "9000": {}}}
+    finding = {**FINDING, "culprits": [9000], "ranks": {"0": {}, "9000": {}}}
     report = {
         "schema": "distdebug.report/1",
         "outcome": "op_mismatch",
@@ -226,7 +229,7 @@ def test_the_report_of_few_nodes_is_whole_unless_it_is_too_large(
         "duration_s": 1.0,
         "command": [],
         "run_dir": "run",
-        "findings": [{"culprits": [3], "ranks": {"3": {}}}],
+        "findings": [{**FINDING, "culprits": [3], "ranks": {"3": {}}}],
         "ranks": {str(number): {"pid": number} for number in range(100)},
         "hosts": {},
         "ddp": [],
