@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -90,7 +90,9 @@ def waiting(code: str, folder: Path) -> Iterator[tuple[int, list[ThreadStack], i
             yield rank.pid, threads, pid
         finally:
             for one in psutil.Process(rank.pid).children(recursive=True):
-                one.kill()
+                # An executor ends all processes of a pool that is broken.
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
             rank.kill()
 
 
@@ -100,7 +102,16 @@ def test_it_is_named_with_where_it_stands(way: str, tmp_path: Path) -> None:
         if way == "run":
             (child,) = psutil.Process(rank).children()
             pid = child.pid
-        found = awaited_child(rank, threads, {rank})
+        found = None
+
+        def named() -> bool:
+            # All may sleep for a moment on the way to the wait, too.
+            nonlocal found
+            threads[:] = capture([rank])[rank]
+            found = awaited_child(rank, threads, {rank})
+            return found is not None
+
+        until(named, "its child is named", LIMIT_S)
         assert found is not None
         said, lines = found
         assert said.startswith(f"its child {pid} (")
