@@ -128,7 +128,7 @@ def test_the_app_on_another_node_shows_all_ranks(
         terminal.until("MainThread of ranks 0,1")
         going.goes_wrong()
         terminal.press("o")
-        terminal.until("op_mismatch", "▸ ranks 0,1", "broadcast(src=0, float32[4])")
+        terminal.until("MISMATCH", "▸ ranks 0,1", "broadcast(src=0, float32[4])")
         terminal.until("ENDED", "exit code 91")
         terminal.press("q")
         terminal.until("CODE 0")
@@ -190,10 +190,11 @@ def test_a_head_that_is_lost_is_said_in_the_app_which_shows_what_it_has(
     with app_on(nodes[1], directory) as terminal:
         shows_both(terminal, going)
         nodes[0].power_off()
-        terminal.until("ENDED", "node_lost, exit code 94")
+        terminal.until("ENDED", "NODE LOST, exit code 94")
         said = "what it had told is shown"  # which the screen breaks into lines
         going.until(lambda: said in " ".join(terminal.text.split()), said)
-        assert terminal.text.count("train.py:") == 2, terminal.text
+        rows = [row for row in terminal.text.splitlines() if "ended" in row and "train.py:" in row]
+        assert len(rows) == 2, terminal.text
         terminal.press("q")
         terminal.until("CODE 0")
     done = going.commands[1].finish(LIMIT_S)
@@ -279,7 +280,7 @@ def test_a_run_with_the_app_on_a_node_whose_head_is_another_one(
         terminal.press("I")
         terminal.until("Which fault of the plan is to happen now?", fault)
         terminal.press("Enter")
-        terminal.until("ENDED", "rank_died, exit code 94", limit_s=LIMIT_S)
+        terminal.until("ENDED", "RANK DIED, exit code 94", limit_s=LIMIT_S)
         terminal.press("q")
         terminal.until("CODE 94", limit_s=LIMIT_S)
     assert head.wait(LIMIT_S) == 94, head.said()
