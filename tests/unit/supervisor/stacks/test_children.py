@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -89,11 +91,8 @@ def waiting(code: str, folder: Path) -> Iterator[tuple[int, list[ThreadStack], i
             until(settled, "all of them sleep", LIMIT_S)
             yield rank.pid, threads, pid
         finally:
-            for one in psutil.Process(rank.pid).children(recursive=True):
-                # An executor ends all processes of a pool that is broken.
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            rank.kill()
+            # All at once: a pool starts another worker for one that is killed before it.
+            os.killpg(rank.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("way", WAITS)
