@@ -36,9 +36,10 @@ def standstill_of(
     main = sight.main
     if main is None:
         return Standstill(since_ns)
-    kept = _keeper([one.stack for one in sight.threads], main.stack, location)
+    threads = [one.stack for one in sight.threads]
+    kept = _keeper(threads, main.stack, location)
     thread = next(one for one in sight.threads if one.stack is kept)
-    found = stood([one.stack for one in sight.threads], main.stack, since_ns, location)
+    found = stood(threads, main.stack, since_ns, location)
     return replace(found, awaits=_awaited(thread), goes_on=_goes_on(sight, main, quiet_s))
 
 

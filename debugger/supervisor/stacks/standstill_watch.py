@@ -47,7 +47,8 @@ class _Sample:
     at_s: float
     calls: Mapping[int, tuple[object, ...]]
     used: Mapping[int, tuple[int, int]]
-    """By process: the ticks of a core, and the bytes that it has read and written."""
+    """By process: the ticks of a core, and the bytes that it has read and written; nothing where
+    the ranks' records show that they are at work."""
 
 
 class StandstillWatch:
@@ -78,8 +79,13 @@ class StandstillWatch:
         if self._last is not None and now_s - self._last.at_s < WINDOW_S:
             return
         alive = {n: one for n, one in ranks.items() if one.process.alive and not one.node}
-        sample = _sampled(now_s, alive, self._descendants())
-        if self._last is None or _has_moved(self._last, sample):
+        calls = {n: (one.pid, one.calls, one.layer_serial) for n, one in alive.items()}
+        # Their records tell of ranks that call, or wait for one another: /proc, which takes some
+        # milliseconds for each rank, is asked only where these show nothing.
+        quiet = bool(alive) and self._last is not None and self._last.calls == calls
+        quiet = quiet and not any(map(_is_for_others, alive.values()))
+        sample = _Sample(now_s, calls, _used(self._descendants()) if quiet else {})
+        if not quiet or self._last is None or _has_moved(self._last, sample):
             self._quiet_since_ns = steady_clock.now_ns()
             self._seen = {}
         # What was seen in the window before counts once nothing has moved in this one either: a
@@ -89,13 +95,12 @@ class StandstillWatch:
         busy = self._looking is not None and self._looking.is_alive()
         if self._quiet_s < self._notice_s or now_s - self._looked_s < LOOK_AGAIN_S or busy:
             return
-        if alive and not any(map(_is_for_others, alive.values())):
-            self._looked_s = now_s
-            # A thread of its own takes the seconds that this needs; the run is watched meanwhile.
-            self._looking = threading.Thread(
-                target=self._look, args=(alive, sample), name="distdebug-standstill", daemon=True
-            )
-            self._looking.start()
+        self._looked_s = now_s
+        # A thread of its own takes the seconds that this needs; the run is watched meanwhile.
+        self._looking = threading.Thread(
+            target=self._look, args=(alive, sample), name="distdebug-standstill", daemon=True
+        )
+        self._looking.start()
 
     @property
     def _quiet_s(self) -> float:
@@ -132,12 +137,8 @@ def _seen(
     return {ranks[number].pid: replace(one, goes_on=why) for number, one in found.items()}
 
 
-def _sampled(now_s: float, ranks: Mapping[int, Rank], pids: Iterable[int]) -> _Sample:
-    return _Sample(
-        now_s,
-        {number: (one.pid, one.calls, one.layer_serial) for number, one in ranks.items()},
-        {pid: (_ticks(pid), moved_bytes(pid)) for pid in pids},
-    )
+def _used(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    return {pid: (_ticks(pid), moved_bytes(pid)) for pid in pids}
 
 
 def _ticks(pid: int) -> int:
@@ -155,7 +156,7 @@ def _ticks(pid: int) -> int:
 
 
 def _has_moved(before: _Sample, now: _Sample) -> bool:
-    if before.calls != now.calls or before.used.keys() != now.used.keys():
+    if before.used.keys() != now.used.keys():
         return True
     gap_s = now.at_s - before.at_s
     ranks = {pid for pid, *_ in now.calls.values()}
