@@ -50,6 +50,10 @@ demo: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	rm -rf $(VENV)/types
+	mkdir -p $(VENV)/types/distdebug
+	ln -s $(CURDIR)/debugger/* $(CURDIR)/tui $(VENV)/types/distdebug
+	ln -s $(CURDIR)/distcore $(VENV)/types
 	$(BIN)/mypy
 
 # Types take one core for a minute and a half where nothing of torch is in mypy's cache yet, as in a

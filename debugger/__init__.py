@@ -1,10 +1,11 @@
 """distdebug: run any torch.distributed program and be told which rank went wrong and why.
 
 `distdebug run` needs nothing of what is here. A program that is started in any other way may call
-`debugger.install(level="DETAIL")`, and has the checks inside its ranks, without a supervisor.
-`debugger.log.info("loss", value=...)` puts an event of the program into the log of its rank.
-`debugger.step(n)` says that step n begins, and `debugger.inject(...)` makes it go wrong on purpose;
-`debugger.faults` reads, draws and prints faults.
+`distdebug.install(level="DETAIL")`, and has the checks inside its ranks, without a supervisor.
+`distdebug.log.info("loss", value=...)` puts an event of the program into the log of its rank.
+`distdebug.step(n)` says that step n begins, and `distdebug.inject(...)` makes it go wrong on
+purpose; `distdebug.faults` reads, draws and prints faults. What a check raises in a rank is here,
+too: `except distdebug.MismatchError`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = N
     `level` is "OFF", "INFO" or "DETAIL", by default that of TORCH_DISTRIBUTED_DEBUG, or INFO. In
     `run_dir`, which all ranks of a host should share, the flight records are kept; by default they
     go with the processes. Below `distdebug run`, and when called again, only the level changes.
-    Raises `debugger.errors.UsageError` for another level, where the directory cannot be made, and
+    Raises `distdebug.errors.UsageError` for another level, where the directory cannot be made, and
     after init_process_group.
     """
     from .rank import torch_first  # noqa: F401 - it says why
@@ -78,10 +79,10 @@ def breakpoint(  # noqa: A001 - as torch's
 
 
 def inject(spec: str) -> None:
-    """Make it go wrong: `debugger.inject("kill(rank=1) @ all_reduce#5")`, as `--inject` takes it.
+    """Make it go wrong: `distdebug.inject("kill(rank=1) @ all_reduce#5")`, as `--inject` takes it.
 
-    Below `distdebug run`, and in a program that calls `debugger.install()`: before
-    init_process_group, and on every rank alike. Raises `debugger.errors.UsageError` for what is no
+    Below `distdebug run`, and in a program that calls `distdebug.install()`: before
+    init_process_group, and on every rank alike. Raises `distdebug.errors.UsageError` for what is no
     fault, and where it comes too late.
     """
     from .rank import torch_first  # noqa: F401 - it says why
@@ -91,8 +92,8 @@ def inject(spec: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """What costs nothing until it is asked for: `debugger.log`, for the program's own events,
-    `debugger.step(n)`, which says that step n of its training begins, and `debugger.faults`."""
+    """What costs nothing until it is asked for: `distdebug.log`, for the program's own events,
+    `distdebug.step(n)`, which says that step n of its training begins, and `distdebug.faults`."""
     if name == "log":
         from .rank.log import user_log
 
@@ -107,4 +108,8 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         return import_module(f"{__name__}.faults")
+    if name[:1].isupper():  # an error: nobody asks for one by chance, and has torch imported
+        from . import errors
+
+        return getattr(errors, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -188,5 +188,5 @@ def _close_stdout() -> None:
         pass  # not a file
 
 
-if __name__ == "__main__":  # else `python -m debugger.cli run ...` would succeed, doing nothing
+if __name__ == "__main__":  # else `python -m distdebug.cli run ...` would succeed, doing nothing
     sys.exit(main())

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection import injection
-from debugger.inspection.installable import NotInstallable
-from debugger.record.collection import no_collection
-from debugger.testing.plugin import session_of
+from distdebug.inspection import injection
+from distdebug.inspection.installable import NotInstallable
+from distdebug.record.collection import no_collection
+from distdebug.testing.plugin import session_of
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes, Unavailable
 from tests.support.torch_loaded import TorchLoaded

@@ -1,4 +1,4 @@
-"""`python -m tui RUN`: opens the app on a run directory, or on an artefact of one."""
+"""`python -m distdebug.tui RUN`: opens the app on a run directory, or on an artefact of one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from debugger.record.runs.unpacking import opened
-from debugger.record.safe_files.place import RunDirectoryError
-from debugger.record.safe_text.sanitize import clean
+from ..record.runs.unpacking import opened
+from ..record.safe_files.place import RunDirectoryError
+from ..record.safe_text.sanitize import clean
 
 _USAGE = (
-    "usage: python -m tui RUN\n"
+    "usage: python -m distdebug.tui RUN\n"
     "RUN: a run directory, its name below .distdebug/, or a file that --ci has packed"
 )
 

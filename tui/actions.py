@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from debugger.record.requests import control
-from debugger.record.runs.planned_faults import planned_faults
-
+from ..record.requests import control
+from ..record.runs.planned_faults import planned_faults
 from . import attaching
 from .picture import Picture, Stage
 

@@ -15,11 +15,10 @@ from textual.binding import BindingType
 from textual.command import Provider
 from textual.message import Message
 
-from debugger.record import steady_clock
-from debugger.record.requests.control import ControlError
-from debugger.record.runs.planned_faults import planned_faults
-from debugger.record.snapshot import GroupKey
-
+from ..record import steady_clock
+from ..record.requests.control import ControlError
+from ..record.runs.planned_faults import planned_faults
+from ..record.snapshot import GroupKey
 from . import actions, attaching
 from .feed import Feed
 from .guard import Guard, guarded

@@ -6,32 +6,30 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
 
-from debugger.record.requests.breakpoints import stops
+from ..hook import loading
+from ..record.requests.breakpoints import stops
 
-# The prompt is a process group of its own, so that Ctrl-C at it does not end the run, whose
-# launcher may share this terminal; Ctrl-Z would leave nobody to answer. As with the app itself, the
-# current directory is not where modules are looked for.
-_START = """
-import os, signal, sys, termios
-sys.path[0] = sys.argv.pop(1)
-signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-os.setpgid(0, 0)
-try:
-    os.tcsetpgrp(0, os.getpgrp())
-    how = termios.tcgetattr(0)
-    how[3] |= termios.ISIG
-    termios.tcsetattr(0, termios.TCSANOW, how)
-except (OSError, termios.error):
-    pass
-from debugger.cli import main
-raise SystemExit(main(sys.argv[1:]))
-"""
+
+def main() -> int:
+    """The process that shows the prompt: `distdebug attach`, in a process group of its own.
+
+    So Ctrl-C at it does not end the run, whose launcher may share this terminal; Ctrl-Z would leave
+    nobody to answer.
+    """
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    with contextlib.suppress(OSError, termios.error):
+        os.tcsetpgrp(0, os.getpgrp())
+        how = termios.tcgetattr(0)
+        how[3] |= termios.ISIG
+        termios.tcsetattr(0, termios.TCSANOW, how)
+    code: int = loading.load("cli").main()
+    return code
 
 
 def refusal(directory: Path, rank: int) -> str:
@@ -44,10 +42,9 @@ def refusal(directory: Path, rank: int) -> str:
 
 def attach(directory: Path, rank: int) -> int:
     """Show the prompt until the rank goes on, or the user leaves; the exit code."""
-    place = str(Path(__file__).resolve().parents[1])
     arguments = ["attach", str(directory), "--rank", str(rank), "--once"]
     with _lent_terminal():
-        code = subprocess.call([sys.executable, "-c", _START, place, *arguments])
+        code = subprocess.call(loading.command("tui.attaching", *arguments))
     if code:
         with contextlib.suppress(EOFError, OSError):
             input("Enter goes back to the app ")

@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol, cast
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from debugger.record.snapshot import GroupKey
-
+from ..record.snapshot import GroupKey
 from . import actions
 from .keys import KEYS, VIEWS
 from .picture import Picture

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from debugger.record.majority import vote
-from debugger.record.reading.reader import FlightReader
-from debugger.record.signature import RULES, Rule, exact_key
-from debugger.record.snapshot import Call, GroupKey, Rank
-
+from ..record.majority import vote
+from ..record.reading.reader import FlightReader
+from ..record.signature import RULES, Rule, exact_key
+from ..record.snapshot import Call, GroupKey, Rank
 from .files import RankLogs
 from .picture import Matrix, RankDetail
 

@@ -16,21 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debugger.diagnosis.facts.last_heartbeat import as_it_was, standing_still
-from debugger.diagnosis.facts.waits import Waits, waits
-from debugger.diagnosis.limits import Limits
-from debugger.record import steady_clock
-from debugger.record.layout import RING
-from debugger.record.reading.records import Records, newest_ranks
-from debugger.record.runs.job_view import JobView
-from debugger.record.runs.run_directory import (
+from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
+from ..diagnosis.facts.waits import Waits, waits
+from ..diagnosis.limits import Limits
+from ..record import steady_clock
+from ..record.layout import RING
+from ..record.reading.records import Records, newest_ranks
+from ..record.runs.job_view import JobView
+from ..record.runs.run_directory import (
     RunDirectory,
     RunDirectoryError,
     is_live,
     read_object,
 )
-from debugger.record.snapshot import Rank, Snapshot
-
+from ..record.snapshot import Rank, Snapshot
 from . import files, rows
 from .picture import Focus, Found, Picture, Progress, RankRow, Source, Stage, Timeline, Usage
 from .processes import Processes

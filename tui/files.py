@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.findings import CallIs
-from debugger.record.logs.log_form import readable
-from debugger.record.logs.log_reader import record_on
-from debugger.record.safe_files.bounds import open_regular
-from debugger.record.safe_files.json_objects import object_of
-from debugger.record.safe_text.sanitize import shown_of
-from debugger.record.snapshot import CallSite
-from debugger.record.wording import site_text
-
+from ..diagnosis.findings import CallIs
+from ..record.logs.log_form import readable
+from ..record.logs.log_reader import record_on
+from ..record.reading.own_code import is_own
+from ..record.safe_files.bounds import open_regular
+from ..record.safe_files.json_objects import object_of
+from ..record.safe_text.sanitize import shown_of
+from ..record.snapshot import CallSite
+from ..record.wording import site_text
 from .picture import Found, LogLine, Progress, StackNode, Stacks, Stood, Usage
 from .text import safe
 
@@ -349,11 +349,9 @@ _QUIET = (
     "/dist-packages/",
     "/lib/python3",
     "<frozen",
-    "/debugger/",
-    "/distcore/",
 )
 
 
 def _is_quiet(row: Mapping[str, Any]) -> bool:
     file = str(row.get("file", ""))
-    return bool(row.get("native")) or any(part in file for part in _QUIET)
+    return bool(row.get("native")) or is_own(file) or any(part in file for part in _QUIET)

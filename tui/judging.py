@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from debugger.diagnosis import judging
-from debugger.diagnosis.diagnose import OnFault, verdict_first
-from debugger.diagnosis.findings import Finding
-from debugger.diagnosis.limits import Limits
-from debugger.record.kinds import kind_of
-from debugger.record.snapshot import Snapshot
-
+from ..diagnosis import judging
+from ..diagnosis.diagnose import OnFault, verdict_first
+from ..diagnosis.findings import Finding
+from ..diagnosis.limits import Limits
+from ..record.kinds import kind_of
+from ..record.snapshot import Snapshot
 from .picture import Found
 from .text import safe
 

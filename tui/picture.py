@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.facts.waits import Waits
-from debugger.record.kinds import kind_of
-from debugger.record.snapshot import Call, GroupKey, Rank
+from ..diagnosis.facts.waits import Waits
+from ..record.kinds import kind_of
+from ..record.snapshot import Call, GroupKey, Rank
 
 
 class State(enum.Enum):

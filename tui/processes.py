@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from debugger.record import steady_clock
-from debugger.record.exits import ExitLog
-from debugger.record.process_stat import DEAD_STATES, read_stat
-from debugger.record.snapshot import Process
+from ..record import steady_clock
+from ..record.exits import ExitLog
+from ..record.process_stat import DEAD_STATES, read_stat
+from ..record.snapshot import Process
 
 
 class Processes:

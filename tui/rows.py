@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from debugger.diagnosis.facts.waits import Waits
-from debugger.diagnosis.facts.world import DEFAULT_GROUP, exit_status
-from debugger.record.kinds import kind_of
-from debugger.record.layout import Activity, GroupState, Phase
-from debugger.record.notes import FindingRaisedNote
-from debugger.record.signature import POINT_TO_POINT
-from debugger.record.snapshot import Call, GroupKey, Rank
-from debugger.record.wording import call_text, group_name, signal_name, site_text, spans
-
+from ..diagnosis.facts.waits import Waits
+from ..diagnosis.facts.world import DEFAULT_GROUP, exit_status
+from ..record.kinds import kind_of
+from ..record.layout import Activity, GroupState, Phase
+from ..record.notes import FindingRaisedNote
+from ..record.signature import POINT_TO_POINT
+from ..record.snapshot import Call, GroupKey, Rank
+from ..record.wording import call_text, group_name, signal_name, site_text, spans
 from .picture import Found, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from debugger.record.wording import ranks_text, spans
-
+from ..record.wording import ranks_text, spans
 from .picture import Source, Told
 from .text import safe
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from debugger.record.layout import Activity
-from debugger.record.snapshot import GroupKey, Rank, Timing, Wait
-
+from ..record.layout import Activity
+from ..record.snapshot import GroupKey, Rank, Timing, Wait
 from .picture import Doing, Timeline, Track
 
 S = 1_000_000_000

@@ -1,6 +1,6 @@
 """The cost of a call on the fake backend, which does nothing: what is left is torch and the layer.
 
-python -m debugger.benchmarks.calls DIRECTORY
+python -m distdebug.benchmarks.calls DIRECTORY
 """
 
 from __future__ import annotations
@@ -52,7 +52,3 @@ def main() -> None:
         for name, call in _calls().items()
     }
     sys.stdout.write(json.dumps(costs) + "\n")
-
-
-if __name__ == "__main__":
-    main()

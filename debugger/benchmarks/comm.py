@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..hook.loading import command
 from . import arguments as read
 from . import comm_figures, comm_plot, program
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     read.check_files(args.json, args.plot)
     files = [(args.json, program.as_json), (args.plot, _plot)]
-    program.compare(f"{__package__}.communication", request, SCHEMA, comm_figures, files)
+    program.compare(command("benchmarks.communication"), request, SCHEMA, comm_figures, files)
     return 0
 
 

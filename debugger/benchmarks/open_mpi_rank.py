@@ -1,6 +1,6 @@
 """One of Open MPI's ranks: it does what its partner in `open_mpi` says, until that one is gone.
 
-mpiexec -n SIZE python -m debugger.benchmarks.open_mpi_rank SIZE PREFIX
+mpiexec -n SIZE python -m distdebug.benchmarks.open_mpi_rank SIZE PREFIX
 
 PREFIX and its rank name the socket where its partner waits. The calls are those of `comm_calls`, on
 buffers of the same layout. It imports torch only where our own backend is measured: eight imports
@@ -166,7 +166,3 @@ def main() -> None:
                     answer = calls[way].turn(times, warm_up)
                 case ["end"]:
                     break
-
-
-if __name__ == "__main__":
-    main()

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,14 +15,15 @@ from ..errors import DistdebugError, UsageError
 from .comm_figures import baseline
 
 
-def start(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run a module of the kind that `forked` describes; what it prints: the first line says
+def start(words: Sequence[str], request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run a program of the kind that `forked` describes; what it prints: the first line says
     what is measured, each other one is a row. Raises DistdebugError when it fails."""
+    module = words[-1]
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
     variables["OMP_NUM_THREADS"] = "1"  # as torchrun does
     with tempfile.TemporaryFile() as complaints:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, json.dumps(request)],
+            [*words, json.dumps(request)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=complaints,
@@ -64,10 +64,12 @@ class Figures(Protocol):
         """One of the table's rows, from `summarise`."""
 
 
-def begin(module: str, request: dict[str, Any]) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
-    """`start` the module and say which backends are left out, and why: where and with what is
+def begin(
+    words: Sequence[str], request: dict[str, Any]
+) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """`start` the program and say which backends are left out, and why: where and with what is
     measured, as the JSON files of all kinds begin, and the rows as they come."""
-    lines = start(module, request)
+    lines = start(words, request)
     began = next(lines)
     for skipped in began["skipped"]:
         print(f"{skipped['backend']} is left out: {skipped['why']}")
@@ -81,7 +83,7 @@ def begin(module: str, request: dict[str, Any]) -> tuple[dict[str, Any], Iterato
 
 
 def compare(
-    module: str,
+    words: Sequence[str],
     request: dict[str, Any],
     schema: str,
     figures: Figures,
@@ -90,7 +92,7 @@ def compare(
     """Measure the backends in turns within request["budget_s"], print each row of the table as it
     comes, and write the `files` that the user asked for: each with what makes its text of all the
     figures. Raises DistdebugError when the measuring ended early, after what it had is written."""
-    described, lines = begin(module, request)
+    described, lines = begin(words, request)
     backends: list[str] = described["backends"]
     print("\n".join(figures.heading(backends)), flush=True)
     rows: list[dict[str, Any]] = []

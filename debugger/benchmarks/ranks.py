@@ -1,7 +1,7 @@
 """One of the ranks that measure, on gloo: all_reduce of several sizes without DETAIL and with it,
 and a DDP training step.
 
-python -m debugger.benchmarks.ranks DIRECTORY RANK WORLD_SIZE calls|detail|step
+python -m distdebug.benchmarks.ranks DIRECTORY RANK WORLD_SIZE calls|detail|step
 """
 
 from __future__ import annotations
@@ -93,7 +93,3 @@ def main() -> None:
         sys.stdout.write(json.dumps(costs) + "\n")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ..benchmarks import comm
 from ..benchmarks import program as bench_program
 from ..benchmarks.comm_figures import size_text
 from ..errors import DistdebugError
+from ..hook import loading
 from .base import Command
 
 SCHEMA = "distdebug.bench/1"
@@ -132,8 +132,8 @@ def measure() -> dict[str, Any]:
 
 
 def _start(program: str, world_size: int, arguments: list[str]) -> dict[str, Any]:
-    """Run one of `debugger.benchmarks` in `world_size` processes; what rank 0 printed."""
-    module = f"{__package__.rpartition('.')[0]}.benchmarks.{program}"
+    """Run one of our `benchmarks` in `world_size` processes; what rank 0 printed."""
+    module = f"benchmarks.{program}"
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
     variables["OMP_NUM_THREADS"] = "1"  # as torchrun does
     with tempfile.TemporaryDirectory(prefix="distdebug-bench-") as directory:
@@ -142,7 +142,7 @@ def _start(program: str, world_size: int, arguments: list[str]) -> dict[str, Any
         processes = []
         for rank in range(world_size):
             identity = [] if program == "calls" else [str(rank), str(world_size)]
-            command = [sys.executable, "-m", module, directory, *identity, *arguments]
+            command = loading.command(module, directory, *identity, *arguments)
             processes.append(
                 subprocess.Popen(
                     command,

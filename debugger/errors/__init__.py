@@ -1,7 +1,7 @@
 """What distdebug raises: the type says whose fault it is, and carries the exit code.
 
 What is raised in the ranks derives from torch's errors, and is there as soon as a program asks for
-it (`debugger.errors.FindingRaised`): no torch is imported for the others.
+it (`distdebug.errors.FindingRaised`): no torch is imported for the others.
 """
 
 from __future__ import annotations

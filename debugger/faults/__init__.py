@@ -2,7 +2,8 @@
 
 In code: `faults.parse(SPEC)` reads a fault as `--inject` does, and says in a `SpecError` what is
 wrong with it; `faults.read_file(PATH)` reads a plan file, `faults.draw(N, SEED, WORLD_SIZE)` gives
-what `--inject-random` would; `faults.inject(SPEC)`, in a rank, makes it happen (`debugger.inject`).
+what `--inject-random` would; `faults.inject(SPEC)`, in a rank, makes it happen, as
+`distdebug.inject` does.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _HOMES = {
 
 
 def inject(spec: str) -> None:
-    """As `debugger.inject`."""
+    """As `distdebug.inject`."""
     from .. import inject as ask
 
     ask(spec)

@@ -32,7 +32,7 @@ class When(Enum):
     SEQ = "seq"
     """The sequence number in a group: `seq 7`, `seq 7 of GROUP`."""
     STEP = "step"
-    """`debugger.step(n)`; in a program without it, the nth `step()` of an optimiser."""
+    """`distdebug.step(n)`; in a program without it, the nth `step()` of an optimiser."""
     TIME = "time"
     """Seconds since the rank's default group was there: `3s`, `3s for 2s`."""
     FRAME = "frame"

@@ -8,15 +8,14 @@ another search path.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
 import sys
+from typing import Any
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_HERE = os.path.dirname(os.path.abspath(__file__))
 _ALIAS = "_distdebug"
-_CORE = "distcore"
 _ALREADY = "distdebug is in this process already"
 _AGAIN = (
     "an install has been given up in it before: its hooks are out, and it cannot have the layer a "
@@ -29,40 +28,35 @@ def come(run: str) -> None:
     if not os.path.exists(os.path.join(run, "install", "wanted")):
         return
     try:
-        loaded = sys.modules.get(_ALIAS)
-        if loaded is not None:
-            raise RuntimeError(_AGAIN if hasattr(loaded, "_gave_up") else _ALREADY)
+        if hasattr(sys.modules.get(_ALIAS), "_gave_up"):
+            raise RuntimeError(_AGAIN)
+        if f"{_ALIAS}.rank.install" in sys.modules:
+            raise RuntimeError(_ALREADY)
         if "torch.distributed" not in sys.modules:
             raise RuntimeError("it has not imported torch.distributed")
-        _find(_CORE, os.path.join(os.path.dirname(_PACKAGE), _CORE), for_itself=True)
-        _find(_ALIAS, _PACKAGE)
+        loading = _loading()
+        with loading.core:
+            loading.load()
+            layer = loading.load("rank.process.late_layer")
         try:
-            importlib.import_module(_ALIAS + ".rank.process.late_layer").begin(run)
+            layer.begin(run)
         finally:  # it comes back where the install is given up, and at the program's end
             vars(sys.modules[_ALIAS])["_gave_up"] = True
     except BaseException as error:
         _refuse(run, error)
 
 
-def _find(name: str, folder: str, for_itself: bool = False) -> None:
-    """Our package under this name, from where this file lies, whatever the search path has."""
-    if name in sys.modules:
-        return
-    init = os.path.join(folder, "__init__.py")
-    spec = importlib.util.spec_from_file_location(name, init, submodule_search_locations=[folder])
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{init} cannot be loaded")
-    module = importlib.util.module_from_spec(spec)
-    if for_itself:
-        vars(module)["_for_itself"] = (
-            True  # the program's torch hears nothing of distcore's backends
-        )
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+def _loading() -> Any:
+    """`hook.loading`, from beside this file."""
+    name = _ALIAS + ".hook.loading"
+    if name in sys.modules:  # pytest has our plugin
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, os.path.join(_HERE, "loading.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _refuse(run: str, error: BaseException) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
+from ..hook import loading
 from ..record.safe_text.sanitize import clean
 from ..record.safe_text.whole_numbers import whole_number
 from .parts import Part, Whole, read, whole
@@ -65,7 +66,7 @@ def _command() -> list[str]:
     """This very command, where the nodes have it at the same place: as a program of the job has."""
     beside = Path(sys.executable).with_name("distdebug")
     found = str(beside) if beside.exists() else shutil.which("distdebug")
-    return [found] if found else [sys.executable, "-m", __package__.partition(".")[0]]
+    return [found] if found else loading.command("cli")
 
 
 def _run(words: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@ own, as with `mpiexec distdebug exec -- ...`; together they give one verdict."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from ..hook.loading import command
 from ..record.safe_files.bounds import read_regular
 from .mpi_launcher import SHIM, find_launcher, is_open_mpi, program_of, why_not_mpi
 from .torchrun_flags import RunRequest
@@ -102,6 +102,4 @@ def _distdebug() -> list[str]:
     if script.exists():
         return [str(script)]
     found = shutil.which("distdebug")
-    if found is None and importlib.util.find_spec("debugger") is None:
-        raise UsageError("--hostfile: there is no `distdebug` on PATH for the other hosts")
-    return [found] if found else [sys.executable, "-m", "debugger"]
+    return [found] if found else command("cli")

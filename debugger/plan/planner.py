@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from ..errors import DistdebugError, UsageError
+from ..hook.loading import command
 from ..record.requests.plan_request import Outcome, Request
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text.whole_numbers import whole_number
 from ..record.writing.program_writer import FOLDER
 
 _FORKER = "rank.plan.forker"
-_START = "import sys; sys.path.pop(0); from {module} import main; main()"
-"""Without the folder that it is started in: modules of the user's there may have any name."""
 _LAUNCHER = "rank.plan.launched"
 
 
@@ -33,7 +30,6 @@ def plan_ranks(directory: RunDirectory, request: Request, starts_itself: bool) -
     the program that starts the ranks, and says how many there are. Raises PlanningFailed, and
     UsageError where the program cannot be planned."""
     (directory.path / FOLDER).mkdir(mode=0o700, exist_ok=True)
-    package = __package__.rpartition(".")[0]
     environment = {**os.environ, **request.environment}
     environment.setdefault("OMP_NUM_THREADS", "1")
     whole = replace(
@@ -43,12 +39,11 @@ def plan_ranks(directory: RunDirectory, request: Request, starts_itself: bool) -
         jobs=request.jobs or len(os.sched_getaffinity(0)),
         environment=environment,
     )
-    module = f"{package}.{_LAUNCHER if starts_itself else _FORKER}"
     done = subprocess.run(
-        [sys.executable, "-c", _START.format(module=module)],
+        command(_LAUNCHER if starts_itself else _FORKER, shared=True),
         input=whole.to_json(),
         text=True,
-        env={**environment, "PYTHONPATH": _path_to_us(package, environment)},
+        env=environment,
         check=False,
     )
     refusal = directory.path / Outcome.REFUSAL
@@ -61,13 +56,6 @@ def plan_ranks(directory: RunDirectory, request: Request, starts_itself: bool) -
             f"what it left is in {directory.path}"
         )
     return outcome
-
-
-def _path_to_us(package: str, environment: Mapping[str, str]) -> str:
-    """Where that process finds this package, whatever folder it is started in."""
-    top = sys.modules[package.partition(".")[0]]
-    folders = [str(Path(next(iter(top.__path__))).resolve().parent)]
-    return os.pathsep.join([*folders, *filter(None, [environment.get("PYTHONPATH", "")])])
 
 
 def chosen_ranks(text: str, world_size: int) -> tuple[int, ...]:

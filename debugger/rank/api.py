@@ -1,5 +1,5 @@
-"""What programs call: `debugger.install()` in one that distdebug did not start, and
-`debugger.inject()`, for faults that a program asks for itself, before its first process group."""
+"""What programs call: `distdebug.install()` in one that distdebug did not start, and
+`distdebug.inject()`, for faults that a program asks for itself, before its first process group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _asked: list[Fault] = []
 
 
 def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
-    """See `debugger.install`."""
+    """See `distdebug.install`."""
     name = level if level is None else str(level).upper()
     if name is not None and name not in DEBUG_LEVELS:
         raise UsageError(f"level {level!r} is none of {', '.join(DEBUG_LEVELS)}")
@@ -49,7 +49,7 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
         return
     if dist.is_initialized():
         raise UsageError(
-            "call debugger.install() before torch.distributed.init_process_group(): "
+            "call distdebug.install() before torch.distributed.init_process_group(): "
             "a group that exists already cannot be watched"
         )
     if not isinstance(run_dir, str | os.PathLike | None):
@@ -65,12 +65,12 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
 
 
 def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:
-    """See `debugger.monitored_barrier`."""
+    """See `distdebug.monitored_barrier`."""
     dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def stops_on(rank: int, condition: bool | Callable[[], object] | None) -> bool:
-    """See `debugger.breakpoint`."""
+    """See `distdebug.breakpoint`."""
     if not isinstance(rank, int):
         raise UsageError(f"a breakpoint's rank is a number, not {rank!r}")
     own = dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
@@ -124,17 +124,17 @@ def _directory(asked: str | None) -> Path:
 
 
 def inject(spec: str) -> None:
-    """See `debugger.inject`."""
+    """See `distdebug.inject`."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():
         raise UsageError(
-            "call debugger.inject() before torch.distributed.init_process_group(): a group that "
+            "call distdebug.inject() before torch.distributed.init_process_group(): a group that "
             "exists already cannot be made to go wrong"
         )
     try:
         _asked.append(parse(spec, 0, whole_number(os.environ.get("WORLD_SIZE"))))
     except SpecError as error:
-        raise UsageError("\n".join([f"debugger.inject: {error}", *error.below])) from None
+        raise UsageError("\n".join([f"distdebug.inject: {error}", *error.below])) from None
     if len(_asked) > 1:
         return
     atexit.register(_tell_of_the_rest)
@@ -149,7 +149,7 @@ def _tell_of_the_rest() -> None:
         "the program has made no process group"
         if layer.installed()
         else "nothing observes this process; start it with `distdebug run`, or call "
-        "debugger.install() before init_process_group()"
+        "distdebug.install() before init_process_group()"
     )
     for fault in _asked:
         sys.stderr.write(f"distdebug: NOT INJECTED: {printable(fault.text)}: {why}\n")

@@ -50,7 +50,7 @@ means unknown.
 
 **Chains.** A group keeps a running hash of the agreement keys of its collectives (`chain`), a sum
 of the keys with shapes (`exact`), and the balance of all-to-all splits (`balance`); see
-`debugger.record.signature`. A ring slot holds the three *after* its call.
+`distdebug.record.signature`. A ring slot holds the three *after* its call.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record.kinds import kind_of
+from ..record.reading.own_code import is_own
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
@@ -21,7 +21,6 @@ MOST_HOSTS = 16
 _MOST_FURTHER = 8
 _MOST_STACK = 12
 _GAP = "   "
-_OWN = re.compile(r"/(?:debugger/rank|distcore)/[^/]+\.py:\d+ in ")
 
 
 def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
@@ -200,7 +199,7 @@ class _Text:
             stack = finding["ranks"].get(str(rank), {}).get("stack", ())
             if isinstance(raised, list) and raised:
                 ours = finding["kind"] == "tool_error"
-                stack = [line for line in raised[::-1] if ours or not _OWN.search(str(line))]
+                stack = [line for line in raised[::-1] if ours or not is_own(str(line))]
             if not stack:
                 return
             yield f"  {'traceback' if raised else 'stack'} of rank {rank}, innermost call first:"

@@ -22,7 +22,7 @@ __all__ = ["Injection", "Plan"]
 class Injection:
     """Writes the plan before the ranks start, announces what becomes of it, and reports it.
 
-    Without a plan nothing is written; a program may still make one (`debugger.inject`). Raises
+    Without a plan nothing is written; a program may still make one (`distdebug.inject`). Raises
     DistdebugError where the plan cannot be written: without it the run would mean nothing.
     `own_network`: the number of ranks that are to have a network of their own; 0: none.
     """

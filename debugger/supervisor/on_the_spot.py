@@ -1,5 +1,5 @@
 """The report of a run that has none: it still runs, or was killed together with its supervisor, or
-never had one (`debugger.install`).
+never had one (`distdebug.install`).
 
 A live run is looked at twice, so that ranks which do not move are known. A killed run is judged
 as of its last sign of life: that all of its ranks were killed in the end is no finding.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -13,13 +12,8 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from ..errors import UsageError
+from ..hook.loading import command
 
-# With -c the first entry of sys.path is the current directory, where a user's file may have the
-# name of one of our imports: the place of the package takes its place.
-_START = (
-    "import sys; sys.path[0] = sys.argv.pop(1); "
-    "from tui.__main__ import main; raise SystemExit(main(sys.argv[1:]))"
-)
 _HANGUP = 128 + signal.SIGHUP
 """The app's exit code where its terminal has vanished."""
 _END_S = 5.0
@@ -38,10 +32,7 @@ def need_terminal() -> None:
 def command_line(run: Path) -> list[str]:
     """The command that opens the app on a run directory. Raises UsageError where it cannot."""
     need_terminal()
-    found = importlib.util.find_spec("tui")
-    if found is None or found.origin is None:
-        raise UsageError("the terminal app is not installed; reinstall distdebug")
-    return [sys.executable, "-c", _START, str(Path(found.origin).parents[1]), str(run)]
+    return command("tui.__main__", str(run))
 
 
 class Beside:

@@ -1,7 +1,7 @@
 """The fork server: a process with torch loaded, without threads and groups, that forks ranks.
 
-It runs as a script: `python fork_server.py DESCRIPTOR`, a socket on which pytest tells it what to
-load and which ranks to start, and on which it tells how they ended. pytest is loaded first, so that
+It is started with a descriptor: of a socket on which pytest tells it what to load
+and which ranks to start, and on which it tells how they ended. pytest is loaded first, so that
 whatever it would rewrite the assertions of is loaded by it here and in every rank alike. When the
 socket ends, everything below is killed.
 
@@ -23,6 +23,8 @@ import socket
 import sys
 from typing import Any
 
+from ..hook import loading
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,7 +44,6 @@ def _load_pytest(request: dict[str, Any]) -> None:
 
 def _load(request: dict[str, Any]) -> None:
     sys.path[:] = request["sys_path"]
-    package = request["package"]
     if request["load_plugins"]:
         _load_pytest(request)
     for name in ("torch", "torch.distributed", "pdb", "numpy"):
@@ -51,8 +52,9 @@ def _load(request: dict[str, Any]) -> None:
         except ImportError:
             if name.startswith("torch"):
                 raise
-    for name in ("rank.install", "rank.log.encoding", "testing.rank_session"):
-        importlib.import_module(f"{package}.{name}")
+    with loading.core:
+        for name in ("rank.install", "rank.log.encoding", "testing.rank_session"):
+            loading.load(name)
     for name in request["preload"]:
         importlib.import_module(name)
     gc.collect()
@@ -62,10 +64,12 @@ def _load(request: dict[str, Any]) -> None:
 class Server:
     """Sleeps until pytest says something or a child ends."""
 
-    def __init__(self, connection: socket.socket, package: str) -> None:
-        self._warden = importlib.import_module(f"{package}.supervisor.command.warden")
-        channel = importlib.import_module(f"{package}.testing.channel")
-        self._main = f"{package}.testing.rank_session:main"
+    def __init__(self, connection: socket.socket) -> None:
+        from ..supervisor.command import warden
+        from . import channel, rank_session
+
+        self._warden = warden
+        self._main = f"{rank_session.__name__}:main"
         self._connection = connection
         self._channel = channel.DescriptorChannel(connection)
         self._rank_channel = channel.Channel
@@ -148,8 +152,4 @@ def main() -> None:
         line += received
     request = json.loads(line)
     _load(request)
-    Server(connection, request["package"]).run()
-
-
-if __name__ == "__main__":
-    main()
+    Server(connection).run()

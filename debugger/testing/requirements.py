@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from ..hook.loading import dependency
 from ..record.safe_text.whole_numbers import whole_number
 
 GPUS = "requires_gpus"
@@ -34,8 +35,7 @@ def usable_gpus() -> int:
     """How many NVIDIA GPUs a process of this environment sees; asked without CUDA, which a process
     that forks must not start."""
     try:
-        import pynvml
-
+        pynvml = dependency("pynvml")
         pynvml.nvmlInit()
         try:
             count = int(pynvml.nvmlDeviceGetCount())

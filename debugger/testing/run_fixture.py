@@ -7,24 +7,18 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..hook import loading
 from .run_report import Report
 
 TIMEOUT_S = 120.0
 END_S = 30.0
 _ENVIRONMENT_OF_OTHERS = ("DISTDEBUG_", "TORCHELASTIC_", "PET_")
-_ROOT = Path(__file__).resolve().parents[2]
-# The command of this installation, whatever `debugger` means in the script's folder, and without
-# a change to the import path of the script.
-_COMMAND = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from debugger.cli import main; sys.exit(main())"
-)
 _OF_AN_OUTER_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
@@ -63,8 +57,8 @@ class RunScript:
         folder = Path(cwd) if cwd is not None else self._place
         self._runs += 1
         directory = self._place / f"run{self._runs}"
-        command = [sys.executable, "-c", _COMMAND, str(_ROOT), "run"]
-        command += ["-n", str(nproc), "--run-dir", str(directory)]
+        # The command of this installation, whatever the script's folder has by its name.
+        command = loading.command("cli", "run", "-n", str(nproc), "--run-dir", str(directory))
         for fault in [inject] if isinstance(inject, str) else inject or ():
             command += ["--inject", fault]
         command += ["--inject-backend", backend] if inject and backend else []

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..hook.loading import command
 from ..record.exits import ExitLog
 from .channel import Channel, Message
 
 READY_S = 300.0
 START_S = 60.0
 KILL_S = 30.0
-_SCRIPT = Path(__file__).with_name("fork_server.py")
-_PACKAGE = __package__.rpartition(".")[0]
 
 
 class ServerError(Exception):
@@ -77,9 +76,10 @@ class ForkServer:
         # As torchrun does it: ranks share the machine.
         environment.setdefault("OMP_NUM_THREADS", "1")
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        program, *words = command("testing.fork_server", str(theirs.fileno()), shared=True)
         with theirs, open(self._log, "ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *flags, str(_SCRIPT), str(theirs.fileno())],
+                [program, *flags, *words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -91,7 +91,6 @@ class ForkServer:
         self._channel.send(
             {
                 "sys_path": sys.path,
-                "package": _PACKAGE,
                 "load_plugins": self._load_plugins,
                 "blocked": self._blocked,
                 "preload": self._preload,

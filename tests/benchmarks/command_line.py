@@ -7,8 +7,8 @@ import argparse
 import sys
 from types import ModuleType
 
-from debugger.commands.base import Parser
-from debugger.errors import DistdebugError
+from distdebug.commands.base import Parser
+from distdebug.errors import DistdebugError
 
 
 def parser(name: str, measurement: ModuleType) -> argparse.ArgumentParser:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from debugger.benchmarks import arguments as read
-from debugger.benchmarks import program
+from distdebug.benchmarks import arguments as read
+from distdebug.benchmarks import program
 from tests.benchmarks import ddp_figures
 from tests.benchmarks.command_line import main
 
@@ -48,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
         "budget_s": args.budget,
     }
     files = [(args.json, program.as_json)]
-    program.compare("tests.benchmarks.ddp_ranks", request, SCHEMA, ddp_figures, files)
+    words = [sys.executable, "-m", "tests.benchmarks.ddp_ranks"]
+    program.compare(words, request, SCHEMA, ddp_figures, files)
     return 0
 
 

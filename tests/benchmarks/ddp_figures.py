@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from debugger.benchmarks.comm_figures import baseline, size_text, speedup
+from distdebug.benchmarks.comm_figures import baseline, size_text, speedup
 
 ALONE = "alone"
 """The step without communication, in the place of a backend."""

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from debugger.benchmarks.forked import Row, measure, program
-from debugger.benchmarks.rank_groups import joined
-from debugger.benchmarks.turns import Turns, here
+from distdebug.benchmarks.forked import Row, measure, program
+from distdebug.benchmarks.rank_groups import joined
+from distdebug.benchmarks.turns import Turns, here
 
 ALONE = "alone"
 """The same step without communication: what the ranks' own work takes, all of them at it."""

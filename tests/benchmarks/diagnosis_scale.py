@@ -13,15 +13,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from debugger.diagnosis.diagnose import Diagnosis, diagnose
-from debugger.record.layout import Activity, CallState, GroupState
-from debugger.record.signature import (
+from distdebug.diagnosis.diagnose import Diagnosis, diagnose
+from distdebug.record.layout import Activity, CallState, GroupState
+from distdebug.record.signature import (
     Signature,
     agreement_key,
     exact_key,
     hash64,
 )
-from debugger.record.snapshot import (
+from distdebug.record.snapshot import (
     Call,
     CallSite,
     Creation,

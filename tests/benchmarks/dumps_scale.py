@@ -90,7 +90,7 @@ def main() -> int:
         write(Path(name), ranks, culprit)
         started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         said = subprocess.run(
-            [sys.executable, "-m", "debugger", "report", name, "--json"],
+            [sys.executable, "-m", "distdebug", "report", name, "--json"],
             capture_output=True,
             check=True,
         )

@@ -19,10 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from debugger.inspection.inspect import inspect
-from debugger.inspection.lateness import Limits
-from debugger.inspection.processes import find_jobs
-from debugger.record.process_stat import read_stat
+from distdebug.inspection.inspect import inspect
+from distdebug.inspection.lateness import Limits
+from distdebug.inspection.processes import find_jobs
+from distdebug.record.process_stat import read_stat
 from tests.support import foreign_jobs
 
 TRAINING = """

@@ -40,23 +40,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 import zmq
 
-from debugger.node_links.interfaces import LOOPBACK
-from debugger.node_links.messages import Message, message_of
-from debugger.node_links.mirror import process_values
-from debugger.node_links.offers import SCHEMA, Offer
-from debugger.node_links.pace import Pace, pace_for
-from debugger.node_links.patches import Patch, packed
-from debugger.node_links.relay import TELL_EVERY_S, Relay
-from debugger.node_links.source import Piece, RecordSource
-from debugger.node_links.tree import BELOW
-from debugger.record import layout, steady_clock
-from debugger.record.layout import Definition
-from debugger.record.reading.copies import FEW_NODES
-from debugger.record.requests.control import ControlError, ask
-from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
-from debugger.record.snapshot import Process
-from debugger.record.writing.slots import CallDescription, GroupSlot, Place
-from debugger.record.writing.writer import FlightWriter
+from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.messages import Message, message_of
+from distdebug.node_links.mirror import process_values
+from distdebug.node_links.offers import SCHEMA, Offer
+from distdebug.node_links.pace import Pace, pace_for
+from distdebug.node_links.patches import Patch, packed
+from distdebug.node_links.relay import TELL_EVERY_S, Relay
+from distdebug.node_links.source import Piece, RecordSource
+from distdebug.node_links.tree import BELOW
+from distdebug.record import layout, steady_clock
+from distdebug.record.layout import Definition
+from distdebug.record.reading.copies import FEW_NODES
+from distdebug.record.requests.control import ControlError, ask
+from distdebug.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
+from distdebug.record.snapshot import Process
+from distdebug.record.writing.slots import CallDescription, GroupSlot, Place
+from distdebug.record.writing.writer import FlightWriter
 from tests.support import runs
 
 SIZES = (2, 8, 32, 128, 512, 2048)

@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 
-from debugger.benchmarks import arguments as read
-from debugger.benchmarks import program
-from debugger.errors import DistdebugError, UsageError
+from distdebug.benchmarks import arguments as read
+from distdebug.benchmarks import program
+from distdebug.errors import DistdebugError, UsageError
 from tests.benchmarks.command_line import main
 
 SCHEMA = "distdebug.bench.plan/1"
@@ -43,7 +43,7 @@ examples:
   python -m tests.benchmarks.plan_growth -n 8,128,1024 --budget 300 train.py --json plan.json"""
 
 _COMMAND = (
-    "import sys; sys.path[0] = sys.argv.pop(1); from debugger.cli import main; sys.exit(main())"
+    "import sys; sys.path[0] = sys.argv.pop(1); from distdebug.cli import main; sys.exit(main())"
 )
 
 

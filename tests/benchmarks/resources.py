@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from debugger.benchmarks import arguments as read
-from debugger.benchmarks import program
-from debugger.benchmarks.comm_figures import size_text
-from debugger.errors import UsageError
+from distdebug.benchmarks import arguments as read
+from distdebug.benchmarks import program
+from distdebug.benchmarks.comm_figures import size_text
+from distdebug.errors import UsageError
 from tests.benchmarks.command_line import main
 
 SCHEMA = "distdebug.bench.resources/1"
@@ -76,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and write the file."""
     request = _request(args)
     read.check_files(args.json)
-    described, lines = program.begin("tests.benchmarks.resources_ranks", request)
+    described, lines = program.begin(
+        [sys.executable, "-m", "tests.benchmarks.resources_ranks"], request
+    )
     rows = list(lines)
     setting = {key: request[key] for key in ("ranks", "largest_bytes", "wait_s", "groups")}
     print("\n".join(table(rows, setting)))

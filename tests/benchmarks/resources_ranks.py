@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from debugger.benchmarks import comm_calls
-from debugger.benchmarks.comm_layout import ELEMENT_BYTES, true_size
-from debugger.benchmarks.forked import Row, measure, program
-from debugger.benchmarks.rank_groups import TIMEOUT, transport
+from distdebug.benchmarks import comm_calls
+from distdebug.benchmarks.comm_layout import ELEMENT_BYTES, true_size
+from distdebug.benchmarks.forked import Row, measure, program
+from distdebug.benchmarks.rank_groups import TIMEOUT, transport
 
 SIZE_FACTOR = 16
 SMALLEST_BYTES = 4096

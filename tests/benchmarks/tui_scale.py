@@ -26,13 +26,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from debugger.record import layout
+from distdebug.record import layout
+from distdebug.tui.feed import Feed
+from distdebug.tui.picture import Focus
+from distdebug.tui.screens.base import Chosen
+from distdebug.tui.screens.overview import Overview
 from fixtures.make_run import make
 from tests.benchmarks.tui_app import ROOT, App, environment
-from tui.feed import Feed
-from tui.picture import Focus
-from tui.screens.base import Chosen
-from tui.screens.overview import Overview
 
 MEASURED_S = 10.0
 MOVES_EVERY_S = 0.25
@@ -50,7 +50,7 @@ while True:
 STARTS = (
     ("python alone", "pass"),
     ("import textual.app", "import textual.app"),
-    ("import tui.app", "import tui.app"),
+    ("import distdebug.tui.app", "import distdebug.tui.app"),
 )
 
 

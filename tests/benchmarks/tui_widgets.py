@@ -21,8 +21,8 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from tui.text import Line, columns
-from tui.widgets.sheet import Sheet
+from distdebug.tui.text import Line, columns
+from distdebug.tui.widgets.sheet import Sheet
 
 COLUMNS = ("rank", "state", "call", "seq", "for", "lag", "line")
 WIDTHS = (6, 10, 40, 7, 7, 4, 40)

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from debugger.rank.install import RUN_DIRECTORY, install
+from distdebug.rank.install import RUN_DIRECTORY, install
 
 
 def _make_run_directory() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from debugger.hook import environment
+from distdebug.hook import environment
 
 from . import outcomes, wheel
 from .outcomes import DETAIL, INFO, MODES, MPI, PASSED, STOCK, TCP, Outcome

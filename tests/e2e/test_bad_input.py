@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from debugger import cli
-from debugger.record import layout
+from distdebug import cli
+from distdebug.record import layout
 from tests.support import runs
 
 

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from debugger.record.runs.artefact import SUFFIX
-from debugger.record.runs.unpacking import opened
+from distdebug.record.runs.artefact import SUFFIX
+from distdebug.record.runs.unpacking import opened
 from tests.support.runs import DISTDEBUG, LIMIT_S, environment
 from tests.support.terminal import Terminal as PlainTerminal
 from tests.support.tmux import Terminal, needs_tmux
@@ -260,7 +260,10 @@ def test_the_terminal_app_opens_the_file(workspace: Path, tmp_path: Path) -> Non
     scratch = tmp_path / "temporary"
     scratch.mkdir()
     extra = {"TMPDIR": str(scratch)}
-    for command in ([str(DISTDEBUG), "tui"], [str(DISTDEBUG.with_name("python")), "-m", "tui"]):
+    for command in (
+        [str(DISTDEBUG), "tui"],
+        [str(DISTDEBUG.with_name("python")), "-m", "distdebug.tui"],
+    ):
         with Terminal([*command, "kept.tgz"], workspace, (100, 30), extra) as terminal:
             terminal.until("ENDED", "MISMATCH, exit code 91")
             assert len(os.listdir(scratch)) == 1

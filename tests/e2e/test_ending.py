@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from debugger.record.reading.reader import FlightReader
-from debugger.record.snapshot import Process
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.snapshot import Process
 from tests.support import runs
 from tests.support.torch_loaded import Forked
 from tests.support.waiting import until

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from debugger.cli import main
+from distdebug.cli import main
 from tests.support import fixture_table
 from tests.support.foreign_jobs import job, mp_spawn, mpiexec, torchrun
 from tests.support.runs import DISTDEBUG

@@ -17,19 +17,19 @@ from tests.support.runs import DISTDEBUG, Run
 TALKATIVE = """
 import warnings
 
-import debugger
+import distdebug
 import torch
 import torch.distributed as dist
 
-debugger.log.info("before init")
+distdebug.log.info("before init")
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 pair = dist.new_group([0, 1], group_desc="pair")
 for step in range(2):
-    debugger.log.step(step)
+    distdebug.log.step(step)
     loss = torch.ones(4) * rank
     dist.all_reduce(loss)
-    debugger.log.info("loss", value=loss.mean())
+    distdebug.log.info("loss", value=loss.mean())
 if rank == 0:
     dist.send(torch.zeros(2), 1)
 else:
@@ -54,12 +54,12 @@ sys.stdout.write(f"structlog: {'structlog' in sys.modules}\\n")
 """
 
 FULL = """
-import debugger
+import distdebug
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 for number in range(2000):
-    debugger.log.info("event", number=number)
+    distdebug.log.info("event", number=number)
 dist.barrier()
 if dist.get_rank() == 1:
     raise ValueError("at the end")

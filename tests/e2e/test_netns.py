@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.supervisor.command.warden import descendants
+from distdebug.supervisor.command.warden import descendants
 from tests.support import runs
 
 PROGRAMS = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests.control import ControlError, ask
+from distdebug.record.requests.control import ControlError, ask
 from tests.support import runs
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests.control import ControlError, ask
-from debugger.record.runs.job_view import JobView
+from distdebug.record.requests.control import ControlError, ask
+from distdebug.record.runs.job_view import JobView
 from tests.e2e.test_nodes_actions import once_it_is_known
 from tests.support import runs
 from tests.support.forked_nodes import ForkedNodes

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from debugger.record.requests.breakpoints import any_stop
-from debugger.record.requests.control import ask
-from debugger.record.runs.job_view import JobView
+from distdebug.record.requests.breakpoints import any_stop
+from distdebug.record.requests.control import ask
+from distdebug.record.runs.job_view import JobView
 from tests.e2e.test_nodes_actions import stands
 from tests.e2e.test_nodes_app import LIMIT_S, Going, app_on, asked
 from tests.support import runs

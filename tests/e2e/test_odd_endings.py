@@ -121,7 +121,7 @@ if handler is not None:
 
 
 WAITS_FOR_THE_ERROR = """
-from debugger.diagnosis.limits import SECOND_NS, Limits
+from distdebug.diagnosis.limits import SECOND_NS, Limits
 Limits.settle_ns = property(lambda _limits: 60 * SECOND_NS)
 """
 """As it does for half a second, in which the rank may be given no core to see its peer leave."""

@@ -13,9 +13,9 @@ from tests.support.zygote import Zygote
 
 FORGIVING = {"DISTDEBUG_RAISE_OWN_FAULTS": ""}  # as for users: here the supervisor must fail
 BREAK = """
-from debugger.diagnosis import diagnose as verdict
-from debugger.supervisor import watch
-from debugger.supervisor.machine import host
+from distdebug.diagnosis import diagnose as verdict
+from distdebug.supervisor import watch
+from distdebug.supervisor.machine import host
 
 def boom(*_arguments, **_named):
     raise KeyError("a record with \\x1b[31mnonsense in it")

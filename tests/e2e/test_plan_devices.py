@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.plan.program import Ended, Made
-from debugger.plan.programs import read_programs
+from distdebug.plan.program import Ended, Made
+from distdebug.plan.programs import read_programs
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 

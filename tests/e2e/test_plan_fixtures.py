@@ -72,8 +72,8 @@ def test_a_cycle_that_is_there_from_16_ranks_on(tmp_path: Path, torch_loaded: To
 def test_the_other_readers_read_a_plan_as_a_run_that_stopped_there(
     tmp_path: Path, torch_loaded: TorchLoaded
 ) -> None:
-    from debugger.record.runs.run_directory import RunDirectory
-    from debugger.supervisor.on_the_spot import look_killed
+    from distdebug.record.runs.run_directory import RunDirectory
+    from distdebug.supervisor.on_the_spot import look_killed
 
     done = plan(torch_loaded, plan_table.arguments_of("op_subgroup"), tmp_path)
     assert done.report["outcome"] == "op_mismatch", done.explain()

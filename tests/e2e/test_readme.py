@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.commands import load
-from debugger.record.runs.artefact import SUFFIX
+from distdebug.commands import load
+from distdebug.record.runs.artefact import SUFFIX
 from tests.support import runs
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.benchmarks.replay import comparison
+from distdebug.benchmarks.replay import comparison
 from fixtures import recorded
 from tests.support import runs
 from tests.support.replays import Replayed, plan_of, ranks_of, replayed

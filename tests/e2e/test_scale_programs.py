@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from debugger.cli import main
+from distdebug.cli import main
 from tests.support import runs
 from tests.support.zygote import Zygote
 

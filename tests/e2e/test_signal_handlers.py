@@ -11,8 +11,8 @@ from tests.support.zygote import Zygote
 
 ONCE = """
 # Each of these waits is ended by an alarm; its call goes on, and the other rank meets it.
-from debugger.record.reading.reader import FlightReader
-from debugger.record.snapshot import Process
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.snapshot import Process
 record = pathlib.Path(os.environ["DISTDEBUG_RUN_DIR"], "ranks", "0.flight")
 reader = FlightReader(record) if rank == 0 else None
 def look():

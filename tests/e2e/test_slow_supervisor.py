@@ -30,8 +30,8 @@ dist.destroy_process_group()
 """
 STANDS_STILL = """
 import os, time
-from debugger.supervisor import watch
-from debugger.supervisor.command import launch
+from distdebug.supervisor import watch
+from distdebug.supervisor.command import launch
 
 started, start, look = [], launch.Launch.start, watch.Watch.look
 

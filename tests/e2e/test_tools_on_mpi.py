@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests.breakpoints import stops
+from distdebug.record.requests.breakpoints import stops
 from tests.ranks.debugger.test_breakpoints import RESULT, attach
 from tests.support import fixture_table, mpi, runs
 

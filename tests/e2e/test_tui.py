@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.reading.reader import FlightReader
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import Process
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import Process
 from tests.support.runs import DISTDEBUG, LIMIT_S
 from tests.support.tmux import Terminal, needs_tmux
 from tests.support.waiting import until

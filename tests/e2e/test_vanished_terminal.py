@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.record.runs.run_directory import RunDirectory
+from distdebug.record.runs.run_directory import RunDirectory
 from tests.support.runs import DISTDEBUG, environment
 from tests.support.terminal import Terminal
 from tests.support.waiting import until
@@ -26,7 +26,7 @@ WITHIN_S = 60.0
 LEFT = r"\x1b\[\?1049l"
 """The app's farewell: back to the terminal's first screen."""
 APP = (str(DISTDEBUG), "tui")
-MODULE = (sys.executable, "-m", "tui")
+MODULE = (sys.executable, "-m", "distdebug.tui")
 
 
 def run_directory(tmp_path: Path) -> Path:
@@ -64,7 +64,7 @@ def ends(terminal: Terminal) -> int:
     return code
 
 
-@pytest.mark.parametrize("command", [APP, MODULE], ids=["distdebug tui", "python -m tui"])
+@pytest.mark.parametrize("command", [APP, MODULE], ids=["distdebug tui", "python -m distdebug.tui"])
 def test_the_app_ends_with_its_terminal(command: Sequence[str], tmp_path: Path) -> None:
     with opened([*command, str(run_directory(tmp_path))], tmp_path) as terminal:
         processes = below(terminal)
@@ -85,7 +85,7 @@ def test_in_the_middle_of_drawing(tmp_path: Path) -> None:
 
 def test_nothing_is_said_about_it(tmp_path: Path) -> None:
     said = tmp_path / "said"
-    line = 'exec "$0" -m tui "$1" 2> "$2"'
+    line = 'exec "$0" -m distdebug.tui "$1" 2> "$2"'
     words = ["sh", "-c", line, sys.executable, str(run_directory(tmp_path)), str(said)]
     with Terminal(words, tmp_path, environment(), own=False) as terminal:
         until_s = time.monotonic() + 60

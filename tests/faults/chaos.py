@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from debugger.faults.plan import Fault
-from debugger.faults.random_plan import draw
+from distdebug.faults.plan import Fault
+from distdebug.faults.random_plan import draw
 from tests.support import runs
 from tests.support.zygote import Zygote
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from debugger.faults.actions import ACTIONS
-from debugger.faults.spec import parse
+from distdebug.faults.actions import ACTIONS
+from distdebug.faults.spec import parse
 from tests.support.zygote import Zygote
 
 from .cases import CASES, Case

@@ -19,7 +19,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from debugger.record import layout
+from distdebug.record import layout
 
 Files = dict[str, bytes]
 """The files of a run, by their names relative to its directory."""

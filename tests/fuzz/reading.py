@@ -104,9 +104,9 @@ def _peak_bytes() -> int:
 
 
 def _read(path: str, form: str, view: int) -> str:
-    from debugger import cli
-    from debugger.record.runs.unpacking import opened
-    from debugger.record.safe_files.place import RunDirectoryError
+    from distdebug import cli
+    from distdebug.record.runs.unpacking import opened
+    from distdebug.record.safe_files.place import RunDirectoryError
 
     kept: list[str] = []
 
@@ -134,11 +134,11 @@ def _read(path: str, form: str, view: int) -> str:
 
 
 def _shown(path: Path, number: int) -> str:
-    from tui.feed import Feed
-    from tui.keys import VIEWS
-    from tui.screens.base import Chosen
-    from tui.text import plain
-    from tui.widgets.header import banner_lines, header_lines
+    from distdebug.tui.feed import Feed
+    from distdebug.tui.keys import VIEWS
+    from distdebug.tui.screens.base import Chosen
+    from distdebug.tui.text import plain
+    from distdebug.tui.widgets.header import banner_lines, header_lines
 
     feed = Feed(path, lambda _: None)
     view = VIEWS[number](Chosen())
@@ -164,9 +164,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_HARD_BYTES, _HARD_BYTES))
     answers = sys.stdout
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    import tui.keys  # noqa: F401 - before the first input is timed
-    from debugger.commands import logs, report, stacks  # noqa: F401
-    from debugger.supervisor import on_the_spot  # noqa: F401
+    import distdebug.tui.keys  # noqa: F401 - before the first input is timed
+    from distdebug.commands import logs, report, stacks  # noqa: F401
+    from distdebug.supervisor import on_the_spot  # noqa: F401
 
     print(json.dumps({"fault": ""}), file=answers, flush=True)
     _peak_bytes()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from debugger.testing.run_fixture import RunScript, fail_for_silent_faults
-from debugger.testing.run_report import Report
+from distdebug.testing.run_fixture import RunScript, fail_for_silent_faults
+from distdebug.testing.run_report import Report
 
-pytest_plugins = ["debugger.testing.plugin"]
+pytest_plugins = ["distdebug.testing.plugin"]
 SCRIPT = """
 import sys
 import torch

@@ -41,7 +41,7 @@ def test_hangs(dist_rank):
 
 def test_markers_are_explained_and_loading_twice_is_harmless(tmp_path: Path) -> None:
     plugin_sessions.write(tmp_path, TWO)
-    found = plugin_sessions.run(tmp_path, "--markers", "-p", "debugger.testing.plugin")
+    found = plugin_sessions.run(tmp_path, "--markers", "-p", "distdebug.testing.plugin")
     assert found.exit_code == 0, found.output
     for mark in ("distributed(nproc=2, ", "requires_gpus(n=1): ", "requires_mpi: "):
         assert found.output.count(f"@pytest.mark.{mark}") == 1, found.output
@@ -49,7 +49,7 @@ def test_markers_are_explained_and_loading_twice_is_harmless(tmp_path: Path) -> 
 
 def test_who_does_not_use_it_pays_nothing() -> None:
     code = (
-        "import sys; before = set(sys.modules); import debugger.testing.plugin;"
+        "import sys; before = set(sys.modules); import distdebug.testing.plugin;"
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
@@ -60,7 +60,7 @@ def test_who_does_not_use_it_pays_nothing() -> None:
         timeout=60,
         check=True,
     )
-    assert done.stdout.split() == ["debugger", "debugger.testing", "debugger.testing.plugin"]
+    assert done.stdout.split() == ["debugger", "distdebug.testing", "distdebug.testing.plugin"]
 
 
 @pytest.mark.long

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGES = ("distcore", "debugger", "tui")
+FOLDERS = {"distcore": "distcore", "debugger": "distdebug", "tui": "distdebug.tui"}
+"""Each package's folder, and the name that it is imported by."""
+APP = "distdebug.tui"
 LONGEST_FILE_LINES = 500
 
 # A room may use rooms on lower floors only. Modules directly in debugger/ are floor 0.
@@ -36,35 +38,35 @@ FLOORS = {
 # Narrower than the floors: the only rooms that these may use.
 ONLY_ROOMS = {
     "rank": (
-        {"record", "faults", "errors"},
+        {"record", "faults", "errors", "hook"},
         "what runs in a rank and what runs outside share only record/",
     ),
     "supervisor": (
         {"record", "diagnosis", "faults", "hook", "node_links", "reports"},
         "what watches ranks from outside never loads what runs in them: downward only",
     ),
-    "launch": ({"record"}, "launch/ only reads a command line; it shares only record/"),
+    "launch": ({"record", "hook"}, "launch/ only reads a command line; it shares only record/"),
 }
 
 STANDARD_LIBRARY_ONLY = {
-    "debugger.record": "the rank, the TUI and the reports all start with it, without torch",
-    "debugger.foreign": "a folder of dumps is judged where there is no torch",
-    "debugger.diagnosis": "a pure function over snapshots needs nothing, and starts anywhere",
-    "debugger.plan": "programs are executed and judged where there is no torch",
-    "debugger.errors": "record/ and diagnosis/ use it, and they are standard library only",
+    "distdebug.record": "the rank, the TUI and the reports all start with it, without torch",
+    "distdebug.foreign": "a folder of dumps is judged where there is no torch",
+    "distdebug.diagnosis": "a pure function over snapshots needs nothing, and starts anywhere",
+    "distdebug.plan": "programs are executed and judged where there is no torch",
+    "distdebug.errors": "record/ and diagnosis/ use it, and they are standard library only",
 }
 
-RAISED_IN_RANKS = "debugger.errors.in_ranks"
+RAISED_IN_RANKS = "distdebug.errors.in_ranks"
 """The one module of errors that imports torch, for ranks and for who asks for what is in it."""
 
 # (importer, target): allowed inside a function only, never when the module is imported.
 ONLY_LAZILY = {
-    ("debugger", "debugger"): "`debugger.install()` opens its room when it is called",
-    ("debugger.errors", RAISED_IN_RANKS): "it derives from torch's: only when it is asked for",
-    ("debugger.hook", "debugger.rank"): "the hook calls the rank's code once torch is imported",
-    ("debugger.testing.world", "torch"): "in a rank, which has it; pytest itself must not load it",
-    ("debugger.testing.world", "distcore"): "the same: only where a rank makes its group",
-    ("debugger.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
+    ("distdebug", "distdebug"): "`distdebug.install()` opens its room when it is called",
+    ("distdebug.errors", RAISED_IN_RANKS): "it derives from torch's: only when it is asked for",
+    ("distdebug.hook", "distdebug.rank"): "the hook calls the rank's code once torch is imported",
+    ("distdebug.testing.world", "torch"): "in a rank, which has it; pytest itself must not load it",
+    ("distdebug.testing.world", "distcore"): "the same: only where a rank makes its group",
+    ("distdebug.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
 }
 
 
@@ -122,13 +124,12 @@ def _about_the_file(text: str, tree: ast.Module) -> Iterator[str]:
 
 
 def _about_an_import(item: Import, root: Path) -> Iterator[str]:
-    package, _, _ = item.importer.partition(".")
-    target, _, _ = item.target.partition(".")
+    package, target = _package(item.importer), _package(item.target)
     for (importer, allowed), why in ONLY_LAZILY.items():
-        exact = importer == "debugger"  # the package itself, not all that is in it
+        exact = importer == "distdebug"  # the package itself, not all that is in it
         from_here = item.importer == importer if exact else _inside(item.importer, importer)
         if from_here and _inside(item.target, allowed):
-            ground_floor = target == "debugger" and _floor(item.target, root) == 0
+            ground_floor = target == "distdebug" and _floor(item.target, root) == 0
             ground_floor = ground_floor and item.target != allowed
             if not (item.lazy or ground_floor):
                 yield f"only inside a function ({why})"
@@ -143,29 +144,29 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
             yield "distcore imports torch; only debugger/rank and debugger/benchmarks use it"
         elif item.target != "distcore":
             yield "a benchmark measures what users have: distcore's public names"
-    if package == "distcore" and target in {"debugger", "tui"}:
+    if package == "distcore" and target in {"distdebug", APP}:
         yield "the communication stack knows nothing of its observers"
-    if package == "debugger" and target in {"tui", "textual"}:
+    if package == "distdebug" and target in {APP, "textual"}:
         yield "the debugger works without a terminal app; the app reads what it writes"
-    if package == "tui" and target == "debugger" and _room(item.target) not in _TUI_READS:
-        yield "the app reads run directories through debugger.record and debugger.diagnosis only"
-    if package == target == "debugger":
+    if package == APP and target == "distdebug" and _room(item.target) not in _TUI_READS:
+        yield "the app reads run directories through record and diagnosis only"
+    if package == target == "distdebug":
         yield from _inside_the_house(item, root)
     for pure, why in STANDARD_LIBRARY_ONLY.items():
-        ours = target in PACKAGES
+        ours = target in FOLDERS.values()
         if item.importer == RAISED_IN_RANKS:
             continue
         if _inside(item.importer, pure) and not ours and target not in sys.stdlib_module_names:
             yield f"{pure} is standard library only: {why}"
 
 
-_TUI_READS = {"record", "diagnosis"}
+_TUI_READS = {"record", "diagnosis", "hook"}
 _OUTSIDE = "what lies above its package"
 
 
 def _inside_the_house(item: Import, root: Path) -> Iterator[str]:
     if not item.relative and "/site/" not in item.file.as_posix():
-        yield "relative imports only: a rank may load debugger under another name"
+        yield "relative imports only: a rank loads the package under another name"
     here, there = item.room, _room(item.target)
     if here == there:
         return
@@ -181,7 +182,7 @@ def _inside_the_house(item: Import, root: Path) -> Iterator[str]:
 
 def _room(module: str) -> str:
     parts = module.split(".")
-    return parts[1] if parts[0] == "debugger" and len(parts) > 1 else ""
+    return parts[1] if parts[0] == "distdebug" and len(parts) > 1 else ""
 
 
 def _floor(module: str, root: Path) -> int | None:
@@ -193,19 +194,23 @@ def _floor(module: str, root: Path) -> int | None:
     return None if room and (root / "debugger" / room).is_dir() else 0
 
 
+def _package(module: str) -> str:
+    return APP if _inside(module, APP) else module.partition(".")[0]
+
+
 def _inside(module: str, package: str) -> bool:
     return module == package or module.startswith(package + ".")
 
 
 def _sources(root: Path) -> Iterator[Path]:
-    for package in PACKAGES:
+    for package in FOLDERS:
         yield from sorted((root / package).rglob("*.py"))
 
 
 def module_name(root: Path, file: Path) -> str:
-    """`debugger.rank.log`, for its file or its folder's `__init__.py`."""
-    parts = file.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    """`distdebug.rank.log`, for its file or its folder's `__init__.py`."""
+    folder, *parts = file.relative_to(root).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *(parts[:-1] if parts[-1] == "__init__" else parts)])
 
 
 def imports(file: Path, module: str, tree: ast.Module, modules: set[str]) -> Iterator[Import]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.record.signature import CHAIN_STEP, MASK
+from distdebug.record.signature import CHAIN_STEP, MASK
 
 
 def extend_chain(chain: int, value: int) -> int:

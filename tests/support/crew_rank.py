@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from debugger.testing.channel import Channel
+from distdebug.testing.channel import Channel
 from tests.support.in_fork import end, surroundings
 
 

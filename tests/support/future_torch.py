@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debugger.record.reading.records import Records, newest_ranks
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.reports import off
-from debugger.testing.channel import Channel
+from distdebug.record.reading.records import Records, newest_ranks
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.reports import off
+from distdebug.testing.channel import Channel
 from tests.support import forked_program, hook_by_hand
 from tests.support.in_fork import end, forked, surroundings
 

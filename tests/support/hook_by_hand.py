@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from debugger.hook import SITE
+from distdebug.hook import SITE
 
 
 def run() -> Any:

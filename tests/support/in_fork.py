@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from debugger.testing.channel import Channel
+from distdebug.testing.channel import Channel
 
 NAMESPACES = ("time", "net", "uts", "pid", "mnt")
 

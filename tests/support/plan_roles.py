@@ -27,7 +27,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from debugger.record.wording import ranks_text
+from distdebug.record.wording import ranks_text
 
 SOME = ("deadlock", "p2p_mismatch", "unmatched_p2p")
 """Kinds that are about a few of the ranks which do it."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from debugger.plan.program import Created, Event, Made, Program
-from debugger.plan.traffic.calls import RankCalls, of_programs
-from debugger.record.layout import CallState, GroupState
-from debugger.record.signature import Signature
-from debugger.record.snapshot import Call, CallSite, Creation, Group, GroupKey
+from distdebug.plan.program import Created, Event, Made, Program
+from distdebug.plan.traffic.calls import RankCalls, of_programs
+from distdebug.record.layout import CallState, GroupState
+from distdebug.record.signature import Signature
+from distdebug.record.snapshot import Call, CallSite, Creation, Group, GroupKey
 
 WORLD: GroupKey = ("0", 0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from debugger.testing.channel import Channel
+from distdebug.testing.channel import Channel
 from tests.support import runs
 from tests.support.in_fork import end, surroundings
 from tests.support.torch_loaded import TorchLoaded, request
@@ -46,8 +46,8 @@ def be_plan(
 
 
 def _plan(argv: Sequence[str]) -> None:
-    from debugger import cli
-    from debugger.plan import planner
+    from distdebug import cli
+    from distdebug.plan import planner
 
     sys.argv = ["distdebug", *argv]
     planner.subprocess = _Subprocess(subprocess)  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ class _Subprocess:
         if not pid:
             status = 121
             try:
-                from debugger.rank.plan import forker
+                from distdebug.rank.plan import forker
 
                 sys.stdin = io.StringIO(how["input"])
                 forker.main()

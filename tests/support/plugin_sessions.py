@@ -54,7 +54,7 @@ def write(folder: Path, project: str, name: str = "test_it.py", conftest: str = 
 def command(folder: Path, *arguments: str) -> list[str]:
     """pytest with the plugin; its own temporary folders are below `folder`."""
     return [
-        *(sys.executable, "-m", "pytest", "-p", "debugger.testing.plugin"),
+        *(sys.executable, "-m", "pytest", "-p", "distdebug.testing.plugin"),
         *(f"--basetemp={folder / 'tmp'}", f"--junitxml={folder / 'junit.xml'}"),
         *arguments,
     ]

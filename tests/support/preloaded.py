@@ -14,11 +14,11 @@ for _module in (
     "torch._dynamo",  # the first DistributedDataParallel imports it, which takes 3 s
     "torch.distributed.optim",  # compiles what it has for TorchScript
     "distcore.tcp.connect",
-    "debugger.supervisor.supervisor",
-    "debugger.commands.exec",
-    "debugger.commands.plan",
-    "debugger.rank.plan.forker",
-    "debugger.cli",
+    "distdebug.supervisor.supervisor",
+    "distdebug.commands.exec",
+    "distdebug.commands.plan",
+    "distdebug.rank.plan.forker",
+    "distdebug.cli",
 ):
     importlib.import_module(_module)
 hook_by_hand.run().load("rank.install")  # under the name that the layer has in ranks

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from debugger.plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
-from debugger.record.layout import Activity, CallState, GroupState
-from debugger.record.signature import Signature
-from debugger.record.snapshot import (
+from distdebug.plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
+from distdebug.record.layout import Activity, CallState, GroupState
+from distdebug.record.signature import Signature
+from distdebug.record.snapshot import (
     Call,
     CallSite,
     Creation,

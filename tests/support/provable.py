@@ -25,9 +25,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.findings import Finding
-from debugger.foreign import dump_files, judging, plain_pickle
-from debugger.foreign.trace import traced
+from distdebug.diagnosis.findings import Finding
+from distdebug.foreign import dump_files, judging, plain_pickle
+from distdebug.foreign.trace import traced
 
 from .fixture_table import Expected
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from debugger.hook import environment
-from debugger.record.reading.reader import FlightReader
-from debugger.record.snapshot import Call, Process, Rank
+from distdebug.hook import environment
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.snapshot import Call, Process, Rank
 from tests.support import runs
 from tests.support.supervised import PROGRAM
 from tests.support.torch_loaded import Forked, TorchLoaded, request

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from debugger.benchmarks import replay
-from debugger.benchmarks.replay import comparison, selection
-from debugger.benchmarks.replay.comparison import Figures, Row
-from debugger.benchmarks.replay.plan import Plan, planned
-from debugger.record.reading.records import Records, newest_ranks
-from debugger.record.snapshot import Rank
+from distdebug.benchmarks import replay
+from distdebug.benchmarks.replay import comparison, selection
+from distdebug.benchmarks.replay.comparison import Figures, Row
+from distdebug.benchmarks.replay.plan import Plan, planned
+from distdebug.record.reading.records import Records, newest_ranks
+from distdebug.record.snapshot import Rank
 from tests.support.runs import Run
 from tests.support.zygote import Zygote
 

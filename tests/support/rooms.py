@@ -12,17 +12,17 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.architecture import imports, module_name
+from tests.support.architecture import FOLDERS, imports, module_name
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUSES = (
-    "debugger",
-    "debugger.rank",
-    "debugger.diagnosis",
-    "debugger.record",
-    "debugger.supervisor",
+    "distdebug",
+    "distdebug.rank",
+    "distdebug.diagnosis",
+    "distdebug.record",
+    "distdebug.supervisor",
     "distcore",
-    "tui",
+    "distdebug.tui",
 )
 
 
@@ -75,8 +75,9 @@ class House:
 
 def house(name: str, root: Path = ROOT) -> House:
     """The rooms of the package `name`, read from its files under `root`."""
-    folder = root.joinpath(*name.split("."))
-    top = root / name.partition(".")[0]
+    imported = max((one for one in FOLDERS.values() if f"{name}.".startswith(f"{one}.")), key=len)
+    top = root / next(folder for folder, one in FOLDERS.items() if one == imported)
+    folder = top.joinpath(*name.removeprefix(imported).split("."))
     files = {file: module_name(root, file) for file in sorted(top.rglob("*.py"))}
     modules = set(files.values())
     rooms = {_room(name, module) for module in modules} - {""}

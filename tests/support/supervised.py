@@ -24,9 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from debugger.hook import SITE
-from debugger.launch.mpi_launcher import SHIM
-from debugger.testing.channel import Channel
+from distdebug.hook import SITE
+from distdebug.launch.mpi_launcher import SHIM
+from distdebug.testing.channel import Channel
 from tests.support import forked_program, hook_by_hand, mpi_in_fork
 from tests.support.in_fork import end, forked, surroundings
 
@@ -54,8 +54,8 @@ def launch(
 
 
 def _supervise(argv: Sequence[str], breaks: str) -> None:
-    from debugger import cli
-    from debugger.supervisor.command import launch
+    from distdebug import cli
+    from distdebug.supervisor.command import launch
 
     exec(breaks, {})
     sys.argv = ["distdebug", *argv]
@@ -84,7 +84,7 @@ class _Warden:
         self.pid = forked(lambda: self._body(control, reports))
 
     def _body(self, control: int, reports: int) -> None:
-        from debugger.supervisor.command import warden
+        from distdebug.supervisor.command import warden
 
         os.setsid()
         os.closerange(3, min(control, reports))

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from debugger.testing.server import ForkServer
+from distdebug.testing.server import ForkServer
 from tests.support import runs
 
 PRELOADED = "tests.support.preloaded"

@@ -8,8 +8,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from debugger.rank import install
-from debugger.testing.channel import Channel
+from distdebug.rank import install
+from distdebug.testing.channel import Channel
 from tests.support.in_fork import end, surroundings
 
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.findings import Finding
-from debugger.diagnosis.limits import Limits
-from debugger.faults import injected, plan
-from debugger.faults.plan import Fault
-from debugger.record.reading.records import Records, newest_ranks
-from debugger.record.requests.verdict import Verdict
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.wording import finding_line
-from debugger.supervisor.machine.oom import OomWatch
-from debugger.supervisor.machine.processes import ProcessTable
-from debugger.supervisor.run_reader import LocalReader
-from debugger.supervisor.stacks.evidence import gather
-from debugger.supervisor.watch import Policy, Watch
+from distdebug.diagnosis.findings import Finding
+from distdebug.diagnosis.limits import Limits
+from distdebug.faults import injected, plan
+from distdebug.faults.plan import Fault
+from distdebug.record.reading.records import Records, newest_ranks
+from distdebug.record.requests.verdict import Verdict
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.wording import finding_line
+from distdebug.supervisor.machine.oom import OomWatch
+from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.supervisor.run_reader import LocalReader
+from distdebug.supervisor.stacks.evidence import gather
+from distdebug.supervisor.watch import Policy, Watch
 from tests.support import runs
 from tests.support.ports import unclaimed_port
 from tests.support.torch_loaded import Forked, TorchLoaded, request

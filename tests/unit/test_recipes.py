@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import complete
+from tests.support.importable import make_importable
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 4
@@ -47,9 +48,9 @@ CALL = (
 )
 SEEN = """
 import json
-from debugger.diagnosis.diagnose import diagnose
-from debugger.record.snapshot import Snapshot
-from debugger.reports import document, text
+from distdebug.diagnosis.diagnose import diagnose
+from distdebug.record.snapshot import Snapshot
+from distdebug.reports import document, text
 from pathlib import Path
 found = diagnose(Snapshot(taken_ns=1, world_size=1, ranks={}, finished=True)).findings
 made = document.build(
@@ -78,6 +79,7 @@ def copied(target: Path, without: str = "") -> Path:
 def test_a_kind_needs_few_files(tmp_path: Path) -> None:
     assert len(STEPS) <= MOST_FILES
     assert list(complete.of_kinds(copied(tmp_path))) == []
+    make_importable(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", SEEN],
         cwd=tmp_path,

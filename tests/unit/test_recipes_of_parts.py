@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import complete
+from tests.support.importable import make_importable
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_FILES = 8
@@ -146,14 +147,14 @@ def _ring(""",
     """
 import os, sys, torch, torch.distributed as dist
 dist.ProcessGroup.rotate = lambda self, *args: None  # as torch will have it
-import debugger, distcore
+import distdebug, distcore
 from pathlib import Path
-from debugger.record.reading.reader import FlightReader
-from debugger.record.snapshot import Process
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.snapshot import Process
 from distcore.testing.known_calls import KnownCall
 child = os.fork()
 rank = 0 if child else 1
-debugger.install("INFO", "run")
+distdebug.install("INFO", "run")
 store = "file://" + os.path.abspath("store")
 dist.init_process_group("tcp", init_method=store, rank=rank, world_size=2)
 KnownCall("rotate").run()
@@ -218,11 +219,11 @@ def throw(""",
     """
 import os
 from types import SimpleNamespace
-from debugger.faults.actions import ACTIONS
-from debugger.faults.spec import parse, usage
+from distdebug.faults.actions import ACTIONS
+from distdebug.faults.spec import parse, usage
 fault = parse("sulk(rank=1) @ all_reduce#5", world_size=4)
 print(fault.action, fault.ranks, usage(ACTIONS["sulk"]))
-from debugger.rank.inject.injector import _ACTS
+from distdebug.rank.inject.injector import _ACTS
 child = os.fork()
 if not child:
     _ACTS["sulk"](SimpleNamespace(announce=lambda: None))
@@ -353,12 +354,12 @@ class Hosts(View):
             ('        "waits": ("w",),\n', '        "waits": ("w",),\n        "hosts": ("g",),\n'),
         ),
     },
-    ("tui",),
+    ("debugger", "tui"),
     """
 import asyncio
 from pathlib import Path
 from tests.unit.tui.driver import a_year_later, made, opened
-import tui
+from distdebug import tui
 assert Path(tui.__file__).is_relative_to(Path.cwd()), tui.__file__
 async def drive():
     async with opened(made(Path.cwd(), "late", 4).path, a_year_later) as driver:
@@ -425,6 +426,7 @@ def test_with_all_steps_it_works(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]
     walked(recipe, tmp_path, whole=True)
     assert list(recipe.check(tmp_path)) == []
+    make_importable(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", recipe.script],
         cwd=tmp_path,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from debugger.record.snapshot import Call, GroupKey
-from debugger.record.wording import call_text, ranks_text, site_text
-
+from ...record.snapshot import Call, GroupKey
+from ...record.wording import call_text, ranks_text, site_text
 from ..picture import Focus, Matrix, Picture, Stage
 from ..text import Line, clip, duration, line, plain, safe, width_of, within, wrap
 from ..widgets import grid

@@ -11,8 +11,7 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input
 
-from debugger.record.wording import ranks_text
-
+from ...record.wording import ranks_text
 from ..picture import Picture
 from ..text import Line, fit, line, wrap
 from ..widgets import grid, heat

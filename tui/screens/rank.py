@@ -7,10 +7,9 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 
-from debugger.diagnosis.facts.world import exit_status
-from debugger.record.snapshot import GroupKey
-from debugger.record.wording import group_name, ranks_text, signal_name
-
+from ...diagnosis.facts.world import exit_status
+from ...record.snapshot import GroupKey
+from ...record.wording import group_name, ranks_text, signal_name
 from ..picture import LogLine, Picture, RankDetail, StackNode, Stage
 from ..rows import OVER
 from ..text import Line, called_at, duration, fit, fold, line, safe, standing, width_of, wrap

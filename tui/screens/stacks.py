@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from debugger.record.wording import ranks_text
-
+from ...record.wording import ranks_text
 from ..picture import Picture, StackNode, Stage
 from ..text import Line, fit, fold, line, standing
 from .base import Body, Key, View, taken

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debugger.diagnosis.facts.waits import RankWait
-from debugger.record.wording import ranks_text, site_text
-
+from ...diagnosis.facts.waits import RankWait
+from ...record.wording import ranks_text, site_text
 from ..picture import Picture, Stage, State
 from ..text import Line, duration, line, safe, within
 from ..widgets import heat

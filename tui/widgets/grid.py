@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from debugger.record.layout import CallState
-from debugger.record.snapshot import Call
-
+from ...record.layout import CallState
+from ...record.snapshot import Call
 from ..picture import Matrix
 from ..text import Line, Piece, fit
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from debugger.record.kinds import kind_of
-from debugger.record.wording import LOOK_HERE, counted, ranks_text
-
+from ...record.kinds import kind_of
+from ...record.wording import LOOK_HERE, counted, ranks_text
 from ..picture import Found, Picture, Stage
 from ..text import Line, called_at, clip, duration, fit, line, width_of, wrap
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from rich.cells import cell_len
 
-from debugger.record.layout import CallState
-from debugger.record.snapshot import Call, GroupKey
-from debugger.record.wording import call_text, site_text
-
+from ...record.layout import CallState
+from ...record.snapshot import Call, GroupKey
+from ...record.wording import call_text, site_text
 from ..text import Line, apart, called_at, duration, fit, safe
 
 MOST_NAME = 12

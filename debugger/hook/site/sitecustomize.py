@@ -9,14 +9,12 @@ import os
 import sys
 
 # importlib's own parts, which every Python has loaded: `importlib` itself costs half a millisecond.
-from _frozen_importlib import ModuleSpec
 from _frozen_importlib_external import PathFinder
 
 _SITE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_SITE))
 _ALIAS = "_distdebug"
-"""Our package's name inside a rank, where `debugger` may be the user's own module."""
-_CORE = "distcore"
+"""Our package's name inside a rank, where `distdebug` may be the user's own module."""
 _HEARD = "DISTDEBUG_HEARD"
 
 
@@ -257,130 +255,45 @@ def _reporting(name, original, path):
 
 
 class _Finder:
-    """Sees `import torch` begin, and gives `debugger` as the program means it."""
+    """Sees the first import that is ours to answer, and lets `hook.loading` do that."""
 
-    def find_spec(self, name, path=None, _target=None):
-        if name == "torch" and not self.awaiting:
-            self._await_torch()
-            return self._ordinary(name, path)  # wrapt's finder stands before us only now
-        if name == "debugger":
-            spec = self._ordinary(name, path)
-            if spec is not None and spec.origin == os.path.join(_PACKAGE, "__init__.py"):
-                return ModuleSpec(name, _Alias(), is_package=True)
-            return spec
-        if name.startswith("debugger.") and sys.modules.get("debugger") is sys.modules.get(_ALIAS):
-            return ModuleSpec(name, _Alias(), is_package=True)
-        if name == _CORE and (_core.loading or _core.modules):
-            spec = self._ordinary(name, path)
-            ours = os.path.join(os.path.dirname(_PACKAGE), _CORE, "__init__.py")
-            if spec is not None and os.path.abspath(spec.origin or "") == ours:
-                spec.loader = _CoreLoader(spec.loader)
-            return spec
-        return None
-
-    def _ordinary(self, name, path):
-        for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, path)
-                if spec is not None:
-                    return spec
-        return None
-
-    def _await_torch(self):
-        self.awaiting = True
+    def find_spec(self, name, path=None, target=None):
+        if name not in ("torch", "distdebug", "distcore"):
+            return None
+        sys.meta_path.remove(self)
         try:
-            import wrapt
-
-            wrapt.register_post_import_hook(_install, "torch")
+            loading = _loading()
+            finder = loading.Finder(aliasing=True)
+            finder.await_module("torch", _install)
+            sys.meta_path.insert(0, finder)
         except Exception as error:
             _complain(_explained(error))
-
-    awaiting = False
-
-
-class _Alias:
-    """Gives the modules that the layer itself uses for the program's `import debugger`."""
-
-    def create_module(self, spec):
-        module = load(spec.name[len("debugger") :].lstrip("."))
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module):
-        module.__spec__ = self._spec
+            return None
+        return finder.find_spec(name, path, target)
 
 
-class _Core:
-    """The layer's own use of distcore, of which the program sees nothing: neither the modules nor
-    the backends, until it imports distcore itself."""
+def _loading():
+    """`hook.loading`, which needs nothing of the package; so it comes before that."""
+    name = _ALIAS + ".hook.loading"
+    if name not in sys.modules:
+        from importlib import util
 
-    def __init__(self):
-        self.loading = False
-        self.modules = {}
-
-    def __enter__(self):
-        # If distcore is there already it is the program's: it may be importing torch just now.
-        self.loading = _CORE not in sys.modules
-
-    def __exit__(self, *_):
-        if self.loading:
-            self.loading = False
-            names = [name for name in sys.modules if name.partition(".")[0] == _CORE]
-            self.modules = {name: sys.modules.pop(name) for name in names}
-
-
-class _CoreLoader:
-    """Executes distcore for the layer, and gives the program what the layer has of it."""
-
-    def __init__(self, loader):
-        self._loader = loader
-
-    def create_module(self, spec):
-        if _core.loading:
-            return self._loader.create_module(spec)
-        module = _core.modules.pop(_CORE)
-        sys.modules.update(_core.modules)
-        _core.modules = {}
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module):
-        if _core.loading:
-            module.__spec__.loader = module.__loader__ = self._loader
-            module._for_itself = True
-            self._loader.exec_module(module)
-        else:
-            module.__spec__ = self._spec
-            module.__loader__ = self._spec.loader
-            module._register_all()
-
-
-_core = _Core()
+        spec = util.spec_from_file_location(name, os.path.join(_PACKAGE, "hook", "loading.py"))
+        module = sys.modules[name] = util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
 
 
 def load(name):
-    """Our package, or a module of it, under the name it has inside ranks."""
-    if _ALIAS not in sys.modules:
-        from importlib import util
-
-        spec = util.spec_from_file_location(
-            _ALIAS, os.path.join(_PACKAGE, "__init__.py"), submodule_search_locations=[_PACKAGE]
-        )
-        module = util.module_from_spec(spec)
-        sys.modules[_ALIAS] = module
-        spec.loader.exec_module(module)
-    if not name:
-        return sys.modules[_ALIAS]
-    from importlib import import_module
-
-    return import_module(_ALIAS + "." + name)
+    """A module of our package, under the name it has inside ranks."""
+    return _loading().load(name)
 
 
 def _install(torch):
     """torch has been imported: put the layer in place, if this process can be a rank."""
     if not torch.distributed.is_available():
         return
-    with _core:  # around all that imports of ours
+    with _loading().core:  # around all that imports of ours
         if os.environ.get("DISTDEBUG_ONE_HOST"):  # of torchrun's own store, too
             _try(lambda: load("rank.torch_private.loopback").keep_to_loopback())
         if _can_be_rank():

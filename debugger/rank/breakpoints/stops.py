@@ -1,7 +1,7 @@
 """Stops a rank at a breakpoint: its prompt waits on a socket, and the record says that it stands.
 
-By `breakpoint()`, `torch.distributed.breakpoint()`, `debugger.breakpoint()`, `--break` and `--pdb`;
-and on demand, while it runs.
+By `breakpoint()`, `torch.distributed.breakpoint()`, `distdebug.breakpoint()`, `--break` and
+`--pdb`; and on demand, while it runs.
 """
 
 from __future__ import annotations

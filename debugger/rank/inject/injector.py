@@ -2,7 +2,7 @@
 
 Loaded only where there is a plan: see `install`. What each fault does is in `process`, `resources`,
 `data`, `call` and `arguments`; when it is due, in `schedule`. A step is
-what `debugger.step(n)` begins, or in a program without it the nth `step()` of its optimisers; what
+what `distdebug.step(n)` begins, or in a program without it the nth `step()` of its optimisers; what
 is done to a call happens at the first one from there on. What comes by the clock happens at the
 rank's next call or step, or at once where it is the whole process's.
 """

@@ -11,9 +11,14 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, MappingView, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import structlog
+from ...hook.loading import dependency
+
+if TYPE_CHECKING:
+    import structlog
+else:
+    structlog = dependency("structlog")
 
 MOST_TEXT = 4096
 MOST_ITEMS = 2000

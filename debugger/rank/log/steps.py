@@ -1,4 +1,4 @@
-"""`debugger.step(n)`: the program says which step of its training begins.
+"""`distdebug.step(n)`: the program says which step of its training begins.
 
 Nothing is imported for it but this file, and without a plan of faults nothing but a number is kept.
 """

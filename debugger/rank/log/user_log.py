@@ -1,4 +1,4 @@
-"""`debugger.log`: the program's own events, in the log of its rank."""
+"""`distdebug.log`: the program's own events, in the log of its rank."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Log:
 
     @staticmethod
     def step(number: int) -> None:
-        """As `debugger.step`: a step begins, and all events of this process carry it now."""
+        """As `distdebug.step`: a step begins, and all events of this process carry it now."""
         steps.step(number)
 
     def trace(self, event: str, /, **fields: Any) -> None:

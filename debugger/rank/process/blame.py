@@ -38,7 +38,7 @@ _RAISED_AT: dict[type[BaseException], set[int]] = {
 """Errors that a backend raises as well, and the instructions at which the interpreter does."""
 _OF_CPP = re.compile(r"incompatible (function|constructor) arguments|argument '|must be Tensor")
 """What the bindings of torch's C++ code say of a wrong argument."""
-_OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|debugger\.rank)\b")
+_OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|distdebug\.rank)\b")
 _RPC = os.path.join(os.sep, "torch", "distributed", "rpc", "")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import wrapt
-
+from ...hook.loading import when_imported
 from ...record.requests.lifeline import tie
 from .. import torch_private
 from ..group.forks import Forks
@@ -29,7 +28,7 @@ def observe(recorder: Recorder, directory: Path, forks: Forks, exits: Exits) -> 
             lambda original: _init(recorder, directory, forks, exits, original),
         )
 
-    wrapt.register_post_import_hook(watch, "torch.distributed.rpc")
+    when_imported("torch.distributed.rpc", watch)
 
 
 def _init(

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import wrapt
-
+from ...hook.loading import when_imported
 from ..torch_private.probe import before
 
 
@@ -21,7 +20,7 @@ def observe(caught: Callable[[BaseException], None]) -> None:
         for name, position in {"addError": 1, "addFailure": 1, "addSubTest": 2}.items():
             before(module.TestResult, name, partial(_tell, caught, position))
 
-    wrapt.register_post_import_hook(watch, "unittest.result")
+    when_imported("unittest.result", watch)
 
 
 def _tell(

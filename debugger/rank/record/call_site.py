@@ -16,7 +16,6 @@ _DISTCORE = os.path.join(os.path.dirname(_HERE), "distcore", "")
 _BENCHMARKS = os.path.join(_HERE, "benchmarks", "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_IMPORTER = os.path.join("wrapt", "importer.py")
 
 _GRAPH = "<eval_with_key>"
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -49,8 +48,7 @@ def _classify(filename: str) -> int:
     inside = _inside_packages(filename)
     if inside:
         own = tuple(name + os.sep for name in ("torch", "torchgen", "distcore"))
-        # torch's deprecations, and what calls us when torch.distributed has been imported
-        if inside.startswith(own) or inside in ("typing_extensions.py", _IMPORTER):
+        if inside.startswith(own) or inside == "typing_extensions.py":  # torch's deprecations
             return OWN
         return USER if filename == _script() else LIBRARY
     return OWN if filename.startswith(_STDLIB) else USER

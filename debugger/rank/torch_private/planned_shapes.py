@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import wrapt
 from torch import Tensor
 
+from ...hook.loading import when_imported
 from .probe import Part, Private
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
@@ -75,7 +75,7 @@ def share_shapes(recall: Recall, remember: Remember) -> None:
 
         home._propagate_tensor_meta_non_cached = propagate
 
-    wrapt.register_post_import_hook(replace, _PROPAGATION)
+    when_imported(_PROPAGATION, replace)
 
 
 def words_of(op_schema: Any) -> str:
@@ -145,7 +145,7 @@ def share_empty_chunks() -> None:
         if CHUNKS.works:
             module._chunk_with_empty = chunks
 
-    wrapt.register_post_import_hook(replace, _FSDP2)
+    when_imported(_FSDP2, replace)
 
 
 def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:

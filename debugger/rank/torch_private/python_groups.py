@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import wrapt
-
+from ...hook.loading import when_imported
 from .modules import c10d
 from .probe import before
 
@@ -39,7 +38,7 @@ def on_unregistered_groups(note: Callable[[], None]) -> None:
     def observe(module: Any) -> None:
         before(module, "new_group", lambda *_, **__: note())
 
-    wrapt.register_post_import_hook(observe, "torch.distributed._dist2")
+    when_imported("torch.distributed._dist2", observe)
 
 
 def answer_for(inner: Any, outer: Any) -> None:

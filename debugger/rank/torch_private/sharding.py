@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import wrapt
-
+from ...hook.loading import when_imported
 from .modules import dist
 from .probe import Part, Private, before
 
@@ -40,4 +39,4 @@ def on_sharding(note: Callable[[str, Any, Any], None]) -> None:
             before(getattr(module, owner), "__init__", partial(hear, wrapper))
 
     for wrapper, part in SHARDING.items():
-        wrapt.register_post_import_hook(partial(watch, wrapper), part.needs[0].module)
+        when_imported(part.needs[0].module, partial(watch, wrapper))

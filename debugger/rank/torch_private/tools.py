@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
+from ...hook.loading import when_imported
 from .modules import dist
 from .probe import DIST, Part, Private, patch
 
@@ -37,7 +36,7 @@ def keep_uncompiled(directories: list[str]) -> None:
             except Exception as error:
                 UNCOMPILED.switch_off(f"torch.compile was not told: {error!r}")
 
-    wrapt.register_post_import_hook(add, "torch._dynamo.trace_rules")
+    when_imported("torch._dynamo.trace_rules", add)
 
 
 @PDB

@@ -13,6 +13,7 @@ from ..requests import stack_dump
 from ..safe_files.bounds import open_regular, whole
 from ..safe_text.sanitize import clean
 from ..snapshot import CallSite, Process
+from .own_code import is_own
 
 _REASONS = {
     signal.SIGSEGV: "Segmentation fault",
@@ -26,9 +27,7 @@ _FATAL = "Fatal Python error: "
 _MOST_BYTES = 256 * 1024
 _MOST_FRAMES = 100
 _MOST_TEXT = 512
-_NOT_THE_USERS = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<|[/\\](?:debugger|distcore)[/\\]rank[/\\]"
-)
+_NOT_THE_USERS = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,9 @@ def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:
             for file, line, function in thread.frames[:_MOST_FRAMES]
         ]
         stack = tuple(f"{file}:{line} in {function}" for file, line, function in reversed(frames))
-        users = next((one for one in frames if not _NOT_THE_USERS.search(one[0])), None)
+        users = next(
+            (one for one in frames if not (_NOT_THE_USERS.search(one[0]) or is_own(one[0]))), None
+        )
         return LastWords(stack, None if users is None else CallSite(*users)) if stack else None
     return None
 

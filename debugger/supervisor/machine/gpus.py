@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ...hook.loading import dependency
 from ...record.wording import printable
 
 _T = TypeVar("_T")
@@ -78,8 +79,7 @@ class Gpus:
         self._devices: list[_Device] = []
         try:
             # Only machines with a driver can load the library, and the import takes 20 ms.
-            import pynvml
-
+            pynvml = dependency("pynvml")
             pynvml.nvmlInit()
             self._nvml = pynvml
             count = pynvml.nvmlDeviceGetCount()

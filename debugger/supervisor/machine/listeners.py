@@ -6,12 +6,17 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
-
-import psutil
+from typing import TYPE_CHECKING
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.shared_findings import heard_at
+from ...hook.loading import dependency
 from ...record.safe_text.secret_words import masked
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = dependency("psutil")
 
 _ADDRESS = re.compile(r"(?:tcp://)?\[?(?P<host>[^\]/?]*)\]?:(?P<port>\d+)(?:[/?].*)?")
 MOST_COMMAND = 80

@@ -19,16 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...hook.loading import command
 from ...record.logs.log_file import in_bytes
 from ...record.process_stat import read_stat
 from ...record.safe_files.unix_sockets import short_name
 from .drain import NAME, PACKET_BYTES
 from .quiet_looks import QuietLooks
 
-_ROOT = Path(__file__).resolve().parents[3]
-_PROGRAM = (
-    f"import sys; sys.path.insert(0, {str(_ROOT)!r}); import debugger.supervisor.output.drain as d"
-)
 _BACKLOG = 4096
 _LONGEST_PAUSE_S = 1.0
 _WAIT_S = 0.05
@@ -139,7 +136,7 @@ class OutputProcess:
             passed = [self._listener.fileno(), *(one for one, _ in self._kept.values())]
             # -I and -S: nothing of the program's environment has a part in it.
             process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", f"{_PROGRAM}; d.main()"],
+                command("supervisor.output.drain", alone=True),
                 stdin=theirs.fileno(),
                 pass_fds=passed,
             )

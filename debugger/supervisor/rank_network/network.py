@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from ...errors import DistdebugError, UsageError
 from ...faults.plan import Plan
+from ...hook.loading import command
 from ...record.network import Entrances
 
 _CLOSE_TIMEOUT_S = 5.0
-_ROOT = Path(__file__).resolve().parents[3]
-_PROGRAM = (
-    f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
-    "import debugger.supervisor.rank_network.switch as s"
-)
 
 
 class Network:
@@ -24,9 +19,8 @@ class Network:
     links between them. Raises UsageError where this machine makes none."""
 
     def __init__(self, ranks: int, plan: Plan, directory: Path) -> None:
-        # -I and -S: nothing of the program's environment has a part in it.
         self._switch = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", f"{_PROGRAM}; s.main()"],
+            command("supervisor.rank_network.switch", alone=True),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from ...hook.loading import command
 from ...node_links.interfaces import is_here
 from ...record.layout import Phase
 from ...record.safe_text.endpoints import endpoint
@@ -27,11 +27,6 @@ STORE_S = 30.0
 would serve it, has ended here, nobody will."""
 JOIN_S = 30.0
 """And so long it may take from then on: the process imports torch."""
-_ROOT = Path(__file__).resolve().parents[3]
-_PROGRAM = (
-    f"import sys; sys.path[0] = {str(_ROOT)!r}; "
-    "from debugger.rank.process.late_meeting import main; main()"
-)
 
 
 class LateMeeting:
@@ -104,7 +99,7 @@ class LateMeeting:
         self._until_s = time.monotonic() + within_s + JOIN_S
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *words],
+                command("rank.process.late_meeting", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -11,12 +11,17 @@ import re
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
-import psutil
-
+from ...hook.loading import dependency
 from ...record.safe_text.sanitize import clean
 from . import stack_tree
 from .stacks import ThreadStack, capture
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = dependency("psutil")
 
 MOST_CHILDREN = 8
 CHILDREN_S = 2.0

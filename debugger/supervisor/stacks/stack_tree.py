@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...record.reading import own_code
 from ...record.safe_text.sanitize import clean
 from ...record.wording import ranges
 from .source_text import line_of
@@ -20,7 +21,6 @@ from .stacks import Frame, ThreadStack
 
 SCHEMA = "distdebug.stacks/1"
 MAX_SHOWN_FRAMES = 60
-_OWN = tuple(f"{Path(__file__).parents[3] / name}/" for name in ("debugger", "distcore"))
 _TORCH = re.compile(
     r"(?:site|dist)-packages/(?:(?:torch|torchgen|functorch)/|typing_extensions\.py$)|/pytorch/torch/"
 )
@@ -31,7 +31,7 @@ _STANDARD = re.compile(r"/lib(?:64)?/python3\.\d+t?/(?!(?:site|dist)-packages/)|
 _START_FILES = re.compile(
     r"/runpy\.py$|/importlib/|^<frozen |"
     r"/multiprocessing/(?:spawn|process|popen_\w+|context|forkserver)\.py$|"
-    r"/site-packages/(?:_pytest|pluggy)/|/debugger/testing/(?:fork_server|rank_\w+)\.py$"
+    r"/site-packages/(?:_pytest|pluggy)/|/(?:debugger|distdebug)/testing/(?:fork_server|rank_\w+)\.py$"
 )
 _START_FUNCTIONS = frozenset({"_bootstrap", "_bootstrap_inner", "run"})
 _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "__call__"})
@@ -317,7 +317,7 @@ def _is_torch(frame: Frame) -> bool:
 
 def is_own(frame: Frame) -> bool:
     """Whether it is of this tool."""
-    return frame.file.startswith(_OWN)
+    return own_code.is_own(frame.file)
 
 
 def _is_standard(frame: Frame) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests.breakpoints import stops
+from distdebug.record.requests.breakpoints import stops
 from tests.support import ranks, runs
 from tests.support.terminal import Terminal
 from tests.support.torch_loaded import TorchLoaded

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from debugger.record.layout import CallState, GroupState
-from debugger.record.signature import MASK
+from distdebug.record.layout import CallState, GroupState
+from distdebug.record.signature import MASK
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 

@@ -1,4 +1,4 @@
-"""`debugger.inject()` and `debugger.step()` in a program that distdebug did not start."""
+"""`distdebug.inject()` and `distdebug.step()` in a program that distdebug did not start."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.faults import adding, plan
-from debugger.faults.plan import Plan
-from debugger.faults.spec import parse
+from distdebug.faults import adding, plan
+from distdebug.faults.plan import Plan
+from distdebug.faults.spec import parse
 from tests.support import ranks, runs
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
@@ -60,13 +60,13 @@ def test_ranks_that_ask_for_the_same_add_it_once(tmp_path: Path) -> None:
 
 BELOW_DISTDEBUG = """
 import sys
-import debugger
+import distdebug
 if "faulty" in sys.argv:  # before torch is there
-    debugger.faults.inject("exit(rank=1, code=7) @ all_reduce#2")
+    distdebug.faults.inject("exit(rank=1, code=7) @ all_reduce#2")
 import torch
 import torch.distributed as dist
 if "faulty" in sys.argv:
-    debugger.inject("delay(rank=0, 1ms) @ all_reduce#1")
+    distdebug.inject("delay(rank=0, 1ms) @ all_reduce#1")
 dist.init_process_group("gloo")
 for _ in range(4):
     dist.all_reduce(torch.ones(4))
@@ -99,10 +99,10 @@ def test_a_program_below_distdebug_that_asks_for_none_has_none(
 
 
 def test_what_is_asked_for_in_vain_is_told(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
-    program = "import debugger; debugger.inject('kill(rank=0) @ call 0'); print('unharmed')"
+    program = "import distdebug; distdebug.inject('kill(rank=0) @ call 0'); print('unharmed')"
     done = torch_loaded.python(program, tmp_path)
     assert (done.returncode, done.stdout) == (0, "unharmed\n")
     assert done.stderr == (
         "distdebug: NOT INJECTED: kill(rank=0) @ call 0: nothing observes this process; start it "
-        "with `distdebug run`, or call debugger.install() before init_process_group()\n"
+        "with `distdebug run`, or call distdebug.install() before init_process_group()\n"
     )

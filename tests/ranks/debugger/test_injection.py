@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from debugger.faults import injected
-from debugger.faults.plan import Fault, Moment, Plan, When
+from distdebug.faults import injected
+from distdebug.faults.plan import Fault, Moment, Plan, When
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.worlds import World, Worlds

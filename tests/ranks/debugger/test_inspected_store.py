@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from debugger.inspection.store import Keys, keys_of, values_of
+from distdebug.inspection.store import Keys, keys_of, values_of
 
 
 @pytest.mark.distributed(nproc=1)

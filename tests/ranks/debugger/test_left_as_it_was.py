@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from debugger.reports import off
+from distdebug.reports import off
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 

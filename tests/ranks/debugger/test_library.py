@@ -1,4 +1,4 @@
-"""`debugger.install()` in a program that distdebug did not start."""
+"""`distdebug.install()` in a program that distdebug did not start."""
 
 from __future__ import annotations
 
@@ -48,5 +48,5 @@ def test_report_of_its_run(
 
 
 def test_importing_it_costs_nothing() -> None:
-    program = "import debugger, sys; sys.exit('torch' in sys.modules)"
+    program = "import distdebug, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

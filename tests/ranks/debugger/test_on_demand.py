@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.reading.reader import FlightReader
-from debugger.record.requests import control
-from debugger.record.requests.breakpoints import FOLDER, Stop, stops
-from debugger.record.requests.control import ControlError
-from debugger.record.snapshot import Process
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.requests import control
+from distdebug.record.requests.breakpoints import FOLDER, Stop, stops
+from distdebug.record.requests.control import ControlError
+from distdebug.record.snapshot import Process
 from tests.ranks.debugger.test_breakpoints import attach
 from tests.support import runs
 from tests.support.zygote import Zygote

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.layout import CallState
-from debugger.record.snapshot import Call, Rank
+from distdebug.record.layout import CallState
+from distdebug.record.snapshot import Call, Rank
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 

@@ -60,8 +60,8 @@ def test_own_modules_and_sitecustomize(tmp_path: Path) -> None:
     (other / "sitecustomize.py").write_text("import builtins\nbuiltins.was_here = True\n")
     found = alone(
         tmp_path,
-        "import debugger, tui, builtins\n"
-        "print(json.dumps({'debugger': debugger.name, 'tui': tui.name,\n"
+        "import distdebug, tui, builtins\n"
+        "print(json.dumps({'debugger': distdebug.name, 'tui': tui.name,\n"
         "    'sitecustomize': builtins.was_here, 'child': child.stdout,\n"
         "    'group': type(dist.group.WORLD).__name__}))\n",
         [other],
@@ -103,10 +103,10 @@ def test_a_backend_of_ours_is_there_for_who_names_it(tmp_path: Path) -> None:
 def test_importing_debugger_gives_the_layers_modules(tmp_path: Path) -> None:
     found = alone(
         tmp_path,
-        "import debugger, debugger.rank.install\n"
-        "from debugger.rank.group.checked_group import CheckedGroup\n"
+        "import distdebug, distdebug.rank.install\n"
+        "from distdebug.rank.group.checked_group import CheckedGroup\n"
         "print(json.dumps({'same': isinstance(dist.group.WORLD, CheckedGroup),\n"
-        "    'installed': debugger.rank.install.install() is not None}))\n",
+        "    'installed': distdebug.rank.install.install() is not None}))\n",
         [Path(__file__).parents[3]],
     )
     assert found == {"same": True, "installed": True}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from debugger.record.notes import OwnFindingNote
+from distdebug.record.notes import OwnFindingNote
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.agreement import collectives, deferred_work
-from debugger.rank.checks import refusals
-from debugger.record import layout
+from distdebug.rank.agreement import collectives, deferred_work
+from distdebug.rank.checks import refusals
+from distdebug.record import layout
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 

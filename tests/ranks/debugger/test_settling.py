@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.rank.torch_private import gloo_workers
+from distdebug.rank.torch_private import gloo_workers
 from tests.support import runs
 
 AT_THE_END = """
@@ -20,7 +20,7 @@ import atexit
 from tests.support import system_threads
 name = "distdebug-heart"
 atexit.register(lambda: print(system_threads.gone(name)))  # it runs after the layer's own
-from debugger.rank import install
+from distdebug.rank import install
 install.install()
 while name not in system_threads.names():
     pass

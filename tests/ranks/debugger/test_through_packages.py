@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from debugger.record.snapshot import CallSite
-from debugger.record.wording import site_text
+from distdebug.record.snapshot import CallSite
+from distdebug.record.wording import site_text
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 

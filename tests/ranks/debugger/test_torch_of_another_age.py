@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger import hook
-from debugger.errors import UsageError
-from debugger.launch import torchrun_parser
+from distdebug import hook
+from distdebug.errors import UsageError
+from distdebug.launch import torchrun_parser
 from tests.support import runs
 from tests.support.zygote import Zygote
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.snapshot import Rank
+from distdebug.record.snapshot import Rank
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
 

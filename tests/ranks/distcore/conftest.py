@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from debugger.testing.world import DistRank
+    from distdebug.testing.world import DistRank
 
 Join = Callable[..., None]
 
@@ -21,7 +21,7 @@ def join_alone(dist_rank: DistRank, monkeypatch: pytest.MonkeyPatch) -> Join:
     plugin has made is destroyed."""
     import torch.distributed as dist
 
-    from debugger.rank.group.wrap import Groups
+    from distdebug.rank.group.wrap import Groups
 
     def join(timeout_s: float = 30.0, **variables: str) -> None:
         store = dist.distributed_c10d._get_default_store()

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distcore  # noqa: F401 - registers tcp
-from debugger.rank.log import steps
+from distdebug.rank.log import steps
 
 STEPS = int(os.environ.get("STEPS") or 6)
 

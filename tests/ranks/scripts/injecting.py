@@ -5,8 +5,8 @@ import sys
 import torch
 import torch.distributed as dist
 
-import debugger
-from debugger.errors import UsageError
+import distdebug
+from distdebug.errors import UsageError
 
 
 def refused(call):
@@ -17,20 +17,20 @@ def refused(call):
     return None
 
 
-wrong = refused(lambda: debugger.inject("kill(rank=7)"))
+wrong = refused(lambda: distdebug.inject("kill(rank=7)"))
 assert wrong == (
-    "debugger.inject: there is no rank 7: this run has ranks 0 to 1\n  kill(rank=7)\n            ^"
+    "distdebug.inject: there is no rank 7: this run has ranks 0 to 1\n  kill(rank=7)\n            ^"
 ), wrong
 if sys.argv[2] == "faulty":
-    debugger.inject('raise(rank=1, "ValueError: on purpose") @ step 3')
-debugger.install(run_dir=sys.argv[1])
+    distdebug.inject('raise(rank=1, "ValueError: on purpose") @ step 3')
+distdebug.install(run_dir=sys.argv[1])
 if sys.argv[2] == "faulty":
-    debugger.inject("kill(rank=0) @ barrier#7")
+    distdebug.inject("kill(rank=0) @ barrier#7")
 dist.init_process_group("gloo")
-late = refused(lambda: debugger.inject("kill(rank=1)"))
+late = refused(lambda: distdebug.inject("kill(rank=1)"))
 assert late is not None
 assert "before torch.distributed.init_process_group()" in late
 for step in range(5):
-    debugger.step(step)  # the step
+    distdebug.step(step)  # the step
     dist.all_reduce(torch.ones(4))
 dist.destroy_process_group()

@@ -8,8 +8,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-import debugger
-from debugger.errors import MismatchError, UsageError
+import distdebug
+from distdebug.errors import MismatchError, UsageError
 
 
 def refused(call):
@@ -20,21 +20,21 @@ def refused(call):
     return None
 
 
-assert "'LOUD' is none of" in refused(lambda: debugger.install(level="LOUD"))
+assert "'LOUD' is none of" in refused(lambda: distdebug.install(level="LOUD"))
 if sys.argv[1] == "late":
     dist.init_process_group("gloo")
-    sys.stdout.write(f"{refused(debugger.install)}\n")
+    sys.stdout.write(f"{refused(distdebug.install)}\n")
     sys.stdout.flush()
     dist.barrier()  # the other rank may be connecting to this one still
     dist.destroy_process_group()
     raise SystemExit
 tempfile.tempdir = os.getcwd()
-debugger.install(level="detail", run_dir=sys.argv[2] if sys.argv[2:] else None)
-debugger.install()
+distdebug.install(level="detail", run_dir=sys.argv[2] if sys.argv[2:] else None)
+distdebug.install()
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 assert dist.get_debug_level() == dist.DebugLevel.DETAIL
-debugger.monitored_barrier(timeout=timedelta(seconds=60))
+distdebug.monitored_barrier(timeout=timedelta(seconds=60))
 if sys.argv[1] == "clean":
     dist.destroy_process_group()
     raise SystemExit
@@ -47,7 +47,7 @@ except dist.DistBackendError as error:
         raise
     sys.stdout.write(f"{error}\n")  # in one piece: the ranks share a pipe
     sys.stdout.flush()
-debugger.install(level="OFF")
+distdebug.install(level="OFF")
 assert dist.get_debug_level() == dist.DebugLevel.OFF
 dist.all_reduce(torch.ones(4))
 dist.destroy_process_group()

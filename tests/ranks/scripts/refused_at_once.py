@@ -9,7 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from debugger.rank.checks import refusals
+from distdebug.rank.checks import refusals
 
 backend = sys.argv[1]
 dist.init_process_group(backend)

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 if sys.argv[1] == "library":
-    import debugger
+    import distdebug
 
-    debugger.install(run_dir=sys.argv[3])
+    distdebug.install(run_dir=sys.argv[3])
 
 MODE = sys.argv[1]
 STOPS = dict.fromkeys(("plain", "library", "received", "dying", "awaited"), (1,))
@@ -27,9 +27,9 @@ def step(number: int) -> torch.Tensor:
     if MODE == "torch" and number == 1:
         dist.breakpoint(1)
     if MODE == "condition":
-        import debugger
+        import distdebug
 
-        debugger.breakpoint(rank=1, condition=lambda: number == 2)
+        distdebug.breakpoint(rank=1, condition=lambda: number == 2)
     y = x * 2
     communicate(rank, number, y)
     return y

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.commands.bench import BenchCommand
-from debugger.errors import UsageError
+from distdebug.commands.bench import BenchCommand
+from distdebug.errors import UsageError
 from tests.benchmarks import command_line
 from tests.support import runs
 

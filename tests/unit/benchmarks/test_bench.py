@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from debugger.benchmarks.measuring import Way, compare
-from debugger.cli import main
-from debugger.commands import bench
-from debugger.errors import DistdebugError, UsageError
+from distdebug.benchmarks.measuring import Way, compare
+from distdebug.cli import main
+from distdebug.commands import bench
+from distdebug.errors import DistdebugError, UsageError
 from tests.support import runs
 
 
@@ -130,7 +130,7 @@ def test_what_is_no_kind_any_more(name: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_program_that_fails() -> None:
-    with pytest.raises(DistdebugError, match=r"debugger\.benchmarks\.ranks ended with 1: "):
+    with pytest.raises(DistdebugError, match=r"^benchmarks\.ranks ended with 1: "):
         bench._start("ranks", 1, ["one", "argument", "too", "many"])
 
 

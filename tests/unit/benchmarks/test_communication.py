@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.benchmarks import arguments as bench_arguments
-from debugger.benchmarks import (
+from distdebug.benchmarks import arguments as bench_arguments
+from distdebug.benchmarks import (
     comm_calls,
     comm_figures,
     comm_layout,
@@ -22,7 +22,7 @@ from debugger.benchmarks import (
     program,
     turns,
 )
-from debugger.errors import DistdebugError
+from distdebug.errors import DistdebugError
 from tests.support.torch_loaded import TorchLoaded
 from tests.unit.benchmarks.bench_command import bench_command, refusal
 
@@ -230,17 +230,16 @@ def test_a_turn() -> None:
         assert cpu_s >= 0
 
 
-def test_a_program_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program.sys, "executable", "/bin/false")
+def test_a_program_that_fails() -> None:
     with pytest.raises(DistdebugError, match="communication ended with 1: it said nothing"):
-        next(program.start("communication", {}))
+        next(program.start(["false", "communication"], {}))
 
 
 NO_MPI4PY = "there is no mpi4py here: pip install 'distdebug[mpi]'"
 
 _ONE_DIES = """
 import os, signal
-from debugger.benchmarks import forked
+from distdebug.benchmarks import forked
 
 def body(rank, size, directory, ends_at):
     if rank == 1:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.benchmarks import arguments, open_mpi
+from distdebug.benchmarks import arguments, open_mpi
 from tests.support.torch_loaded import TorchLoaded
 from tests.unit.benchmarks.bench_command import bench_command
 
@@ -47,8 +47,8 @@ def test_the_command(tmp_path: Path) -> None:
 _MEASURE = """
 import os, signal
 import psutil
-from debugger.benchmarks import forked, open_mpi
-from debugger.benchmarks.rank_groups import joined
+from distdebug.benchmarks import forked, open_mpi
+from distdebug.benchmarks.rank_groups import joined
 
 def body(rank, size, directory, ends_at):
     with joined([], rank, size, directory), open_mpi.Partner(rank, size, directory) as partner:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from debugger.benchmarks.replay import comparison
-from debugger.benchmarks.replay.plan import Plan, planned
-from debugger.benchmarks.replay.selection import Ending, ending
-from debugger.cli import main
-from debugger.record.kinds import kind_of
-from debugger.record.signature import ANY_SOURCE, Signature
+from distdebug.benchmarks.replay import comparison
+from distdebug.benchmarks.replay.plan import Plan, planned
+from distdebug.benchmarks.replay.selection import Ending, ending
+from distdebug.cli import main
+from distdebug.record.kinds import kind_of
+from distdebug.record.signature import ANY_SOURCE, Signature
 from fixtures import recorded
 from tests.support.replays import plan_of, ranks_of
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, broadcast, recv, send

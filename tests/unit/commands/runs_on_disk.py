@@ -6,11 +6,11 @@ import json
 import os
 from pathlib import Path
 
-from debugger.record.layout import Definition, GroupState
-from debugger.record.runs.run_directory import BASE, RunDirectory
-from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
-from debugger.record.writing.slots import CallDescription, Place
-from debugger.record.writing.writer import FlightWriter
+from distdebug.record.layout import Definition, GroupState
+from distdebug.record.runs.run_directory import BASE, RunDirectory
+from distdebug.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
+from distdebug.record.writing.slots import CallDescription, Place
+from distdebug.record.writing.writer import FlightWriter
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
 from tests.unit.reports.documents import of_run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.commands.break_flags import places
-from debugger.errors import UsageError
+from distdebug.commands.break_flags import places
+from distdebug.errors import UsageError
 
 
 @pytest.fixture

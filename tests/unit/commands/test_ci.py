@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from debugger.cli import main
-from debugger.commands import ci_flags, options
-from debugger.commands.base import Parser
-from debugger.errors import UsageError
-from debugger.record.runs.artefact import SUFFIX, pack
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.ci import Ci
+from distdebug.cli import main
+from distdebug.commands import ci_flags, options
+from distdebug.commands.base import Parser
+from distdebug.errors import UsageError
+from distdebug.record.runs.artefact import SUFFIX, pack
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.ci import Ci
 
 from . import runs_on_disk
 

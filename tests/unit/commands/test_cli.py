@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from debugger import cli
-from debugger.commands import COMMANDS, load
-from debugger.commands.base import Command
-from debugger.errors import DistdebugError, UsageError
-from debugger.record.reading.reader import FlightError
-from debugger.record.safe_files.place import RunDirectoryError
+from distdebug import cli
+from distdebug.commands import COMMANDS, load
+from distdebug.commands.base import Command
+from distdebug.errors import DistdebugError, UsageError
+from distdebug.record.reading.reader import FlightError
+from distdebug.record.safe_files.place import RunDirectoryError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -220,7 +220,9 @@ def test_ctrl_c_and_exits(
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    code = "import sys; from debugger.cli import main; sys.stdin.read(); sys.exit(main(['--help']))"
+    code = (
+        "import sys; from distdebug.cli import main; sys.stdin.read(); sys.exit(main(['--help']))"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -237,7 +239,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 def test_a_command_imports_only_what_it_needs() -> None:
     code = (
-        "import sys; from debugger.cli import main; "
+        "import sys; from distdebug.cli import main; "
         "assert main(['runs']) == 0; print(sorted(sys.modules))"
     )
     done = subprocess.run(
@@ -245,13 +247,13 @@ def test_a_command_imports_only_what_it_needs() -> None:
     )
     assert done.returncode == 0, done.stderr
     modules = set(re.findall(r"'([\w.]+)'", done.stdout))
-    assert "debugger.commands.runs" in modules
+    assert "distdebug.commands.runs" in modules
     assert not modules & {
         "torch",
         "psutil",
         "structlog",
         "distcore",
-        "debugger.commands.run",
-        "debugger.supervisor.supervisor",
-        "debugger.diagnosis.diagnose",
+        "distdebug.commands.run",
+        "distdebug.supervisor.supervisor",
+        "distdebug.diagnosis.diagnose",
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.cli import main
+from distdebug.cli import main
 from fixtures import recorded
 
 EQUAL, DIFFERENT, BAD_INPUT = 0, 1, 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from debugger.cli import main
+from distdebug.cli import main
 from fixtures import recorded
 
 pytestmark = pytest.mark.timeout(400)  # torch is imported for torch's analyser

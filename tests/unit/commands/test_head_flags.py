@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from debugger.commands import options
-from debugger.commands.head_flags import with_head
-from debugger.commands.run import RunCommand
-from debugger.errors import UsageError
-from debugger.launch import mpi_over_nodes
-from debugger.node_links.agreed import VARIABLE
-from debugger.node_links.several import Several
+from distdebug.commands import options
+from distdebug.commands.head_flags import with_head
+from distdebug.commands.run import RunCommand
+from distdebug.errors import UsageError
+from distdebug.launch import mpi_over_nodes
+from distdebug.node_links.agreed import VARIABLE
+from distdebug.node_links.several import Several
 from tests.support import mpi
 
 KEY = "k" * 32

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.commands import inject_flags
-from debugger.errors import UsageError
-from debugger.faults.plan import Plan
+from distdebug.commands import inject_flags
+from distdebug.errors import UsageError
+from distdebug.faults.plan import Plan
 
 
 def plan(*flags: str, world_size: int | None = 3) -> Plan | None:

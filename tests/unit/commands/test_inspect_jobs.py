@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.cli import main
-from debugger.inspection import processes
-from debugger.inspection.processes import Job, Process
+from distdebug.cli import main
+from distdebug.inspection import processes
+from distdebug.inspection.processes import Job, Process
 
 
 def test_every_job_is_listed(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from debugger.cli import main
-from debugger.commands.log_filters import parse_time
-from debugger.record.logs import log_file
-from debugger.record.runs.run_directory import RunDirectory
+from distdebug.cli import main
+from distdebug.commands.log_filters import parse_time
+from distdebug.record.logs import log_file
+from distdebug.record.runs.run_directory import RunDirectory
 
 from . import runs_on_disk
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.cli import main
-from debugger.errors import UsageError
-from debugger.record.logs.log_reader import LogReader
-from debugger.supervisor.stacks.evidence import keep
+from distdebug.cli import main
+from distdebug.errors import UsageError
+from distdebug.record.logs.log_reader import LogReader
+from distdebug.supervisor.stacks.evidence import keep
 
 from . import runs_on_disk
 
@@ -188,7 +188,7 @@ def test_stacks_below_the_pid_of_any_launcher(capsys: Capture) -> None:
 
 
 def test_stacks_of_what_is_not_python() -> None:
-    from debugger.commands.stacks import python_below
+    from distdebug.commands.stacks import python_below
 
     with subprocess.Popen(["sleep", "60"]) as sleeper:
         try:

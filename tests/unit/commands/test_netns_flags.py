@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from debugger.commands import inject_flags
-from debugger.errors import UsageError
-from debugger.supervisor.rank_network import namespaces
+from distdebug.commands import inject_flags
+from distdebug.errors import UsageError
+from distdebug.supervisor.rank_network import namespaces
 
 
 def read(*flags: str) -> argparse.Namespace:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.cli import main
-from debugger.record import layout
-from debugger.record.runs.run_directory import RunDirectory
+from distdebug.cli import main
+from distdebug.record import layout
+from distdebug.record.runs.run_directory import RunDirectory
 from tests.unit.diagnosis.builder import all_reduce
 
 from . import runs_on_disk

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from debugger.diagnosis.diagnose import Diagnosis, diagnose
-from debugger.diagnosis.limits import Limits
-from debugger.record.layout import Activity, CallState, GroupState, Phase
-from debugger.record.replicas import PARAMETER
-from debugger.record.signature import (
+from distdebug.diagnosis.diagnose import Diagnosis, diagnose
+from distdebug.diagnosis.limits import Limits
+from distdebug.record.layout import Activity, CallState, GroupState, Phase
+from distdebug.record.replicas import PARAMETER
+from distdebug.record.signature import (
     MASK,
     Signature,
     agreement_key,
@@ -29,7 +29,7 @@ from debugger.record.signature import (
     hash64,
     split_contribution,
 )
-from debugger.record.snapshot import (
+from distdebug.record.snapshot import (
     Call,
     CallSite,
     Channel,

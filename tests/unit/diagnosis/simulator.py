@@ -11,10 +11,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from debugger.diagnosis.diagnose import Diagnosis, diagnose
-from debugger.diagnosis.limits import Limits
-from debugger.record.signature import RULES, Signature, agreement_key
-from debugger.record.snapshot import Call, Snapshot
+from distdebug.diagnosis.diagnose import Diagnosis, diagnose
+from distdebug.diagnosis.limits import Limits
+from distdebug.record.signature import RULES, Signature, agreement_key
+from distdebug.record.snapshot import Call, Snapshot
 
 from .builder import (
     RankBuilder,

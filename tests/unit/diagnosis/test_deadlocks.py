@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.diagnosis.limits import Limits
-from debugger.record.layout import BOUNDED_S, Activity
-from debugger.record.snapshot import CallSite
-from debugger.reports import text
-from debugger.reports.document import Document
+from distdebug.diagnosis.findings import Finding
+from distdebug.diagnosis.limits import Limits
+from distdebug.record.layout import BOUNDED_S, Activity
+from distdebug.record.snapshot import CallSite
+from distdebug.reports import text
+from distdebug.reports.document import Document
 from tests.unit.reports.documents import of_run, report
 
 from .builder import Run, all_reduce, barrier, broadcast, recv, reduce_to, send
@@ -256,7 +256,7 @@ class TestTwins:
         assert not run.diagnose().findings
 
     def test_a_single_look_proves_nothing(self) -> None:
-        from debugger.diagnosis.diagnose import diagnose
+        from distdebug.diagnosis.diagnose import diagnose
 
         assert not diagnose(crossed().snapshot(), None, Limits()).findings
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from dataclasses import replace
 
-from debugger.diagnosis.judging import Judge
-from debugger.diagnosis.limits import Limits
-from debugger.record.snapshot import Rank, Snapshot
+from distdebug.diagnosis.judging import Judge
+from distdebug.diagnosis.limits import Limits
+from distdebug.record.snapshot import Rank, Snapshot
 
 from .builder import MS, Run, recv
 

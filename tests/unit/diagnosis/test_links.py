@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.diagnosis.rules.late_rank import refine_cause
+from distdebug.diagnosis.rules.late_rank import refine_cause
 
 from .builder import Run, all_reduce, recv, send
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from debugger.diagnosis.diagnose import diagnose, verdict
-from debugger.record.signature import Signature
+from distdebug.diagnosis.diagnose import diagnose, verdict
+from distdebug.record.signature import Signature
 
 from .builder import all_gather, all_reduce, barrier, broadcast
 from .simulator import PATIENT, Program, Simulation, Step, random_program

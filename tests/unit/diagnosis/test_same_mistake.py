@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from debugger.record.replicas import HYPERPARAMETER, bits_of
-from debugger.record.signature import ANY_SOURCE
-from debugger.record.snapshot import CallSite, Column
+from distdebug.record.replicas import HYPERPARAMETER, bits_of
+from distdebug.record.signature import ANY_SOURCE
+from distdebug.record.snapshot import CallSite, Column
 
 from .builder import Run, all_reduce, all_to_all, recv, send
 

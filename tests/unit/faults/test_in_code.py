@@ -1,4 +1,4 @@
-"""`debugger.faults` in code, and the command by the names of its modules."""
+"""`distdebug.faults` in code, and the command by the names of its modules."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import debugger
-from debugger import faults
+import distdebug
+from distdebug import faults
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_program_reads_faults() -> None:
-    fault = debugger.faults.parse("kill(rank=1) @ all_reduce#5")
+    fault = distdebug.faults.parse("kill(rank=1) @ all_reduce#5")
     assert (fault.action, fault.ranks, fault.moment.first) == ("kill", (1,), 5)
     assert fault.moment.when is faults.When.OP
     with pytest.raises(faults.SpecError, match="did you mean kill"):
@@ -37,14 +37,14 @@ def test_every_public_name_is_there_and_no_other() -> None:
 
 
 def test_nothing_of_it_is_loaded_before_it_is_used() -> None:
-    code = "import debugger, sys; print(*(m for m in sys.modules if m.startswith('debugger')))"
+    code = "import distdebug, sys; print(*(m for m in sys.modules if m.startswith('distdebug')))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.split() == ["debugger"], done.stderr
+    assert done.stdout.split() == ["distdebug"], done.stderr
 
 
-@pytest.mark.parametrize("module", ["debugger", "debugger.cli"])
+@pytest.mark.parametrize("module", ["distdebug", "distdebug.cli"])
 def test_the_module_is_the_command(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, "run", "--inject", "kil(rank=1)", __file__],

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from debugger.faults.packets import (
+from distdebug.faults.packets import (
     ACK,
     FIN,
     RST,

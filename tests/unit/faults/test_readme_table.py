@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from debugger.faults.actions import ACTIONS
-from debugger.faults.spec import usage
+from distdebug.faults.actions import ACTIONS
+from distdebug.faults.spec import usage
 
 README = Path(__file__).resolve().parents[3] / "debugger" / "faults" / "README.md"
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from debugger.faults.actions import ACTIONS, CHANGES, LINK_FAULTS, SIGNALS, exception_of
-from debugger.faults.plan import Fault, Moment, Plan, When
-from debugger.faults.spec import SpecError, parse, usage
+from distdebug.faults.actions import ACTIONS, CHANGES, LINK_FAULTS, SIGNALS, exception_of
+from distdebug.faults.plan import Fault, Moment, Plan, When
+from distdebug.faults.spec import SpecError, parse, usage
 
 FIRST_CALL = Moment(When.CALL)
 DATA = {"in": "data", "name": None}

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from debugger.faults.packets import ACK, FIN, RST, SYN, segment
-from debugger.faults.plan import Plan
-from debugger.faults.spec import parse
-from debugger.faults.wire import LEAST_CORRUPTED_BYTES, Clock, Leaving, Wire
+from distdebug.faults.packets import ACK, FIN, RST, SYN, segment
+from distdebug.faults.plan import Plan
+from distdebug.faults.spec import parse
+from distdebug.faults.wire import LEAST_CORRUPTED_BYTES, Clock, Leaving, Wire
 from tests.support.packets import tcp, udp
 
 SIZE = 100

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from debugger.faults import plan_file, random_plan
-from debugger.faults.actions import ACTIONS, Action, Argument, Kind, Target
-from debugger.faults.arguments import DTYPES, REDUCE_OPS
-from debugger.faults.plan import Fault, Moment, Plan, When
-from debugger.faults.spec import SpecError, parse
-from debugger.faults.written import written
-from debugger.record.safe_text.sanitize import clean
-from debugger.record.signature import OPS
+from distdebug.faults import plan_file, random_plan
+from distdebug.faults.actions import ACTIONS, Action, Argument, Kind, Target
+from distdebug.faults.arguments import DTYPES, REDUCE_OPS
+from distdebug.faults.plan import Fault, Moment, Plan, When
+from distdebug.faults.spec import SpecError, parse
+from distdebug.faults.written import written
+from distdebug.record.safe_text.sanitize import clean
+from distdebug.record.signature import OPS
 
 from .test_spec import ACTIONS_READ, WRONG
 

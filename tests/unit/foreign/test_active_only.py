@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.foreign import flight_recorder, judging
-from debugger.foreign.trace import traced
+from distdebug.diagnosis.findings import Finding
+from distdebug.foreign import flight_recorder, judging
+from distdebug.foreign.trace import traced
 from tests.unit.foreign.test_hard_cases import DONE, Row, batch, call, message, said
 
 GROUPS = {

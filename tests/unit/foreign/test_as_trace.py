@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from debugger.cli import main
-from debugger.foreign.as_trace import write_each
-from debugger.record.reading.records import Records, newest_ranks
-from debugger.record.snapshot import Digest
+from distdebug.cli import main
+from distdebug.foreign.as_trace import write_each
+from distdebug.record.reading.records import Records, newest_ranks
+from distdebug.record.snapshot import Digest
 from fixtures import make_trace_picture, recorded
 
 Events = list[dict[str, Any]]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.cli import main
-from debugger.errors import UsageError
-from debugger.foreign import dump_files, flight_recorder
-from debugger.foreign.plain_pickle import may_be_deep
+from distdebug.cli import main
+from distdebug.errors import UsageError
+from distdebug.foreign import dump_files, flight_recorder
+from distdebug.foreign.plain_pickle import may_be_deep
 from tests.unit.foreign.test_reports import entry, write
 
 HOSTS = ("a3f", "b71", "c0")

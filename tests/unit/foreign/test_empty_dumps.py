@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from debugger.foreign.flight_recorder import read
+from distdebug.foreign.flight_recorder import read
 
 
 def dump(**more: Any) -> bytes:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.foreign import dump_files, flight_recorder, judging
-from debugger.foreign.components import last_components, shortest_cycle
-from debugger.foreign.trace import traced
+from distdebug.diagnosis.findings import Finding
+from distdebug.foreign import dump_files, flight_recorder, judging
+from distdebug.foreign.components import last_components, shortest_cycle
+from distdebug.foreign.trace import traced
 
 NOW_S = 1_780_000_000
 TIMEOUT_S = 600

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from debugger.foreign.plain_pickle import NotPlain, bounded_memory, loads
+from distdebug.foreign.plain_pickle import NotPlain, bounded_memory, loads
 
 
 class Command:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from debugger.foreign import flight_recorder, judging
-from debugger.foreign.trace import traced
+from distdebug.foreign import flight_recorder, judging
+from distdebug.foreign.trace import traced
 from tests.unit.foreign import simulated
 from tests.unit.foreign.variants import for_json
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.foreign import dump_files, judging
-from debugger.foreign.trace import traced
+from distdebug.foreign import dump_files, judging
+from distdebug.foreign.trace import traced
 from tests.unit.foreign import variants
 
 CASES = variants.originals()

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from debugger.foreign import dump_files, judging
-from debugger.foreign.trace import traced
+from distdebug.foreign import dump_files, judging
+from distdebug.foreign.trace import traced
 from tests.unit.foreign import variants
 
 NOW_S = 1_750_000_000

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection.branches import calls_made
-from debugger.inspection.source import NOWHERE, Place
-from debugger.inspection.stance import COLLECTIVES
-from debugger.supervisor.stacks.stacks import Frame
+from distdebug.inspection.branches import calls_made
+from distdebug.inspection.source import NOWHERE, Place
+from distdebug.inspection.stance import COLLECTIVES
+from distdebug.supervisor.stacks.stacks import Frame
 from tests.unit.inspection.test_source import SIXTH_OF_EIGHT, frame_in
 
 LOOP = """

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection import injection
-from debugger.inspection.injection import of_our_python
-from debugger.inspection.installable import NotInstallable
-from debugger.record.process_stat import read_stat
+from distdebug.inspection import injection
+from distdebug.inspection.injection import of_our_python
+from distdebug.inspection.installable import NotInstallable
+from distdebug.record.process_stat import read_stat
 from tests.support.waiting import until
 
 LIMIT_S = 60.0

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from debugger.inspection.inspect import _look, _who_is_who
-from debugger.inspection.processes import Job, Process
-from debugger.inspection.stance import Doing, Stance
-from debugger.supervisor.stacks.sights import Sight, Thread
-from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.inspection.inspect import _look, _who_is_who
+from distdebug.inspection.processes import Job, Process
+from distdebug.inspection.stance import Doing, Stance
+from distdebug.supervisor.stacks.sights import Sight, Thread
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"
 JOINS = Frame("init_process_group", f"{TORCH}/distributed/distributed_c10d.py", 5)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection.installable import NotInstallable, target
-from debugger.record.writing.writer import FlightWriter
+from distdebug.inspection.installable import NotInstallable, target
+from distdebug.record.writing.writer import FlightWriter
 
 PID = 7
 GDB = "/usr/bin/gdb"

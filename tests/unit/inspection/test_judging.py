@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from debugger.inspection.branches import MadeCall
-from debugger.inspection.judging import at_work, judge
-from debugger.inspection.lateness import Limits
-from debugger.inspection.stance import Doing, Stance
-from debugger.inspection.suspicions import Look
-from debugger.record.snapshot import CallSite
+from distdebug.inspection.branches import MadeCall
+from distdebug.inspection.judging import at_work, judge
+from distdebug.inspection.lateness import Limits
+from distdebug.inspection.stance import Doing, Stance
+from distdebug.inspection.suspicions import Look
+from distdebug.record.snapshot import CallSite
 
 LIMITS = Limits()
 

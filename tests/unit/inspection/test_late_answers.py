@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests import late_install
-from debugger.record.requests.late_install import HOOKED, RECORDING, Answer
+from distdebug.record.requests import late_install
+from distdebug.record.requests.late_install import HOOKED, RECORDING, Answer
 
 
 def test_answers_are_read_as_they_were_given(tmp_path: Path) -> None:

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from debugger.commands.rendering import rendered
-from debugger.inspection.branches import MadeCall
-from debugger.inspection.inspect import of_nodes
-from debugger.inspection.lateness import Limits
-from debugger.inspection.parts import MARK, Part, read, whole, written
-from debugger.inspection.stance import Doing, Stance
-from debugger.inspection.suspicions import Look
-from debugger.record.snapshot import CallSite
+from distdebug.commands.rendering import rendered
+from distdebug.inspection.branches import MadeCall
+from distdebug.inspection.inspect import of_nodes
+from distdebug.inspection.lateness import Limits
+from distdebug.inspection.parts import MARK, Part, read, whole, written
+from distdebug.inspection.stance import Doing, Stance
+from distdebug.inspection.suspicions import Look
+from distdebug.record.snapshot import CallSite
 
 WAITS = Stance(
     Doing.COLLECTIVE,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection.processes import Job, Process, _without_helpers, find_jobs, job_of
+from distdebug.inspection.processes import Job, Process, _without_helpers, find_jobs, job_of
 
 SLEEPER = "import sys; print(flush=True); sys.stdin.read()"
 PARENT = (

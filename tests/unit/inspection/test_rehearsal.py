@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.errors import UsageError
-from debugger.inspection import injection, installing
-from debugger.inspection.installable import NotInstallable, Target
-from debugger.inspection.processes import Job
+from distdebug.errors import UsageError
+from distdebug.inspection import injection, installing
+from distdebug.inspection.installable import NotInstallable, Target
+from distdebug.inspection.processes import Job
 
 GDB = """#!/bin/sh
 for word; do case $word in "attach "*) pid=${word#attach };; esac; done

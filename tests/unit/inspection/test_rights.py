@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection.inspect import inspect
-from debugger.inspection.lateness import Limits
-from debugger.inspection.processes import Job, Process
-from debugger.inspection.rights import needed
-from debugger.record.process_stat import read_stat
-from debugger.supervisor.stacks import stacks
+from distdebug.inspection.inspect import inspect
+from distdebug.inspection.lateness import Limits
+from distdebug.inspection.processes import Job, Process
+from distdebug.inspection.rights import needed
+from distdebug.record.process_stat import read_stat
+from distdebug.supervisor.stacks import stacks
 
 NOTHING, ALL = "0000000000000000", "000001ffffffffff"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection.source import (
+from distdebug.inspection.source import (
     Message,
     Place,
     group_members,
@@ -14,7 +14,7 @@ from debugger.inspection.source import (
     known_numbers,
     message_at,
 )
-from debugger.supervisor.stacks.stacks import Frame
+from distdebug.supervisor.stacks.stacks import Frame
 
 SIXTH_OF_EIGHT = Place(6, 8)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.inspection import source
-from debugger.inspection.stance import (
+from distdebug.inspection import source
+from distdebug.inspection.stance import (
     Doing,
     Stance,
     calls_itself,
@@ -17,8 +17,8 @@ from debugger.inspection.stance import (
     started_as,
     waits_for_children,
 )
-from debugger.supervisor.stacks.sights import Sight, Thread
-from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.supervisor.stacks.sights import Sight, Thread
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 TORCH = "/usr/lib/python3.12/site-packages/torch"
 

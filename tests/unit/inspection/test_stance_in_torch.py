@@ -8,10 +8,10 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.elastic.utils import store as elastic
 
-from debugger.inspection import source
-from debugger.inspection.stance import Doing, stance
-from debugger.supervisor.stacks.sights import Sight
-from debugger.supervisor.stacks.stacks import Frame
+from distdebug.inspection import source
+from distdebug.inspection.stance import Doing, stance
+from distdebug.supervisor.stacks.sights import Sight
+from distdebug.supervisor.stacks.stacks import Frame
 
 from .test_stance import thread
 

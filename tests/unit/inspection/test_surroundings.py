@@ -20,18 +20,18 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.inspection import debug_server, dumps, nccl_ras, surroundings
-from debugger.inspection.inspect import Inspection
-from debugger.inspection.joining import joined
-from debugger.inspection.lateness import Limits
-from debugger.inspection.processes import Job, Process
-from debugger.inspection.stance import Doing, Stance
-from debugger.inspection.store import Keys, keys_of
-from debugger.inspection.surroundings import Surroundings
-from debugger.inspection.suspicions import Look
-from debugger.record.process_stat import read_stat
-from debugger.supervisor.machine.connections import is_this_network, links, sockets_of
+from distdebug.diagnosis.findings import Finding
+from distdebug.inspection import debug_server, dumps, nccl_ras, surroundings
+from distdebug.inspection.inspect import Inspection
+from distdebug.inspection.joining import joined
+from distdebug.inspection.lateness import Limits
+from distdebug.inspection.processes import Job, Process
+from distdebug.inspection.stance import Doing, Stance
+from distdebug.inspection.store import Keys, keys_of
+from distdebug.inspection.surroundings import Surroundings
+from distdebug.inspection.suspicions import Look
+from distdebug.record.process_stat import read_stat
+from distdebug.supervisor.machine.connections import is_this_network, links, sockets_of
 
 # -- the store ----------------------------------------------------------------------------------
 

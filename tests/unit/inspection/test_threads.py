@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debugger.inspection.stance import Doing, Stance, of_threads
-from debugger.inspection.threads import of_one_kind
-from debugger.supervisor.stacks.sights import Sight, Thread
-from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.inspection.stance import Doing, Stance, of_threads
+from distdebug.inspection.threads import of_one_kind
+from distdebug.supervisor.stacks.sights import Sight, Thread
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 METRICS, GRADIENTS = "train.py:metrics", "train.py:gradients"
 WAITS = Stance(Doing.COLLECTIVE, op="all_reduce", still_s=30.0, thread=METRICS)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.errors import UsageError
-from debugger.launch.launchers import Job, read
+from distdebug.errors import UsageError
+from distdebug.launch.launchers import Job, read
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from debugger.commands.run import RunCommand
-from debugger.errors import UsageError
-from debugger.launch.mpi_over_nodes import command_over_nodes
-from debugger.launch.mpi_rank import with_rank
-from debugger.launch.torchrun_flags import RunRequest
+from distdebug.commands.run import RunCommand
+from distdebug.errors import UsageError
+from distdebug.launch.mpi_over_nodes import command_over_nodes
+from distdebug.launch.mpi_rank import with_rank
+from distdebug.launch.torchrun_flags import RunRequest
 from tests.support import mpi
 
 

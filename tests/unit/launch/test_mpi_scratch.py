@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from debugger.launch import mpi_rank, mpi_scratch
-from debugger.supervisor.command.launch import Launch
+from distdebug.launch import mpi_rank, mpi_scratch
+from distdebug.supervisor.command.launch import Launch
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import LIMIT_S, REPOSITORY
 
 SUPERVISOR = """
 import sys
-from debugger.supervisor.command.launch import Launch
+from distdebug.supervisor.command.launch import Launch
 launch = Launch()
 launch.start(["sleep", "600"], scratch=sys.argv[1])
 print("started", flush=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.launch.nodes_of_launcher import NodesOfLauncher, nodes_of_launcher
+from distdebug.launch.nodes_of_launcher import NodesOfLauncher, nodes_of_launcher
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.errors import UsageError
-from debugger.launch import torchrun_parser as parser_module
-from debugger.launch.definitions import NotTakenError, PackageSource
-from debugger.launch.torchrun_flags import (
+from distdebug.errors import UsageError
+from distdebug.launch import torchrun_parser as parser_module
+from distdebug.launch.definitions import NotTakenError, PackageSource
+from distdebug.launch.torchrun_flags import (
     RunRequest,
     expected_world_size,
     free_port_arguments,
@@ -51,7 +51,7 @@ def split(line: str) -> RunRequest:
 
 def test_the_parser_is_torchs_and_torch_is_not_imported() -> None:
     code = (
-        "import sys; from debugger.launch.torchrun_flags import torchrun_parser;"
+        "import sys; from distdebug.launch.torchrun_flags import torchrun_parser;"
         "flags = torchrun_parser()._option_string_actions;"
         "assert '--nproc_per_node' in flags and '--numa-binding' in flags, sorted(flags);"
         "assert 'node' in flags['--numa-binding'].choices;"

@@ -13,17 +13,17 @@ from typing import cast
 
 import pytest
 
-from debugger.node_links.agreed import VARIABLE, Agreed, AgreedError, job_key, place
-from debugger.node_links.agreed_keys import head_pair, node_pair
-from debugger.node_links.head import Listener
-from debugger.node_links.interfaces import LOOPBACK
-from debugger.node_links.member import Connection
-from debugger.node_links.messages import Message
-from debugger.node_links.several import Several
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.machine.processes import ProcessTable
-from debugger.supervisor.several_nodes import job as jobs
-from debugger.supervisor.several_nodes.job import HEAD, MEMBER, Job
+from distdebug.node_links.agreed import VARIABLE, Agreed, AgreedError, job_key, place
+from distdebug.node_links.agreed_keys import head_pair, node_pair
+from distdebug.node_links.head import Listener
+from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.member import Connection
+from distdebug.node_links.messages import Message
+from distdebug.node_links.several import Several
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.supervisor.several_nodes import job as jobs
+from distdebug.supervisor.several_nodes.job import HEAD, MEMBER, Job
 from tests.support.ports import unclaimed_port
 from tests.support.waiting import until
 from tests.unit.node_links.test_links import HELLO
@@ -76,7 +76,7 @@ class Supervisors:
 def _supervisors(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Supervisors]:
-    monkeypatch.setattr("debugger.supervisor.several_nodes.head.BYE_S", 0.5)  # nobody says it here
+    monkeypatch.setattr("distdebug.supervisor.several_nodes.head.BYE_S", 0.5)  # nobody says it here
     with ExitStack() as closing:
         yield Supervisors(tmp_path, closing, port)
 
@@ -239,7 +239,7 @@ def test_who_knows_only_what_is_public_is_refused(
     listening: tuple[Listener, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head's public key is no way in without the nodes' secret one."""
-    monkeypatch.setattr("debugger.node_links.known_keys.UNKNOWN_KEY_S", 0.2)
+    monkeypatch.setattr("distdebug.node_links.known_keys.UNKNOWN_KEY_S", 0.2)
     head, said = listening
     stranger = Connection(lambda _: None)
     stranger.connect(head.offer, HELLO)

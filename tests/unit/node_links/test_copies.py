@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from debugger.diagnosis.facts.world import World
-from debugger.diagnosis.limits import Limits
-from debugger.node_links.messages import Message
-from debugger.node_links.mirror import Mirror, MirrorError
-from debugger.node_links.pace import pace_for
-from debugger.node_links.patches import Patch, unpacked
-from debugger.node_links.sampler import Sampler
-from debugger.node_links.source import STILL_CALLS, joined
-from debugger.record import layout, steady_clock
-from debugger.record.notes import CrashNote, ExitNote
-from debugger.record.reading.records import Records
-from debugger.record.requests.stack_dump import dump_path
-from debugger.record.snapshot import Process, Rank, Snapshot
+from distdebug.diagnosis.facts.world import World
+from distdebug.diagnosis.limits import Limits
+from distdebug.node_links.messages import Message
+from distdebug.node_links.mirror import Mirror, MirrorError
+from distdebug.node_links.pace import pace_for
+from distdebug.node_links.patches import Patch, unpacked
+from distdebug.node_links.sampler import Sampler
+from distdebug.node_links.source import STILL_CALLS, joined
+from distdebug.record import layout, steady_clock
+from distdebug.record.notes import CrashNote, ExitNote
+from distdebug.record.reading.records import Records
+from distdebug.record.requests.stack_dump import dump_path
+from distdebug.record.snapshot import Process, Rank, Snapshot
 from tests.unit.record.test_flight import ALL_REDUCE, WORLD, Author
 
 ALIVE = Process(alive=True, state="S")
@@ -145,7 +145,7 @@ def test_a_note_that_is_written_while_the_record_is_sampled(
         monkeypatch.undo()
         return joined(pieces)
 
-    monkeypatch.setattr("debugger.node_links.source.joined", noting)
+    monkeypatch.setattr("distdebug.node_links.source.joined", noting)
     for _ in range(3):
         node.tell()
         (note,) = node.seen().ranks[0].notes
@@ -382,7 +382,7 @@ def test_replicas_are_read_again_when_their_own_file_has_changed(node: Node) -> 
 
 def test_more_copies_than_can_be_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each rank all can be read all the same, the calls of long ago too."""
-    monkeypatch.setattr("debugger.record.reading.records.MOST_COPIES_MAPPED", 2)
+    monkeypatch.setattr("distdebug.record.reading.records.MOST_COPIES_MAPPED", 2)
     node = Node(tmp_path, range(6))
     for author in node.authors.values():
         for _ in range(50):
@@ -420,7 +420,7 @@ def test_of_many_ranks_that_go_on_calling_some_are_read_with_each_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All in turn; and who stands still, has a note or was asked for is read at once."""
-    monkeypatch.setattr("debugger.record.reading.records.MOST_CALLING_READ", 2)
+    monkeypatch.setattr("distdebug.record.reading.records.MOST_CALLING_READ", 2)
     node = Node(tmp_path, range(6))
     node.tell()
 
@@ -491,7 +491,7 @@ def test_that_ranks_go_on_calling_is_no_news(node: Node) -> None:
 def test_what_may_matter_of_the_ranks_of_this_host(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("debugger.record.reading.records.HERE_EVERY_S", 0.0)
+    monkeypatch.setattr("distdebug.record.reading.records.HERE_EVERY_S", 0.0)
     records = Records(node.folder, steady=True)
     found: list[tuple[object, ...]] = []
 
@@ -524,7 +524,7 @@ def test_what_may_matter_of_the_ranks_of_this_host(
 def test_much_is_told_in_parts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 200 ranks all calls together are more than goes in a message."""
     node.tell()
-    monkeypatch.setattr("debugger.node_links.patches.MOST_PART_BYTES", 2000)
+    monkeypatch.setattr("distdebug.node_links.patches.MOST_PART_BYTES", 2000)
     for author in node.authors.values():
         for _ in range(300):
             author.call()
@@ -551,7 +551,7 @@ def test_more_files_than_a_node_has_are_left_out_and_the_others_followed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes that were started one after the other, thousands of them, say."""
-    monkeypatch.setattr("debugger.node_links.mirror.MOST_FILES", 1)
+    monkeypatch.setattr("distdebug.node_links.mirror.MOST_FILES", 1)
     node.tell()
     assert node.mirror.left_out == 1
     node.authors[0].call()

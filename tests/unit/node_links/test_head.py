@@ -10,17 +10,17 @@ from typing import cast
 
 import pytest
 
-from debugger.node_links.head import Listener, Node
-from debugger.node_links.messages import Message
-from debugger.node_links.mirror import Mirror
-from debugger.node_links.patches import Patch, packed
-from debugger.node_links.several import Several
-from debugger.record import layout, steady_clock
-from debugger.record.reading.copies import own_name
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import LostNode
-from debugger.supervisor.several_nodes.head import Head
-from debugger.supervisor.several_nodes.lost_ranks import lost_nodes
+from distdebug.node_links.head import Listener, Node
+from distdebug.node_links.messages import Message
+from distdebug.node_links.mirror import Mirror
+from distdebug.node_links.patches import Patch, packed
+from distdebug.node_links.several import Several
+from distdebug.record import layout, steady_clock
+from distdebug.record.reading.copies import own_name
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import LostNode
+from distdebug.supervisor.several_nodes.head import Head
+from distdebug.supervisor.several_nodes.lost_ranks import lost_nodes
 
 AHEAD_NS = 10_000 * 10**9
 """A node that was switched on earlier: so much more its monotonic clock shows."""
@@ -30,7 +30,7 @@ MOMENT_NS = 10 * 10**9
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here waits for nodes that come late, but a test may be given no core for long."""
-    monkeypatch.setattr("debugger.supervisor.several_nodes.head.MEETING_S", 60.0)
+    monkeypatch.setattr("distdebug.supervisor.several_nodes.head.MEETING_S", 60.0)
 
 
 class Heard:
@@ -434,7 +434,7 @@ def test_a_digest_in_parts_is_told_when_its_last_part_has_come(tmp_path: Path) -
 def test_the_end_waits_for_the_ranks_of_other_nodes_as_long_as_they_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("debugger.supervisor.several_nodes.head.ENDING_S", 0.0)
+    monkeypatch.setattr("distdebug.supervisor.several_nodes.head.ENDING_S", 0.0)
     heard = Heard()
     head = made(heard, tmp_path)
     exchanged(heard.joins())

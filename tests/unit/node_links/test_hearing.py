@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.node_links.hearing import Heard, Listening
+from distdebug.node_links.hearing import Heard, Listening
 
 AFTER_S, EVERY_S = 2.6, 0.25
 

@@ -13,11 +13,11 @@ from typing import cast
 import pytest
 import zmq
 
-from debugger.node_links import inbox
-from debugger.node_links.inbox import Inbox, Intake
-from debugger.node_links.messages import Message
-from debugger.node_links.offers import SCHEMA, Offer
-from debugger.record.snapshot import Process
+from distdebug.node_links import inbox
+from distdebug.node_links.inbox import Inbox, Intake
+from distdebug.node_links.messages import Message
+from distdebug.node_links.offers import SCHEMA, Offer
+from distdebug.record.snapshot import Process
 from tests.unit.node_links.test_links import LIMIT_S
 from tests.unit.node_links.test_reconnections import Two
 from tests.unit.record.test_flight import Author
@@ -25,8 +25,8 @@ from tests.unit.record.test_flight import Author
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
 import json, sys, time
-from debugger.node_links import inbox
-from debugger.node_links.head import Listener
+from distdebug.node_links import inbox
+from distdebug.node_links.head import Listener
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -148,7 +148,7 @@ def test_a_node_whose_head_is_behind_tells_later_in_one(two: Two) -> None:
 
 def _calls(two: Two) -> int:
     """How many calls the head's copy has."""
-    from debugger.record.reading.reader import FlightReader
+    from distdebug.record.reading.reader import FlightReader
 
     (path,) = two.head._directory.ranks.glob("node1-*.flight")
     reader = FlightReader(path)

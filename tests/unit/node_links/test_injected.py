@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from debugger.faults import adding
-from debugger.faults.injected import Injected, InjectedLog, read
-from debugger.faults.plan import load
-from debugger.faults.spec import parse
-from debugger.supervisor.several_nodes.injected import InjectedCopies, InjectedSource
+from distdebug.faults import adding
+from distdebug.faults.injected import Injected, InjectedLog, read
+from distdebug.faults.plan import load
+from distdebug.faults.spec import parse
+from distdebug.supervisor.several_nodes.injected import InjectedCopies, InjectedSource
 
 KILL, SKIP, DELAY = "kill(rank=1) @ call 3", "skip(rank=2) @ call 4", "delay(rank=3, 1s) @ call 5"
 LATER_NS = 7_000 * 10**9
@@ -64,7 +64,7 @@ def test_the_heads_numbers_count_and_a_fault_that_it_has_not_is_added(tmp_path: 
 
 
 def test_a_head_without_a_plan_takes_the_nodes(tmp_path: Path) -> None:
-    """The program asked for it on that node alone (`debugger.inject`)."""
+    """The program asked for it on that node alone (`distdebug.inject`)."""
     two = Two(tmp_path, [SKIP], [])
     two.tell()
     assert two.heads_plan() == [SKIP]

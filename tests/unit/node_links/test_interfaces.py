@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from debugger.node_links import interfaces
-from debugger.node_links.interfaces import address_towards, is_here, names_loopback
+from distdebug.node_links import interfaces
+from distdebug.node_links.interfaces import address_towards, is_here, names_loopback
 
 DEBIANS = "127.0.1.1"
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.node_links.head import LOST_AFTER_S
+from distdebug.node_links.head import LOST_AFTER_S
 from tests.support.nodes import Command, Node, Nodes
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]
@@ -27,12 +27,12 @@ FEW_BYTES, MANY_BYTES = 800, 20_000
 ENDS = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
-from debugger.node_links.agreed_keys import head_pair, node_pair
-from debugger.node_links.head import LOST_AFTER_S, Listener
-from debugger.node_links.hearing import Listening
-from debugger.node_links.member import Connection
-from debugger.node_links.messages import Message
-from debugger.node_links.offers import SCHEMA, Offer
+from distdebug.node_links.agreed_keys import head_pair, node_pair
+from distdebug.node_links.head import LOST_AFTER_S, Listener
+from distdebug.node_links.hearing import Listening
+from distdebug.node_links.member import Connection
+from distdebug.node_links.messages import Message
+from distdebug.node_links.offers import SCHEMA, Offer
 here, address, key, port = pathlib.Path(sys.argv[2]), sys.argv[3], b"k" * 32, 29600
 
 class Looks(Listening):

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import pytest
 
-from debugger.node_links.several import Several, perhaps
-from debugger.record.layout import Phase
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import Process, Rank
-from debugger.supervisor.machine.processes import ProcessTable
-from debugger.supervisor.several_nodes.job import Job
-from debugger.supervisor.several_nodes.late_meeting import LateMeeting
+from distdebug.node_links.several import Several, perhaps
+from distdebug.record.layout import Phase
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import Process, Rank
+from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.supervisor.several_nodes.job import Job
+from distdebug.supervisor.several_nodes.late_meeting import LateMeeting
 from tests.support.ports import unclaimed_port
 
 LOOKED_FOR = "these are told of it"

@@ -12,13 +12,13 @@ from dataclasses import replace
 import pytest
 import zmq
 
-from debugger.node_links import head as heads
-from debugger.node_links.head import LOST_AFTER_S, Listener, Node
-from debugger.node_links.interfaces import LOOPBACK
-from debugger.node_links.member import Connection
-from debugger.node_links.messages import Message
-from debugger.node_links.offers import SCHEMA
-from debugger.record.reading.copies import FEW_NODES
+from distdebug.node_links import head as heads
+from distdebug.node_links.head import LOST_AFTER_S, Listener, Node
+from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.member import Connection
+from distdebug.node_links.messages import Message
+from distdebug.node_links.offers import SCHEMA
+from distdebug.record.reading.copies import FEW_NODES
 from tests.support.waiting import until
 
 LIMIT_S = 20.0

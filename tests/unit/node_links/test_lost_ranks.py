@@ -8,15 +8,15 @@ from typing import cast
 
 import pytest
 
-from debugger.node_links.mirror import Mirror
-from debugger.node_links.several import MOST, Several
-from debugger.record.layout import GroupState
-from debugger.record.snapshot import Group, LostNode, Process, Rank, Snapshot
-from debugger.supervisor.several_nodes.far import Far
-from debugger.supervisor.several_nodes.head import Head
-from debugger.supervisor.several_nodes.injected import InjectedCopies
-from debugger.supervisor.several_nodes.lost_ranks import Lost, lost_nodes
-from debugger.supervisor.several_nodes.unwatched import Unwatched, unseen
+from distdebug.node_links.mirror import Mirror
+from distdebug.node_links.several import MOST, Several
+from distdebug.record.layout import GroupState
+from distdebug.record.snapshot import Group, LostNode, Process, Rank, Snapshot
+from distdebug.supervisor.several_nodes.far import Far
+from distdebug.supervisor.several_nodes.head import Head
+from distdebug.supervisor.several_nodes.injected import InjectedCopies
+from distdebug.supervisor.several_nodes.lost_ranks import Lost, lost_nodes
+from distdebug.supervisor.several_nodes.unwatched import Unwatched, unseen
 
 THREE, ELASTIC = Several(3, 3), Several(1, 3)
 

@@ -10,19 +10,19 @@ from typing import cast
 
 import pytest
 
-from debugger.diagnosis.findings import Finding, GroupEvidence
-from debugger.node_links.head import Listener
-from debugger.node_links.mirror import process_values
-from debugger.node_links.pace import Pace, pace_for
-from debugger.node_links.patches import unpacked
-from debugger.node_links.sampler import Sampler
-from debugger.record import steady_clock
-from debugger.record.layout import Activity, GroupState
-from debugger.record.reading.copies import FEW_NODES, far_heartbeat_s
-from debugger.record.snapshot import CallSite, Group, Process, Rank, Wait
-from debugger.reports.stored import received
-from debugger.supervisor.several_nodes import brief, questions
-from debugger.supervisor.several_nodes.pacing import Pacing
+from distdebug.diagnosis.findings import Finding, GroupEvidence
+from distdebug.node_links.head import Listener
+from distdebug.node_links.mirror import process_values
+from distdebug.node_links.pace import Pace, pace_for
+from distdebug.node_links.patches import unpacked
+from distdebug.node_links.sampler import Sampler
+from distdebug.record import steady_clock
+from distdebug.record.layout import Activity, GroupState
+from distdebug.record.reading.copies import FEW_NODES, far_heartbeat_s
+from distdebug.record.snapshot import CallSite, Group, Process, Rank, Wait
+from distdebug.reports.stored import received
+from distdebug.supervisor.several_nodes import brief, questions
+from distdebug.supervisor.several_nodes.pacing import Pacing
 from tests.unit.record.test_flight import Author
 
 ALIVE = Process(alive=True, state="S")

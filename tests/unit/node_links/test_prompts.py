@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.node_links.messages import Message
-from debugger.record.requests.break_requests import any_asked
-from debugger.record.requests.breakpoints import (
+from distdebug.node_links.messages import Message
+from distdebug.record.requests.break_requests import any_asked
+from distdebug.record.requests.breakpoints import (
     BREAKPOINT,
     Line,
     Stop,
@@ -25,8 +25,8 @@ from debugger.record.requests.breakpoints import (
     stops,
     withdraw,
 )
-from debugger.supervisor.pauses import Pauses
-from debugger.supervisor.several_nodes.prompts import HeadPrompts, NodePrompts
+from distdebug.supervisor.pauses import Pauses
+from distdebug.supervisor.several_nodes.prompts import HeadPrompts, NodePrompts
 from tests.support.waiting import until
 
 HEAD = 0

@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from debugger.diagnosis.findings import Finding, GroupEvidence
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import Rank, Snapshot
-from debugger.supervisor.machine.processes import ProcessTable
-from debugger.supervisor.run_reader import LocalReader
-from debugger.supervisor.several_nodes.head import Head
-from debugger.supervisor.several_nodes.job import TAKE_EVERY_S, Job
-from debugger.supervisor.several_nodes.late_meeting import LateMeeting
-from debugger.supervisor.several_nodes.reader import JobReader
+from distdebug.diagnosis.findings import Finding, GroupEvidence
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import Rank, Snapshot
+from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.supervisor.run_reader import LocalReader
+from distdebug.supervisor.several_nodes.head import Head
+from distdebug.supervisor.several_nodes.job import TAKE_EVERY_S, Job
+from distdebug.supervisor.several_nodes.late_meeting import LateMeeting
+from distdebug.supervisor.several_nodes.reader import JobReader
 
 from .test_pace import rank
 

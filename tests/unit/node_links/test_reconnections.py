@@ -14,16 +14,16 @@ from typing import cast
 
 import pytest
 
-from debugger.node_links.head import Listener
-from debugger.node_links.interfaces import LOOPBACK
-from debugger.node_links.member import Connection
-from debugger.node_links.messages import Message
-from debugger.node_links.offers import Offer
-from debugger.record.exits import ExitStatus
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.machine.processes import ProcessTable
-from debugger.supervisor.several_nodes.head import Head
-from debugger.supervisor.several_nodes.member import Member
+from distdebug.node_links.head import Listener
+from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.member import Connection
+from distdebug.node_links.messages import Message
+from distdebug.node_links.offers import Offer
+from distdebug.record.exits import ExitStatus
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.supervisor.several_nodes.head import Head
+from distdebug.supervisor.several_nodes.member import Member
 from tests.support.waiting import until
 
 VERSION = "1"

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from debugger.node_links import link as link_module
-from debugger.node_links.agreed_keys import head_pair, node_pair
-from debugger.node_links.clocks import Offset
-from debugger.node_links.head import LOST_AFTER_S, Listener, Node
-from debugger.node_links.interfaces import LOOPBACK
-from debugger.node_links.link import Link
-from debugger.node_links.member import SILENT_S, Connection
-from debugger.node_links.messages import Message
-from debugger.node_links.pace import pace_for
-from debugger.node_links.relay import Relay
-from debugger.node_links.sampler import Sampler
-from debugger.node_links.tree import Tree
-from debugger.record.snapshot import Process
+from distdebug.node_links import link as link_module
+from distdebug.node_links.agreed_keys import head_pair, node_pair
+from distdebug.node_links.clocks import Offset
+from distdebug.node_links.head import LOST_AFTER_S, Listener, Node
+from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.link import Link
+from distdebug.node_links.member import SILENT_S, Connection
+from distdebug.node_links.messages import Message
+from distdebug.node_links.pace import pace_for
+from distdebug.node_links.relay import Relay
+from distdebug.node_links.sampler import Sampler
+from distdebug.node_links.tree import Tree
+from distdebug.record.snapshot import Process
 from tests.support.waiting import until
 from tests.unit.node_links.test_links import HELLO
 from tests.unit.node_links.test_reconnections import Between
@@ -297,7 +297,7 @@ def test_a_relay_that_cannot_be_reached_is_done_without(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A firewall, say: all speak to the head, and none is missed."""
-    monkeypatch.setattr("debugger.node_links.member.RELAY_ANSWERS_S", 0.5)
+    monkeypatch.setattr("distdebug.node_links.member.RELAY_ANSWERS_S", 0.5)
     monkeypatch.setattr(Relay, "allow", lambda _self, _key: None)
     job.meet(3)
     until(lambda: job.nodes[2]._next, "it does not try")
@@ -367,8 +367,8 @@ def test_what_a_head_has_not_taken_in_does_not_grow_in_a_relay(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that tells without end fills neither; nobody is missed for it."""
-    monkeypatch.setattr("debugger.node_links.relay.MOST_ON_THE_WAY_BYTES", 2 << 20)
-    monkeypatch.setattr("debugger.node_links.inbox.MOST_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr("distdebug.node_links.relay.MOST_ON_THE_WAY_BYTES", 2 << 20)
+    monkeypatch.setattr("distdebug.node_links.inbox.MOST_UNREAD_BYTES", 1 << 20)
     job.join(4)
     relay = job.nodes[0]._relay
     assert relay is not None

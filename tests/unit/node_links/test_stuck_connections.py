@@ -11,12 +11,12 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from debugger.node_links import head, member
-from debugger.node_links.head import LOST_AFTER_S, Listener
-from debugger.node_links.interfaces import LOOPBACK
-from debugger.node_links.member import LATE_S, Connection
-from debugger.node_links.messages import Message
-from debugger.node_links.offers import Offer
+from distdebug.node_links import head, member
+from distdebug.node_links.head import LOST_AFTER_S, Listener
+from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.member import LATE_S, Connection
+from distdebug.node_links.messages import Message
+from distdebug.node_links.offers import Offer
 from tests.support.waiting import until
 from tests.unit.node_links.test_links import HELLO
 

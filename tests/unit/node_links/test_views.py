@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from debugger.cli import main
-from debugger.node_links.messages import Message
-from debugger.node_links.patches import Patch, packed
-from debugger.node_links.view_files import ViewCopies
-from debugger.node_links.view_source import BLOCK
-from debugger.record.requests.breakpoints import BREAKPOINT, Stop, announce, listen
-from debugger.record.runs.job_view import FOLDER, HEAD, JobView, is_watched
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.writing.writer import FlightWriter
+from distdebug.cli import main
+from distdebug.node_links.messages import Message
+from distdebug.node_links.patches import Patch, packed
+from distdebug.node_links.view_files import ViewCopies
+from distdebug.node_links.view_source import BLOCK
+from distdebug.record.requests.breakpoints import BREAKPOINT, Stop, announce, listen
+from distdebug.record.runs.job_view import FOLDER, HEAD, JobView, is_watched
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.writing.writer import FlightWriter
 from tests.unit.node_links.test_reconnections import Two
 
 
@@ -55,7 +55,7 @@ class Watched(Two):
 
 @pytest.fixture(name="two")
 def _two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr("debugger.record.runs.job_view.ask", lambda *_: "")
+    monkeypatch.setattr("distdebug.record.runs.job_view.ask", lambda *_: "")
     made = Watched(tmp_path)
     yield made
     made.view.close()
@@ -110,7 +110,7 @@ def test_who_comes_while_it_is_tidied_up_waits(
         tidy(path, ignore_errors)
 
     two.looks()
-    monkeypatch.setattr("debugger.supervisor.several_nodes.view.shutil.rmtree", tidied)
+    monkeypatch.setattr("distdebug.supervisor.several_nodes.view.shutil.rmtree", tidied)
     two.view.close()
     two.until(lambda: not two.folder.exists(), "it is kept for nobody")
     assert held == [True]
@@ -171,7 +171,7 @@ def test_prompts_are_opened_where_all_nodes_are_seen(
         assert not once
         connection.close()
 
-    monkeypatch.setattr("debugger.commands.attach.show_prompt", show)
+    monkeypatch.setattr("distdebug.commands.attach.show_prompt", show)
     two.looks()
     stop = Stop(1, os.getppid(), "/a/train.py", 7, "step", BREAKPOINT, "")
     announce(two.node_directory.path, stop)

@@ -6,11 +6,11 @@ import zlib
 
 import pytest
 
-from debugger.node_links.clocks import Offset
-from debugger.node_links.messages import Message, MessageError, message_of
-from debugger.node_links.offers import SCHEMA, Offer, OfferError
-from debugger.node_links.patches import MOST_UNPACKED_BYTES, Patch, PatchError, packed, unpacked
-from debugger.node_links.several import Several, of_tasks, task_of
+from distdebug.node_links.clocks import Offset
+from distdebug.node_links.messages import Message, MessageError, message_of
+from distdebug.node_links.offers import SCHEMA, Offer, OfferError
+from distdebug.node_links.patches import MOST_UNPACKED_BYTES, Patch, PatchError, packed, unpacked
+from distdebug.node_links.several import Several, of_tasks, task_of
 
 KEY = "a" * 40
 OFFER = Offer("10.0.0.1", 4000, KEY, "node0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.plan.planner import chosen_ranks
+from distdebug.plan.planner import chosen_ranks
 
 
 def test_ranks_and_ranges() -> None:

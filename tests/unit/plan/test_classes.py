@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.plan.classes import classes
+from distdebug.plan.classes import classes
 from tests.support.programs import Programs
 from tests.unit.diagnosis.builder import all_reduce, broadcast, recv, send
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from debugger.plan.compare import document
-from debugger.plan.compare.comparison import UNLIKE_ANY, Comparison, compare
-from debugger.plan.traffic.calls import RankCalls
-from debugger.record.signature import Signature
+from distdebug.plan.compare import document
+from distdebug.plan.compare.comparison import UNLIKE_ANY, Comparison, compare
+from distdebug.plan.traffic.calls import RankCalls
+from distdebug.record.signature import Signature
 from tests.support.plan_worlds import World, all_gather, all_reduce, broadcast, recv, send
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from debugger.plan.conclusion import PlanFacts, conclude
-from debugger.plan.model import Model
-from debugger.plan.program import CutOff, Undecided
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import CallSite
-from debugger.reports import github
+from distdebug.plan.conclusion import PlanFacts, conclude
+from distdebug.plan.model import Model
+from distdebug.plan.program import CutOff, Undecided
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import CallSite
+from distdebug.reports import github
 from tests.support.programs import FILE, Programs
 from tests.unit.diagnosis.builder import all_reduce, broadcast, recv, send
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.plan.traffic.costs import Cost, Link, costs
-from debugger.record.signature import OPS, Signature
-from debugger.record.sizes import item_bytes
 from distcore.algorithms import bruck, pairwise, recursive, ring, tree
 from distcore.base.reduction import Reduction, reduction_for
+from distdebug.plan.traffic.costs import Cost, Link, costs
+from distdebug.record.signature import OPS, Signature
+from distdebug.record.sizes import item_bytes
 from tests.support.threads_transport import ThreadTransport, run_ranks
 
 BYTES = 840 * 4

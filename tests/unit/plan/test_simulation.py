@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from debugger.plan.judgement import judge_programs
-from debugger.plan.model import Model, tree_children, tree_parent
-from debugger.plan.outcome import simulate
-from debugger.record.layout import Activity, CallState
+from distdebug.plan.judgement import judge_programs
+from distdebug.plan.model import Model, tree_children, tree_parent
+from distdebug.plan.outcome import simulate
+from distdebug.record.layout import Activity, CallState
 from tests.support.programs import Programs
 from tests.unit.diagnosis.builder import (
     all_gather,
@@ -448,7 +448,7 @@ def test_threads_have_an_order_in_each_group_only() -> None:
 
 
 def test_nothing_is_concluded_from_a_rank_that_is_not_known_to_its_end() -> None:
-    from debugger.plan.program import CutOff
+    from distdebug.plan.program import CutOff
 
     made = Programs(3)
     made.each(all_reduce(4))
@@ -465,7 +465,7 @@ def test_nothing_is_concluded_from_a_rank_that_is_not_known_to_its_end() -> None
 @pytest.mark.parametrize("joins", [True, False])
 def test_a_main_thread_that_joins_stands_in_what_the_others_stand_in(joins: bool) -> None:
     """Where it does not, it may as well make the call that the others wait for."""
-    from debugger.plan.program import CutOff
+    from distdebug.plan.program import CutOff
 
     made = Programs(3)
     made.each(all_reduce(4))

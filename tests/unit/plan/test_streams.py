@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from debugger.plan.judgement import judge_programs
-from debugger.plan.program import CutOff
+from distdebug.plan.judgement import judge_programs
+from distdebug.plan.program import CutOff
 from tests.support.programs import ProgramBuilder, Programs
 from tests.unit.diagnosis.builder import all_reduce, recv, send
 

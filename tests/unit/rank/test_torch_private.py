@@ -17,13 +17,13 @@ import pytest
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from debugger.rank import torch_private
-from debugger.rank.group import checked_group
-from debugger.rank.record.describe import METHODS
-from debugger.rank.record.forwarding_work import ForwardingWork
-from debugger.rank.torch_private import groups, probe, self_test
-from debugger.rank.torch_private.probe import Part, Private
-from debugger.record import torch_versions
+from distdebug.rank import torch_private
+from distdebug.rank.group import checked_group
+from distdebug.rank.record.describe import METHODS
+from distdebug.rank.record.forwarding_work import ForwardingWork
+from distdebug.rank.torch_private import groups, probe, self_test
+from distdebug.rank.torch_private.probe import Part, Private
+from distdebug.record import torch_versions
 
 HOME = Path(torch_private.__file__).parent
 OWN = frozenset({"_inner", "_host_emptyCache"})
@@ -119,7 +119,7 @@ def test_everything_is_as_known_in_this_torch() -> None:
 
 
 def _module(name: str) -> ModuleType:
-    return __import__(f"debugger.rank.torch_private.{name}", fromlist=[name])
+    return __import__(f"distdebug.rank.torch_private.{name}", fromlist=[name])
 
 
 class Insides:

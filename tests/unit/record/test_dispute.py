@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from debugger.record.dispute import Dispute, settle
-from debugger.record.signature import Signature
+from distdebug.record.dispute import Dispute, settle
+from distdebug.record.signature import Signature
 
 RANKS = (10, 20, 30, 40)
 PLACE = '#17 of group "default_pg"'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.exits import ExitLog, tell_asked
+from distdebug.record.exits import ExitLog, tell_asked
 
 PID = 4711
 

@@ -13,26 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import layout
-from debugger.record.layout import Activity, CallState, Definition, GroupState, Phase, Role
-from debugger.record.notes import ExceptionNote
-from debugger.record.reading.reader import FlightError, FlightReader
-from debugger.record.signature import (
+from distdebug.record import layout
+from distdebug.record.layout import Activity, CallState, Definition, GroupState, Phase, Role
+from distdebug.record.notes import ExceptionNote
+from distdebug.record.reading.reader import FlightError, FlightReader
+from distdebug.record.signature import (
     OP_CODES,
     Signature,
     agreement_key,
     exact_key,
     hash64,
 )
-from debugger.record.snapshot import CallSite, Process
-from debugger.record.writing.slots import (
+from distdebug.record.snapshot import CallSite, Process
+from distdebug.record.writing.slots import (
     CallDescription,
     ChannelSlot,
     GroupSlot,
     Place,
     ThreadSlot,
 )
-from debugger.record.writing.writer import FlightWriter
+from distdebug.record.writing.writer import FlightWriter
 from tests.support.chains import extend_chain
 
 ALL_REDUCE = Signature("all_reduce", (("float32", (4,)),), reduce_op="sum")

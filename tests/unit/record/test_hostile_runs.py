@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from debugger import cli
-from debugger.record import layout
-from debugger.record.reading.reader import FlightReader
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.safe_files.json_objects import (
+from distdebug import cli
+from distdebug.record import layout
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.safe_files.json_objects import (
     MOST_COST_BYTES,
     TooCostly,
     cost_bytes,
     object_of,
     parsed,
 )
-from debugger.record.snapshot import Process
+from distdebug.record.snapshot import Process
 from tests.unit.commands import runs_on_disk
 from tests.unit.diagnosis.builder import all_reduce
 

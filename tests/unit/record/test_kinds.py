@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from debugger.faults.actions import ACTIONS
-from debugger.record.kinds import KINDS, Family, kind_of
+from distdebug.faults.actions import ACTIONS
+from distdebug.record.kinds import KINDS, Family, kind_of
 from tests.support import complete
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from debugger.record.logs import log_file
-from debugger.record.logs.log_file import TIMES_ENTRY, times_path
-from debugger.record.logs.log_form import readable
-from debugger.record.logs.log_levels import LEVELS, at_least, chosen
-from debugger.record.logs.log_reader import LogReader, Tail
+from distdebug.record.logs import log_file
+from distdebug.record.logs.log_file import TIMES_ENTRY, times_path
+from distdebug.record.logs.log_form import readable
+from distdebug.record.logs.log_levels import LEVELS, at_least, chosen
+from distdebug.record.logs.log_reader import LogReader, Tail
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def _events(reader: LogReader) -> list[Any]:
 WRITER = """
 import sys
 from pathlib import Path
-from debugger.record.logs import log_file
+from distdebug.record.logs import log_file
 name = sys.argv[1]
 print("ready", flush=True)
 sys.stdin.readline()

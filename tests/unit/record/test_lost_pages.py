@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 START = """
 import faulthandler, mmap, os, signal, sys, threading
-from debugger.record import lost_pages
+from distdebug.record import lost_pages
 
 def mapped(name, write=True):
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)

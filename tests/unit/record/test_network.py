@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.faults.plan import Plan
-from debugger.faults.spec import parse
-from debugger.record.network import LAUNCHER, MOST_RANKS, SWITCH, Entrances, address, rank_at
+from distdebug.faults.plan import Plan
+from distdebug.faults.spec import parse
+from distdebug.record.network import LAUNCHER, MOST_RANKS, SWITCH, Entrances, address, rank_at
 
 
 def test_each_rank_has_an_address_of_its_own() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from debugger.record import notes
-from debugger.record.notes import NoteData, OwnFindingNote, RaisedNote, UnwindingNote
-from debugger.record.requests.verdict import Verdict
-from debugger.record.snapshot import Note
+from distdebug.record import notes
+from distdebug.record.notes import NoteData, OwnFindingNote, RaisedNote, UnwindingNote
+from distdebug.record.requests.verdict import Verdict
+from distdebug.record.snapshot import Note
 
 ROOT = Path(__file__).parents[3]
 DEFINITIONS = ROOT / "debugger" / "record" / "notes.py"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.notes import ReplicasNote
-from debugger.record.reading.reader import FlightReader
-from debugger.record.replicas import (
+from distdebug.record.notes import ReplicasNote
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.replicas import (
     GRADIENT,
     HEADER,
     HYPERPARAMETER,
@@ -25,8 +25,8 @@ from debugger.record.replicas import (
     file_name,
     number_of,
 )
-from debugger.record.snapshot import CallSite, Column, Process
-from debugger.record.writing.writer import FlightWriter
+from distdebug.record.snapshot import CallSite, Column, Process
+from distdebug.record.writing.writer import FlightWriter
 
 GROUP = ("0", 0)
 WEIGHT = [Column(PARAMETER, "weight")]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import steady_clock
-from debugger.record.exits import ExitLog
+from distdebug.record import steady_clock
+from distdebug.record.exits import ExitLog
 
 STEP_NS = 120 * 10**9
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import torch_versions
+from distdebug.record import torch_versions
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from debugger.rank.record.exception_text import titled
-from debugger.record.wording import MOST_TEXT, printable
+from distdebug.rank.record.exception_text import titled
+from distdebug.record.wording import MOST_TEXT, printable
 
 LONG = "RuntimeError: one of these reasons: " + "a reason, " * 1000 + "the parameter is head.bias"
 

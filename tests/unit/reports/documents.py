@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.findings import CallIs, Finding, RankEvidence
-from debugger.record.snapshot import CallSite, Rank
-from debugger.reports import document
+from distdebug.diagnosis.findings import CallIs, Finding, RankEvidence
+from distdebug.record.snapshot import CallSite, Rank
+from distdebug.reports import document
 from tests.unit.diagnosis.builder import Run
 
 RUN_DIR = Path(".distdebug/20260310-141502-7f3a")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from debugger.reports import ddp_times, text
+from distdebug.reports import ddp_times, text
 from tests.unit.diagnosis.builder import Run
 
 from .documents import report

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding, GroupEvidence, Step
-from debugger.errors import UsageError
-from debugger.record.snapshot import Process
-from debugger.reports import stored
+from distdebug.diagnosis.findings import Finding, GroupEvidence, Step
+from distdebug.errors import UsageError
+from distdebug.record.snapshot import Process
+from distdebug.reports import stored
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
 
 from .documents import at, report

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.reports import github, text
+from distdebug.diagnosis.findings import Finding
+from distdebug.reports import github, text
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
 
 from .documents import at, of_run, report

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.faults.injected import Injected
-from debugger.faults.plan import Plan
-from debugger.faults.spec import parse
-from debugger.reports import injections, junit, text
-from debugger.reports.stored import Document
+from distdebug.diagnosis.findings import Finding
+from distdebug.faults.injected import Injected
+from distdebug.faults.plan import Plan
+from distdebug.faults.spec import parse
+from distdebug.reports import injections, junit, text
+from distdebug.reports.stored import Document
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
 
 from .documents import report

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from debugger.diagnosis.findings import Finding
-from debugger.reports import junit
+from distdebug.diagnosis.findings import Finding
+from distdebug.reports import junit
 from tests.unit.diagnosis.builder import Run, all_reduce
 
 from .documents import at, report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.reports import off, text
+from distdebug.reports import off, text
 from tests.unit.diagnosis.builder import Run, all_reduce
 
 from .documents import of_run

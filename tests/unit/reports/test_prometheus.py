@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from debugger.cli import main
-from debugger.errors import UsageError
-from debugger.record.layout import RING, Definition, GroupState
-from debugger.record.reading.reader import FlightReader
-from debugger.record.signature import OP_CODES, Signature, agreement_key, hash64
-from debugger.record.snapshot import Process, Rank
-from debugger.record.writing.slots import CallDescription, GroupSlot, Place
-from debugger.record.writing.writer import FlightWriter
-from debugger.reports import prometheus
-from debugger.reports.prometheus import CallTotals, Found, State
+from distdebug.cli import main
+from distdebug.errors import UsageError
+from distdebug.record.layout import RING, Definition, GroupState
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.signature import OP_CODES, Signature, agreement_key, hash64
+from distdebug.record.snapshot import Process, Rank
+from distdebug.record.writing.slots import CallDescription, GroupSlot, Place
+from distdebug.record.writing.writer import FlightWriter
+from distdebug.reports import prometheus
+from distdebug.reports.prometheus import CallTotals, Found, State
 from fixtures import recorded
 from tests.support.exposition import Metric, parse
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, broadcast, recv, send

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.reports import text
+from distdebug.diagnosis.findings import Finding
+from distdebug.reports import text
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, broadcast, recv, send
 
 from .documents import at, of_run, report
@@ -295,7 +295,7 @@ def test_colour_marks_the_title_and_the_culprits_and_nothing_else_changes() -> N
 def test_an_exception_shows_its_traceback_without_our_frames() -> None:
     run = Run(2)
     run[0].calls(barrier(), waits=True)
-    stack = ["/x/train.py:3 in main", "/y/debugger/rank/waiting.py:71 in sliced"]
+    stack = ["/x/train.py:3 in main", "/y/site-packages/distdebug/rank/waiting.py:71 in sliced"]
     run[1].raises("ValueError: bad", stack=stack)
     rendered = text.render(of_run(run))
     assert "  traceback of rank 1, innermost call first:\n    /x/train.py:3 in main\n" in rendered

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.breakpoints.console import Console
-from debugger.record.layout import Phase
-from debugger.record.requests import break_requests, breakpoints
-from debugger.record.requests.breakpoints import (
+from distdebug.rank.breakpoints.console import Console
+from distdebug.record.layout import Phase
+from distdebug.record.requests import break_requests, breakpoints
+from distdebug.record.requests.breakpoints import (
     FOLDER,
     Line,
     Stop,
@@ -25,10 +25,10 @@ from debugger.record.requests.breakpoints import (
     listen,
     withdraw,
 )
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import Process, Rank
-from debugger.supervisor import actions
-from debugger.supervisor.actions import Actions
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import Process, Rank
+from distdebug.supervisor import actions
+from distdebug.supervisor.actions import Actions
 from tests.support.waiting import LIMIT_S
 from tests.unit.diagnosis.builder import Run
 

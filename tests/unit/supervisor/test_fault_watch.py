@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from debugger.faults import injected
-from debugger.faults.injected import InjectedLog
-from debugger.faults.plan import FILE, Fault, Moment, Plan, When
-from debugger.supervisor import fault_watch
-from debugger.supervisor.fault_watch import FaultWatch
+from distdebug.faults import injected
+from distdebug.faults.injected import InjectedLog
+from distdebug.faults.plan import FILE, Fault, Moment, Plan, When
+from distdebug.supervisor import fault_watch
+from distdebug.supervisor.fault_watch import FaultWatch
 
 
 def write_plan(directory: Path, *texts: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from debugger.record.collection import no_collection
-from debugger.supervisor import garbage
+from distdebug.record.collection import no_collection
+from distdebug.supervisor import garbage
 
 
 class Knot:

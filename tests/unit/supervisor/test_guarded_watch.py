@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.diagnosis.judging import Judge, Judged
-from debugger.diagnosis.rules.node_lost import lost_without_ranks
-from debugger.record import steady_clock
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import LostNode, Process, Rank, Snapshot
-from debugger.supervisor.announcements import Announcements
-from debugger.supervisor.guarded_watch import GuardedWatch
-from debugger.supervisor.own_faults import OwnFaults
-from debugger.supervisor.watch import Policy, Watch
+from distdebug.diagnosis.findings import Finding
+from distdebug.diagnosis.judging import Judge, Judged
+from distdebug.diagnosis.rules.node_lost import lost_without_ranks
+from distdebug.record import steady_clock
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import LostNode, Process, Rank, Snapshot
+from distdebug.supervisor.announcements import Announcements
+from distdebug.supervisor.guarded_watch import GuardedWatch
+from distdebug.supervisor.own_faults import OwnFaults
+from distdebug.supervisor.watch import Policy, Watch
 
 SILENT_S = 2.6
 

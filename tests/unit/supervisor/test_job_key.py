@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.runs.artefact import FILE
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor import job_key
+from distdebug.record.runs.artefact import FILE
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor import job_key
 
 HERE = {"DISTDEBUG_ONE_HOST": "1"}
 

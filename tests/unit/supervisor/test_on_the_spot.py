@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.on_the_spot import report
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.on_the_spot import report
 from fixtures import recorded
 
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from debugger import hook
-from debugger.diagnosis.diagnose import diagnose
-from debugger.diagnosis.facts.world import World
-from debugger.diagnosis.limits import Limits
-from debugger.record import layout
-from debugger.record.exits import ExitLog
-from debugger.record.layout import Role
-from debugger.record.reading.records import Records, _snapshot, worlds_of
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import Process, Rank, Snapshot
-from debugger.record.writing.writer import FlightWriter
-from debugger.supervisor.machine.processes import ProcessTable
+from distdebug import hook
+from distdebug.diagnosis.diagnose import diagnose
+from distdebug.diagnosis.facts.world import World
+from distdebug.diagnosis.limits import Limits
+from distdebug.record import layout
+from distdebug.record.exits import ExitLog
+from distdebug.record.layout import Role
+from distdebug.record.reading.records import Records, _snapshot, worlds_of
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import Process, Rank, Snapshot
+from distdebug.record.writing.writer import FlightWriter
+from distdebug.supervisor.machine.processes import ProcessTable
 from tests.unit.diagnosis.builder import Run
 
 

@@ -10,8 +10,8 @@ from tests.support.terminal import Terminal
 
 _ASKING = """
 import pathlib, socket, threading, time
-from debugger.record.requests.breakpoints import BREAKPOINT, Line, Stop
-from debugger.supervisor.terminal import show_prompt
+from distdebug.record.requests.breakpoints import BREAKPOINT, Line, Stop
+from distdebug.supervisor.terminal import show_prompt
 
 ours, theirs = socket.socketpair()
 def rank():

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Sequence
 from typing import Any, cast
 
-from debugger.diagnosis.findings import Finding
-from debugger.diagnosis.limits import Limits
-from debugger.record.snapshot import Snapshot
-from debugger.supervisor.watch import Look, Policy, Watch, without_deaths_by
+from distdebug.diagnosis.findings import Finding
+from distdebug.diagnosis.limits import Limits
+from distdebug.record.snapshot import Snapshot
+from distdebug.supervisor.watch import Look, Policy, Watch, without_deaths_by
 
 from ..diagnosis.builder import Run, all_reduce
 

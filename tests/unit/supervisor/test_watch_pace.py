@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.record import steady_clock
-from debugger.record.layout import Activity
-from debugger.record.snapshot import Process, Rank, Snapshot, Wait
-from debugger.supervisor import watch
-from debugger.supervisor.watch import Policy, Watch
+from distdebug.diagnosis.findings import Finding
+from distdebug.record import steady_clock
+from distdebug.record.layout import Activity
+from distdebug.record.snapshot import Process, Rank, Snapshot, Wait
+from distdebug.supervisor import watch
+from distdebug.supervisor.watch import Policy, Watch
 
 
 class Reader:

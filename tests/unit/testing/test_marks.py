@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from debugger.testing import plugin, requirements
-from debugger.testing.marks import Wanted, wanted
-from debugger.testing.pytest_private import nodeid_of
+from distdebug.testing import plugin, requirements
+from distdebug.testing.marks import Wanted, wanted
+from distdebug.testing.pytest_private import nodeid_of
 
 
 def item(*args: Any, params: Any = None, **kwargs: Any) -> Any:

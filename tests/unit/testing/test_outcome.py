@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.record.wording import ranges
-from debugger.testing.outcome import Merger, sections
-from debugger.testing.running import END, TEARDOWN, Rank
+from distdebug.diagnosis.findings import Finding
+from distdebug.record.wording import ranges
+from distdebug.testing.outcome import Merger, sections
+from distdebug.testing.running import END, TEARDOWN, Rank
 
 
 def failed(line: int, message: str, **about: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from textual.pilot import Pilot
 
-from debugger.record.runs.run_directory import RunDirectory
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.tui.app import TerminalApp
+from distdebug.tui.picture import Stage
 from fixtures.make_run import START_NS, clock_of, make
-from tui.app import TerminalApp
-from tui.picture import Stage
 
 LIMIT_S = 60.0
 _HOPS = 6

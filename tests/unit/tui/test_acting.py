@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from debugger.record.requests import breakpoints
-from debugger.record.requests.breakpoints import Stop
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.control import ControlServer
-from tui import attaching
-from tui.picture import Picture
+from distdebug.record.requests import breakpoints
+from distdebug.record.requests.breakpoints import Stop
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.control import ControlServer
+from distdebug.tui import attaching
+from distdebug.tui.picture import Picture
 
 from .driver import Driver, made
 from .test_app import drive

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.control import ControlServer
-from tui.app import Fresh
-from tui.keys import VIEWS
-from tui.picture import Picture
-from tui.widgets.header import bar_lines
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.control import ControlServer
+from distdebug.tui.app import Fresh
+from distdebug.tui.keys import VIEWS
+from distdebug.tui.picture import Picture
+from distdebug.tui.widgets.header import bar_lines
 
 from .driver import Driver, a_year_later, clock_of, made, opened
 
@@ -239,7 +239,7 @@ def test_a_fault_while_reading_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     def broken(*_: object) -> object:
         raise RuntimeError("a \x1b bug")
 
-    monkeypatch.setattr("tui.rows.fronts", broken)
+    monkeypatch.setattr("distdebug.tui.rows.fronts", broken)
 
     async def check() -> None:
         async with opened(made(tmp_path, "late").path, a_year_later, settle=False) as driver:
@@ -278,9 +278,9 @@ def test_a_newer_picture_takes_the_place_of_one_not_drawn_yet(tmp_path: Path) ->
 
 def test_it_needs_neither_torch_nor_the_supervisor() -> None:
     script = (
-        "import sys, tui.app, tui.__main__, tui.screens.dialogs; "
+        "import sys, distdebug.tui.app, distdebug.tui.__main__, distdebug.tui.screens.dialogs; "
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'psutil', 'structlog') "
-        "or m.startswith(('debugger.supervisor', 'debugger.commands', 'debugger.rank'))])"
+        "or m.startswith(('distdebug.supervisor', 'distdebug.commands', 'distdebug.rank'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
@@ -294,7 +294,7 @@ def test_it_needs_neither_torch_nor_the_supervisor() -> None:
 )
 def test_the_module_as_a_command(arguments: list[str], code: int, words: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tui", *arguments],
+        [sys.executable, "-m", "distdebug.tui", *arguments],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,

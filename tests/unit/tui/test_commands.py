@@ -8,7 +8,7 @@ from pathlib import Path
 from textual.command import CommandPalette
 from textual.widgets import OptionList
 
-from tui.commands import Commands
+from distdebug.tui.commands import Commands
 
 from .driver import Driver, a_year_later, made, opened
 

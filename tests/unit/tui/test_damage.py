@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from distdebug.tui.feed import Feed
+from distdebug.tui.keys import VIEWS
+from distdebug.tui.picture import Focus, Picture, Stage, State
+from distdebug.tui.screens.base import Chosen
+from distdebug.tui.screens.dialogs import finding_lines
+from distdebug.tui.screens.rank import PARTS, RankView
+from distdebug.tui.text import Line, plain
+from distdebug.tui.widgets.header import banner_lines, header_lines
 from fixtures import recorded
-from tui.feed import Feed
-from tui.keys import VIEWS
-from tui.picture import Focus, Picture, Stage, State
-from tui.screens.base import Chosen
-from tui.screens.dialogs import finding_lines
-from tui.screens.rank import PARTS, RankView
-from tui.text import Line, plain
-from tui.widgets.header import banner_lines, header_lines
 
 from .driver import a_year_later
 

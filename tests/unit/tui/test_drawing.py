@@ -8,19 +8,19 @@ import pytest
 from rich.cells import cell_len
 from rich.style import Style
 
-from debugger.record.layout import CallState
-from debugger.record.signature import Signature
-from debugger.record.snapshot import Call, CallSite
-from tui import text
-from tui.app import TerminalApp
-from tui.picture import Found, Picture, Progress, RankRow, Source, Stage, State, Usage
-from tui.screens.columns import Table
-from tui.text import plain
-from tui.widgets import grid, heat
-from tui.widgets.header import banner_lines, bar_lines, header_lines, missed_text
-from tui.widgets.palette import palette_of
-from tui.widgets.sheet import strip_of
-from tui.widgets.timeline import timeline_lines
+from distdebug.record.layout import CallState
+from distdebug.record.signature import Signature
+from distdebug.record.snapshot import Call, CallSite
+from distdebug.tui import text
+from distdebug.tui.app import TerminalApp
+from distdebug.tui.picture import Found, Picture, Progress, RankRow, Source, Stage, State, Usage
+from distdebug.tui.screens.columns import Table
+from distdebug.tui.text import plain
+from distdebug.tui.widgets import grid, heat
+from distdebug.tui.widgets.header import banner_lines, bar_lines, header_lines, missed_text
+from distdebug.tui.widgets.palette import palette_of
+from distdebug.tui.widgets.sheet import strip_of
+from distdebug.tui.widgets.timeline import timeline_lines
 
 PALETTE = {tone: Style() for tone in text.TONES}
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import layout
-from debugger.record.reading.records import Records
-from debugger.record.runs.run_directory import RunDirectory
+from distdebug.record import layout
+from distdebug.record.reading.records import Records
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.tui.feed import Feed, _marks
+from distdebug.tui.picture import Focus, Picture, Stage, State
 from fixtures import recorded
 from fixtures.make_run import START_NS, clock_of
-from tui.feed import Feed, _marks
-from tui.picture import Focus, Picture, Stage, State
 
 from .driver import a_year_later, made
 
@@ -31,7 +31,7 @@ OVERVIEW = Focus()
 @pytest.fixture(autouse=True)
 def _each_look_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine that is full a diagnosis takes long, and not every look would make one."""
-    monkeypatch.setattr("tui.feed.SMALL_S", math.inf)
+    monkeypatch.setattr("distdebug.tui.feed.SMALL_S", math.inf)
 
 
 def look(path: Path, clock: Callable[[], int] = a_year_later, focus: Focus = OVERVIEW) -> Picture:
@@ -187,7 +187,7 @@ def test_a_rule_that_fails_costs_only_itself(
     directory = made(tmp_path, state)
     known = look(directory.path)
     assert known.faults == ()
-    monkeypatch.setattr("debugger.diagnosis.diagnose.departures", departures)
+    monkeypatch.setattr("distdebug.diagnosis.diagnose.departures", departures)
     picture = look(directory.path)
     assert (picture.problem, words(picture)) == ("", words(known))
     assert [found.kind for found in picture.found] == [found.kind for found in known.found]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.logs.log_form import readable
-from tui.files import Events, HostSamples, RankLogs, found_in_report, stacks_of
-from tui.picture import Progress, Usage
+from distdebug.record.logs.log_form import readable
+from distdebug.tui.files import Events, HostSamples, RankLogs, found_in_report, stacks_of
+from distdebug.tui.picture import Progress, Usage
 
 
 def test_the_newest_sample(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from textual.screen import ModalScreen
 
-import tui.__main__ as command
-import tui.app
-from debugger.record.requests import control
-from tui.guard import Guard
-from tui.screens import dialogs
-from tui.screens.overview import Overview
-from tui.screens.waits import WaitsView
+import distdebug.tui.__main__ as command
+from distdebug import tui
+from distdebug.record.requests import control
+from distdebug.tui.guard import Guard
+from distdebug.tui.screens import dialogs
+from distdebug.tui.screens.overview import Overview
+from distdebug.tui.screens.waits import WaitsView
 
 from .driver import Driver, a_year_later, clock_of, made, opened
 

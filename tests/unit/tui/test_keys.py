@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tui.actions import ACTIONS
-from tui.app import TerminalApp
-from tui.keys import KEYS, VIEWS
-from tui.screens.base import MOVES
-from tui.screens.collectives import Collectives
-from tui.screens.overview import Overview
-from tui.screens.rank import RankView
-from tui.screens.stacks import StacksView
-from tui.text import plain
+from distdebug.tui.actions import ACTIONS
+from distdebug.tui.app import TerminalApp
+from distdebug.tui.keys import KEYS, VIEWS
+from distdebug.tui.screens.base import MOVES
+from distdebug.tui.screens.collectives import Collectives
+from distdebug.tui.screens.overview import Overview
+from distdebug.tui.screens.rank import RankView
+from distdebug.tui.screens.stacks import StacksView
+from distdebug.tui.text import plain
 
 from .driver import Driver, a_year_later, made, opened
 

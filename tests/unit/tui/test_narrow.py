@@ -8,15 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.tui.feed import Feed
+from distdebug.tui.picture import (
+    Focus,
+    LogLine,
+    Picture,
+    RankDetail,
+    StackNode,
+    Stacks,
+    Stage,
+    State,
+)
+from distdebug.tui.screens.base import Chosen
+from distdebug.tui.screens.collectives import Collectives
+from distdebug.tui.screens.rank import RankView, stack_lines, whole_line
+from distdebug.tui.screens.stacks import StacksView
+from distdebug.tui.screens.waits import WaitsView
+from distdebug.tui.text import Line, fold, line, plain, standing, width_of, within
 from fixtures import recorded
-from tui.feed import Feed
-from tui.picture import Focus, LogLine, Picture, RankDetail, StackNode, Stacks, Stage, State
-from tui.screens.base import Chosen
-from tui.screens.collectives import Collectives
-from tui.screens.rank import RankView, stack_lines, whole_line
-from tui.screens.stacks import StacksView
-from tui.screens.waits import WaitsView
-from tui.text import Line, fold, line, plain, standing, width_of, within
 
 from .driver import a_year_later, opened
 

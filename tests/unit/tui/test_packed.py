@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.runs.artefact import SUFFIX, pack
-from debugger.record.runs.unpacking import opened as unpacked
+from distdebug.record.runs.artefact import SUFFIX, pack
+from distdebug.record.runs.unpacking import opened as unpacked
+from distdebug.tui.keys import VIEWS
 from fixtures import recorded
 from tests.support.runs import DISTDEBUG
 from tests.support.tmux import Terminal, needs_tmux
 from tests.support.waiting import until
-from tui.keys import VIEWS
 
 from .driver import a_year_later, opened
 
@@ -48,7 +48,7 @@ def test_a_packed_run_is_shown_as_the_run(artefact: Path) -> None:
 
 @needs_tmux
 def test_a_packed_run_and_the_mouse_in_a_terminal(artefact: Path) -> None:
-    command = [sys.executable, "-m", "tui", str(artefact)]
+    command = [sys.executable, "-m", "distdebug.tui", str(artefact)]
     with Terminal(command, Path(__file__).resolve().parents[3], (80, 24)) as terminal:
         terminal.until(" ENDED ", "▸2")
         terminal.click(18, 2)
@@ -69,7 +69,8 @@ def test_a_packed_run_and_the_mouse_in_a_terminal(artefact: Path) -> None:
 def test_what_is_no_artefact_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / f"x{SUFFIX}").write_bytes(b"nothing of ours")
     script = (
-        "import sys, tui.__main__ as m; sys.stdin.isatty = sys.stdout.isatty = lambda: True; "
+        "import sys, distdebug.tui.__main__ as m; "
+        "sys.stdin.isatty = sys.stdout.isatty = lambda: True; "
         "raise SystemExit(m.main(sys.argv[1:]))"
     )
     done = subprocess.run(

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from distdebug.tui.picture import (
+    LogLine,
+    Picture,
+    Progress,
+    RankDetail,
+    RankRow,
+    Stage,
+    State,
+    Usage,
+)
+from distdebug.tui.rows import groups_of
+from distdebug.tui.screens.base import Chosen
+from distdebug.tui.screens.rank import RankView, about_lines
+from distdebug.tui.text import Line, called_at, plain
 from tests.unit.diagnosis.builder import Run
-from tui.picture import LogLine, Picture, Progress, RankDetail, RankRow, Stage, State, Usage
-from tui.rows import groups_of
-from tui.screens.base import Chosen
-from tui.screens.rank import RankView, about_lines
-from tui.text import Line, called_at, plain
 
 LINES = (
     LogLine("[n:0] 12:00:00.000 trace   call", "trace"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tui.picture import StackNode
-from tui.screens.stacks import _draw
-from tui.text import Line
+from distdebug.tui.picture import StackNode
+from distdebug.tui.screens.stacks import _draw
+from distdebug.tui.text import Line
 
 RANKS = (0, 1, 2)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from tui.feed import Feed
-from tui.keys import KEYS, VIEWS
-from tui.picture import Picture, Stage, State
-from tui.screens.base import Chosen
-from tui.screens.dialogs import finding_lines, help_lines
-from tui.text import plain
-from tui.widgets.header import BADGES
+from distdebug.tui.feed import Feed
+from distdebug.tui.keys import KEYS, VIEWS
+from distdebug.tui.picture import Picture, Stage, State
+from distdebug.tui.screens.base import Chosen
+from distdebug.tui.screens.dialogs import finding_lines, help_lines
+from distdebug.tui.text import plain
+from distdebug.tui.widgets.header import BADGES
 
 from .driver import a_year_later, made, opened
 

@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from debugger.commands import foreign_report
-from debugger.errors import UsageError
-from debugger.plan.conclusion import PlanFacts, conclude
-from debugger.plan.model import Model
-from debugger.plan.program import Undecided
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import CallSite
+from distdebug.commands import foreign_report
+from distdebug.errors import UsageError
+from distdebug.plan.conclusion import PlanFacts, conclude
+from distdebug.plan.model import Model
+from distdebug.plan.program import Undecided
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import CallSite
+from distdebug.tui.picture import Source, State
+from distdebug.tui.told import source_of, told_in_report
 from tests.support.programs import FILE, Programs
 from tests.support.runs import DISTDEBUG
 from tests.support.tmux import Terminal, needs_tmux
 from tests.unit.diagnosis.builder import all_reduce
-from tui.picture import Source, State
-from tui.told import source_of, told_in_report
 
 from .driver import a_year_later, opened
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.layout import Activity
-from debugger.record.snapshot import Process
+from distdebug.record.layout import Activity
+from distdebug.record.snapshot import Process
+from distdebug.tui.feed import Feed
+from distdebug.tui.picture import Focus, RankRow, State, Timeline, Track
+from distdebug.tui.text import plain, width_of
+from distdebug.tui.tracks import AXES_S, BINS, MOST_RANKS, Tracks
+from distdebug.tui.widgets import strip
 from fixtures import recorded
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast, recv, send
-from tui.feed import Feed
-from tui.picture import Focus, RankRow, State, Timeline, Track
-from tui.text import plain, width_of
-from tui.tracks import AXES_S, BINS, MOST_RANKS, Tracks
-from tui.widgets import strip
 
 from .driver import a_year_later
 
@@ -200,7 +200,7 @@ def test_a_rank_that_has_ended_does_nothing() -> None:
 
 
 def test_more_calls_than_are_read_are_more_of_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tui.tracks.MOST_CALLS", 128)
+    monkeypatch.setattr("distdebug.tui.tracks.MOST_CALLS", 128)
     run, tracks = Clocked(2), Tracks()
     for _ in range(3):
         for _ in range(200):

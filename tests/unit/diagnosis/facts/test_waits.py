@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.diagnosis.facts.waits import waits
+from distdebug.diagnosis.facts.waits import waits
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, recv
 
 

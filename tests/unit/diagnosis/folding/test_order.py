@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.diagnosis.rules.straggler import stragglers
+from distdebug.diagnosis.rules.straggler import stragglers
 
 from ..builder import Run, all_reduce
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from debugger.record.layout import Activity
-from debugger.record.signature import Signature
+from distdebug.record.layout import Activity
+from distdebug.record.signature import Signature
 
 from ..builder import (
     Run,

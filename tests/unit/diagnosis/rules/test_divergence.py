@@ -7,7 +7,7 @@ from math import nan
 
 import pytest
 
-from debugger.record.replicas import (
+from distdebug.record.replicas import (
     GRADIENT,
     HYPERPARAMETER,
     OPTIMIZER_CLASS,
@@ -15,7 +15,7 @@ from debugger.record.replicas import (
     PARAMETER,
     bits_of,
 )
-from debugger.record.snapshot import Column
+from distdebug.record.snapshot import Column
 
 from ..builder import Run, all_reduce
 

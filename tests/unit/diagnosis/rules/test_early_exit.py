@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from debugger.diagnosis.facts.evidence import standing
-from debugger.diagnosis.facts.world import World
-from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.rules.late_rank import refine_cause
-from debugger.record.layout import Activity, Phase
-from debugger.record.snapshot import CallSite
+from distdebug.diagnosis.facts.evidence import standing
+from distdebug.diagnosis.facts.world import World
+from distdebug.diagnosis.limits import Limits
+from distdebug.diagnosis.rules.late_rank import refine_cause
+from distdebug.record.layout import Activity, Phase
+from distdebug.record.snapshot import CallSite
 
 from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv, send
 

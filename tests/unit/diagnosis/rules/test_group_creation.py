@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.record.layout import Activity
+from distdebug.record.layout import Activity
 
 from ..builder import Run, all_reduce, barrier
 

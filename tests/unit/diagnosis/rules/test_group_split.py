@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from debugger.record.notes import SplitNote
+from distdebug.record.notes import SplitNote
 
 from ..builder import WORLD, Run, barrier
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.diagnose import diagnose
-from debugger.diagnosis.findings import Finding
-from debugger.diagnosis.shared_findings import heard_at
-from debugger.record.layout import Activity, GroupState
-from debugger.record.snapshot import LostNode
+from distdebug.diagnosis.diagnose import diagnose
+from distdebug.diagnosis.findings import Finding
+from distdebug.diagnosis.shared_findings import heard_at
+from distdebug.record.layout import Activity, GroupState
+from distdebug.record.snapshot import LostNode
 
 from ..builder import Run, all_reduce
 

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from debugger.diagnosis.facts.channels import Channels
-from debugger.diagnosis.facts.needs import Needs
-from debugger.diagnosis.facts.world import World
-from debugger.diagnosis.limits import SECOND_NS, Limits
-from debugger.diagnosis.rules.late_rank import latest, refine_cause
-from debugger.record.snapshot import CallSite, History
+from distdebug.diagnosis.facts.channels import Channels
+from distdebug.diagnosis.facts.needs import Needs
+from distdebug.diagnosis.facts.world import World
+from distdebug.diagnosis.limits import SECOND_NS, Limits
+from distdebug.diagnosis.rules.late_rank import latest, refine_cause
+from distdebug.record.snapshot import CallSite, History
 
 from ..builder import Run, all_reduce
 

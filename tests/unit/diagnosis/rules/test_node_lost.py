@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from debugger.diagnosis.diagnose import diagnose
-from debugger.diagnosis.rules.node_lost import UNKNOWN_NS
-from debugger.record.snapshot import LostNode, Process, Snapshot
+from distdebug.diagnosis.diagnose import diagnose
+from distdebug.diagnosis.rules.node_lost import UNKNOWN_NS
+from distdebug.record.snapshot import LostNode, Process, Snapshot
 from tests.unit.diagnosis.builder import Run, all_reduce
 
 SECOND_NS = 1_000_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from debugger.record.signature import hash64
+from distdebug.record.signature import hash64
 
 from ..builder import Run, all_reduce
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.diagnosis.limits import Limits
-from debugger.diagnosis.shared_findings import heard_at
-from debugger.record.layout import Activity
+from distdebug.diagnosis.limits import Limits
+from distdebug.diagnosis.shared_findings import heard_at
+from distdebug.record.layout import Activity
 
 from ..builder import Run, all_reduce, broadcast
 

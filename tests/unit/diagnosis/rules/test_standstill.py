@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.diagnose import Diagnosis, diagnose
-from debugger.diagnosis.limits import Limits
-from debugger.record.layout import Activity
-from debugger.record.snapshot import CallSite, Snapshot, Standstill
+from distdebug.diagnosis.diagnose import Diagnosis, diagnose
+from distdebug.diagnosis.limits import Limits
+from distdebug.record.layout import Activity
+from distdebug.record.snapshot import CallSite, Snapshot, Standstill
 
 from ..builder import Run, all_reduce
 

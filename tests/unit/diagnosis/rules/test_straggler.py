@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from debugger.diagnosis.rules.straggler import stragglers
-from debugger.record.layout import CallState
+from distdebug.diagnosis.rules.straggler import stragglers
+from distdebug.record.layout import CallState
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, recv, send
 
 STEPS = 40

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.record import backend_names
 from distcore.base.backend_names import by_device
+from distdebug.record import backend_names
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from debugger.node_links.agreed import job_key as of_nodes
 from distcore.bootstrap.job_key import job_key
 from distcore.bootstrap.rendezvous import Rendezvous
 from distcore.engine.session import Session
 from distcore.errors import PeerLost, RendezvousError
 from distcore.tcp.connect import connect
+from distdebug.node_links.agreed import job_key as of_nodes
 
 LIMIT_S = 20.0
 

@@ -61,7 +61,7 @@ def test_a_rank_that_does_not_come_is_a_deadline_that_names_the_call(tmp_path: P
 def bench(directory: Path, *flags: str) -> list[dict[str, Any]]:
     """The rows of `bench comm` for both NCCLs, on two ranks."""
     figures = directory / "figures.json"
-    command = [sys.executable, "-m", "debugger", "bench", "comm", "-n", "2", *flags]
+    command = [sys.executable, "-m", "distdebug", "bench", "comm", "-n", "2", *flags]
     done = subprocess.run(
         [*command, "--backends", "distcore_nccl,nccl", "--json", figures],
         capture_output=True,

@@ -13,7 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.agreement.deferred_work import (
+from distcore.engine.call_queue import CallQueue
+from distdebug.rank.agreement.deferred_work import (
     GRACE_S,
     MOST_IN_VAIN_S,
     SHORT_GRACE_S,
@@ -21,7 +22,6 @@ from debugger.rank.agreement.deferred_work import (
     DeferredWork,
     Grace,
 )
-from distcore.engine.call_queue import CallQueue
 
 LIMIT_S = 30.0
 SHORT = timedelta(milliseconds=30)

@@ -10,8 +10,8 @@ from types import FrameType, ModuleType
 
 import pytest
 
-from debugger.rank.breakpoints import editors
-from debugger.rank.breakpoints.owners_socket import OwnersSocket
+from distdebug.rank.breakpoints import editors
+from distdebug.rank.breakpoints.owners_socket import OwnersSocket
 
 
 class FakeDebugpy(ModuleType):

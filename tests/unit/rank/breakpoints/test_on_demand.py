@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.breakpoints.on_demand import ARM_AFTER_S, OnDemand
-from debugger.rank.process.main_thread import SIGNAL, MainThread
-from debugger.record.requests import break_requests
+from distdebug.rank.breakpoints.on_demand import ARM_AFTER_S, OnDemand
+from distdebug.rank.process.main_thread import SIGNAL, MainThread
+from distdebug.record.requests import break_requests
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="this process is traced")
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from debugger.rank.breakpoints import owners_socket
-from debugger.rank.breakpoints.owners_socket import PROTOCOL, OwnersSocket, owner_of_peer
+from distdebug.rank.breakpoints import owners_socket
+from distdebug.rank.breakpoints.owners_socket import PROTOCOL, OwnersSocket, owner_of_peer
 
 ATTACK = PROTOCOL + b" 119\r\n\r\n"
 NOBODY = 65534

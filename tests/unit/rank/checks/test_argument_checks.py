@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.rank.checks.argument_checks import InvalidArgumentError, check
-from debugger.record.signature import ANY_SOURCE
+from distdebug.rank.checks.argument_checks import InvalidArgumentError, check
+from distdebug.record.signature import ANY_SOURCE
 
 RANKS = (4, 5, 6)
 

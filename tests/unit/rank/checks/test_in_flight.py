@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.errors.in_ranks import FindingRaised
-from debugger.rank.checks.in_flight import Held, hold
-from debugger.rank.record.recorder import GroupRecord
-from debugger.record.notes import OwnFindingNote
-from debugger.record.signature import Signature
+from distdebug.errors.in_ranks import FindingRaised
+from distdebug.rank.checks.in_flight import Held, hold
+from distdebug.rank.record.recorder import GroupRecord
+from distdebug.record.notes import OwnFindingNote
+from distdebug.record.signature import Signature
 
 Change = Callable[[torch.Tensor], object]
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from debugger.rank.checks import layout, numpy_reads
-from debugger.rank.checks.layout import Layout
+from distdebug.rank.checks import layout, numpy_reads
+from distdebug.rank.checks.layout import Layout
 
 BASE = torch.zeros(8, 8)
 ROWS = (BASE[2].data_ptr(), BASE[4].data_ptr())

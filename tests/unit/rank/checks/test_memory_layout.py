@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.errors.in_ranks import FindingRaised
-from debugger.rank.checks.memory_layout import TensorCheck, backend_of_cpu, layout, settle, unsafe
-from debugger.rank.record.findings import ON_FINDING
-from debugger.rank.record.recorder import GroupRecord
-from debugger.record.notes import OwnFindingNote
-from debugger.record.signature import Signature
+from distdebug.errors.in_ranks import FindingRaised
+from distdebug.rank.checks.memory_layout import TensorCheck, backend_of_cpu, layout, settle, unsafe
+from distdebug.rank.record.findings import ON_FINDING
+from distdebug.rank.record.recorder import GroupRecord
+from distdebug.record.notes import OwnFindingNote
+from distdebug.record.signature import Signature
 
 SIZE = 3
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.errors.in_ranks import FindingRaised
-from debugger.rank.checks.non_finite import LossScaling, inspector, refused
-from debugger.rank.log import rank_log
-from debugger.rank.record import call_site
-from debugger.rank.record.recorder import GroupRecord
-from debugger.record.notes import NoteData
-from debugger.record.signature import Signature
+from distdebug.errors.in_ranks import FindingRaised
+from distdebug.rank.checks.non_finite import LossScaling, inspector, refused
+from distdebug.rank.log import rank_log
+from distdebug.rank.record import call_site
+from distdebug.rank.record.recorder import GroupRecord
+from distdebug.record.notes import NoteData
+from distdebug.record.signature import Signature
 
 NAN, INF = float("nan"), float("inf")
 RANKS = (10, 20)

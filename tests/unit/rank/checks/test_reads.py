@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from debugger.rank import torch_private
-from debugger.rank.checks import reads
-from debugger.rank.record.describe import tensors_in
-from debugger.rank.record.recorder import Recorder
-from debugger.record.signature import Signature
+from distdebug.rank import torch_private
+from distdebug.rank.checks import reads
+from distdebug.rank.record.describe import tensors_in
+from distdebug.rank.record.recorder import Recorder
+from distdebug.record.signature import Signature
 
 
 class Handle:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.rank.group import gpu_completion, outstanding
-from debugger.rank.group.tracked_work import TrackedWork, track
-from debugger.rank.process import heartbeat
-from debugger.rank.process.heartbeat import Heartbeat
-from debugger.rank.process.unwaited_work import UnwaitedWork
-from debugger.rank.record import waiting
-from debugger.record.layout import CallState
-from debugger.record.snapshot import Call, Wait
+from distdebug.rank.group import gpu_completion, outstanding
+from distdebug.rank.group.tracked_work import TrackedWork, track
+from distdebug.rank.process import heartbeat
+from distdebug.rank.process.heartbeat import Heartbeat
+from distdebug.rank.process.unwaited_work import UnwaitedWork
+from distdebug.rank.record import waiting
+from distdebug.record.layout import CallState
+from distdebug.record.snapshot import Call, Wait
 from tests.unit.record.test_flight import ALIVE, Author, read
 
 

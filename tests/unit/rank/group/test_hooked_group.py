@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.rank.group import outstanding
-from debugger.rank.group.hooked_group import OPS, HookedGroup
-from debugger.rank.record.recorder import Recorder
-from debugger.rank.torch_private.group_hooks import Found, Ring
-from debugger.record.layout import CallState
-from debugger.record.reading.reader import FlightReader
-from debugger.record.signature import RULES
-from debugger.record.snapshot import Call, Process
-from debugger.record.writing.writer import FlightWriter
+from distdebug.rank.group import outstanding
+from distdebug.rank.group.hooked_group import OPS, HookedGroup
+from distdebug.rank.record.recorder import Recorder
+from distdebug.rank.torch_private.group_hooks import Found, Ring
+from distdebug.record.layout import CallState
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.signature import RULES
+from distdebug.record.snapshot import Call, Process
+from distdebug.record.writing.writer import FlightWriter
 
 NAME, RANKS = "0", (0, 1, 2)
 

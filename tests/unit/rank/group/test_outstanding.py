@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.group import outstanding
-from debugger.rank.replicas.check import is_due
+from distdebug.rank.group import outstanding
+from distdebug.rank.replicas.check import is_due
 
 
 class Handle:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from debugger.rank.group import timeouts
+from distdebug.rank.group import timeouts
 
 
 def load(monkeypatch: pytest.MonkeyPatch, name: str, file: Path | None) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.inject.arguments import change
-from debugger.rank.inject.call import Call, skip
-from debugger.rank.inject.context import CannotHappen
-from debugger.rank.inject.data import damage_call, damage_parameter
-from debugger.rank.inject.works import OtherWork
+from distdebug.rank.inject.arguments import change
+from distdebug.rank.inject.call import Call, skip
+from distdebug.rank.inject.context import CannotHappen
+from distdebug.rank.inject.data import damage_call, damage_parameter
+from distdebug.rank.inject.works import OtherWork
 
 
 class Group:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from debugger.faults.plan import Fault, Moment, When
-from debugger.rank.inject.schedule import Armed, CallCounts
+from distdebug.faults.plan import Fault, Moment, When
+from distdebug.rank.inject.schedule import Armed, CallCounts
 
 
 def armed(when: When, action: str = "skip", arguments: Any = None, **moment: Any) -> Armed:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.log.interruptions import is_interruption
+from distdebug.rank.log.interruptions import is_interruption
 
 
 class TimeIsUpError(RuntimeError):

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-import debugger
-from debugger.rank.log import own_faults, python_warnings, rank_log
-from debugger.record.notes import ReplicasNote
+import distdebug
+from distdebug.rank.log import own_faults, python_warnings, rank_log
+from distdebug.record.notes import ReplicasNote
 
 Capture = pytest.CaptureFixture[str]
 
@@ -38,7 +38,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("TORCH_CPP_LOG_LEVEL", "DISTDEBUG_LEVEL", "DISTDEBUG_LOG_MAX_MB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rank_log, "of_this_process", rank_log.ThisProcess())
-    monkeypatch.setattr("debugger.rank.log.steps.of_program.current", None)
+    monkeypatch.setattr("distdebug.rank.log.steps.of_program.current", None)
     return tmp_path / "logs"
 
 
@@ -48,10 +48,10 @@ def _records(logs: Path, name: str = "3.jsonl") -> list[dict[str, Any]]:
 
 
 def test_a_record_of_the_program(logs: Path) -> None:
-    log = debugger.log.bind(model="m")
+    log = distdebug.log.bind(model="m")
     log.step(7)
     log.info("loss", value=1.5)
-    debugger.log.warning("other", step=8)
+    distdebug.log.warning("other", step=8)
     first, second = _records(logs)
     line = first.pop("line")
     assert (first.pop("time_ns") > 0, first.pop("host") != "") == (True, True)
@@ -123,18 +123,18 @@ KNOT.extend([KNOT] * 40)
     ],
 )
 def test_values(logs: Path, value: object, logged: object) -> None:
-    debugger.log.info("x", value=value)
+    distdebug.log.info("x", value=value)
     [record] = _records(logs)
     assert record["value"] == logged
 
 
 def test_what_is_large_is_not_copied(logs: Path) -> None:
-    debugger.log.info("first")  # what it takes to import the chain
+    distdebug.log.info("first")  # what it takes to import the chain
     large = bytes(20_000_000)
     rows = [[0] * 1000] * 1000
     tracemalloc.start()
     try:
-        debugger.log.info("x", large=large, array=bytearray(large), rows=rows, keys={large: 1})
+        distdebug.log.info("x", large=large, array=bytearray(large), rows=rows, keys={large: 1})
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -144,10 +144,10 @@ def test_what_is_large_is_not_copied(logs: Path) -> None:
 def test_names_and_sizes_that_could_do_harm(logs: Path) -> None:
     fields = {"rank": 1, "event": 2, "method_name": 3, "self": 4, "time_ns": 5, "put": 6}
     fields["printed"] = 7
-    debugger.log.info("x", **fields)
+    distdebug.log.info("x", **fields)
     knot: list[Any] = []
     knot.append(knot)
-    debugger.log.info("y", knot=knot, **{f"k{i}": "v" * 4000 for i in range(99)})
+    distdebug.log.info("y", knot=knot, **{f"k{i}": "v" * 4000 for i in range(99)})
     first, second = _records(logs)
     assert first["printed_"] == 7
     assert "printed" not in first
@@ -167,8 +167,8 @@ def test_an_exception_has_its_traceback(logs: Path) -> None:
     try:
         raise ValueError("x" * 5000 + " the end")
     except ValueError:
-        debugger.log.exception("failed")
-    debugger.log.exception("none is handled")
+        distdebug.log.exception("failed")
+    distdebug.log.exception("none is handled")
     first, second = _records(logs)
     assert first["level"] == "error"
     assert first["exception"].endswith("the end")
@@ -201,7 +201,7 @@ def test_levels(
     every = ("trace", "debug", "info", "warning", "error")
     for one in every:
         rank_log.write(f"layer_{one}", one)
-        getattr(debugger.log, one)(f"user_{one}")
+        getattr(distdebug.log, one)(f"user_{one}")
     found = [record["event"] for record in _records(logs)]
     users = [one for one in every if one in written or one in ("info", "warning", "error")]
     assert [name for name in found if name.startswith("layer")] == [
@@ -218,12 +218,12 @@ def test_levels(
 
 def test_before_the_rank_is_known(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTDEBUG_RANK_PID")
-    debugger.log.info("early")
+    distdebug.log.info("early")
     before = f"pid-{os.getpid()}.jsonl"
     assert "rank" not in _records(logs, before)[0]
     monkeypatch.setenv("DISTDEBUG_RANK_PID", str(os.getpid()))
     rank_log.claimed()
-    debugger.log.info("late")
+    distdebug.log.info("late")
     assert [(record["event"], record["rank"]) for record in _records(logs)] == [
         ("early", 3),
         ("late", 3),
@@ -252,7 +252,7 @@ def test_pythons_warnings_are_shown_as_before_and_logged(
 WARNS = """
 import logging, sys, warnings
 if sys.argv[1] == "watched":
-    from debugger.rank.log import python_warnings
+    from distdebug.rank.log import python_warnings
     python_warnings.observe()
 
 def lose():
@@ -305,11 +305,11 @@ def test_a_record_that_cannot_be_made_is_left_out(
 ) -> None:
     wrong = torch.tensor([1, 2])  # is neither true nor false
     with pytest.raises(RuntimeError, match="Boolean value"):
-        debugger.log.info("bad", exc_info=wrong)
+        distdebug.log.info("bad", exc_info=wrong)
     monkeypatch.delenv("DISTDEBUG_RAISE_OWN_FAULTS")
     for number in range(2):
-        debugger.log.info("bad", exc_info=wrong)
-        debugger.log.info(f"good {number}")
+        distdebug.log.info("bad", exc_info=wrong)
+        distdebug.log.info(f"good {number}")
     assert [record["event"] for record in _records(logs)] == ["own_fault", "good 0", "good 1"]
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"distdebug: the log of process {os.getpid()} lacks a record of 'bad': ")
@@ -335,25 +335,25 @@ def test_an_interrupt_while_the_last_words_are_written_is_not_told(
 def test_without_its_chain_there_is_no_log(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(own_faults, "report_own_fault", lambda what, _error: told.append(what))
-    monkeypatch.setitem(sys.modules, "debugger.rank.log.encoding", None)
-    debugger.log.info("x")
-    debugger.log.info("y")
+    monkeypatch.setitem(sys.modules, "_distdebug.rank.log.encoding", None)
+    distdebug.log.info("x")
+    distdebug.log.info("y")
     assert told == ["the rank's log"]
     assert _records(logs) == []
 
 
 def test_a_full_disk_costs_the_log_only(logs: Path) -> None:
     logs.rmdir()
-    debugger.log.info("x")
+    distdebug.log.info("x")
     logs.mkdir()
-    debugger.log.info("y")
+    distdebug.log.info("y")
     assert [record["event"] for record in _records(logs)] == ["y"]
 
 
 ALONE = """
-import sys, debugger
-debugger.log.step(3)
-log = debugger.log.bind(a=1)
+import sys, distdebug
+distdebug.log.step(3)
+log = distdebug.log.bind(a=1)
 log.error("nothing hears this", b=2)
 try:
     1 / 0
@@ -380,7 +380,7 @@ def test_in_a_program_that_is_not_watched_it_goes_nowhere(tmp_path: Path) -> Non
 def test_the_programs_own_structlog_stays_as_it_is(logs: Path) -> None:
     import structlog
 
-    debugger.log.info("x")
+    distdebug.log.info("x")
     assert not structlog.is_configured()
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.rank.plan.asked_devices import asks_for_devices
-from debugger.record.requests.plan_request import Request
+from distdebug.rank.plan.asked_devices import asks_for_devices
+from distdebug.record.requests.plan_request import Request
 
 FOR_GPUS = {
     "nccl": "dist.init_process_group('nccl')",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.rank.plan.board import TIMED_OUT, Board
+from distdebug.rank.plan.board import TIMED_OUT, Board
 
 
 def begun(ranks: int) -> Board:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.rank.plan import memory
+from distdebug.rank.plan import memory
 
 GIB = 1 << 30
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debugger.rank.plan.node import Place, answer_for_schedulers
+from distdebug.rank.plan.node import Place, answer_for_schedulers
 
 PLACE = Place(rank=13, size=32, local_rank=5, local_size=8, node=1, nodes=4)
 

@@ -9,9 +9,9 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from debugger.rank.plan import decisions
-from debugger.rank.plan.decisions import Decisions
-from debugger.rank.plan.numbers import UndecidedFloat, UndecidedInteger, known_as, unknown_in
+from distdebug.rank.plan import decisions
+from distdebug.rank.plan.decisions import Decisions
+from distdebug.rank.plan.numbers import UndecidedFloat, UndecidedInteger, known_as, unknown_in
 
 
 class Told(Decisions):

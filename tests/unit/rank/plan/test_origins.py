@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from debugger.rank.plan.origins import OWN, Call, mixed
-from debugger.rank.plan.taint import Taint
-from debugger.rank.torch_private.planned_operators import operator_of
+from distdebug.rank.plan.origins import OWN, Call, mixed
+from distdebug.rank.plan.taint import Taint
+from distdebug.rank.torch_private.planned_operators import operator_of
 
 ATEN: Any = torch.ops.aten
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.rank.plan import memory
-from debugger.rank.plan.scheduler import Limits, Scheduler
-from debugger.rank.plan.wire import PlannerLine
-from debugger.record.writing.program_writer import program_path
+from distdebug.rank.plan import memory
+from distdebug.rank.plan.scheduler import Limits, Scheduler
+from distdebug.rank.plan.wire import PlannerLine
+from distdebug.record.writing.program_writer import program_path
 
 
 def killed(directory: Path, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> Scheduler:

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from debugger.rank.plan.planned_rank import JOINS, MOVES
-from debugger.rank.plan.standing_threads import StandingThreads
+from distdebug.rank.plan.planned_rank import JOINS, MOVES
+from distdebug.rank.plan.standing_threads import StandingThreads
 from tests.support.waiting import until
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from debugger.rank.group import outstanding
-from debugger.rank.group.tracked_work import TrackedWork
-from debugger.rank.process import asking
-from debugger.rank.process.asking import BEATS, ONLY_ASKS, Asking
-from debugger.record.snapshot import Wait
+from distdebug.rank.group import outstanding
+from distdebug.rank.group.tracked_work import TrackedWork
+from distdebug.rank.process import asking
+from distdebug.rank.process.asking import BEATS, ONLY_ASKS, Asking
+from distdebug.record.snapshot import Wait
 from tests.unit.rank.group.test_gpu_completion import Case, Work, case
 from tests.unit.record.test_flight import ALIVE, read
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.process import blame
-from debugger.record.writing import writer
+from distdebug.rank.process import blame
+from distdebug.record.writing import writer
 
 OURS = str(Path(blame.__file__).parent / "checked_group.py")
 WRITER = writer.__file__

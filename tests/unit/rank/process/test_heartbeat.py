@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.process import heartbeat
-from debugger.record.process_stat import times_slept
+from distdebug.rank.process import heartbeat
+from distdebug.record.process_stat import times_slept
 
 STATUS = """Name:\tpython
 State:\t{}

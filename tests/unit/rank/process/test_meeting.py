@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from debugger.node_links.several import Several, perhaps
-from debugger.rank.process import meeting
-from debugger.rank.process.meeting import Meeting, meet_nodes, nodes_of_environment
-from debugger.rank.torch_private import rendezvous
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.machine.processes import ProcessTable
-from debugger.supervisor.several_nodes.job import Job
+from distdebug.node_links.several import Several, perhaps
+from distdebug.rank.process import meeting
+from distdebug.rank.process.meeting import Meeting, meet_nodes, nodes_of_environment
+from distdebug.rank.torch_private import rendezvous
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.supervisor.several_nodes.job import Job
 
 ELSEWHERE = "192.0.2.7"
 """It is nobody's (RFC 5737)."""
@@ -103,7 +103,7 @@ def test_a_rank_knows_how_many_nodes_there_are(job: Job) -> None:
 def test_a_store_on_another_host_says_that_there_are_others(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    towards = "debugger.supervisor.several_nodes.job.address_towards"
+    towards = "distdebug.supervisor.several_nodes.job.address_towards"
     monkeypatch.setattr(towards, lambda *_: "127.0.0.1")
     assert meets(job, host=ELSEWHERE, nodes=None)
     assert job.several is not None

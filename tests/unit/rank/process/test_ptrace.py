@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.process import ptrace
+from distdebug.rank.process import ptrace
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 ASKING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from debugger.rank.process import ptrace
+from distdebug.rank.process import ptrace
 print(ptrace.open_to_all())
 """
 

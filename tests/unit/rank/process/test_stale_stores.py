@@ -11,7 +11,7 @@ from tests.support.torch_loaded import TorchLoaded
 SCRIPT = """
 import os, sys, time
 from torch.distributed import FileStore
-from debugger.rank.process.init_process_group import _note_stale
+from distdebug.rank.process.init_process_group import _note_stale
 
 class Recorder:
     def note(self, note, message, site):

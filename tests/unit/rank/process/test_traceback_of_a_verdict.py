@@ -7,8 +7,8 @@ from traceback import walk_tb
 
 import pytest
 
-from debugger.rank.inject.context import at_users_line
-from debugger.rank.process.exits import _to_users_line
+from distdebug.rank.inject.context import at_users_line
+from distdebug.rank.process.exits import _to_users_line
 
 
 def step() -> None:

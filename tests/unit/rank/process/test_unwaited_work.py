@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from debugger.rank.group import outstanding
-from debugger.rank.process.unwaited_work import UnwaitedWork
-from debugger.record.notes import UnwaitedWorkNote
-from debugger.record.signature import OP_CODES
+from distdebug.rank.group import outstanding
+from distdebug.rank.process.unwaited_work import UnwaitedWork
+from distdebug.record.notes import UnwaitedWorkNote
+from distdebug.record.signature import OP_CODES
 
 
 class Handle:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.errors.in_ranks import FindingRaised
-from debugger.rank.process.main_thread import MainThread
-from debugger.rank.process.verdict import VerdictWatch
-from debugger.rank.torch_private.gloo_sockets import GlooSockets
+from distdebug.errors.in_ranks import FindingRaised
+from distdebug.rank.process.main_thread import MainThread
+from distdebug.rank.process.verdict import VerdictWatch
+from distdebug.rank.torch_private.gloo_sockets import GlooSockets
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 import typing_extensions
 
-from debugger.rank.record import call_site
+from distdebug.rank.record import call_site
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.record.describe import METHODS, UNKNOWN_SIZE, signature
-from debugger.record.signature import Signature, disagreements
+from distdebug.rank.record.describe import METHODS, UNKNOWN_SIZE, signature
+from distdebug.record.signature import Signature, disagreements
 
 
 @pytest.mark.parametrize("by_device", [False, True])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from debugger.rank.process.exits import _status_of
-from debugger.rank.record.exception_text import name_of, text_of, titled
+from distdebug.rank.process.exits import _status_of
+from distdebug.rank.record.exception_text import name_of, text_of, titled
 
 
 class Leaves(Exception):

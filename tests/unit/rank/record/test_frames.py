@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from debugger.rank.record import frames
+from distdebug.rank.record import frames
 
 LIMIT_S = 60
 PROGRAM = """
 import gc, sys, threading, time
 sys.path.insert(0, {root!r})
-from debugger.rank.record.frames import of_other_threads
+from distdebug.rank.record.frames import of_other_threads
 
 under_way, over = threading.Event(), threading.Event()
 
@@ -159,7 +159,7 @@ def test_nobody_looks_past_it() -> None:
 RETURNS = """
 import gc, sys, threading
 sys.path.insert(0, {root!r})
-from debugger.rank.record import frames
+from distdebug.rank.record import frames
 
 there, returns = threading.Event(), threading.Event()
 

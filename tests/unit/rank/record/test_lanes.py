@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.record.describe import METHODS
-from debugger.rank.record.lanes import Lane, Line, stands_below
-from debugger.rank.record.recorder import Recorder
+from distdebug.rank.record.describe import METHODS
+from distdebug.rank.record.lanes import Lane, Line, stands_below
+from distdebug.rank.record.recorder import Recorder
 
 
 class Sites(Recorder):

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from debugger.rank.group import checked_group
-from debugger.rank.record.describe import METHODS
-from debugger.rank.record.likeness import FORMS, Form, Same
-from debugger.rank.torch_private import tensor_guard, tensor_guards
+from distdebug.rank.group import checked_group
+from distdebug.rank.record.describe import METHODS
+from distdebug.rank.record.likeness import FORMS, Form, Same
+from distdebug.rank.torch_private import tensor_guard, tensor_guards
 
 c10d: Any = torch._C._distributed_c10d
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.rank.record.lost_connections import named_by
-from debugger.record.network import RANK_VARIABLE, address, rank_at
+from distdebug.rank.record.lost_connections import named_by
+from distdebug.record.network import RANK_VARIABLE, address, rank_at
 
 
 def test_the_addresses_are_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

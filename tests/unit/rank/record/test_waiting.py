@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from debugger.rank.record.waiting import NO_TIMEOUT, NoVerdict, Waits
+from distdebug.rank.record.waiting import NO_TIMEOUT, NoVerdict, Waits
 
 
 class Work:

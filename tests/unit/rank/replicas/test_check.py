@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from debugger.rank import torch_private
-from debugger.rank.log import rank_log
-from debugger.rank.record.recorder import GroupRecord
-from debugger.rank.replicas import check, declarations
-from debugger.rank.replicas.check import ReplicaCheck
-from debugger.rank.replicas.declarations import Model
-from debugger.rank.replicas.reduced_gradients import ReducedGradients
-from debugger.record.replicas import PARAMETER, ReplicaReader
-from debugger.record.signature import Signature
-from debugger.record.snapshot import Column, Digest
+from distdebug.rank import torch_private
+from distdebug.rank.log import rank_log
+from distdebug.rank.record.recorder import GroupRecord
+from distdebug.rank.replicas import check, declarations
+from distdebug.rank.replicas.check import ReplicaCheck
+from distdebug.rank.replicas.declarations import Model
+from distdebug.rank.replicas.reduced_gradients import ReducedGradients
+from distdebug.record.replicas import PARAMETER, ReplicaReader
+from distdebug.record.signature import Signature
+from distdebug.record.snapshot import Column, Digest
 
 
 class Bench:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from debugger.rank.replicas import quantities
-from debugger.record.replicas import OPTIMIZER_CLASS, number_of
-from debugger.record.snapshot import Column
+from distdebug.rank.replicas import quantities
+from distdebug.record.replicas import OPTIMIZER_CLASS, number_of
+from distdebug.record.snapshot import Column
 
 
 def a_step(**options: float) -> tuple[nn.Linear, torch.optim.SGD]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
 
-from debugger.rank.torch_private.agents import on_new_world
+from distdebug.rank.torch_private.agents import on_new_world
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from debugger.rank.record import call_site
-from debugger.rank.torch_private import lines_in_graph
+from distdebug.rank.record import call_site
+from distdebug.rank.torch_private import lines_in_graph
 from tests.unit.rank.record.test_lanes import Sites
 
 PLACES: list[int] = []

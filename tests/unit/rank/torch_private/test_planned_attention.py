@@ -9,7 +9,7 @@ from tests.support.torch_loaded import TorchLoaded
 SCRIPT = """
 import torch
 from torch.nn import functional
-from debugger.rank.torch_private import planned_attention as parts
+from distdebug.rank.torch_private import planned_attention as parts
 
 usual = functional.scaled_dot_product_attention
 torch.manual_seed(1)

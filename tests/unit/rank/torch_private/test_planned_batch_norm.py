@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from debugger.rank.torch_private import planned_batch_norm as parts
+from distdebug.rank.torch_private import planned_batch_norm as parts
 
 EPS = 1e-5
 

@@ -10,7 +10,7 @@ from tests.support.torch_loaded import TorchLoaded
 SHAPES = """
 import torch
 import torch.distributed as dist
-from debugger.rank.torch_private import planned_shapes
+from distdebug.rank.torch_private import planned_shapes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -53,7 +53,7 @@ print("through")
 CHUNKS = """
 import torch
 import torch.distributed.fsdp._fully_shard._fsdp_param as home
-from debugger.rank.torch_private import planned_shapes
+from distdebug.rank.torch_private import planned_shapes
 
 usual = home._chunk_with_empty
 planned_shapes.share_empty_chunks()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from debugger.rank.torch_private.rendezvous import _host_of
+from distdebug.rank.torch_private.rendezvous import _host_of
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from debugger.rank.torch_private.training import cannot_look
+from distdebug.rank.torch_private.training import cannot_look
 
 
 @pytest.fixture

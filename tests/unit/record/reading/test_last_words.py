@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.reading.last_words import WrittenLastWords, last_words
-from debugger.record.requests.stack_dump import dump_path
-from debugger.record.snapshot import Process
+from distdebug.record.reading.last_words import WrittenLastWords, last_words
+from distdebug.record.requests.stack_dump import dump_path
+from distdebug.record.snapshot import Process
 
 TEXT = """\
 Thread 0x00007f3b4c000640 (most recent call first):
@@ -36,7 +36,7 @@ Extension modules: numpy.core, torch._C (total: 2)
 """
 START = """
 import ctypes, faulthandler, os, pathlib, signal, sys, threading
-from debugger.rank.process.last_words import LastWords
+from distdebug.rank.process.last_words import LastWords
 
 stacks = pathlib.Path(sys.argv[1])
 
@@ -206,7 +206,7 @@ ctypes.CDLL(None).signal(int(signal.SIGSEGV), ran)
 def test_a_lost_page_is_no_crash(tmp_path: Path) -> None:
     body = """
 import mmap
-from debugger.record import lost_pages
+from distdebug.record import lost_pages
 
 descriptor = os.open(stacks / "record", os.O_RDWR | os.O_CREAT, 0o600)
 os.ftruncate(descriptor, 5 * 4096)
@@ -227,7 +227,7 @@ if lost_pages._made is not None:  # as everywhere but on x86-64
 def test_a_lost_page_of_the_program_s_own_file_is_a_crash(kept: bool, tmp_path: Path) -> None:
     body = f"""
 import mmap
-from debugger.record import lost_pages
+from distdebug.record import lost_pages
 
 def mapped(name):
     descriptor = os.open(stacks / name, os.O_RDWR | os.O_CREAT, 0o600)

@@ -6,9 +6,9 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
-from debugger.record.layout import Activity
-from debugger.record.reading.thawed import thawed
-from debugger.record.snapshot import Call, Group, Process, Rank, Wait
+from distdebug.record.layout import Activity
+from distdebug.record.reading.thawed import thawed
+from distdebug.record.snapshot import Call, Group, Process, Rank, Wait
 
 
 @pytest.mark.parametrize("frozen", [Rank, Group, Wait, Call])

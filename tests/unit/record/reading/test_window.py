@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import layout
-from debugger.record.notes import ExitNote
-from debugger.record.reading.reader import FlightReader
-from debugger.record.reading.ring import OpenMaps
-from debugger.record.reading.window import Window
-from debugger.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
-from debugger.record.snapshot import Call, Process, Rank
-from debugger.record.writing.slots import CallDescription, Place
+from distdebug.record import layout
+from distdebug.record.notes import ExitNote
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.reading.ring import OpenMaps
+from distdebug.record.reading.window import Window
+from distdebug.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
+from distdebug.record.snapshot import Call, Process, Rank
+from distdebug.record.writing.slots import CallDescription, Place
 
 from ..test_flight import WORLD, Author
 

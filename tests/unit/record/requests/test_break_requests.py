@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests import break_requests
-from debugger.record.requests.breakpoints import FOLDER, Stop, announce, any_stop, stops, withdraw
+from distdebug.record.requests import break_requests
+from distdebug.record.requests.breakpoints import FOLDER, Stop, announce, any_stop, stops, withdraw
 
 
 def test_a_request(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests import breakpoints
-from debugger.record.requests.break_at import BreakAt, lines_with_code, parse
-from debugger.record.requests.breakpoints import (
+from distdebug.record.requests import breakpoints
+from distdebug.record.requests.break_at import BreakAt, lines_with_code, parse
+from distdebug.record.requests.breakpoints import (
     Line,
     Stop,
     announce,

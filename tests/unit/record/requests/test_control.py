@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from debugger.record.requests import control
-from debugger.record.requests.control import ControlError
-from debugger.supervisor.control import ControlServer
+from distdebug.record.requests import control
+from distdebug.record.requests.control import ControlError
+from distdebug.supervisor.control import ControlServer
 
 DONE: list[Mapping[str, Any]] = []
 

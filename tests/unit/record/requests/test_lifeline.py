@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests.lifeline import NAME, Lifeline, tie
+from distdebug.record.requests.lifeline import NAME, Lifeline, tie
 from tests.support import runs
 
 TIED = """
 import os, sys
-from debugger.record.requests.lifeline import tie
+from distdebug.record.requests.lifeline import tie
 print(tie(sys.argv[1]), flush=True)
 if os.fork() == 0:
     print(os.getpid(), flush=True)
@@ -24,7 +24,7 @@ sys.stdin.read()
 """
 HOLDS = """
 import sys
-from debugger.record.requests.lifeline import Lifeline
+from distdebug.record.requests.lifeline import Lifeline
 with Lifeline() as lifeline:
     lifeline.begin(sys.argv[1])
     print("held", flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.requests import stack_dump
+from distdebug.record.requests import stack_dump
 
 PROGRAM = """
 import faulthandler, os, sys

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.logs.log_file import TIMES_ENTRY
-from debugger.record.logs.log_reader import LogReader
-from debugger.record.runs import artefact
-from debugger.record.runs.artefact import SUFFIX, name_of, pack
-from debugger.record.runs.run_directory import RunDirectory, RunDirectoryError
-from debugger.record.runs.unpacking import opened
-from debugger.record.safe_files.unix_sockets import short_name
+from distdebug.record.logs.log_file import TIMES_ENTRY
+from distdebug.record.logs.log_reader import LogReader
+from distdebug.record.runs import artefact
+from distdebug.record.runs.artefact import SUFFIX, name_of, pack
+from distdebug.record.runs.run_directory import RunDirectory, RunDirectoryError
+from distdebug.record.runs.unpacking import opened
+from distdebug.record.safe_files.unix_sockets import short_name
 from tests.unit.commands import runs_on_disk
 
 

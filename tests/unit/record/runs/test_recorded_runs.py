@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.runs import recorded_runs
-from debugger.record.runs.recorded_runs import kept_small, list_runs
-from debugger.record.runs.run_directory import SCHEMA
+from distdebug.record.runs import recorded_runs
+from distdebug.record.runs.recorded_runs import kept_small, list_runs
+from distdebug.record.runs.run_directory import SCHEMA
 
 
 def made(base: Path, second: int, outcome: str, findings: int = 0) -> Path:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.runs import unpacking
-from debugger.record.runs.artefact import pack
-from debugger.record.runs.run_directory import RunDirectory, RunDirectoryError
-from debugger.record.runs.unpacking import ArtefactError, opened, unpack
+from distdebug.record.runs import unpacking
+from distdebug.record.runs.artefact import pack
+from distdebug.record.runs.run_directory import RunDirectory, RunDirectoryError
+from distdebug.record.runs.unpacking import ArtefactError, opened, unpack
 from tests.unit.commands import runs_on_disk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -280,7 +280,7 @@ def test_a_closed_terminal_leaves_nothing_behind(tmp_path: Path, number: int) ->
     file = Archive().write(tmp_path / "x")
     code = (
         "import signal, sys, time\n"
-        "from debugger.record.runs.unpacking import opened\n"
+        "from distdebug.record.runs.unpacking import opened\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # who runs the tests may ignore it
         "with opened(sys.argv[1]) as run:\n"
         "    print(run.path, flush=True)\n"

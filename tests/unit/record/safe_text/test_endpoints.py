@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.record.safe_text.endpoints import endpoint, port_of
+from distdebug.record.safe_text.endpoints import endpoint, port_of
 
 
 @pytest.mark.parametrize(

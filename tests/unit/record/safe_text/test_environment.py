@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.layout import Definition
-from debugger.record.reading.reader import FlightReader
-from debugger.record.safe_text import environment
-from debugger.record.safe_text.environment import MOST_BYTES, MOST_VALUE, REDACTED, allowed
-from debugger.record.snapshot import Process
-from debugger.record.writing.writer import FlightWriter
+from distdebug.record.layout import Definition
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.safe_text import environment
+from distdebug.record.safe_text.environment import MOST_BYTES, MOST_VALUE, REDACTED, allowed
+from distdebug.record.snapshot import Process
+from distdebug.record.writing.writer import FlightWriter
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.record.safe_text.sanitize import clean, clean_line
+from distdebug.record.safe_text.sanitize import clean, clean_line
 
 
 @pytest.mark.parametrize(

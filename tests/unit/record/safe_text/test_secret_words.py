@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from debugger.record.safe_text.environment import REDACTED
-from debugger.record.safe_text.secret_words import masked, sentence
+from distdebug.record.safe_text.environment import REDACTED
+from distdebug.record.safe_text.secret_words import masked, sentence
 
 TOKEN = "q9w8e7r6t5"
 

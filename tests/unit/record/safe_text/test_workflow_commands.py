@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from debugger.record.safe_text.workflow_commands import Defused
+from distdebug.record.safe_text.workflow_commands import Defused
 
 
 def written(*pieces: str) -> str:

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import layout
-from debugger.record.layout import Activity, CallState, Definition, GroupState
-from debugger.record.reading.reader import FlightReader
-from debugger.record.signature import (
+from distdebug.record import layout
+from distdebug.record.layout import Activity, CallState, Definition, GroupState
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.signature import (
     OP_CODES,
     Signature,
     agreement_hash,
     exact_hash,
     split_contribution,
 )
-from debugger.record.snapshot import Process, Rank
-from debugger.record.writing.slots import CallDescription, ChannelSlot, GroupSlot, Place
-from debugger.record.writing.writer import FlightWriter
+from distdebug.record.snapshot import Process, Rank
+from distdebug.record.writing.slots import CallDescription, ChannelSlot, GroupSlot, Place
+from distdebug.record.writing.writer import FlightWriter
 
 FLAT = Signature("all_reduce", (("float32", (4,)),), reduce_op="sum")
 SHAPED = Signature("all_reduce", (("float32", (2, 3)),), reduce_op="sum")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record import layout
-from debugger.record.layout import Activity, Definition
-from debugger.record.reading.reader import FlightReader
-from debugger.record.signature import OP_CODES
-from debugger.record.snapshot import CallSite, Process, Wait
-from debugger.record.writing.slots import CallDescription, Place, ThreadSlot
-from debugger.record.writing.writer import FlightWriter
+from distdebug.record import layout
+from distdebug.record.layout import Activity, Definition
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.signature import OP_CODES
+from distdebug.record.snapshot import CallSite, Process, Wait
+from distdebug.record.writing.slots import CallDescription, Place, ThreadSlot
+from distdebug.record.writing.writer import FlightWriter
 
 ALIVE = Process(alive=True)
 WORLD = {

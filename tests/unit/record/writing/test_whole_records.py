@@ -7,15 +7,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from debugger.diagnosis.judging import judge
-from debugger.diagnosis.limits import Limits
-from debugger.plan.judgement import judge_programs
-from debugger.plan.outcome import Outcome, simulate
-from debugger.record import layout
-from debugger.record.reading.reader import FlightReader
-from debugger.record.reading.records import Records
-from debugger.record.snapshot import Rank
-from debugger.record.writing.whole_records import write_whole
+from distdebug.diagnosis.judging import judge
+from distdebug.diagnosis.limits import Limits
+from distdebug.plan.judgement import judge_programs
+from distdebug.plan.outcome import Outcome, simulate
+from distdebug.record import layout
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.reading.records import Records
+from distdebug.record.snapshot import Rank
+from distdebug.record.writing.whole_records import write_whole
 from tests.support.programs import Programs
 from tests.unit.diagnosis.builder import all_reduce, all_to_all, broadcast, recv, send
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.supervisor.command import warden
-from debugger.supervisor.command.ending import end_tree
-from debugger.supervisor.command.launch import Launch
+from distdebug.supervisor.command import warden
+from distdebug.supervisor.command.ending import end_tree
+from distdebug.supervisor.command.launch import Launch
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from debugger.diagnosis.findings import Finding
-from debugger.diagnosis.limits import Limits
-from debugger.supervisor.command.from_outside import FromOutside
-from debugger.supervisor.command.reach import Reach
+from distdebug.diagnosis.findings import Finding
+from distdebug.diagnosis.limits import Limits
+from distdebug.supervisor.command.from_outside import FromOutside
+from distdebug.supervisor.command.reach import Reach
 from tests.support.waiting import until
 
 from .test_reach import _program

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from debugger.supervisor.command.interrupts import Interrupts
+from distdebug.supervisor.command.interrupts import Interrupts
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.errors import UsageError
-from debugger.record.exits import ExitStatus
-from debugger.supervisor.command.launch import Launch
+from distdebug.errors import UsageError
+from distdebug.record.exits import ExitStatus
+from distdebug.supervisor.command.launch import Launch
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import (
     LIMIT_S,
@@ -192,7 +192,7 @@ def test_close_leaves_nothing(tmp_path: Path) -> None:
 
 SUPERVISOR = """
 import sys, time
-from debugger.supervisor.command.launch import Launch
+from distdebug.supervisor.command.launch import Launch
 launch = Launch()
 launch.start(sys.argv[1:])
 print(launch.pid, launch._warden.pid, flush=True)
@@ -241,7 +241,7 @@ def test_a_killed_warden_loses_neither_status_nor_tree(tmp_path: Path) -> None:
     code = f"""
 import os, sys
 sys.path.insert(0, {str(REPOSITORY)!r})
-from debugger.supervisor.command.launch import Launch
+from distdebug.supervisor.command.launch import Launch
 with Launch() as launch:
     launch.start(sys.argv[1:])
     while not os.path.exists(sys.argv[-1]) or open(sys.argv[-1]).read().count("\\n") < {TREE_SIZE}:

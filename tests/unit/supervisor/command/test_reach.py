@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from debugger.supervisor.command.reach import Reach, _isolating_flag
+from distdebug.supervisor.command.reach import Reach, _isolating_flag
 
 
 @pytest.mark.parametrize(

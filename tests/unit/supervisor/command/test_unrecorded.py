@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from debugger.diagnosis.findings import Finding
-from debugger.record.exits import ExitLog
-from debugger.supervisor.command.reach import Reach
-from debugger.supervisor.command.unrecorded import early_death
+from distdebug.diagnosis.findings import Finding
+from distdebug.record.exits import ExitLog
+from distdebug.supervisor.command.reach import Reach
+from distdebug.supervisor.command.unrecorded import early_death
 
 from .test_reach import _program
 

@@ -11,11 +11,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from debugger.diagnosis.findings import Finding
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.machine import host
-from debugger.supervisor.machine.gpus import Gpus
-from debugger.supervisor.machine.host import HostSampler
+from distdebug.diagnosis.findings import Finding
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.machine import host
+from distdebug.supervisor.machine.gpus import Gpus
+from distdebug.supervisor.machine.host import HostSampler
 
 MINE = os.getpid()
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.supervisor.machine import host
-from debugger.supervisor.machine.host import HostSampler
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.supervisor.machine import host
+from distdebug.supervisor.machine.host import HostSampler
 
 
 class Clock:

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from debugger.supervisor.machine import listeners
-from debugger.supervisor.machine.listeners import Listener, who_listens
+from distdebug.supervisor.machine import listeners
+from distdebug.supervisor.machine.listeners import Listener, who_listens
 
 
 def test_a_process_of_this_host() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.exits import ExitLog, tell_asked
-from debugger.record.process_stat import read_stat
-from debugger.supervisor.machine.oom import OomWatch
-from debugger.supervisor.machine.processes import BUSY_WINDOW_S, ProcessTable
+from distdebug.record.exits import ExitLog, tell_asked
+from distdebug.record.process_stat import read_stat
+from distdebug.supervisor.machine.oom import OomWatch
+from distdebug.supervisor.machine.processes import BUSY_WINDOW_S, ProcessTable
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import python
 

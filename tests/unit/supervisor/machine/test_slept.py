@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.record.process_stat import read_stat
-from debugger.supervisor.machine import slept as slept_module
-from debugger.supervisor.machine.slept import CoreClocks, last_scheduled_ms, slept
+from distdebug.record.process_stat import read_stat
+from distdebug.supervisor.machine import slept as slept_module
+from distdebug.supervisor.machine.slept import CoreClocks, last_scheduled_ms, slept
 
 _SLEEPS = """
 import os, sys

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.record.process_stat import read_stat
-from debugger.supervisor.machine.system_call import Asleep, asleep_in
+from distdebug.record.process_stat import read_stat
+from distdebug.supervisor.machine.system_call import Asleep, asleep_in
 
 _SERVER = """
 import asyncio, select, socket, sys, time

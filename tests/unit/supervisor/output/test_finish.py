@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import itertools
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,12 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from debugger.supervisor.output import follower, process
-from debugger.supervisor.output.follower import OutputFollower
-from debugger.supervisor.output.process import OutputProcess
+from distdebug.supervisor.output import follower, process
+from distdebug.supervisor.output.follower import OutputFollower
+from distdebug.supervisor.output.process import OutputProcess
 
 DRAIN = """
-import socket, time, types
+import socket, time
 control = socket.socket(fileno=0)
 while b"finish" not in control.recv(1 << 17):
     pass
@@ -26,7 +27,6 @@ while b"finish" not in control.recv(1 << 17):
 control.send(b'{{"finished": true}}')
 while control.recv(1 << 17):
     pass
-d = types.SimpleNamespace(main=int)
 """
 """Says nothing before it has finished."""
 WORKS = "until_s = time.process_time() + 0.5\nwhile time.process_time() < until_s: pass"
@@ -36,7 +36,8 @@ STALLED_S, LIMIT_S = 0.2, 100.0
 
 def ended(how: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, float]:
     """The exit code of a drain that finishes in this way, and how long that was waited for."""
-    monkeypatch.setattr(process, "_PROGRAM", f"exec({DRAIN.format(finishes=how)!r})")
+    words = [sys.executable, "-I", "-S", "-c", DRAIN.format(finishes=how)]
+    monkeypatch.setattr(process, "command", lambda *_, **__: words)
     output = OutputProcess(directory, 1.0, colour=False, on_lost=print)
     began_s = time.monotonic()
     output.finish(LIMIT_S, STALLED_S)

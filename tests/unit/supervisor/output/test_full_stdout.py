@@ -8,13 +8,12 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
-from debugger.supervisor.output.process import _PROGRAM
+from distdebug.hook.loading import command
 
 LINES = b"".join(b"%d %s\n" % (number, b"y" * 100) for number in range(5000))
-COMMAND = [sys.executable, "-I", "-S", "-c", f"{_PROGRAM}; d.main()"]
+COMMAND = command("supervisor.output.drain", alone=True)
 
 
 def started(directory: Path, stdout: int, lines: bytes) -> subprocess.Popen[bytes]:

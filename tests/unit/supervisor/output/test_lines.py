@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from debugger.supervisor.output import lines as output
-from debugger.supervisor.output.follower import OutputFollower
-from debugger.supervisor.output.lines import Display, colour_wanted
+from distdebug.supervisor.output import lines as output
+from distdebug.supervisor.output.follower import OutputFollower
+from distdebug.supervisor.output.lines import Display, colour_wanted
 
 
 class Terminal(io.StringIO):

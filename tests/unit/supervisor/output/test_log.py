@@ -7,8 +7,8 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from debugger.record.logs.log_reader import LogReader
-from debugger.supervisor.output.log import OutputLog
+from distdebug.record.logs.log_reader import LogReader
+from distdebug.supervisor.output.log import OutputLog
 
 
 def test_lines_have_the_time_when_they_came_and_torchs_are_records(tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from debugger.errors import DistdebugError, UsageError
-from debugger.faults import injected
-from debugger.faults.plan import Plan
-from debugger.faults.spec import parse
-from debugger.record.network import INTERFACE, VARIABLE
-from debugger.supervisor.command.launch import Launch
-from debugger.supervisor.rank_network import network
-from debugger.supervisor.rank_network.network import Network
+from distdebug.errors import DistdebugError, UsageError
+from distdebug.faults import injected
+from distdebug.faults.plan import Plan
+from distdebug.faults.spec import parse
+from distdebug.record.network import INTERFACE, VARIABLE
+from distdebug.supervisor.command.launch import Launch
+from distdebug.supervisor.rank_network import network
+from distdebug.supervisor.rank_network.network import Network
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +28,7 @@ LIMIT_S = 30
 SIZE = 200_000
 PROGRAM = f"""
 import socket, sys
-from debugger.hook.network import enter
+from distdebug.hook.network import enter
 rank = int(sys.argv[1])
 enter(rank)
 if rank:
@@ -147,8 +147,8 @@ def test_the_switch_ends_with_the_supervisor(tmp_path: Path) -> None:
     """Killed, it leaves no process, no interface and no namespace."""
     program = (
         "import sys, time, pathlib\n"
-        "from debugger.supervisor.rank_network.network import Network\n"
-        "from debugger.faults.plan import Plan\n"
+        "from distdebug.supervisor.rank_network.network import Network\n"
+        "from distdebug.faults.plan import Plan\n"
         "made = Network(2, Plan(()), pathlib.Path(sys.argv[1]))\n"
         "print(made.entrances.pid, flush=True)\n"
         "time.sleep(600)\n"
@@ -194,6 +194,6 @@ def test_the_command_is_in_the_launchers_namespace(pairs: list[Pair], tmp_path: 
 
 
 def test_no_namespaces_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "_PROGRAM", "import os; os._exit(1)")
+    monkeypatch.setattr(network, "command", lambda *_, **__: ["false"])
     with pytest.raises(UsageError, match="gives no network namespaces: the process that makes"):
         Network(2, Plan(()), tmp_path)

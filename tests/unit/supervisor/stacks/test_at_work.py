@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.inspection.lateness import Limits, late_ranks
-from debugger.inspection.stance import Doing, Stance, stance
-from debugger.supervisor.stacks.sights import Sight, look
+from distdebug.inspection.lateness import Limits, late_ranks
+from distdebug.inspection.stance import Doing, Stance, stance
+from distdebug.supervisor.stacks.sights import Sight, look
 
 LIMITS = Limits()
 BEGIN = """

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from debugger.supervisor.stacks.children import awaited_child
-from debugger.supervisor.stacks.stacks import ThreadStack, capture
+from distdebug.supervisor.stacks.children import awaited_child
+from distdebug.supervisor.stacks.stacks import ThreadStack, capture
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python
 

@@ -10,13 +10,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from debugger.diagnosis.facts.evidence import RUNS
-from debugger.diagnosis.findings import Finding, RankEvidence
-from debugger.record.runs.run_directory import RunDirectory
-from debugger.record.snapshot import CallSite
-from debugger.supervisor.run_ranks import LocalRanks
-from debugger.supervisor.stacks.evidence import Evidence, keep
-from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.diagnosis.facts.evidence import RUNS
+from distdebug.diagnosis.findings import Finding, RankEvidence
+from distdebug.record.runs.run_directory import RunDirectory
+from distdebug.record.snapshot import CallSite
+from distdebug.supervisor.run_ranks import LocalRanks
+from distdebug.supervisor.stacks.evidence import Evidence, keep
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 FILE = "/home/user/train.py"
 THREADING = "/usr/lib/python3.11/threading.py"
@@ -144,7 +144,7 @@ def test_a_rank_that_waits_for_its_child(
     """One on this host is named, with where it stands."""
     child = ("its child 71 (pt_data_worker)", ["load (data.py:9)", "fetch (data.py:3)"])
     asked = Mock(return_value=child)
-    monkeypatch.setattr("debugger.supervisor.stacks.evidence.awaited_child", asked)
+    monkeypatch.setattr("distdebug.supervisor.stacks.evidence.awaited_child", asked)
     found = refined(30, "main", MAIN, pids=pids)
     waits = "waits for its child 71 (pt_data_worker)"
     assert found.message.endswith(f"rank 1: {waits}") is bool(pids)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from debugger.diagnosis.findings import Finding, RankEvidence
-from debugger.supervisor.stacks.evidence import Evidence
-from debugger.supervisor.stacks.held_locks import held_lock
-from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.diagnosis.findings import Finding, RankEvidence
+from distdebug.supervisor.stacks.evidence import Evidence
+from distdebug.supervisor.stacks.held_locks import held_lock
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 SOURCE = """\
 def first(group):
@@ -95,7 +95,7 @@ def test_who_waits_for_a_condition_has_let_it_go(file: str) -> None:
 def test_a_source_that_cannot_be_read(file: str) -> None:
     stacks = [inside(file), waits(file)]
     Path(file).write_text("with lock: (")
-    from debugger.supervisor.stacks import held_locks, source_text
+    from distdebug.supervisor.stacks import held_locks, source_text
 
     held_locks._blocks.cache_clear()
     source_text.text_of.cache_clear()

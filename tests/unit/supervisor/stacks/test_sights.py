@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from debugger.record.process_stat import read_stat, wanted_core_s
-from debugger.supervisor.stacks import sights as looks
-from debugger.supervisor.stacks.sights import look
-from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.record.process_stat import read_stat, wanted_core_s
+from distdebug.supervisor.stacks import sights as looks
+from distdebug.supervisor.stacks.sights import look
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 from tests.support.waiting import until
 
 NEEDED_S = 5.0

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-import debugger
-from debugger.record.wording import ranges
-from debugger.supervisor.stacks.stack_tree import (
+import distdebug
+from distdebug.record.wording import ranges
+from distdebug.supervisor.stacks.stack_tree import (
     own_frames,
     render,
     to_json,
     users_frame,
     waits_for_lock,
 )
-from debugger.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
-OWN = str(Path(debugger.__file__).parent)
+OWN = str(Path(distdebug.__file__).parent)
 STANDARD = "/usr/lib/python3.11"
 
 
@@ -179,7 +179,7 @@ def test_the_users_frame_is_the_users() -> None:
 
 def test_what_this_tool_has_imported_was_led_to_by_the_users_line() -> None:
     """A rank that writes its first log line imports packages below code of ours."""
-    ours = frame("<module>", f"{Path(debugger.__file__).parent}/rank/log/encoding.py:16")
+    ours = frame("<module>", f"{Path(distdebug.__file__).parent}/rank/log/encoding.py:16")
     package = frame("<module>", "/venv/lib/python3.11/site-packages/rich/syntax.py:27")
     step = frame("step", "/home/me/train.py:88")
     found = users_frame(stack(*START, step, ours, package).frames)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from debugger.record.snapshot import Standstill
-from debugger.supervisor.stacks.sights import look
-from debugger.supervisor.stacks.standing import standstill_of
+from distdebug.record.snapshot import Standstill
+from distdebug.supervisor.stacks.sights import look
+from distdebug.supervisor.stacks.standing import standstill_of
 from tests.support.waiting import until
 
 BEFORE = """

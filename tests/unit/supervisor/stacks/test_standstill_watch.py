@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from debugger.diagnosis.limits import Limits
-from debugger.record.exits import ExitLog
-from debugger.record.layout import Activity
-from debugger.record.snapshot import Process, Rank, Wait
-from debugger.supervisor.machine.processes import ProcessTable
-from debugger.supervisor.stacks import standstill_watch
-from debugger.supervisor.stacks.standstill_watch import StandstillWatch
+from distdebug.diagnosis.limits import Limits
+from distdebug.record.exits import ExitLog
+from distdebug.record.layout import Activity
+from distdebug.record.snapshot import Process, Rank, Wait
+from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.supervisor.stacks import standstill_watch
+from distdebug.supervisor.stacks.standstill_watch import StandstillWatch
 from tests.support.waiting import until
 
 SLEEPS = "import threading; print(flush=True); threading.Event().wait()"

@@ -1,0 +1,49 @@
+"""What an installed distdebug gives to others: the command's function, and the plugin of pytest.
+
+It is the one module of ours whose name is looked up on a search path by somebody else. It finds the
+package by its own place, so that a project with a module `distdebug`, or a PYTHONPATH that leads to
+one, changes nothing for either.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+_NAME = "_distdebug.hook.loading"
+
+
+def _loading() -> Any:
+    """Our loader: installed, the package lies beside this file; in the repository, around it."""
+    if _NAME not in sys.modules:
+        here = os.path.dirname(os.path.abspath(__file__))
+        beside = os.path.join(here, "distdebug", "hook")
+        folder = beside if os.path.isdir(beside) else os.path.dirname(here)
+        spec = importlib.util.spec_from_file_location(_NAME, os.path.join(folder, "loading.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[_NAME] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[_NAME]
+
+
+def main() -> int:
+    """The command `distdebug`; returns its exit code."""
+    loading = _loading()
+    loading.ours_first()
+    code: int = loading.load("cli").main()
+    return code
+
+
+def __getattr__(name: str) -> ModuleType:
+    """`plugin`: the plugin of pytest, which is loaded when it is asked for."""
+    if name != "plugin":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    loading = _loading()
+    loading.load()
+    loading.installed()
+    plugin: ModuleType = loading.load("testing.plugin")
+    return plugin
