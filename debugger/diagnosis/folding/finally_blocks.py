@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...record.kinds import Family
+from ...record.layout import Activity
 from ...record.notes import UnwindingNote
 from ...record.snapshot import Note
 from ...record.wording import at_site, printable
@@ -55,6 +56,9 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
         return False
     first = unwinding.call
     if finding.about.leaves:
+        # A rank that makes its group anew recovers from the exception, and does not end of it.
+        if any(row.wait.activity is Activity.INIT for row in world.pending(rank)):
+            return False
         return 0 <= world.ranks[rank].calls - first <= MOST_CALLS
     if unwinding.destroys:
         return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from distdebug.record.layout import Activity
+
 from ..builder import Run, all_reduce, barrier
 
 ERROR = "KeyError: 'state'"
@@ -47,6 +49,17 @@ def test_the_group_destroyed_in_finally_and_then_the_exception() -> None:
     run[0].raises(ERROR, 6)
     (found,) = run.errors(settled=False)
     assert (found.kind, found.culprits) == ("rank_exception", (0,))
+
+
+def test_a_rank_that_makes_its_group_anew_has_not_ended_of_the_exception() -> None:
+    run = Run(2)
+    run.each(all_reduce(8))
+    run[1].calls(all_reduce(8), waits=True)
+    unwinds(run[0], destroys=True)
+    run[0].destroys()
+    run[0].waits_in(Activity.INIT)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (0,), (1,))
 
 
 def test_an_exception_long_ago_is_not_the_cause() -> None:
