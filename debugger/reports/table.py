@@ -114,10 +114,10 @@ def limited(rows: Iterable[Row]) -> Table:
 def doing(evidence: Mapping[str, Any]) -> str:
     """What one rank does or did: `all_reduce(sum, float32[8])`, `finished, last call ...`."""
     state, call = str(evidence["state"]), evidence["call"]
+    thread = f' in thread "{evidence["thread"]}"' if evidence.get("thread") else ""
     if not call:
-        return state
-    call_is = CallIs.in_report(evidence)
-    call = f'{call} in thread "{evidence["thread"]}"' if evidence.get("thread") else call
+        return state + thread
+    call_is, call = CallIs.in_report(evidence), f"{call}{thread}"
     if call_is is CallIs.ALL:
         return str(call)
     if call_is is CallIs.OBJECT:

@@ -43,8 +43,6 @@ class Evidence:
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
             if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
-        for rank, known in ranks.items():
-            ranks[rank] = replace(known, thread=self._thread(rank, known))
         finding = replace(finding, ranks=ranks)
         running = {rank for rank, known in ranks.items() if known.state == RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()
@@ -52,6 +50,8 @@ class Evidence:
             site = self._site(rank, finding)
             if site is not None:  # a busy machine's heartbeats may be old
                 finding = placed(finding, rank, site)
+        named = {n: replace(one, thread=self._thread(n, one)) for n, one in finding.ranks.items()}
+        finding = replace(finding, ranks=named)
         if finding.kind not in ("missing_rank", "stalled"):
             return finding
         for rank in [one for one in finding.culprits if one in self.pids][:MOST_LOCKS]:
@@ -88,10 +88,10 @@ class Evidence:
         return stack_tree.main_of(self.stacks.get(rank, ()))
 
     def _thread(self, rank: int, known: RankEvidence) -> str:
-        """The name of the thread that is at the line of the rank's call; "" where the main one is,
-        too, or none."""
+        """The name of the thread that is at the line of the rank; "" where the main one is, too, or
+        none."""
         site = known.location
-        if known.call is None or site is None:
+        if site is None:
             return ""
         names = {
             thread.name

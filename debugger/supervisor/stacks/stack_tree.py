@@ -41,6 +41,7 @@ _LOCK_WAITS = {
     "queue.py": {"get", "put", "join"},
     "synchronize.py": {"acquire", "wait", "wait_for", "__enter__"},
     "_base.py": {"result", "exception", "wait"},
+    "<frozen importlib._bootstrap>": {"acquire"},
 }
 _HANDED_OVER = {
     "threading.py": {"wait", "wait_for", "join", "_wait_for_tstate_lock"},

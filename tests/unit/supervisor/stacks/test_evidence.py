@@ -70,6 +70,7 @@ def test_it_is_where_the_thread_stands(frame: Frame) -> None:
     found = refined(8, "crunch", main, OTHER, WORKER)
     assert found.ranks[1].location == CallSite(FILE, 9, "crunch")
     assert found.ranks[1].stack[:2] == ("crunch (train.py:9)", "step (train.py:14)")
+    assert found.ranks[1].thread == "Thread-1 (step)"
     assert found.cause == "user_code"
 
 
@@ -82,7 +83,7 @@ def test_the_thread_has_gone_on_since() -> None:
 def test_a_main_thread_that_joins_nobody_stands_for_itself() -> None:
     main = replace(MAIN, frames=(Frame("main", FILE, 31),))
     found = refined(30, "main", main, WORKER)
-    assert found.ranks[1].location == CallSite(FILE, 31, "main")
+    assert (found.ranks[1].location, found.ranks[1].thread) == (CallSite(FILE, 31, "main"), "")
 
 
 def test_the_words_name_the_line_that_the_stack_shows() -> None:

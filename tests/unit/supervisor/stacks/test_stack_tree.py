@@ -157,6 +157,10 @@ def test_waiting_for_a_lock(tmp_path: Path) -> None:
     assert not waits_for_lock(stack(user, condition, gil=True))
     assert not waits_for_lock(stack(user, loader, get, condition))
     assert not waits_for_lock(stack(user, loader, wait="futex"))
+    imports = frame("_find_and_load", "<frozen importlib._bootstrap>:1176")
+    module = frame("_ModuleLock.acquire", "<frozen importlib._bootstrap>:120")
+    assert waits_for_lock(stack(user, imports, module))
+    assert not waits_for_lock(stack(user, imports))
 
 
 def test_many_ranks_are_merged_quickly() -> None:
