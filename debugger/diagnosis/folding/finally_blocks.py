@@ -56,10 +56,8 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
         return False
     first = unwinding.call
     if finding.about.leaves:
-        # A rank that makes its group anew recovers from the exception, and does not end of it.
-        if any(row.wait.activity is Activity.INIT for row in world.pending(rank)):
-            return False
-        return 0 <= world.ranks[rank].calls - first <= MOST_CALLS
+        few = 0 <= world.ranks[rank].calls - first <= MOST_CALLS
+        return few and not _makes_it_anew(world, finding, rank)
     if unwinding.destroys:
         return False
     if finding.about.stuck:
@@ -69,3 +67,17 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
     else:
         return False
     return any(call is not None and 0 <= call.number - first <= MOST_CALLS for call in calls)
+
+
+def _makes_it_anew(world: World, finding: Finding, rank: int) -> bool:
+    """Whether the rank makes, or has made, a group again in which the others still are: it recovers
+    from the exception, and does not end of it."""
+    if any(row.wait.activity is Activity.INIT for row in world.pending(rank)):
+        return True
+    name = finding.group.name if finding.group is not None else None
+    made = [
+        max((number for one, number in world.ranks[member].groups if one == name), default=0)
+        for member in (rank, *finding.victims)
+        if member in world.ranks
+    ]
+    return any(made[0] > other for other in made[1:])

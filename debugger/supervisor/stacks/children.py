@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ...hook.loading import dependency
+from ...record.exits import ExitStatus
+from ...record.process_stat import read_stat
 from ...record.safe_text.sanitize import clean
 from . import stack_tree
 from .stacks import ThreadStack, capture
@@ -52,6 +55,23 @@ def awaited_child(
     except psutil.Error:
         pass  # one of them has ended meanwhile
     return None
+
+
+def dead_children(pid: int, threads: Sequence[ThreadStack]) -> list[str]:
+    """The children of process `pid` that have failed and that it has not asked about since, though
+    its main thread waits for processes: `its child 4711 (name) has ended (SIGKILL)`. Who reads the
+    queue of one that was killed waits for ever."""
+    main, found = stack_tree.main_of(threads), []
+    if main is not None and _waits_for_process(main, threads):
+        with suppress(psutil.Error):
+            for one in psutil.Process(pid).children():
+                stat = read_stat(one.pid)
+                if stat is not None and stat.state == "Z" and stat.wait_status:
+                    ended = ExitStatus.from_wait(stat.wait_status)
+                    found.append(
+                        f"its child {one.pid} ({clean(one.name(), 80)}) has ended ({ended})"
+                    )
+    return found[-MOST_CHILDREN:]
 
 
 def _stands_at(pid: int, threads: Sequence[ThreadStack]) -> Sequence[str]:

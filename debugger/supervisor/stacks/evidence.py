@@ -14,7 +14,7 @@ from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
 from ..machine import listeners
 from . import stack_tree
-from .children import awaited_child
+from .children import awaited_child, dead_children
 from .held_locks import HeldLock, held_lock
 from .stacks import Frame, ThreadStack, capture
 from .standing import stood
@@ -55,7 +55,10 @@ class Evidence:
         if finding.kind not in ("missing_rank", "stalled"):
             return finding
         for rank in [one for one in finding.culprits if one in self.pids][:MOST_LOCKS]:
-            child = awaited_child(self.pids[rank], self.stacks[rank], set(self.pids.values()))
+            pid, threads = self.pids[rank], self.stacks[rank]
+            dead = tuple(f"rank {rank}: {said}" for said in dead_children(pid, threads))
+            finding = replace(finding, details=(*finding.details, *dead))
+            child = awaited_child(pid, threads, set(self.pids.values()))
             if child is not None:
                 finding = restated(finding, rank, f"waits for {child[0]}")
                 stands = f"rank {rank} waits for {child[0]}, which is in {'; '.join(child[1])}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from distdebug.record.layout import Activity
 
 from ..builder import Run, all_reduce, barrier
@@ -51,13 +53,18 @@ def test_the_group_destroyed_in_finally_and_then_the_exception() -> None:
     assert (found.kind, found.culprits) == ("rank_exception", (0,))
 
 
-def test_a_rank_that_makes_its_group_anew_has_not_ended_of_the_exception() -> None:
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_rank_that_makes_its_group_anew_has_not_ended_of_the_exception(joined: bool) -> None:
     run = Run(2)
     run.each(all_reduce(8))
     run[1].calls(all_reduce(8), waits=True)
     unwinds(run[0], destroys=True)
     run[0].destroys()
-    run[0].waits_in(Activity.INIT)
+    if joined:
+        run[0].has_group("0", (0, 1), incarnation=1)
+        run[0].calls(all_reduce(8), incarnation=1, waits=True)
+    else:
+        run[0].waits_in(Activity.INIT)
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.victims) == ("early_exit", (0,), (1,))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.supervisor.stacks.children import awaited_child
+from distdebug.supervisor.stacks.children import awaited_child, dead_children
 from distdebug.supervisor.stacks.stacks import ThreadStack, capture
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python
@@ -126,3 +126,44 @@ def test_it_is_named_with_where_it_stands(way: str, tmp_path: Path) -> None:
 def test_who_waits_for_something_else_names_none(way: str, tmp_path: Path) -> None:
     with waiting(OTHERWISE[way], tmp_path) as (rank, threads, _):
         assert awaited_child(rank, threads, {rank}) is None
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "(SIGKILL)"),
+        ("os._exit(3)", "(exit code 3)"),
+        ("os._exit(0)", ""),
+    ],
+)
+def test_a_child_that_failed_is_named_where_its_queue_is_read(
+    end: str, said: str, tmp_path: Path
+) -> None:
+    code = f"""
+def dies():
+    come(os.getpid())
+    {end}
+
+results, child = FORKED.Queue(), FORKED.Process(target=dies)
+child.start()
+results.get()"""
+    script = tmp_path / "rank.py"
+    script.write_text(HEAD + code)
+    came = tmp_path / "pids"
+    command = [*python("")[:-2], str(script), str(came)]
+    with subprocess.Popen(command, start_new_session=True) as rank:
+        try:
+            (pid,) = pids_in(came, 1)
+            until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it ends", LIMIT_S)
+            threads: list[ThreadStack] = []
+
+            def reads() -> bool:
+                threads[:] = capture([rank.pid])[rank.pid]
+                return any(frame.function.endswith("recv_bytes") for frame in threads[0].frames)
+
+            until(reads, "it reads the queue", LIMIT_S)
+            found = dead_children(rank.pid, threads)
+            assert [one.partition(" (")[0] for one in found] == [f"its child {pid}"] * bool(said)
+            assert all(one.endswith(f"has ended {said}") for one in found)
+        finally:
+            os.killpg(rank.pid, signal.SIGKILL)
