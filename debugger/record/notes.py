@@ -409,15 +409,16 @@ class ReplicasNote(NoteData):
 class WithoutGradientNote(NoteData):
     """DDP waits for gradients of a model, whose group is given by name and incarnation. `count`: of
     how many parameters, only some of which may be named; `call`: how many calls the rank had made
-    by then."""
+    by then; `replaced`: how many of them are no longer in the model that DDP was made of."""
 
     group: tuple[str, int]
     model: str
     parameters: tuple[str, ...]
     count: int
     call: int
+    replaced: int = 0
 
-    FOR_DIAGNOSIS = frozenset({"call"})
+    FOR_DIAGNOSIS = frozenset({"call", "replaced"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ REMEDY = (
     "let the loss use them, freeze them before the model is wrapped, or pass "
     "find_unused_parameters=True to DistributedDataParallel"
 )
+REPLACED = (
+    "DistributedDataParallel keeps those that it was made of, and does not reduce the new ones"
+)
 
 
 def unused_parameters(world: World) -> list[Candidate]:
@@ -147,6 +150,12 @@ def _finding(
     what = next(iter(by_text)) if len(by_text) == 1 else "parameters"
     if len(by_text) > 1:
         details = [f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items()] + details
+    replaced = max(_told(note).replaced for note in left_out.values())
+    if replaced:
+        details = [
+            f"{replaced} of them have been replaced in the model since: {REPLACED}",
+            *details,
+        ]
     ranks = stand(world, chosen(culprits, victims))
     for rank in set(culprits) & set(ranks):
         state = "left parameters without gradient"

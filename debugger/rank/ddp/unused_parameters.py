@@ -40,7 +40,7 @@ class _Watched:
 
     __slots__ = ("group", "in_parts", "missing", "name", "names")
 
-    def __init__(self, name: str, group: GroupRecord | None, names: list[str]) -> None:
+    def __init__(self, name: str, group: GroupRecord | None, names: dict[int, str]) -> None:
         self.name = name
         self.group = group
         self.names = names
@@ -76,7 +76,7 @@ class UnusedParameters:
                 watched.missing = missing
                 if missing is not None:
                     site = recorder.site(sys._getframe(1))
-                    recorder.note(_note(DdpUnusedNote, recorder, watched, missing), "", site)
+                    recorder.note(_note(DdpUnusedNote, recorder, model, watched, missing), "", site)
                 else:
                     watched.in_parts = True
                     recorder.note(DdpCompleteNote(), "")
@@ -92,7 +92,7 @@ class UnusedParameters:
         missing = None if watched is None else private.without_gradient(model)
         if watched is None or missing is None:
             return False
-        note = _note(DdpFailedNote, recorder, watched, missing)
+        note = _note(DdpFailedNote, recorder, model, watched, missing)
         rank_log.write("ddp_unused_parameters", level="error", **note.data())
         recorder.note(note, titled(error), site)
         recorder.note(FindingRaisedNote(), "ddp_unused_parameters")
@@ -102,12 +102,17 @@ class UnusedParameters:
         return True
 
 
-def _note(kind: type[N], recorder: Recorder, watched: _Watched, missing: list[int]) -> N:
-    names = [watched.names[index] for index in missing if index < len(watched.names)]
+def _note(
+    kind: type[N], recorder: Recorder, model: Any, watched: _Watched, missing: list[int]
+) -> N:
+    reduced = list(watched.names)  # ids, which are nobody else's: the reducer keeps its parameters
+    left = [reduced[index] for index in missing if index < len(reduced)]
+    names = [watched.names[one] for one in left]
     return kind(
         group=(watched.group.name, watched.group.incarnation) if watched.group else ("", 0),
         model=watched.name,
         parameters=tuple(names[:MOST_NAMES]),
         count=len(missing),
         call=recorder.writer.calls,
+        replaced=len(set(left).difference(map(id, model.module.parameters()))),
     )

@@ -106,11 +106,12 @@ def facts(logger: Any) -> dict[str, str | int]:
     return {**data.strs_map, **data.ints_map}
 
 
-def parameter_names(model: Any) -> list[str]:
-    """The qualified names of the parameters that are reduced, by the reducer's index."""
+def parameter_names(model: Any) -> dict[int, str]:
+    """The qualified names of the parameters that are reduced, by the parameters' ids, in the order
+    of the reducer's indices."""
     parameters, _ = model._build_params_for_reducer()
     names = model._build_debug_param_to_name_mapping(parameters)
-    return [str(names[index]).removeprefix(".") for index in range(len(parameters))]
+    return {id(one): str(names[n]).removeprefix(".") for n, one in enumerate(parameters)}
 
 
 def without_gradient(model: Any) -> list[int] | None:

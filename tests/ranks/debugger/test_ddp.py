@@ -168,10 +168,14 @@ def test_what_does_not_change_is_noted_once(tmp_path: Path, torch_loaded: TorchL
     assert run.run() == 0, run.explain()
     for view in run.views():
         notes = [note for note in view.notes if note.kind.startswith("ddp_")]
-        assert [(note.kind, note.data.get("parameters")) for note in notes] == [
-            ("ddp_unused", ["right.weight", "right.bias"]),
-            ("ddp_unused", ["right.weight", "right.bias"]),
-            ("ddp_complete", None),
+        names = ["right.weight", "right.bias"]
+        told = [
+            (note.kind, note.data.get("parameters"), note.data.get("replaced")) for note in notes
+        ]
+        assert told == [
+            ("ddp_unused", names, 2),
+            ("ddp_unused", names, 0),
+            ("ddp_complete", None, None),
         ]
 
 

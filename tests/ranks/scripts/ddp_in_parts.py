@@ -1,4 +1,5 @@
-"""A model with a backward for each of its outputs, and one that is left waiting for good."""
+"""A model with a backward for each of its outputs, and one that is left waiting for good,
+since a part of it was replaced."""
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ class TwoHeads(nn.Module):
 dist.init_process_group("gloo")
 model = DistributedDataParallel(TwoHeads())
 waiting = DistributedDataParallel(TwoHeads())
+waiting.module.right = nn.Linear(4, 1)
 waiting(torch.ones(2, 4))[0].mean().backward()
 for _ in range(20):
     for output in model(torch.ones(2, 4)):

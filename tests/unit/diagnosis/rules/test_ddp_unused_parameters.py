@@ -51,6 +51,16 @@ def test_one_rank_fails_and_the_others_wait() -> None:
     assert found.exit_code == 1
 
 
+def test_parameters_that_were_replaced_are_told_as_such() -> None:
+    run = Run(2)
+    for rank in run.ranks.values():
+        data = told(rank, AUXILIARY) | {"replaced": 2}
+        rank.notes_down("ddp_unused", line=40, **data)
+        rank.notes_down("ddp_failed", "RuntimeError: Expected", 39, **data)
+    (found,) = run.errors()
+    assert found.details[0].startswith("2 of them have been replaced in the model since: Distr")
+
+
 def test_others_that_still_compute_are_waited_for() -> None:
     run = Run(2)
     leaves_out(run[0])
