@@ -39,7 +39,9 @@ def titled(error: BaseException) -> str:
 
 def stack_of(error: BaseException) -> tuple[str, ...]:
     """The innermost frames of its traceback, outermost first: `file:line in function`. Those of
-    this layer, which only hand a call on, are left out, unless they raised it themselves."""
+    this layer, which only hand a call on, are left out, unless they raised it themselves; so are
+    functions around others (`distcore.base.wrapping`), which `warnings` does not count either."""
     rows = traceback.extract_tb(error.__traceback__)
+    rows[:] = [row for row in rows if not row.filename.endswith("importlib._bootstrap>")] or rows
     theirs = [row for row in rows[:-1] if not call_site.is_layers(row.filename)] + rows[-1:]
     return tuple(f"{row.filename}:{row.lineno} in {row.name}" for row in theirs[-_MOST_FRAMES:])

@@ -6,7 +6,9 @@ import sys
 import time
 
 from distdebug.rank.process.exits import _status_of
-from distdebug.rank.record.exception_text import name_of, text_of, titled
+from distdebug.rank.record.exception_text import name_of, stack_of, text_of, titled
+
+from distcore.base.wrapping import around
 
 
 class Leaves(Exception):
@@ -52,3 +54,15 @@ def test_what_sys_exit_makes_of_its_argument() -> None:
     given = [None, 0, 256, 257, -1, True, 2**40, 2**70, -(2**63), 0.0, "x", ()]
     statuses = [0, 0, 0, 1, 255, 1, 0, 255, 0, 1, 1, 1]
     assert [_status_of(one) for one in given] == statuses
+
+
+def test_functions_around_others_are_no_places_of_an_exception() -> None:
+    def joins() -> int:
+        return int("refused")  # as code in C raises, without a frame
+
+    wrapped = around(joins)(joins)
+    try:
+        wrapped()
+    except ValueError as error:
+        (place,) = stack_of(error)
+    assert place.endswith("in test_functions_around_others_are_no_places_of_an_exception")
