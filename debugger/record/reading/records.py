@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from .. import steady_clock
-from ..layout import Role
+from ..layout import Phase, Role
 from ..notes import CrashNote, ForkedNote, LayerOffNote
 from ..snapshot import Note, Process, Rank, Snapshot
 from .copies import far_heartbeat_s, node_of, own_name
@@ -456,7 +456,8 @@ def _snapshot(
             if taken.joins != view.joins:
                 ranks[view.rank] = taken if taken.joins else view
                 continue  # the other is a helper, which has inherited the name of the rank
-            if taken.process.alive and not view.process.alive:
+            leaves = not view.process.alive or taken.phase < Phase.EXITING <= view.phase
+            if taken.process.alive and leaves:
                 taken, view = view, taken  # the one that is left is what the run is about
             rivals.append(taken)
         ranks[view.rank] = view

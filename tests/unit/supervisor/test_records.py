@@ -16,7 +16,7 @@ from distdebug.diagnosis.facts.world import World
 from distdebug.diagnosis.limits import Limits
 from distdebug.record import layout
 from distdebug.record.exits import ExitLog
-from distdebug.record.layout import Role
+from distdebug.record.layout import Phase, Role
 from distdebug.record.reading.records import Records, _snapshot, worlds_of
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process, Rank, Snapshot
@@ -68,6 +68,14 @@ def test_two_that_join_as_one_rank_are_rivals() -> None:
     rank, other = waiting_at("here", 0, 1)
     (snapshot,) = _snapshots([rank, replace(rank, pid=99), other])
     assert [rival.pid for rival in snapshot.rivals] == [rank.pid]
+
+
+def test_of_two_that_join_as_one_rank_the_one_that_stays_stands_for_it() -> None:
+    """A program that a rank has started took its name, and is on its way out."""
+    rank, other = waiting_at("here", 0, 1)
+    nested = replace(rank, pid=99, started_ns=rank.started_ns + 1, phase=Phase.EXITING)
+    (snapshot,) = _snapshots([rank, nested, other])
+    assert (snapshot.ranks[0], snapshot.rivals) == (rank, (nested,))
 
 
 def _snapshots(views: list[Rank]) -> list[Snapshot]:
