@@ -325,6 +325,9 @@ def _parting(
     if history is None or state is None:
         return ()
     texts = []
+    destroyed = world.notes(first, DestroyedNote)
+    if len(destroyed) == 1 and world.pending(first):  # its row says what it waits for since
+        texts.append(f"rank {first} destroyed the group{at_site(destroyed[-1].site)}")
     last = history.at(view.key, state.issued - 1) if state.issued else None
     if last is not None:
         made = f"{call_text(last)} #{last.seq}{at_site(last.site)}"

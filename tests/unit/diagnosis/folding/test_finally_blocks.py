@@ -60,6 +60,7 @@ def test_a_rank_that_makes_its_group_anew_has_not_ended_of_the_exception(joined:
     run[1].calls(all_reduce(8), waits=True)
     unwinds(run[0], destroys=True)
     run[0].destroys()
+    run[0].notes_down("destroyed", line=28)
     if joined:
         run[0].has_group("0", (0, 1), incarnation=1)
         run[0].calls(all_reduce(8), incarnation=1, waits=True)
@@ -67,6 +68,7 @@ def test_a_rank_that_makes_its_group_anew_has_not_ended_of_the_exception(joined:
         run[0].waits_in(Activity.INIT)
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.victims) == ("early_exit", (0,), (1,))
+    assert found.details[0] == "rank 0 destroyed the group at train.py:28 in step"
 
 
 def test_an_exception_long_ago_is_not_the_cause() -> None:
