@@ -5,6 +5,7 @@ No command's module is imported before it is wanted: the tool starts in a blink,
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ EXIT_USAGE = 2
 EXIT_TOOL_FAILED = 96
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXAMPLES = """\
 examples:
@@ -141,6 +143,13 @@ def _told(error: Exception) -> int:
         return _say(str(error), EXIT_USAGE)
     if _is_of_removed_directory(error):
         return _say("the working directory was removed; change to one that exists", EXIT_USAGE)
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _close_stdout()
+        where = error.filename or "the output"
+        return _say(f"cannot write {where}: {error.strerror}; write it elsewhere", EXIT_USAGE)
     sentence = f"distdebug itself failed ({type(error).__name__}: {error})"
     return _say(f"{sentence}; {_keep_traceback(error)}", EXIT_TOOL_FAILED)
 

@@ -21,6 +21,8 @@ from distdebug.errors import DistdebugError, UsageError
 from distdebug.record.reading.reader import FlightError
 from distdebug.record.safe_files.place import RunDirectoryError
 
+from . import runs_on_disk
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -195,6 +197,27 @@ def test_a_full_stdout_that_is_non_blocking_gets_all(monkeypatch: pytest.MonkeyP
             code = cli.main(["--help"])
         reader.join()
     assert (code, got) == (0, [lines + "\n"])
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["logs"], ["runs"], ["report", "--json"]])
+def test_a_full_device_is_one_sentence(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs_on_disk.finished().stdout(0).write_bytes(b"a line\n" * 10_000)  # more than a buffer
+    command = [sys.executable, "-m", "distdebug", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+    assert done.stderr == (
+        "distdebug: cannot write the output: No space left on device; write it elsewhere\n"
+    )
+    assert done.returncode == 2
 
 
 def test_a_file_that_is_not_there_is_not_taken_for_a_removed_directory(
