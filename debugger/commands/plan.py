@@ -141,6 +141,7 @@ def _planned(
     from ..plan.model import Model
     from ..plan.planner import plan_ranks, shown
     from ..plan.programs import read_programs
+    from ..supervisor.command import launch
     from ..supervisor.injection import Injection
 
     own = asked.request.own
@@ -151,7 +152,9 @@ def _planned(
     directory.write_json("run.json", told)
     injection = Injection(faults, directory, _say)
     environment = {**request.environment, **injection.environment}
-    outcome = plan_ranks(directory, replace(request, environment=environment), itself)
+    request = replace(request, environment=environment)
+    # A plan is a simulation: of the daemons of its programs, too, nothing may be left.
+    outcome = plan_ranks(directory, request, itself, launch.run_leaving_nothing)
     facts = PlanFacts(
         command=command,
         of=request.world_size or outcome.world_size,

@@ -6,12 +6,12 @@ That process imports torch and whatever the ranks need; this one needs neither.
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..errors import DistdebugError, UsageError
 from ..hook.loading import command
+from ..record.exits import ExitStatus
 from ..record.requests.plan_request import Outcome, Request
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text.whole_numbers import whole_number
@@ -20,12 +20,17 @@ from ..record.writing.program_writer import FOLDER
 _FORKER = "rank.plan.forker"
 _LAUNCHER = "rank.plan.launched"
 
+RunCommand = Callable[[Sequence[str], str, Mapping[str, str]], ExitStatus]
+"""Runs a command, with what it reads from its standard input and its environment, to its end."""
+
 
 class PlanningFailed(DistdebugError):
     """The process that runs the ranks has failed."""
 
 
-def plan_ranks(directory: RunDirectory, request: Request, starts_itself: bool) -> Outcome:
+def plan_ranks(
+    directory: RunDirectory, request: Request, starts_itself: bool, run: RunCommand
+) -> Outcome:
     """Run the ranks; their programs are in the run directory then. `starts_itself`: the target is
     the program that starts the ranks, and says how many there are. Raises PlanningFailed, and
     UsageError where the program cannot be planned."""
@@ -39,20 +44,16 @@ def plan_ranks(directory: RunDirectory, request: Request, starts_itself: bool) -
         jobs=request.jobs or len(os.sched_getaffinity(0)),
         environment=environment,
     )
-    done = subprocess.run(
-        command(_LAUNCHER if starts_itself else _FORKER, shared=True),
-        input=whole.to_json(),
-        text=True,
-        env=environment,
-        check=False,
+    ended = run(
+        command(_LAUNCHER if starts_itself else _FORKER, shared=True), whole.to_json(), environment
     )
     refusal = directory.path / Outcome.REFUSAL
     if refusal.exists():
         raise UsageError(refusal.read_text(errors="replace"))
     outcome = Outcome.read(directory.path)
-    if done.returncode or outcome is None:
+    if ended.shell_code or outcome is None:
         raise PlanningFailed(
-            f"the process that runs the planned ranks ended with status {done.returncode}; "
+            f"the process that runs the planned ranks ended with {ended}; "
             f"what it left is in {directory.path}"
         )
     return outcome

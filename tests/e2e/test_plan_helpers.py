@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import runs
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
+from tests.unit.supervisor.process_tools import alive, pids_in
 
 LOADER = """
 import sys, time
@@ -43,6 +45,18 @@ if not os.fork():
 dist.all_reduce(torch.tensor([1]))
 os._exit(0)
 """
+DAEMON = """
+import os, subprocess
+import torch, torch.distributed as dist
+quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+daemon = "echo $$ >>daemons; exec sleep 600"
+subprocess.Popen(["sh", "-c", daemon], start_new_session=True, **quiet)
+subprocess.run(["sh", "-c", f"setsid sh -c '{daemon}' &"], **quiet)  # an orphan at once
+dist.init_process_group("gloo")
+dist.all_reduce(torch.tensor([1]))
+while open("daemons").read().count("\\n") < 2:
+    os.sched_yield()
+"""
 
 
 @pytest.mark.parametrize("mode", ["right", "wrong"])
@@ -66,3 +80,12 @@ def test_a_child_that_a_rank_leaves_behind_keeps_nobody_waiting(
     done = plan(torch_loaded, ["-n", "2", str(script)], tmp_path)
     assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
     assert time.monotonic() - began_s < 250
+
+
+def test_a_plan_leaves_no_daemon(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DAEMON)
+    done = runs.run("plan", ["-n", "1", str(script)], tmp_path)
+    assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
+    # Which are killed, and reaped, before the command ends.
+    assert not [pid for pid in pids_in(tmp_path / "daemons", 2) if alive(pid)]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import os
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from distdebug.record.exits import ExitStatus
 from distdebug.testing.channel import Channel
 from tests.support import runs
 from tests.support.in_fork import end, surroundings
@@ -47,38 +46,28 @@ def be_plan(
 
 def _plan(argv: Sequence[str]) -> None:
     from distdebug import cli
-    from distdebug.plan import planner
+    from distdebug.supervisor.command import launch
 
     sys.argv = ["distdebug", *argv]
-    planner.subprocess = _Subprocess(subprocess)  # type: ignore[attr-defined]
+    launch.run_leaving_nothing = _run_forked
     sys.exit(cli.main())
 
 
-class _Subprocess:
-    """The module `subprocess` for `plan.planner`, which starts by it what runs the ranks."""
+def _run_forked(_command: Sequence[str], text: str, _env: Mapping[str, str]) -> ExitStatus:
+    """What runs the ranks, without a warden."""
+    pid = os.fork()
+    if not pid:
+        status = 121
+        try:
+            from distdebug.rank.plan import forker
 
-    def __init__(self, module: ModuleType) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    @staticmethod
-    def run(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
-        pid = os.fork()
-        if not pid:
-            status = 121
-            try:
-                from distdebug.rank.plan import forker
-
-                sys.stdin = io.StringIO(how["input"])
-                forker.main()
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(status)
-        _, raw = os.waitpid(pid, 0)
-        return subprocess.CompletedProcess(list(command), os.waitstatus_to_exitcode(raw))
+            sys.stdin = io.StringIO(text)
+            forker.main()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    return ExitStatus.from_wait(os.waitpid(pid, 0)[1])

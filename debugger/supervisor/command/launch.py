@@ -28,10 +28,16 @@ class Launch:
     Make it first of all: the warden then starts up while the supervisor prepares. Statuses that
     the warden reaps (the command's, and orphans') go to `exits`. If this process dies, by SIGKILL
     too, the warden kills everything below it. `aside` is where all below writes that has no file
-    of its own, for a run that does not have the terminal; then it cannot read from it either.
+    of its own, for a run that does not have the terminal; then it cannot read from it either, but
+    from `stdin`, where that is given.
     """
 
-    def __init__(self, exits: ExitLog | None = None, aside: IO[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        exits: ExitLog | None = None,
+        aside: IO[bytes] | None = None,
+        stdin: IO[bytes] | None = None,
+    ) -> None:
         self.exits = exits if exits is not None else ExitLog()
         self.pid = 0
         """The command's process id; 0 before `start`."""
@@ -51,7 +57,7 @@ class Launch:
                 # What a launcher above us hands down (PMI_FD, a make jobserver) must arrive below.
                 close_fds=False,
                 start_new_session=True,
-                stdin=None if aside is None else subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if aside and stdin is None else stdin,
                 stdout=aside,
                 stderr=aside,
             )
@@ -230,6 +236,19 @@ class Launch:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.005)
+
+
+def run_leaving_nothing(command: Sequence[str], text: str, env: Mapping[str, str]) -> ExitStatus:
+    """Runs a command, which reads `text` from its standard input, to its end, and ends all that it
+    has started then: in sessions of their own, too, and also if this process is killed."""
+    with open(os.memfd_create("stdin"), "w+b") as stdin:
+        stdin.write(text.encode())
+        stdin.seek(0)
+        with Launch(stdin=stdin) as launch:
+            launch.start(command, env)
+            while (ended := launch.wait(60.0)) is None:
+                pass
+            return ended
 
 
 def find_command(command: Sequence[str], env: Mapping[str, str], cwd: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+from distcore.base.wrapping import around
 from distdebug.rank.process.exits import _status_of
 from distdebug.rank.record.exception_text import name_of, stack_of, text_of, titled
-
-from distcore.base.wrapping import around
 
 
 class Leaves(Exception):
