@@ -37,6 +37,7 @@ from .injection import Injection
 from .machine.host import HostSampler
 from .machine.oom import OomWatch
 from .machine.processes import ProcessTable
+from .machine.task_limit import TaskLimit
 from .metrics_file import MetricsFile
 from .output.process import OutputProcess
 from .own_faults import OwnFaults
@@ -123,6 +124,7 @@ class Supervisor:
         self._metrics = MetricsFile(options.prom, directory.path.name, self._say)
         self._injection = Injection(options.faults, directory, self._say, options.own_network)
         self._oom = OomWatch()
+        self._task_limit = TaskLimit()
         table = ProcessTable(exits, launch, self._oom)
         self._job = Job(options.several, directory, table, self._say)
         within_s = options.limits.hang_timeout_s
@@ -179,7 +181,10 @@ class Supervisor:
                 network=self._injection.network,
                 scratch=self._options.scratch,
             )
-            look, finding = end.end(*self._follow(launch, host))
+            look, finding = self._follow(launch, host)
+            with self._faults.guard("the limit of processes"):
+                finding = self._task_limit.explained(finding, launch)
+            look, finding = end.end(look, finding)
             if finding is None and self._interrupts.signal is None:
                 with self._faults.guard("the breakpoints"):
                     self._tell_pauses()  # who has left one since the last look, and ended

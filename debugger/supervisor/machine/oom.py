@@ -7,6 +7,11 @@ import os
 import re
 from pathlib import Path
 
+from . import cgroups
+
+_COUNTERS = ("memory.events", "memory.oom_control")
+"""The file with the counter, in version 2 and in version 1."""
+
 
 class OomWatch:
     """Tells a SIGKILL of the kernel's OOM killer from any other.
@@ -18,12 +23,12 @@ class OomWatch:
 
     def __init__(
         self,
-        proc: Path = Path("/proc"),
-        cgroups: Path = Path("/sys/fs/cgroup"),
+        proc: Path = cgroups.PROC,
+        mounted: Path = cgroups.MOUNTED,
         kernel_log: Path | None = Path("/dev/kmsg"),
     ) -> None:
         self._proc = proc
-        self._cgroups = cgroups
+        self._cgroups = mounted
         self._counters: dict[int, Path | None] = {}
         self._baseline: dict[Path, int] = {}
         # For a process that was not seen alive, such as a launcher, the counter of our own cgroup
@@ -68,28 +73,11 @@ class OomWatch:
 
     def _find_counter(self, pid: int) -> Path | None:
         try:
-            lines = (self._proc / str(pid) / "cgroup").read_text().splitlines()
+            folders = cgroups.folders(pid, "memory", self._proc, self._cgroups)
         except OSError:
             return None
-        candidates = []
-        for line in lines:
-            _, controllers, path = line.split(":", 2)
-            inside = path.strip("/")
-            if controllers == "":
-                candidates += [
-                    self._cgroups / inside / "memory.events",
-                    self._cgroups / "unified" / inside / "memory.events",
-                ]
-            elif "memory" in controllers.split(","):
-                # Within a container the path may be the host's, and the mount shows its own root.
-                candidates += [
-                    self._cgroups / "memory" / inside / "memory.oom_control",
-                    self._cgroups / "memory" / "memory.oom_control",
-                ]
-        for candidate in candidates:
-            if _read_counter(candidate) is not None:
-                return candidate
-        return None
+        candidates = (folder / name for folder in folders for name in _COUNTERS)
+        return next((one for one in candidates if _read_counter(one) is not None), None)
 
     def _read_kernel_log(self) -> None:
         while self._kernel_log >= 0:
