@@ -4,7 +4,7 @@ One file for each optimiser and group, `pid-<pid>-<n>.replicas`, which a note of
 announces. It is allocated in full when it is made, and holds the last steps only:
 
     HEADER, then the definition: JSON {"group": [name, incarnation], "key", "axis", "names",
-        "quantities", "samples", "unreduced"}
+        "quantities", "samples", "unreduced", "like"}
     ring of `entries`: ENTRY, 64 bits for each column, the samples, the entry's number + 1 again
 
 A column is of one quantity of one name: the digest of a parameter, of its gradient, of what the
@@ -13,8 +13,9 @@ the columns, in their order, are of which: [["parameter", 12], ...]; without it 
 `samples` says for the first columns of how many elements the values themselves stand there, as
 float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They show how far replicas
 are apart. `unreduced` names the parameters that the model's DDP did not have when it was made: it
-never brings their gradients together. All numbers are little-endian. A reader takes an entry only
-if both numbers agree.
+never brings their gradients together. `like`: what is in this file only seems to be
+a replica, by what happens to these parameters. All numbers are little-endian. A reader takes an
+entry only if both numbers agree.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class ReplicaWriter:
         samples: Sequence[int] = (),
         axis: str = "",
         unreduced: Sequence[str] = (),
+        like: Sequence[str] = (),
     ) -> None:
         runs = groupby(columns, key=lambda column: column.quantity)
         of_columns = {
@@ -99,6 +101,7 @@ class ReplicaWriter:
             "quantities": [[quantity, len(list(run))] for quantity, run in runs],
             "samples": list(samples),
             "unreduced": list(unreduced),
+            "like": list(like),
         }
         definition = json.dumps({"group": list(group), "key": key, **of_columns}).encode()
         self._columns = len(columns)
@@ -176,6 +179,7 @@ class ReplicaReader:
         self.key = str(definition["key"])
         self.axis = str(definition.get("axis") or "")
         self.unreduced = frozenset(map(str, definition.get("unreduced") or ()))
+        self.like: Sequence[str] = tuple(map(str, definition.get("like") or ()))
         self.columns: Sequence[Column] = _columns(definition)
         if len(self.columns) != self._columns:
             raise ValueError(f"{path} names {len(self.columns)} of {self._columns} columns")

@@ -214,7 +214,8 @@ class Replicas(Protocol):
     `key` tells them apart from others: it is the same on all ranks that have the same parameters.
     `columns`: quantity and name of each of the `values`. `axis`: that of a device mesh along which
     they are equal, if they are a part of something. `unreduced`: the parameters that their DDP
-    never had, for they were frozen, or did not exist, when it was made.
+    never had, for they were frozen, or did not exist, when it was made. `like`: they only seem to
+    be replicas, since the program treats these parameters, which are like them, as such.
     """
 
     group: GroupKey
@@ -222,6 +223,7 @@ class Replicas(Protocol):
     axis: str
     columns: Sequence[Column]
     unreduced: frozenset[str]
+    like: Sequence[str]
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""

@@ -60,9 +60,10 @@ def _key(world: World, finding: Finding) -> tuple[object, ...] | None:
         group = finding.group.name if finding.group else None
         return (finding.kind, group, finding.seq, where.location)
     desc = finding.group.desc if finding.group else ""
-    if finding.kind == "divergence" and desc.startswith(OF_MESH):
+    in_doubt = finding.severity == "warning"  # a forgotten gradient is so in all groups alike
+    if finding.kind == "divergence" and (in_doubt or desc.startswith(OF_MESH)):
         what = (finding.data[name] for name in ("quantity", "name", "step"))
-        return (finding.kind, desc, *what, where.location)
+        return (finding.kind, in_doubt or desc, *what, where.location)
     return _mismatch(finding) or _row(world, finding)
 
 

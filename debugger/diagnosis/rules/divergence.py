@@ -7,6 +7,9 @@ decide who is in the minority, but not for those that are very late.
 Of all that differs at that moment, the finding is about what comes first in a step: it is made of
 hyper-parameters, gradients and the optimiser's state, and makes the parameters.
 
+What only seems to be replicas, by what the program does with others like them, is a warning, where
+it was equal on all ranks of the group before their first step (`_were_equal`).
+
 Ranks that all make steps on their own have no replicas (local SGD). Where others show that there
 are some, a rank that has made one on its own is compared with them (`_compared`).
 """
@@ -14,7 +17,7 @@ are some, a rank that has made one on its own is compared with them (`_compared`
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 
 from ...record.majority import Vote, vote
@@ -27,10 +30,10 @@ from ...record.replicas import (
     number_of,
 )
 from ...record.snapshot import Column, Digest, GroupKey, Replicas
-from ...record.wording import group_name, printable, ranks_text, verb
+from ...record.wording import at_site, group_name, printable, ranks_text, verb
 from ..facts.world import OF_MESH, World
 from ..findings import Finding, GroupEvidence, RankEvidence, group_evidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import ROUNDING, SECOND_NS, Candidate
 
 Moment = tuple[int, int]
 MOST_PARTIES = 4
@@ -48,13 +51,13 @@ class Difference:
     """What is the first to differ at a moment.
 
     `column` is None where it is not on record any more. `values`: by rank, what stands there, or in
-    place of it for all columns. `differing` of the `all_of` columns of its quantity differ.
+    place of it for all columns. Of the `all_of` columns of its quantity the `differing` do.
     `largest`: of all elements on record, by how much those differ most that do.
     """
 
     column: Column | None
     values: Mapping[int, int]
-    differing: int = 0
+    differing: Sequence[Column] = ()
     all_of: int = 0
     largest: float | None = None
 
@@ -77,15 +80,42 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
     for rank, rows in digests.items():
         for row in rows:
             moments.setdefault(row.moment, {})[rank] = row
+    seem = any(one.like for one in replicas.values())
+    if seem and not _were_equal(world, replicas, moments):
+        return None
     for moment in sorted(moments):
         rows_of = _compared(moments[moment])
         if len({row.total for row in rows_of.values()}) > 1:
             if _may_still_come(world, replicas, digests, moment, rows_of):
                 return None
+            if seem and (len(rows_of) < len(replicas) or any(r.apart for r in rows_of.values())):
+                return None
             difference = _difference(replicas, moment, rows_of)
+            if seem and difference and _is_rounding(replicas, moment, difference):
+                continue
             if difference is not None:
                 return _finding(world, replicas, rows_of, difference)
     return None
+
+
+def _were_equal(
+    world: World, replicas: dict[int, Replicas], moments: Mapping[Moment, Mapping[int, Digest]]
+) -> bool:
+    """Whether all ranks of the group had the same before their first step."""
+    rows = moments[min(moments)] if moments else {}
+    group = _group(world, replicas)
+    if group is None or rows.keys() != set(group.ranks):
+        return False
+    return {row.step for row in rows.values()} == {0} and len({r.total for r in rows.values()}) == 1
+
+
+def _is_rounding(replicas: dict[int, Replicas], moment: Moment, difference: Difference) -> bool:
+    """Whether it may come of the order of additions: what no call has made equal is computed by
+    each rank, from the same where all have the whole activations."""
+    column = difference.column
+    samples = [one.samples(moment, column) for one in replicas.values()] if column else []
+    most = max((abs(one) for row in samples for one in row if not isnan(one)), default=0.0)
+    return (difference.largest or 0.0) <= ROUNDING * most
 
 
 def _compared(rows: dict[int, Digest]) -> dict[int, Digest]:
@@ -148,7 +178,7 @@ def _difference(
             largest = _largest_difference(
                 [replicas[rank] for rank in known], moment, of_it[0], values_of
             )
-            return Difference(of_it[0], values_of, len(of_it), count, largest)
+            return Difference(of_it[0], values_of, of_it, count, largest)
     return None
 
 
@@ -181,7 +211,8 @@ def _finding(
     first = rows[result.parties[0][1][0]]
     group = _group(world, replicas)
     name = group_name(group.name, group.desc) if group else None
-    axis = next(iter(replicas.values())).axis or (name or "").removeprefix(OF_MESH)
+    one_of = next(iter(replicas.values()))
+    axis = one_of.axis or (name or "").removeprefix(OF_MESH)
     where = f' in group "{name}"' if name else ""
     message = f"replicas differ {_after(first.step)}{where}: {_which(difference)}; " + _parties(
         result, rows, difference
@@ -191,7 +222,7 @@ def _finding(
     cause = _likely_cause(rows, difference, left_out)
     if column in [Column(GRADIENT, name) for one in replicas.values() for name in one.unreduced]:
         cause = "DDP does not have it: it was frozen (or did not exist) when DDP was made"
-    return Finding(
+    finding = Finding(
         kind="divergence",
         message=message,
         culprits=result.culprits,
@@ -211,6 +242,26 @@ def _finding(
             "max_difference": difference.largest,
             "likely_cause": cause,
         },
+    )
+    return _in_doubt(finding, difference, where, one_of.like, first) if one_of.like else finding
+
+
+def _in_doubt(
+    finding: Finding, difference: Difference, where: str, like: Sequence[str], first: Digest
+) -> Finding:
+    """The same as a warning, of what seems to be a replica by others like it."""
+    cause = "no rank's gradient of it was reduced on that group between backward and step"
+    names = [
+        printable(", ".join(some), 300) for some in ([c.name for c in difference.differing], like)
+    ]
+    message = (
+        f"parameters that were equal on all ranks{where} at the start differ {_after(first.step)}"
+        f"{at_site(first.site)}: {names[0]}; {cause}, while those of {names[1]} were: "
+        "if each rank is meant to have its own, nothing is wrong"
+    )
+    data = {**finding.data, "likely_cause": cause}
+    return replace(
+        finding, severity="warning", proven=False, message=message, details=(), data=data
     )
 
 
@@ -237,7 +288,7 @@ def _which(difference: Difference) -> str:
         return f"{what} {_name(difference.column)}"
     return (
         f'{what} "{_name(difference.column)}" is the first that does '
-        f"({difference.differing} of {difference.all_of})"
+        f"({len(difference.differing)} of {difference.all_of})"
     )
 
 

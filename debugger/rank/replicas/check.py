@@ -43,14 +43,23 @@ from ..log.own_faults import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private import ddp
 from . import quantities
-from .declarations import BY_GRADIENTS, BY_PLACEMENT, Declared, Model, declared_by, replicated_by
+from .declarations import (
+    BY_EQUALITY,
+    BY_GRADIENTS,
+    BY_PLACEMENT,
+    Declared,
+    Model,
+    declared_by,
+    replicated_by,
+)
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
 
 EVERY = "DISTDEBUG_CHECK_EVERY"
 MOST_FILES = 64
 MOST_APART = 16
-"""Digests of a model that is put on record after its rank has stepped on its own."""
+"""Digests of a model that is put on record after its rank has stepped on its own, and of what is
+taken for one by equality: the first must be kept, by which it was equal at the start."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -104,12 +113,14 @@ class Replica:
     """The count of reduced gradients at its last step."""
     left_alone: bool = False
     apart: int = 0
-    """Digests since it was left alone."""
+    """Digests since it was left alone, or of what is one by equality."""
     parameters_alone: bool = False
     """What a step is made of is not compared: it may be the next one's by then."""
     is_part: bool = False
     whole: Replica | None = None
     """Where it is a part of a model: all of that, compared before the next step."""
+    summed: Replica | None = None
+    """Where it is taken for one by equality: what the same group sums the gradients of."""
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
@@ -235,6 +246,10 @@ class ReplicaCheck:
                     flags = APART | ALONE * alone
                     self._add(replica, optimizer, tensors, steps.made, site, flags)
             elif made or replica.last[0][0] < 0:
+                if replica.model == BY_EQUALITY:
+                    if replica.apart == MOST_APART:
+                        continue
+                    replica.apart += 1
                 self._add(replica, optimizer, tensors, steps.made, site)
             elif replica.is_part:
                 self._add_whole(replica, optimizer, tensors)
@@ -296,7 +311,7 @@ class ReplicaCheck:
             replica.writer.append(*replica.withheld)
             replica.withheld = None
         at, step, site = stamp
-        if is_due(sum(at), self._every):
+        if replica.model == BY_EQUALITY or is_due(sum(at), self._every):
             stepped = step > 0 and not replica.parameters_alone
             reading = quantities.Reading(optimizer, tensors, replica.axis, stepped)
             values = reading.values(len(replica.columns))
@@ -315,6 +330,8 @@ class ReplicaCheck:
             return False  # what is declared holds for each step
         if replica.model == BY_GRADIENTS:
             return not self._were_reduced(replica, tensors)
+        if replica.model == BY_EQUALITY:
+            return not self._seem_forgotten(replica, tensors)
         number, issued = replica.model, replica.group.slot.issued
         known = self._models[number]
         places = [(number, id(one)) for one in tensors]
@@ -341,6 +358,21 @@ class ReplicaCheck:
         held = gradients.held(replica.group, [one.grad for one in tensors], since)
         return all(one.grad is None or known for one, known in zip(tensors, held, strict=True))
 
+    def _seem_forgotten(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether before this step, too, the gradients beside them were summed up, and neither
+        their own nor they themselves."""
+        gradients = self._gradients
+        if replica.apart == MOST_APART:
+            return True  # nothing is put on record any more
+        if gradients is None or replica.summed is None or self._is_left_alone(replica.summed):
+            return False
+        since, replica.reduced = replica.reduced, gradients.count
+        if not since:
+            return True  # so they were declared; before that all may have been made equal
+        return not any(
+            gradients.held(replica.group, [*(one.grad for one in tensors), *tensors], since)
+        )
+
     def _is_left_alone(self, replica: Replica) -> bool:
         return replica.left_alone or replica.model in self._local
 
@@ -357,11 +389,15 @@ class ReplicaCheck:
     def _replicas_of(
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[Replica]:
+        summed = None
         for declared in declared_by(optimizer, parameters, self._models, self._gradients):
             if declared.named and len(declared.group.ranks) > 1:
-                made = self._replica(optimizer, declared)
+                alone = declared.model == BY_EQUALITY
+                made = self._replica(optimizer, declared, parameters_alone=alone)
                 if made is not None:
+                    made.summed = summed if alone else None  # the one before is its group's
                     yield made
+                summed = made
 
     def _replica(
         self, optimizer: Optimizer, declared: Declared, parameters_alone: bool = False
@@ -397,7 +433,9 @@ class ReplicaCheck:
             self._files += 1
             try:
                 path = self._directory / name
-                writer = ReplicaWriter(path, group_key, text, columns, samples, axis, unreduced)
+                writer = ReplicaWriter(
+                    path, group_key, text, columns, samples, axis, unreduced, declared.like
+                )
                 break
             except FileExistsError:
                 continue  # of a process of that number before

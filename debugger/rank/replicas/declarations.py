@@ -3,8 +3,9 @@
 The parameters of each DDP model over its group; the DTensors that are replicated along an axis of a
 device mesh, over the group of that axis; and where there is no DDP model and `replicas` was asked
 for by name, every parameter whose gradient a group has summed up before its first step, over that
-group, for as long as that goes on before each further step. All else may be a part of a model, or
-one of many.
+group, for as long as that goes on before each further step. What a program seems to have forgotten
+to sum up so (`forgotten`) is taken for a replica as long as it was equal at the start: that it no
+longer is, is a warning. All else may be a part of a model, or one of many.
 
 An optimiser may leave out parameters of a DDP model, each rank others, where every rank steps its
 share and sends it to the rest; or one rank alone leaves out what the others train, which is a
@@ -25,6 +26,7 @@ from torch.optim import Optimizer
 from ..group.checked_group import CheckedGroup
 from ..record.recorder import GroupRecord
 from . import parameter_names, quantities
+from .forgotten import forgotten
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
 
@@ -33,6 +35,8 @@ BY_GRADIENTS = -1
 """Stands for the model where only their gradients tell that parameters are replicas."""
 BY_PLACEMENT = -2
 """The same, where DTensors say themselves that they are."""
+BY_EQUALITY = -3
+"""The same, where they are equal at the start, and gradients of others like them are summed."""
 
 
 @dataclass(slots=True)
@@ -50,13 +54,15 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Declared:
     """Parameters that are said to be equal on the ranks of a group: along an axis, or whole.
-    `is_part`: their DDP model has more."""
+    `is_part`: their DDP model has more. `like`: what those are called that they are taken for
+    replicas by."""
 
     model: int
     group: GroupRecord
     named: Named
     axis: Axis | None = None
     is_part: bool = False
+    like: Sequence[str] = ()
 
 
 def declared_by(
@@ -98,15 +104,24 @@ def replicated_by(known: Model, mine: Collection[int]) -> Named:
 def _by_gradients(
     optimizer: Optimizer, parameters: Sequence[torch.Tensor], gradients: ReducedGradients
 ) -> Iterator[Declared]:
-    names: dict[int, str] | None = {}
+    reduced: dict[GroupRecord, dict[int, torch.Tensor]] = {}
+    every = [one.grad for one in parameters]
     for group in gradients.groups():
-        held = gradients.held(group, [one.grad for one in parameters])
-        reduced = [one for one, known in zip(parameters, held, strict=True) if known]
-        if reduced and not names:
-            names = parameter_names.find_whole(optimizer)
-        if names is None:
-            return
-        yield Declared(BY_GRADIENTS, group, [(names[id(one)], one) for one in reduced])
+        held = zip(parameters, gradients.held(group, every), strict=True)
+        reduced[group] = {id(one): one for one, known in held if known}
+    names = parameter_names.find_whole(optimizer) if any(reduced.values()) else None
+    if names is None:
+        return
+    trained = {id(one) for one in parameters if one.grad is not None}
+    modules = parameter_names.modules()
+    of_all = [one.grad for each in modules for one in each.parameters(recurse=False) if one.is_leaf]
+    for group, of_group in reduced.items():
+        yield Declared(BY_GRADIENTS, group, [(names[key], one) for key, one in of_group.items()])
+        if gradients.passes_activations(group, [*every, *of_all]):
+            left_out, like = forgotten(modules, trained, reduced, group)
+            named = [(names[id(one)], one) for one in parameters if id(one) in left_out]
+            summed = [names[key] for key in of_group if key in like]
+            yield Declared(BY_EQUALITY, group, named, like=summed)
 
 
 def _by_placement(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[Declared]:

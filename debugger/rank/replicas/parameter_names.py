@@ -15,7 +15,7 @@ SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 def find_whole(optimizer: Optimizer) -> dict[int, str] | None:
     """As `find`; None where a module has cut them into shards, which are no replicas."""
     wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
-    for module in _modules():
+    for module in modules():
         if _is_sharded(module) and any(id(one) in wanted for one in module.parameters()):
             return None
     return find(optimizer)
@@ -29,16 +29,17 @@ def find(optimizer: Optimizer) -> dict[int, str]:
         for index, one in enumerate(group["params"])
     }
     wanted = set(names)
-    modules = _modules()
-    children = {id(child) for module in modules for child in module.children()}
-    roots = [module for module in modules if id(module) not in children]
+    every = modules()
+    children = {id(child) for module in every for child in module.children()}
+    roots = [module for module in every if id(module) not in children]
     # Of several modules that hold a parameter (an average of models, say), the one with the most.
     for _, found in sorted((_named(root, wanted) for root in roots), key=lambda one: one[0]):
         names.update(found)
     return names
 
 
-def _modules() -> list[nn.Module]:
+def modules() -> list[nn.Module]:
+    """All of this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
 
 

@@ -33,6 +33,7 @@ _Weak: Any = reductions.StorageWeakRef
 METHODS = frozenset({"allreduce", "allreduce_coalesced"})
 GIVEN_BY_ONE = "broadcast"
 """What a root has summed up, it hands to all so."""
+SCATTERED = frozenset({"reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"})
 TO_ONE = frozenset({"reduce", "gather"})
 """How a root is given what it sums up. Before the first of these a broadcast makes weights equal,
 and the gradient of a bias may be just the next layer's weights."""
@@ -56,6 +57,9 @@ class ReducedGradients:
         self._keeps_sums = True
         self._to_one: set[GroupRecord] = set()
         self._count = 0
+        self._last_backward = -1
+        self._in_backward: dict[GroupRecord, set[Any]] = {}
+        """The storages of what the last backward of this process has summed up."""
 
     @property
     def count(self) -> int:
@@ -74,10 +78,15 @@ class ReducedGradients:
             if method in TO_ONE:
                 self._to_one.add(record)
                 return None
-            summed = method in METHODS and _sums(known.text)
+            scattered = method in SCATTERED
+            summed = (scattered or method in METHODS) and _sums(known.text)
             if not (summed or method == GIVEN_BY_ONE):
                 return None
             tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
+            if summed:
+                self._see_backward(record, tensors)
+            if scattered:
+                return None
             for tensor in tensors:
                 self._add(record, tensor)
             tells = self._keeps_sums and (summed or record in self._to_one)
@@ -86,6 +95,23 @@ class ReducedGradients:
             return lambda: self._keep(record, tensors)
 
         return look
+
+    def _see_backward(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
+        number = torch_private.current_backward()
+        if number is None or number < 0:
+            return
+        if number != self._last_backward:
+            self._last_backward = number
+            self._in_backward.clear()
+        storages = {_Weak(one.untyped_storage()) for one in tensors if sums.may_tell(one)}
+        self._in_backward.setdefault(record, set()).update(storages)
+
+    def passes_activations(self, record: GroupRecord, gradients: Sequence[Tensor | None]) -> bool:
+        """Whether the last backward has summed up on this group what is none of these gradients, of
+        all parameters there are: ranks that do so hold parts of one model."""
+        plain = [one for one in gradients if one is not None and sums.is_plain(one)]
+        storages = self._in_backward.get(record, set())
+        return not storages <= {_Weak(one.untyped_storage()) for one in plain}
 
     def _add(self, record: GroupRecord, tensor: Tensor) -> None:
         self._count += 1
@@ -140,6 +166,7 @@ class ReducedGradients:
         self._reduced.clear()
         self._sums.clear()
         self._to_one.clear()
+        self._in_backward.clear()
 
     def forget(self) -> None:
         """Leave out what exists no more."""

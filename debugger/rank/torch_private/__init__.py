@@ -35,6 +35,7 @@ from .tools import keep_uncompiled, on_breakpoint, take_debug_level
 from .training import (
     cannot_look,
     capturing,
+    current_backward,
     on_data_end,
     on_loss_scaling,
     on_model_replicated,
@@ -53,6 +54,7 @@ __all__ = [
     "clone_group",
     "coalesce_messages",
     "creation_was_not_seen",
+    "current_backward",
     "depth",
     "dist",
     "has_threads_for_ranks",

@@ -36,6 +36,11 @@ JOINING = Part(
     "steps that Join makes for a rank without inputs are taken for the program's own",
     Private("torch.distributed.algorithms.join", "Join.__exit__", ("self",)),
 )
+BACKWARD = Part(
+    "backward_calls",
+    "gradients that a program has forgotten to sum are not noticed",
+    Private("torch", "_C._current_graph_task_id"),
+)
 
 
 @DATA_END
@@ -118,6 +123,12 @@ def cannot_look(hook: FrameType) -> bool:
 def _shadowing() -> CodeType | None:
     """What runs while Join makes the steps of a rank without inputs."""
     return getattr(JOINING.needs[0].find(), "__code__", None)
+
+
+@BACKWARD
+def current_backward() -> int | None:
+    """A number of the backward that runs on this thread; negative where none does."""
+    return int(torch._C._current_graph_task_id())
 
 
 def capturing() -> bool:

@@ -82,6 +82,13 @@ def test_what_ddp_never_had(tmp_path: Path) -> None:
     assert ReplicaReader(path, lambda _number: None, 0).unreduced == {"weight"}
 
 
+def test_what_only_seems_to_be_a_replica(tmp_path: Path) -> None:
+    assert not pair(tmp_path, ["weight"])[1].like
+    path = tmp_path / file_name(12, 1)
+    ReplicaWriter(path, GROUP, "key", WEIGHT, like=["norm.weight"])
+    assert ReplicaReader(path, lambda _number: None, 0).like == ("norm.weight",)
+
+
 def test_columns_of_several_quantities(tmp_path: Path) -> None:
     columns = [*WEIGHT, Column(GRADIENT, "weight"), Column(HYPERPARAMETER, "lr")]
     path = tmp_path / file_name(12, 0)

@@ -304,3 +304,68 @@ def test_parameters_that_were_put_back() -> None:
     for rank in range(3):
         run[rank].steps(2, [2])
     assert not run.errors()
+
+
+def seeming(*of_ranks: int, start: tuple[int, ...] = (), size: int = 0, by: float = 0.01) -> Run:
+    """What seems to be a replica is this on each rank after the first step, and after the second.
+    `start`: what it was before, if it was not equal; `by`: how far the elements of two are apart.
+    """
+    run = Run(size or len(of_ranks))
+    for rank, value in enumerate(of_ranks):
+        before = start[rank] if start else 1
+        for moment, now in enumerate([before, value, value + 10]):
+            run[rank].steps(moment, [now, 5], columns=WEIGHTS)
+        replicas = run[rank].replicas[0]
+        replicas.like = ("norm.weight", "norm.bias")
+        replicas.sampled = {WEIGHTS[0]: [0.5, 1.0 + by * value]}
+        replicas.rows = [(replace(row, step=row.step - 1), found) for row, found in replicas.rows]
+    return run
+
+
+WEIGHTS = (Column(PARAMETER, "last.weight"), Column(PARAMETER, "last.bias"))
+
+
+def test_what_was_equal_and_is_not_summed_is_a_warning() -> None:
+    run = seeming(2, 3, 4)
+    assert not run.errors()
+    (found,) = run.diagnose().findings
+    assert repr(found) == "<warning divergence: culprits [0, 1, 2]>"
+    assert not found.proven
+    assert found.message == (
+        'parameters that were equal on all ranks in group "default_pg" at the start differ after '
+        "optimizer step 1 at train.py:90 in step: last.weight; no rank's gradient of it was "
+        "reduced on that group between backward and step, while those of norm.weight, norm.bias "
+        "were: if each rank is meant to have its own, nothing is wrong"
+    )
+    assert (found.data["step"], found.data["name"]) == (1, "last.weight")
+    assert found.data["likely_cause"].startswith("no rank's gradient of it was reduced")
+
+
+def test_what_seems_to_be_a_replica_and_stays_equal() -> None:
+    assert not seeming(2, 2, 2).diagnose().findings
+
+
+def test_what_each_rank_computes_and_rounds() -> None:
+    assert not seeming(2, 3, by=2e-7).diagnose().findings
+
+
+def test_what_was_not_equal_at_the_start() -> None:
+    assert not seeming(2, 3, start=(1, 7)).diagnose().findings
+
+
+def test_what_some_ranks_of_the_group_do_not_have() -> None:
+    assert not seeming(2, 3, size=3).diagnose().findings
+
+
+def test_what_seems_to_be_a_replica_with_its_start_overwritten() -> None:
+    run = seeming(2, 3)
+    for rank in range(2):
+        del run[rank].replicas[0].rows[0]
+    assert not run.diagnose().findings
+
+
+def test_what_seems_to_be_a_replica_at_steps_of_ranks_of_their_own() -> None:
+    run = seeming(2, 3)
+    replicas = run[1].replicas[0]
+    replicas.rows[1:] = [(replace(row, apart=True), found) for row, found in replicas.rows[1:]]
+    assert not run.diagnose().findings

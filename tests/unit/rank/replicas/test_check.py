@@ -443,3 +443,95 @@ def test_gradients_in_one_tensor_that_a_root_has_summed_up(bench: Bench) -> None
         bench.step(optimizer, collectives=0)
     (moments,) = bench.moments()
     assert len(moments) == 3
+
+
+class Through(torch.autograd.Function):
+    """Whose backward sums the gradient of the activations over the group."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, bench: Bench) -> torch.Tensor:
+        context.bench = bench
+        return x.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        context.bench.all_reduce(gradient)
+        return gradient, None
+
+
+class Norms(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.shard, self.last = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def backward(self, bench: Bench | None) -> None:
+        """With parts of one model on the ranks, or (`bench` is None) a whole one on each."""
+        self.zero_grad()
+        normed = self.norm(torch.randn(2, 8))
+        passed = Through.apply(normed, bench) if bench else normed
+        self.last(self.shard(passed)).pow(3).sum().backward()
+
+
+def seeming(bench: Bench) -> list[tuple[Sequence[str], list[str], list[int]]]:
+    """Of each file of what only seems to be replicas: by what, which, and the steps on record."""
+    readers = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    return [
+        (one.like, [column.name for column in one.columns], [row.step for row in one.digests()])
+        for one in readers
+        if one.like
+    ]
+
+
+def sum_of(bench: Bench, *modules: nn.Module) -> None:
+    for one in (one for module in modules for one in module.parameters()):
+        assert one.grad is not None
+        bench.all_reduce(one.grad)
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_forgotten_gradient(bench: Bench, parts: bool) -> None:
+    """Where ranks have models of their own, it is a part of that."""
+    model = Norms()
+    optimizer = sgd(model)
+    for one in model.parameters():
+        bench.broadcast(one.data)
+    for _ in range(check.MOST_APART + 3):
+        model.backward(bench if parts else None)
+        sum_of(bench, model.norm)
+        bench.step(optimizer, collectives=1)
+    names = ["last.weight", "last.bias"]
+    like, steps = ("norm.weight", "norm.bias"), list(range(check.MOST_APART))
+    assert seeming(bench) == ([(like, names, steps)] if parts else [])
+
+
+def test_hooks_that_sum_gradients_pass_no_activations(bench: Bench) -> None:
+    model = Norms()
+    optimizer = sgd(model)
+    for one in [*model.norm.parameters(), *model.shard.parameters()]:
+        one.register_post_accumulate_grad_hook(lambda it: bench.all_reduce(it.grad))  # type: ignore[arg-type]
+    for _ in range(3):
+        model.backward(None)
+        bench.step(optimizer, collectives=1)
+    assert len(bench.files()) == 1
+    assert not seeming(bench)
+
+
+@pytest.mark.parametrize("what", ["gradients", "weights", "none"])
+def test_what_is_no_longer_forgotten(bench: Bench, what: str) -> None:
+    """From the second step on its own gradients are summed, or its weights, or no gradient is: what
+    followed the first step is not put on record."""
+    model = Norms()
+    optimizer = sgd(model)
+    for step in range(4):
+        model.backward(bench)
+        if not step or what != "none":
+            sum_of(bench, model.norm)
+        if step and what == "gradients":
+            sum_of(bench, model.last)
+        bench.step(optimizer, collectives=1)
+        if what == "weights":
+            for one in model.last.parameters():
+                bench.all_reduce(one.data)
+    ((_, _, steps),) = seeming(bench)
+    rows = next(rows for rows in bench.rows() if [row.step for row in rows] == steps)
+    assert [row.step for row in rows if not row.apart] == [0]
