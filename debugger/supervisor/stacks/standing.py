@@ -20,10 +20,11 @@ _LAST = re.compile(r"/threading\.py:_shutdown$|/multiprocessing/util\.py:_exit_f
 its parent, which it does not come back to."""
 _PATH = re.compile(r"""["']((?:/|\./|\w+://)[^"'\s]+|[\w.-]+:\d{2,5})["']""")
 _TAKES_ORDERS = re.compile(
-    r"/(?:site|dist)-packages/(?:ipykernel|ipyparallel|zmq|ray|grpc|tornado|uvicorn)/"
+    r"/(?:site|dist)-packages/(?:ipykernel|ipyparallel|zmq|ray|grpc|tornado|uvicorn|debugpy)/"
 )
 """Packages whose loops wait for requests, and show no listening socket in the thread that does: a
-kernel between two cells of a notebook is idle. (A thread in ZeroMQ's C++ polls an event.)"""
+kernel between two cells of a notebook is idle, and so is who waits for an editor to attach. (A
+thread in ZeroMQ's C++ polls an event.)"""
 MOST_AWAITED, MOST_OTHERS = 3, 3
 _MOST_TEXT = 200
 

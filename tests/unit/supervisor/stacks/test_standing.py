@@ -75,6 +75,12 @@ server.bind_to_random_port("tcp://127.0.0.1")
 ready()
 server.recv()
 """,
+    "waits for an editor": """
+import debugpy
+debugpy.listen(("127.0.0.1", 0))
+ready()
+debugpy.wait_for_client()
+""",
     "downloads": """
 connection = connected()
 other, _ = service.accept()
@@ -91,6 +97,7 @@ MAY_GO_ON = {
     "reads a pipe as its input": "waits for its input",
     "sleeps until a time": "sleeps until a time of its own",
     "waits for a message": "waits for requests",
+    "waits for an editor": "waits for requests",
     "downloads": "moves data",
 }
 """What is said of those that somebody may bring on; of all others nothing."""
