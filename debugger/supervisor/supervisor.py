@@ -185,6 +185,8 @@ class Supervisor:
             with self._faults.guard("the limit of processes"):
                 finding = self._task_limit.explained(finding, launch)
             look, finding = end.end(look, finding)
+            with self._faults.guard("the limit of processes"):  # also of what is found at the end
+                finding = self._task_limit.explained(finding, launch)
             if finding is None and self._interrupts.signal is None:
                 with self._faults.guard("the breakpoints"):
                     self._tell_pauses()  # who has left one since the last look, and ended

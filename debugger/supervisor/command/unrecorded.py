@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Collection
 
 from ...diagnosis.facts.exceptions import COMMUNICATION
-from ...diagnosis.findings import Finding
+from ...diagnosis.findings import Finding, RankEvidence
 from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 from .reach import Reach
 
@@ -46,5 +46,6 @@ def early_death(
         culprits=(rank,),
         victims=tuple(sorted({*recorded, *reach.ranks.values()} - {rank})),
         observable_ns=time_ns,
+        ranks={rank: RankEvidence(f"{how}, not watched (process {pid})")},
         data={"signal": status.signal, "exit_code": status.code, "oom_killed": memory},
     )

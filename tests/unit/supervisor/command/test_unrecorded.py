@@ -41,6 +41,7 @@ def test_it_says_how_and_why_it_was_not_watched_and_no_more(tmp_path: Path) -> N
         "rank 1 was killed by SIGABRT; it was not watched: its PYTHONPATH was replaced: write "
         "`export PYTHONPATH=$PYTHONPATH`"
     )
+    assert found.ranks[1].state == "was killed by SIGABRT, not watched (process 71)"
 
 
 def test_it_is_behind_a_rank_that_has_lost_a_peer_and_behind_nothing_else(tmp_path: Path) -> None:
