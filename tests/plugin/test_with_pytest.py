@@ -60,7 +60,7 @@ def test_who_does_not_use_it_pays_nothing() -> None:
         timeout=60,
         check=True,
     )
-    assert done.stdout.split() == ["debugger", "distdebug.testing", "distdebug.testing.plugin"]
+    assert done.stdout.split() == ["distdebug", "distdebug.testing", "distdebug.testing.plugin"]
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ def main() -> None:
 def hook_of_this_process():
     """What distdebug has put into this process at its start, and the names that belong to it."""
     for finder in sys.meta_path:
-        if type(finder).__name__ == "_Finder" and hasattr(type(finder), "_await_torch"):
+        if type(finder).__name__ == "_Finder" and "sitecustomize" in type(finder).__module__:
             return finder, type(finder).find_spec.__globals__
     return None, {}
 

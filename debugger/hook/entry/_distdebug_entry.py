@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from types import ModuleType
 from typing import Any
 
 _NAME = "_distdebug.hook.loading"
+_PLUGIN = "distdebug.testing.plugin"
 
 
 def _loading() -> Any:
@@ -38,12 +38,11 @@ def main() -> int:
     return code
 
 
-def __getattr__(name: str) -> ModuleType:
-    """`plugin`: the plugin of pytest, which is loaded when it is asked for."""
-    if name != "plugin":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    loading = _loading()
-    loading.load()
-    loading.installed()
-    plugin: ModuleType = loading.load("testing.plugin")
-    return plugin
+def pytest_addoption(pluginmanager: Any) -> None:
+    """pytest takes this module for a plugin: it registers ours by the name by which a project may
+    ask for it, too, so that it is there once, and without that name being imported."""
+    if not pluginmanager.has_plugin(_PLUGIN):
+        loading = _loading()
+        loading.load()
+        loading.installed()
+        pluginmanager.register(loading.load("testing.plugin"), _PLUGIN)

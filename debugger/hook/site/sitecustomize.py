@@ -264,7 +264,8 @@ class _Finder:
         try:
             loading = _loading()
             finder = loading.Finder(aliasing=True)
-            finder.await_module("torch", _install)
+            if "torch" not in sys.modules:
+                finder.await_module("torch", _install)
             sys.meta_path.insert(0, finder)
         except Exception as error:
             _complain(_explained(error))
