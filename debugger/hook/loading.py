@@ -302,11 +302,20 @@ def borrowed_from(*names: str) -> str:
 
 def ours_first() -> None:
     """In a process of ours, what is installed comes before what PYTHONPATH and the current
-    directory have: a project's modules may be called as ones that we need."""
-    own = {os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    own.add(os.path.abspath(""))
-    last = [one for one in sys.path if os.path.abspath(one) in own]
+    directory have: a project's modules may be called as ones that we need. What a program finds
+    where is in `programs_path`."""
+    programs_path[:] = sys.path
+    asked = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    try:
+        folders = {os.path.abspath(one) for one in asked}
+    except FileNotFoundError:  # the working directory was removed
+        folders = asked
+    last = [one for one in sys.path if one in asked or os.path.normpath(one) in folders]
     sys.path[:] = [one for one in sys.path if one not in last] + last
+
+
+programs_path: list[str] = []
+"""`sys.path` as a program has it that is started like this process; empty where it is that."""
 
 
 def command(module: str, *words: str, alone: bool = False, shared: bool = False) -> list[str]:

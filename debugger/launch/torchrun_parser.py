@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn, cast
 
 from ..errors import UsageError
+from ..hook import loading
 from ..record import torch_versions
 from .definitions import NotTakenError, PackageSource
 
@@ -39,7 +42,9 @@ def torchrun_parser() -> argparse.ArgumentParser:
 
 def _torch_directory() -> Path:
     try:
-        spec = importlib.util.find_spec("torch")
+        path = loading.programs_path or sys.path
+        spec = None if "torch" in sys.modules else PathFinder.find_spec("torch", path)
+        spec = spec or importlib.util.find_spec("torch")
     except ValueError:  # torch is in sys.modules without a spec, as in a test's fake
         spec = None
     if spec is None or not spec.submodule_search_locations:

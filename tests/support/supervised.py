@@ -189,8 +189,8 @@ def _begin_python(argv: Sequence[str], env: Mapping[bytes, bytes]) -> Any:
     """As far as a Python comes before its program, of which `argv` are the words. The hook."""
     os.environb.clear()
     os.environb.update(env)
-    for name in [one for one in sys.modules if one.split(".")[0] in ("distdebug", "_distdebug")]:
-        del sys.modules[name]  # the layer comes by the hook
+    for name in [one for one in sys.modules if one.split(".")[0] == "distdebug"]:
+        del sys.modules[name]  # a program asks for it itself
     sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != "Finder"]
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     # The first is to be the program's folder.

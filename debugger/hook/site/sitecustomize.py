@@ -292,6 +292,10 @@ def load(name):
 
 def _install(torch):
     """torch has been imported: put the layer in place, if this process can be a rank."""
+    _try(lambda: _begin(torch))
+
+
+def _begin(torch):
     if not torch.distributed.is_available():
         return
     with _loading().core:  # around all that imports of ours
