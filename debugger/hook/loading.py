@@ -28,6 +28,8 @@ PUBLIC = "distdebug"
 CORE = "distcore"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PARENT = os.path.dirname(PACKAGE)
+_ALIASING = __name__ != f"{PUBLIC}.hook.loading"
+"""Our package has the other name here: this file was loaded by its place."""
 BORROWED = "DISTDEBUG_BORROWED"
 """The folders from which a process of another environment takes what it lacks."""
 
@@ -73,10 +75,8 @@ class Finder:
     It stands first in `sys.meta_path`, and asks those behind it for the modules themselves.
     """
 
-    def __init__(self, aliasing: bool, alone: bool = False) -> None:
-        """`aliasing`: our package is `_distdebug` here; `alone`: no program runs in this process,
-        so that our names are ours."""
-        self._aliasing = aliasing
+    def __init__(self, alone: bool = False) -> None:
+        """`alone`: no program runs in this process, so that our names are ours."""
         self._alone = alone
         self._awaited: dict[str, list[Callable[[ModuleType], object]]] = {}
 
@@ -98,7 +98,7 @@ class Finder:
                 calls = self._awaited.pop(name)
                 spec.loader = _Calling(spec.loader, calls)  # type: ignore[assignment]
             return spec
-        if self._aliasing and name.partition(".")[0] == PUBLIC:
+        if _ALIASING and name.partition(".")[0] == PUBLIC:
             return self._of_package(name, path)
         if name == CORE and self._alone:
             return _spec_at(CORE, os.path.join(_PARENT, CORE))
@@ -108,7 +108,7 @@ class Finder:
 
     def _ordinary(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
+            if not isinstance(finder, Finder) and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path)
                 if spec is not None:
                     return spec
@@ -252,7 +252,7 @@ def installed() -> Finder:
     for one in sys.meta_path:
         if isinstance(one, Finder):
             return one
-    finder = Finder(aliasing=ALIAS in sys.modules)
+    finder = Finder()
     sys.meta_path.insert(0, finder)
     return finder
 
@@ -331,7 +331,7 @@ def command(module: str, *words: str, alone: bool = False, shared: bool = False)
 
 def _main(whose: str, module: str) -> Any:
     sys.argv[:2] = []
-    finder = Finder(aliasing=True, alone=whose == "own")
+    finder = Finder(alone=whose == "own")
     sys.meta_path.insert(0, finder)
     if whose == "own":
         ours_first()

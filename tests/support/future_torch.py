@@ -44,10 +44,23 @@ Mutation = tuple[tuple[str, str], ...]
 # -- which there are ----------------------------------------------------------------------------
 
 
+OF_PLANS = ("sent_objects", "weak_storages")
+"""Parts of `plan` that are not called so."""
+
+
 def table() -> dict[str, Any]:
     """Every private name of the tables that are used with this torch, by module:path."""
+    return {f"{one.module}:{one.path}": one for part in parts() for one in part.needs}
+
+
+def parts() -> list[Any]:
+    """Those of a rank that runs; the fork server has what a planned one needs, too."""
     probe = sys.modules["_distdebug.rank.torch_private.probe"]
-    return {f"{one.module}:{one.path}": one for part in probe.REGISTRY.parts for one in part.needs}
+    return [
+        part
+        for part in probe.REGISTRY.parts
+        if not (part.name.startswith("planned_") or part.name in OF_PLANS)
+    ]
 
 
 def mutations() -> list[Mutation]:
@@ -300,9 +313,7 @@ def _try(place: Path, mutation: Mutation, code: Code, known: Sequence[Sequence[A
             done.add(attribute)
             mutate(names[name], kind, code)
     unlike = [
-        part.name
-        for part in sys.modules["_distdebug.rank.torch_private.probe"].REGISTRY.parts
-        if any(loaded(one) and one.unlike() for one in part.needs)
+        part.name for part in parts() if any(loaded(one) and one.unlike() for one in part.needs)
     ]
     directory = RunDirectory.create(explicit=place / "run")
     observed = _ran(place, "observed", directory.path)

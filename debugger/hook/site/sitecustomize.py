@@ -263,10 +263,9 @@ class _Finder:
         sys.meta_path.remove(self)
         try:
             loading = _loading()
-            finder = loading.Finder(aliasing=True)
+            finder = loading.installed()
             if "torch" not in sys.modules:
                 finder.await_module("torch", _install)
-            sys.meta_path.insert(0, finder)
         except Exception as error:
             _complain(_explained(error))
             return None
