@@ -181,7 +181,7 @@ dist: $(TOOLS)/.installed
 	$(TOOLS)/bin/twine check --strict dist/*
 	$(TOOLS)/bin/check-wheel-contents dist/*.whl
 
-test-wheel: $(STAMP) dist
+test-wheel: $(STAMP) $(if $(BUILT),,dist)
 	DISTDEBUG_DIST=$(CURDIR)/dist TORCH_PYTHON=$(TORCH_PYTHON) $(BIN)/pytest tests/installed
 
 clean:

@@ -264,7 +264,7 @@ class _Finder:
         try:
             loading = _loading()
             finder = loading.Finder(aliasing=True)
-            finder.await_module("torch", _install)
+            finder.await_module("torch", lambda torch: _try(lambda: _install(torch)))
             sys.meta_path.insert(0, finder)
         except Exception as error:
             _complain(_explained(error))
