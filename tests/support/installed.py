@@ -23,8 +23,8 @@ NOT_OF_THE_TREE = (
     *("*.egg-info", "build", "dist", ".gpu-wheels", "gpu-results", "shared", "*.distdebug.tar.gz"),
 )
 """What .gitignore has, and git itself."""
-# Prints the folder of the packages, and what of it torch, numpy (without which torch warns) and what
-# they need have there.
+# Prints the folder of the packages, and what torch and numpy (without which torch warns), and what
+# they need, have there.
 _OF_TORCH = """
 import re, sysconfig
 from importlib.metadata import PackageNotFoundError, distribution

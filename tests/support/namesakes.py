@@ -44,21 +44,21 @@ def test_each_is_the_projects():
 """
 _RANK_TESTS = """
 import pytest
-import torch
-import torch.distributed as dist
 {imports}
 
 @pytest.mark.distributed(nproc=2)
 def test_right(dist_rank):
+    import torch
     tensor = torch.ones(1)
-    dist.all_reduce(tensor)
+    torch.distributed.all_reduce(tensor)
     assert {names} == {expected}
 
 @pytest.mark.distributed(nproc=2)
 def test_wrong(dist_rank):
+    import torch
     if dist_rank.rank:
-        dist.broadcast(torch.ones(1), 0)
-    dist.all_reduce(torch.ones(1))
+        torch.distributed.broadcast(torch.ones(1), 0)
+    torch.distributed.all_reduce(torch.ones(1))
 """
 EXPECTED: Mapping[str, tuple[int, str]] = {
     "mismatch": (91, "op_mismatch"),
