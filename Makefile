@@ -27,7 +27,7 @@ help:
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
 	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
 	@echo "make gpu       on a machine with an NVIDIA GPU: what takes one, in eight minutes, in a table"
-	@echo "make gpu-wheels  the packages it takes on a machine where nothing can be fetched (43 MB)"
+	@echo "make gpu-wheels  the packages it takes on a machine where nothing can be fetched (44 MB)"
 	@echo "make dist      the wheel and the sdist, built and checked in an environment of their own, in dist"
 	@echo "make test-wheel  those, installed into clean environments and tried there: before a release"
 	@echo "make test-wheel TORCH_PYTHON=DIR/bin/python  the same on another Python, which has torch"
