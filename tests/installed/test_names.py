@@ -93,7 +93,7 @@ def test_commands_with_the_project_on_pythonpath(environment: Environment, tmp_p
     trace = str(tmp_path / "trace.json")
     for code, *words in (
         (0, "report", run),
-        (0, "runs", str(tmp_path)),
+        (0, "runs"),
         (0, "logs", run),
         (0, "stacks", run),
         (0, "tui", "--help"),
