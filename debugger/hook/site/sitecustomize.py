@@ -263,9 +263,8 @@ class _Finder:
         sys.meta_path.remove(self)
         try:
             loading = _loading()
-            finder = loading.Finder(aliasing=True)
+            finder = loading.installed(aliasing=True)
             finder.await_module("torch", lambda torch: _try(lambda: _install(torch)))
-            sys.meta_path.insert(0, finder)
         except Exception as error:
             _complain(_explained(error))
             return None
