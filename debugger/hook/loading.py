@@ -28,6 +28,8 @@ PUBLIC = "distdebug"
 CORE = "distcore"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PARENT = os.path.dirname(PACKAGE)
+_ALIASING = __name__ != f"{PUBLIC}.hook.loading"
+"""Our package has the other name here: this file was loaded by its place."""
 BORROWED = "DISTDEBUG_BORROWED"
 """The folders from which a process of another environment takes what it lacks."""
 
@@ -73,10 +75,8 @@ class Finder:
     It stands first in `sys.meta_path`, and asks those behind it for the modules themselves.
     """
 
-    def __init__(self, aliasing: bool, alone: bool = False) -> None:
-        """`aliasing`: our package is `_distdebug` here; `alone`: no program runs in this process,
-        so that our names are ours."""
-        self._aliasing = aliasing
+    def __init__(self, alone: bool = False) -> None:
+        """`alone`: no program runs in this process, so that our names are ours."""
         self._alone = alone
         self._awaited: dict[str, list[Callable[[ModuleType], object]]] = {}
 
@@ -98,7 +98,7 @@ class Finder:
                 calls = self._awaited.pop(name)
                 spec.loader = _Calling(spec.loader, calls)  # type: ignore[assignment]
             return spec
-        if self._aliasing and name.partition(".")[0] == PUBLIC:
+        if _ALIASING and name.partition(".")[0] == PUBLIC:
             return self._of_package(name, path)
         if name == CORE and self._alone:
             return _spec_at(CORE, os.path.join(_PARENT, CORE))
@@ -108,7 +108,7 @@ class Finder:
 
     def _ordinary(self, name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         for finder in sys.meta_path:
-            if finder is not self and hasattr(finder, "find_spec"):
+            if not isinstance(finder, Finder) and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path)
                 if spec is not None:
                     return spec
@@ -248,16 +248,15 @@ class _CoreLoader(_Loader):
 core = _Core()
 
 
-def installed(aliasing: bool = False) -> Finder:
+def installed() -> Finder:
     """The finder of this process, made where there is none, in front of all others: pytest's own
     finds whatever a wheel with a plugin has by name, our packages included."""
     finder = next((one for one in sys.meta_path if isinstance(one, Finder)), None)
     if finder is None:
-        finder = Finder(aliasing=ALIAS in sys.modules)
+        finder = Finder()
     else:
         sys.meta_path.remove(finder)
     sys.meta_path.insert(0, finder)
-    finder._aliasing = finder._aliasing or aliasing
     return finder
 
 
@@ -306,11 +305,20 @@ def borrowed_from(*names: str) -> str:
 
 def ours_first() -> None:
     """In a process of ours, what is installed comes before what PYTHONPATH and the current
-    directory have: a project's modules may be called as ones that we need."""
-    own = {os.path.abspath(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep)}
-    own.add(os.path.abspath(""))
-    last = [one for one in sys.path if os.path.abspath(one) in own]
+    directory have: a project's modules may be called as ones that we need. What a program finds
+    where is in `programs_path`."""
+    programs_path[:] = sys.path
+    asked = {"", *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
+    try:
+        folders = {os.path.abspath(one) for one in asked}
+    except FileNotFoundError:  # the working directory was removed
+        folders = asked
+    last = [one for one in sys.path if one in asked or os.path.normpath(one) in folders]
     sys.path[:] = [one for one in sys.path if one not in last] + last
+
+
+programs_path: list[str] = []
+"""`sys.path` as a program has it that is started like this process; empty where it is that."""
 
 
 def command(module: str, *words: str, alone: bool = False, shared: bool = False) -> list[str]:
@@ -326,7 +334,7 @@ def command(module: str, *words: str, alone: bool = False, shared: bool = False)
 
 def _main(whose: str, module: str) -> Any:
     sys.argv[:2] = []
-    finder = Finder(aliasing=True, alone=whose == "own")
+    finder = Finder(alone=whose == "own")
     sys.meta_path.insert(0, finder)
     if whose == "own":
         ours_first()

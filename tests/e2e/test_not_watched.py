@@ -90,7 +90,7 @@ def test_who_works_and_serves_for_longer_than_the_limit_has_done_nothing(tmp_pat
 
 
 def test_nothing_is_claimed_of_a_rank_in_which_the_hook_has_failed(tmp_path: Path) -> None:
-    """The program's own `torch` hides the one that is needed there."""
+    """A module of the program's is called as torch is, and is none."""
     (tmp_path / "torch.py").write_text("")
     done = _run(tmp_path, ABORTS, [sys.executable, "launcher.py"])
     assert done.exit_code == 94, done.explain()

@@ -263,8 +263,9 @@ class _Finder:
         sys.meta_path.remove(self)
         try:
             loading = _loading()
-            finder = loading.installed(aliasing=True)
-            finder.await_module("torch", lambda torch: _try(lambda: _install(torch)))
+            finder = loading.installed()
+            if "torch" not in sys.modules:
+                finder.await_module("torch", _install)
         except Exception as error:
             _complain(_explained(error))
             return None
@@ -290,6 +291,10 @@ def load(name):
 
 def _install(torch):
     """torch has been imported: put the layer in place, if this process can be a rank."""
+    _try(lambda: _begin(torch))
+
+
+def _begin(torch):
     if not torch.distributed.is_available():
         return
     with _loading().core:  # around all that imports of ours
