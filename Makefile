@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check unit-tests test short-tests test-all test-newest test-torch on-torch lint bench \
-    picture fault-matrix chaos conformance gpu gpu-wheels clean
+    picture fault-matrix chaos conformance gpu gpu-wheels dist test-wheel clean
 
 help:
 	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
@@ -27,9 +27,14 @@ help:
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
 	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
 	@echo "make gpu       on a machine with an NVIDIA GPU: what takes one, in eight minutes, in a table"
-	@echo "make gpu-wheels  the packages it takes on a machine where nothing can be fetched (43 MB)"
+	@echo "make gpu-wheels  the packages it takes on a machine where nothing can be fetched (44 MB)"
+	@echo "make dist      the wheel and the sdist, built and checked in an environment of their own, in dist"
+	@echo "make test-wheel  those, installed into clean environments and tried there: before a release"
+	@echo "make test-wheel TORCH_PYTHON=DIR/bin/python  the same on another Python, which has torch"
 	@echo "make clean     remove the environment, caches and recorded runs"
 
+# New files are in an editable install at once: it leads to the packages' folders, and what pip has
+# written down of them is all in pyproject.toml.
 # torch comes first and by exactly this spelling, so that every machine takes the same build.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -157,6 +162,28 @@ gpu:
 gpu-wheels:
 	@$(PYTHON) -m tests.gpu.environment --wheels .gpu-wheels
 
+# -- what is released ---------------------------------------------------------------------------------
+TOOLS := .venv-dist
+EGG_INFO := debugger/hook/entry/distdebug.egg-info
+
+$(TOOLS)/.installed: constraints.txt
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install $(LOAD) -c constraints.txt build twine check-wheel-contents setuptools
+	touch $@
+
+# The wheel is built from the sdist, so that each holds what the other needs. What an earlier build
+# has written down of the files would come back otherwise.
+dist: $(TOOLS)/.installed
+	rm -rf dist build $(EGG_INFO)
+	$(TOOLS)/bin/python -m build --no-isolation --outdir dist . > $(TOOLS)/build.log 2>&1 \
+	    || { cat $(TOOLS)/build.log >&2; exit 1; }
+	rm -rf $(EGG_INFO)
+	$(TOOLS)/bin/twine check --strict dist/*
+	$(TOOLS)/bin/check-wheel-contents dist/*.whl
+
+test-wheel: $(STAMP) $(if $(BUILT),,dist)
+	DISTDEBUG_DIST=$(CURDIR)/dist TORCH_PYTHON=$(TORCH_PYTHON) $(BIN)/pytest tests/installed
+
 clean:
-	rm -rf $(VENV) $(MPICH) $(NEWEST) .venv-torch-* .venv-gpu .gpu-wheels gpu-results .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(TOOLS) $(EGG_INFO) $(MPICH) $(NEWEST) .venv-torch-* .venv-gpu .gpu-wheels gpu-results .distdebug .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

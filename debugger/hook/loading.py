@@ -193,6 +193,7 @@ class _Core:
         self._programs: dict[str, ModuleType] = {}
 
     def __enter__(self) -> None:
+        installed()
         # If ours is there already it is the program's, too: it may be importing torch just now.
         module = sys.modules.get(CORE)
         spec = getattr(module, "__spec__", None)
@@ -248,11 +249,13 @@ core = _Core()
 
 
 def installed() -> Finder:
-    """The finder of this process, which is made where there is none."""
-    for one in sys.meta_path:
-        if isinstance(one, Finder):
-            return one
-    finder = Finder()
+    """The finder of this process, made where there is none, in front of all others: pytest's own
+    finds whatever a wheel with a plugin has by name, our packages included."""
+    finder = next((one for one in sys.meta_path if isinstance(one, Finder)), None)
+    if finder is None:
+        finder = Finder()
+    else:
+        sys.meta_path.remove(finder)
     sys.meta_path.insert(0, finder)
     return finder
 

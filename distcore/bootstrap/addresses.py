@@ -15,9 +15,11 @@ The rule, for the TCP listener of one rank:
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +28,7 @@ from ..errors import RendezvousError
 from ..torch_private import dist
 
 INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
@@ -89,20 +92,35 @@ def interface_address() -> str | None:
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if not names:
         return None
-    import psutil
-
-    interfaces = psutil.net_if_addrs()
     for name in names:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for entry in interfaces.get(name, ()):
-                # A link-local address means nothing without the peer's own interface name.
-                if entry.family == family and not entry.address.lower().startswith("fe80:"):
-                    return entry.address
-    having = ", ".join(sorted(interfaces))
+        address = _address_of(name)
+        if address is not None:
+            return address
+    having = ", ".join(sorted(name for _, name in socket.if_nameindex()))
     raise ValueError(
         f"{INTERFACE_VARIABLE}={wanted!a} names no interface with an address; "
         f"this machine has {having}"
     )
+
+
+def _address_of(interface: str) -> str | None:
+    # Asked of the kernel and not of psutil: in a rank that may be a module of the program's.
+    request = struct.pack("256s", os.fsencode(interface))
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
+    except OSError:
+        pass  # it has no IPv4
+    try:
+        with open("/proc/net/if_inet6", encoding="utf-8", errors="surrogateescape") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    for digits, _, _, scope, _, name in rows:
+        # A link-local address means nothing without the peer's own interface name.
+        if name == interface and scope != "20":
+            return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+    return None
 
 
 def candidate_address(store: KeyValueStore) -> str | None:

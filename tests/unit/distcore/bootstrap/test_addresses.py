@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+
+import psutil
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
@@ -56,3 +59,25 @@ def test_the_interface_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISTCORE_SOCKET_IFNAME", "nosuch0, lo")
     assert addresses.interface_address() == "127.0.0.1"
     assert listening_address(0, [A, A], [None, None]) == "127.0.0.1"
+
+
+@pytest.mark.parametrize("without", [None, socket.AF_INET])
+def test_the_address_of_each_interface_is_what_psutil_says(
+    without: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a rank psutil may be a module of the program's, so that the kernel is asked there."""
+    if without is not None:
+        monkeypatch.setattr(addresses, "_SIOCGIFADDR", 0)  # as where an interface has no IPv4
+    for name, rows in psutil.net_if_addrs().items():
+        known = [
+            row.address
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for row in rows
+            if row.family == family != without and not row.address.startswith("fe80:")
+        ]
+        monkeypatch.setenv("DISTCORE_SOCKET_IFNAME", name)
+        if known:
+            assert addresses.interface_address() == known[0]
+        else:
+            with pytest.raises(ValueError, match=f"{name}.* names no interface with an address"):
+                addresses.interface_address()
