@@ -175,9 +175,10 @@ $(TOOLS)/.installed: constraints.txt
 # has written down of the files would come back otherwise.
 dist: $(TOOLS)/.installed
 	rm -rf dist build $(EGG_INFO)
+	cp .sdist-files MANIFEST.in  # setuptools looks for it by that name alone, in the root
 	$(TOOLS)/bin/python -m build --no-isolation --outdir dist . > $(TOOLS)/build.log 2>&1 \
-	    || { cat $(TOOLS)/build.log >&2; exit 1; }
-	rm -rf $(EGG_INFO)
+	    || { cat $(TOOLS)/build.log >&2; rm MANIFEST.in; exit 1; }
+	rm -rf $(EGG_INFO) MANIFEST.in
 	$(TOOLS)/bin/twine check --strict dist/*
 	$(TOOLS)/bin/check-wheel-contents dist/*.whl
 
