@@ -51,11 +51,23 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"distdebug \d+\.\d+\.\d+\n", capsys.readouterr().out)
     assert cli.main([]) == 2
     assert capsys.readouterr().err == out
+    assert cli.main(["help"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("runs", "run", "plan", "exec"):
+        assert cli.main([name, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert cli.main(["help", name, "--", "python", "train.py"]) == 0
+        assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
+        (["help", "rnu"], "unknown command 'rnu'; did you mean `distdebug run`?"),
+        (["hepl"], "unknown command 'hepl'; did you mean `distdebug help`?"),
         (["rnu"], "unknown command 'rnu'; did you mean `distdebug run`?"),
         (["--frobnicate"], "unknown flag '--frobnicate'; see `distdebug --help`"),
         (["train.py"], "train.py is a script; run it with: distdebug run -n 2 train.py"),
