@@ -32,12 +32,12 @@ class CompletionCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         try:
-            import argcomplete
+            from argcomplete.shell_integration import shellcode
         except ModuleNotFoundError as error:
             raise UsageError(
                 "argcomplete is not installed; install it with: pip install argcomplete"
             ) from error
-        print(argcomplete.shellcode(["distdebug"], shell=args.shell))
+        print(shellcode(["distdebug"], shell=args.shell))
         return 0
 
 
