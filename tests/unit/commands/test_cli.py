@@ -292,3 +292,15 @@ def test_a_command_imports_only_what_it_needs() -> None:
         "distdebug.supervisor.supervisor",
         "distdebug.diagnosis.diagnose",
     }
+
+
+def test_beside_a_module_of_its_name_the_command_is_still_ours(tmp_path: Path) -> None:
+    """`python -m distdebug` runs that of the user there, as the page says."""
+    (tmp_path / "distdebug.py").write_text("print('of the user')")
+    command = str(Path(sys.executable).with_name("distdebug"))
+    said = [
+        subprocess.run(line, cwd=tmp_path, capture_output=True, text=True).stdout
+        for line in ([command, "-V"], [sys.executable, "-m", "distdebug", "-V"])
+    ]
+    assert said[0].startswith("distdebug ")
+    assert said[1] == "of the user\n"
