@@ -19,6 +19,8 @@ EXIT_TOOL_FAILED = 96
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 _HELP = "help"
+_PACKAGES = {"argcomplete": "argcomplete", "psutil": "psutil", "textual": "textual", "zmq": "pyzmq"}
+"""What may be missing in an environment that was made to read records only, by its module."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXAMPLES = """\
@@ -149,6 +151,9 @@ def _told(error: Exception) -> int:
         return _say(str(error), error.exit_code)
     if isinstance(error, RunDirectoryError | FlightError):
         return _say(str(error), EXIT_USAGE)
+    if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
+        package = _PACKAGES[error.name]
+        return _say(f"{package} is not installed: pip install {package}", EXIT_USAGE)
     if _is_of_removed_directory(error):
         return _say("the working directory was removed; change to one that exists", EXIT_USAGE)
     if isinstance(error, OSError) and error.errno in _NO_ROOM:

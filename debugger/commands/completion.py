@@ -31,12 +31,8 @@ class CompletionCommand(Command):
         parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help="bash, zsh or fish")
 
     def run(self, args: argparse.Namespace) -> int:
-        try:
-            from argcomplete.shell_integration import shellcode
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                "argcomplete is not installed; install it with: pip install argcomplete"
-            ) from error
+        from argcomplete.shell_integration import shellcode
+
         print(shellcode(["distdebug"], shell=args.shell))
         return 0
 

@@ -3,6 +3,7 @@ and what the extra `viewer` names."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from distdebug import cli
 from distdebug.record.runs import artefact
 from fixtures import recorded
 from tests.support import runs
@@ -137,6 +139,33 @@ def test_what_starts_ranks_says_what_it_lacks(
     said = _ask(distdebug, tmp_path, *words, code=2)
     assert said.startswith("distdebug: torch is not installed in this Python")
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("module", ["psutil", "textual", "zmq", "argcomplete"])
+def test_what_is_missing_is_named_with_the_command(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(argv: list[str]) -> int:
+        return bool(importlib.import_module(module))
+
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(cli, "_dispatch", fails)
+    assert cli.main(["report"]) == 2
+    package = {"zmq": "pyzmq"}.get(module, module)
+    said = capsys.readouterr().err
+    assert said == f"distdebug: {package} is not installed: pip install {package}\n"
+    assert package in {Requirement(one).name for one in PROJECT["dependencies"]}
+
+
+@needs_tmux
+def test_the_app_without_textual_says_so(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['textual'] = None; from distdebug.cli import main; "
+        "sys.exit(main(['tui', sys.argv[1]]))"
+    )
+    run = recorded.unpack("mismatch", tmp_path / "run").path
+    with Terminal([sys.executable, "-c", program, str(run)], tmp_path) as terminal:
+        terminal.until("distdebug: textual is not installed: pip install textual", "CODE 2")
 
 
 def test_the_page_names_what_a_viewer_needs() -> None:
