@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 # The planted bug ends with 91 (mismatch): for the demo that is success, anything else is not.
-DEMO = distdebug run -n 4 fixtures/demo.py; code=$$?; \
+DEMO = distdebug demo; code=$$?; \
     if [ $$code -ne 91 ]; then \
         echo "demo: expected exit code 91 (ranks disagree), got $$code" >&2; exit 1; \
     fi; \

@@ -18,10 +18,14 @@ EXIT_USAGE = 2
 EXIT_TOOL_FAILED = 96
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
+_HELP = "help"
+_PACKAGES = {"argcomplete": "argcomplete", "psutil": "psutil", "textual": "textual", "zmq": "pyzmq"}
+"""What may be missing in an environment that was made to read records only, by its module."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXAMPLES = """\
 examples:
+  distdebug demo                         see it at work, on a planted bug
   distdebug run -n 4 train.py            run train.py on 4 ranks
   distdebug exec -- python spawn.py      run a program that starts its ranks itself
   distdebug report                       what was found in the newest run"""
@@ -29,6 +33,10 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code (see the README)."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what the word at the cursor may become
+        from .commands.completion import complete
+
+        return complete()
     _open_what_is_closed()
     _wait_where_full()
     for stream in (sys.stdout, sys.stderr):
@@ -82,6 +90,8 @@ def _wait_where_full() -> None:
 
 
 def _dispatch(argv: list[str]) -> int:
+    while argv[:1] == [_HELP]:  # `help run` is `run --help`
+        argv = [*argv[1:2], "--help"]
     name = argv[0] if argv else ""
     if name in ("-h", "--help"):
         print(_usage())
@@ -113,7 +123,7 @@ def _usage() -> str:
             "",
             _EXAMPLES,
             "",
-            "`distdebug COMMAND --help` says more.",
+            "`distdebug help COMMAND` says more.",
         ]
     )
 
@@ -125,7 +135,7 @@ def _unknown(name: str) -> str:
     if name.endswith(".py"):
         return f"{clean(name)} is a script; run it with: distdebug run -n 2 {clean(name)}"
     what = "flag" if name.startswith("-") else "command"
-    near = nearest_word(name, ("--version", "--help") if what == "flag" else COMMANDS)
+    near = nearest_word(name, ("--version", "--help") if what == "flag" else (_HELP, *COMMANDS))
     meant = f"; did you mean `distdebug {near}`?" if near else "; see `distdebug --help`"
     return f"unknown {what} {clean(name, 80)!r}{meant}"
 
@@ -141,6 +151,9 @@ def _told(error: Exception) -> int:
         return _say(str(error), error.exit_code)
     if isinstance(error, RunDirectoryError | FlightError):
         return _say(str(error), EXIT_USAGE)
+    if isinstance(error, ModuleNotFoundError) and error.name in _PACKAGES:
+        package = _PACKAGES[error.name]
+        return _say(f"{package} is not installed: pip install {package}", EXIT_USAGE)
     if _is_of_removed_directory(error):
         return _say("the working directory was removed; change to one that exists", EXIT_USAGE)
     if isinstance(error, OSError) and error.errno in _NO_ROOM:

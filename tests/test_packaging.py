@@ -37,7 +37,11 @@ def test_every_module_lies_in_a_package() -> None:
         if not (file.parent / "__init__.py").exists()
     }
     entry = "debugger/hook/entry/_distdebug_entry.py"
-    assert alone == {entry, "debugger/hook/site/sitecustomize.py"}
+    assert alone == {
+        entry,
+        "debugger/commands/programs/demo.py",
+        "debugger/hook/site/sitecustomize.py",
+    }
 
 
 def test_every_file_beside_the_modules_is_listed() -> None:
@@ -46,7 +50,7 @@ def test_every_file_beside_the_modules_is_listed() -> None:
         for package, names in SETUPTOOLS["package-data"].items()
         for name in names
     }
-    listed.remove("distdebug.hook/site/sitecustomize.py")
+    listed -= {"distdebug.commands/programs/demo.py", "distdebug.hook/site/sitecustomize.py"}
     there = {
         f"{FOLDERS[file.relative_to(ROOT).parts[0]]}/{file.name}"
         for folder in FOLDERS

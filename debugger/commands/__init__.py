@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "run": "run a script under torchrun and be told which rank went wrong",
+    "demo": "run a program with a planted bug on 4 ranks, and be told",
     "exec": "run any command (a self-launching script, mpiexec, accelerate) and watch its ranks",
     "plan": "match the programs of N ranks on one machine, before the run",
     "tui": "watch a run in the terminal, live or after the fact",
@@ -26,6 +27,7 @@ COMMANDS = {
     "export": "write a run's record for other tools: a trace, metrics, torch's recorder dumps",
     "replay": "make the recorded calls of a run again, without its program, and compare the times",
     "bench": "measure what watching costs, or how fast backends communicate",
+    "completion": "print what completes commands, flags and names of runs in bash, zsh or fish",
 }
 """Each command with the line that `distdebug --help` shows: `run` is `RunCommand` in `run.py`."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -22,11 +23,13 @@ _LOOK_EVERY_S = 0.05
 
 
 def need_terminal() -> None:
-    """Raises UsageError where the app cannot be shown."""
+    """Raises UsageError where the app cannot be shown, ModuleNotFoundError without textual."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(
             "the terminal app needs a terminal; `distdebug report` and `distdebug logs` do not"
         )
+    if importlib.util.find_spec("textual") is None:
+        raise ModuleNotFoundError(name="textual")
 
 
 def command_line(run: Path) -> list[str]:

@@ -7,15 +7,28 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import distdebug
 from distdebug.commands import load
 from distdebug.record.runs.artefact import SUFFIX
 from tests.support import runs
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[2]
+HOME = "https://github.com/distdebug/distdebug"
+"""Links of the first page are absolute, since it is also shown where the other pages are not."""
+FILES = re.compile(
+    r"https://(?:github\.com/distdebug/distdebug/blob|raw\.githubusercontent\.com/distdebug/distdebug)"
+    r"/main/([^#]+)(?:#.*)?"
+)
 LINKED = re.compile(r"\]\(((?!https?:)[^)#]+\.md)\)")
 
 
@@ -23,7 +36,8 @@ def _pages(first: Path) -> list[Path]:
     """The page, and every page of the repository that can be reached from it by links."""
     found = [first]
     for page in found:
-        linked = [(page.parent / link).resolve() for link in LINKED.findall(page.read_text())]
+        text = page.read_text().replace(f"{HOME}/blob/main/", f"{ROOT}/")
+        linked = [(page.parent / link).resolve() for link in LINKED.findall(text)]
         found += [link for link in dict.fromkeys(linked) if link not in found]
     return found
 
@@ -35,6 +49,7 @@ STEPS = re.findall(r"^ *- run: (distdebug .*)$", TEXT, re.MULTILINE)
 LINES = [*(line for block in BLOCKS for line in block.splitlines() if line), *STEPS]
 COMMANDS = [re.split(r"\s# ", line)[0].strip() for line in LINES]
 EXPECTED_CODES = {
+    "distdebug demo": 91,
     "distdebug run -n 4 --inject ": 94,
     "distdebug run -n 4 --netns ": 1 if os.geteuid() == 0 else 2,
     "distdebug run ": 91,
@@ -44,6 +59,23 @@ EXPECTED_CODES = {
 
 def test_the_first_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().split()) <= 1200
+
+
+def test_the_first_page_looks_the_same_on_a_package_index() -> None:
+    """Every link and picture of it is absolute, and leads to a file that there is."""
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) > 10
+    for link in links:
+        found = FILES.fullmatch(link)
+        assert found is not None, link
+        assert (ROOT / found[1]).is_file(), link
+
+
+def test_the_project_has_one_address() -> None:
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert all(url.startswith(HOME) for url in urls.values())
+    page = urls["Changelog"].removeprefix(f"{HOME}/blob/main/")
+    assert f"## {distdebug.__version__}" in (ROOT / page).read_text()
 
 
 def test_the_workflow_keeps_what_a_run_leaves() -> None:
@@ -58,7 +90,13 @@ def test_make_targets_exist() -> None:
         subprocess.run(["make", "-n", *target.split()[1:]], cwd=ROOT, check=True, timeout=30)
 
 
-SLOW = ("distdebug run -n 4 -", "distdebug run --", "distdebug exec ", "distdebug bench ")
+SLOW = (
+    "distdebug demo",
+    "distdebug run -n 4 -",
+    "distdebug run --",
+    "distdebug exec ",
+    "distdebug bench ",
+)
 """Commands that start ranks again, after the first which does; what they show has short tests of
 its own, so that of these only the words are read in `make test`."""
 
@@ -71,7 +109,7 @@ def test_words_of_slow_commands_are_understood(
     slow = [command for command in COMMANDS if command.startswith(SLOW)]
     assert len(slow) >= 6
     for command in slow:
-        _, name, *words = shlex.split(command)
+        _, name, *words = shlex.split(command, comments=True)
         asked = load(name)
         asked.parse(asked.parser(), words)
 
@@ -83,7 +121,9 @@ def test_commands_run_in_order(which: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "fixtures/scripts/real/spawn_train.py", tmp_path / "train_spawn.py")
     path = f"{runs.DISTDEBUG.parent}{os.pathsep}{os.environ['PATH']}"
     for command in COMMANDS:
-        if command.startswith("make ") or (which == "few" and command.startswith(SLOW)):
+        if command.startswith(("make ", "pip install ")) or (
+            which == "few" and command.startswith(SLOW)
+        ):
             continue
         assert command.startswith("distdebug "), f"how is this to be tested: {command}"
         done = subprocess.run(

@@ -59,6 +59,9 @@ STANDARD_LIBRARY_ONLY = {
 RAISED_IN_RANKS = "distdebug.errors.in_ranks"
 """The one module of errors that imports torch, for ranks and for who asks for what is in it."""
 
+PROGRAMS = {"distdebug.commands.programs.demo"}
+"""Programs as users write them, which run in ranks. They are copied, never imported."""
+
 # (importer, target): allowed inside a function only, never when the module is imported.
 ONLY_LAZILY = {
     ("distdebug", "distdebug"): "`distdebug.install()` opens its room when it is called",
@@ -137,7 +140,8 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
     if item.target == _OUTSIDE:
         yield "too many dots"
     in_ranks = item.room == "rank" or item.importer == RAISED_IN_RANKS
-    if target == "torch" and package != "distcore" and not (in_ranks or item.room == "benchmarks"):
+    loads_torch = in_ranks or item.room == "benchmarks" or item.importer in PROGRAMS
+    if target == "torch" and package != "distcore" and not loads_torch:
         yield "importing torch costs 2 s and 225 MB; only distcore, rank/ and benchmarks/ do"
     if target == "distcore" and package != "distcore" and not in_ranks:
         if item.room != "benchmarks":

@@ -51,11 +51,23 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"distdebug \d+\.\d+\.\d+\n", capsys.readouterr().out)
     assert cli.main([]) == 2
     assert capsys.readouterr().err == out
+    assert cli.main(["help"]) == 0
+    assert capsys.readouterr().out == out
+
+
+def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("runs", "run", "plan", "exec"):
+        assert cli.main([name, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert cli.main(["help", name, "--", "python", "train.py"]) == 0
+        assert capsys.readouterr().out == out
 
 
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
+        (["help", "rnu"], "unknown command 'rnu'; did you mean `distdebug run`?"),
+        (["hepl"], "unknown command 'hepl'; did you mean `distdebug help`?"),
         (["rnu"], "unknown command 'rnu'; did you mean `distdebug run`?"),
         (["--frobnicate"], "unknown flag '--frobnicate'; see `distdebug --help`"),
         (["train.py"], "train.py is a script; run it with: distdebug run -n 2 train.py"),
@@ -280,3 +292,15 @@ def test_a_command_imports_only_what_it_needs() -> None:
         "distdebug.supervisor.supervisor",
         "distdebug.diagnosis.diagnose",
     }
+
+
+def test_beside_a_module_of_its_name_the_command_is_still_ours(tmp_path: Path) -> None:
+    """`python -m distdebug` runs that of the user there, as the page says."""
+    (tmp_path / "distdebug.py").write_text("print('of the user')")
+    command = str(Path(sys.executable).with_name("distdebug"))
+    said = [
+        subprocess.run(line, cwd=tmp_path, capture_output=True, text=True).stdout
+        for line in ([command, "-V"], [sys.executable, "-m", "distdebug", "-V"])
+    ]
+    assert said[0].startswith("distdebug ")
+    assert said[1] == "of the user\n"

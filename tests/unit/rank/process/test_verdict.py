@@ -48,3 +48,14 @@ def test_a_launcher_is_not_told(
             watch.check()
     else:
         watch.check()
+
+
+def test_what_ranks_raise_is_imported_from_the_package() -> None:
+    from torch.distributed import DistBackendError
+
+    from distdebug import MismatchError, errors
+
+    assert MismatchError is errors.MismatchError
+    assert issubclass(MismatchError, DistBackendError)
+    with pytest.raises(ImportError):
+        from distdebug import NoSuchError  # noqa: F401
