@@ -30,6 +30,8 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PARENT = os.path.dirname(PACKAGE)
 BORROWED = "DISTDEBUG_BORROWED"
 """The folders from which a process of another environment takes what it lacks."""
+borrowed = [one for one in os.environ.get(BORROWED, "").split(os.pathsep) if one]
+"""The same, where this is such a process."""
 
 _SITES = ("site-packages", "dist-packages")
 
@@ -266,11 +268,11 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 def dependency(name: str) -> Any:
     """What we need by this name, also where a module of the program's has the same name.
 
-    It is looked for where packages are installed, then where `borrowed_from` said; the program's
+    It is looked for where packages are installed, then in the folders `borrowed`; the program's
     own module stays what its `import` gives. Raises ModuleNotFoundError.
     """
     places = [one for one in sys.path if os.path.basename(os.path.normpath(one)) in _SITES]
-    places += filter(None, os.environ.get(BORROWED, "").split(os.pathsep))
+    places += borrowed
     spec = PathFinder.find_spec(name, places)
     loaded = sys.modules.get(name)
     has = getattr(loaded, "__spec__", None) if loaded else PathFinder.find_spec(name, sys.path)

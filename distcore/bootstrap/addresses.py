@@ -15,9 +15,11 @@ The rule, for the TCP listener of one rank:
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,6 +28,11 @@ from ..errors import RendezvousError
 from ..torch_private import dist
 
 INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+"""Linux's request for the address in a `struct ifreq`, which begins with the interface's name."""
+_LONGEST_NAME = 15
+_LINK_LOCAL = "20"
+"""As /proc/net/if_inet6 writes the scope of an address."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +96,40 @@ def interface_address() -> str | None:
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if not names:
         return None
-    import psutil
-
-    interfaces = psutil.net_if_addrs()
     for name in names:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for entry in interfaces.get(name, ()):
-                # A link-local address means nothing without the peer's own interface name.
-                if entry.family == family and not entry.address.lower().startswith("fe80:"):
-                    return entry.address
-    having = ", ".join(sorted(interfaces))
+        address = _ipv4_of(name) or _ipv6_of(name)
+        if address is not None:
+            return address
+    having = ", ".join(sorted(name for _, name in socket.if_nameindex()))
     raise ValueError(
         f"{INTERFACE_VARIABLE}={wanted!a} names no interface with an address; "
         f"this machine has {having}"
     )
+
+
+def _ipv4_of(interface: str) -> str | None:
+    """The first IPv4 address of the interface; None where it has none, or there is no such one."""
+    request = struct.pack("16s24x", os.fsencode(interface)[:_LONGEST_NAME])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
+    except OSError:
+        return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_of(interface: str) -> str | None:
+    """The same for IPv6. A link-local address means nothing without the peer's own interface name,
+    so none is taken."""
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    for digits, _, _, scope, _, name in rows:
+        if name == interface and scope != _LINK_LOCAL:
+            return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+    return None
 
 
 def candidate_address(store: KeyValueStore) -> str | None:
