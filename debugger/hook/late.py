@@ -41,6 +41,7 @@ def come(run: str) -> None:
         loading.borrowed += wanted["borrowed"].split(os.pathsep)
         with loading.core:
             loading.load()
+            loading.installed()  # which finds distcore where the program's environment has none
             layer = loading.load("rank.process.late_layer")
         try:
             layer.begin(run)
