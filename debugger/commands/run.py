@@ -41,11 +41,8 @@ class RunCommand(Command):
         parser.add_argument(
             "--hostfile", metavar="FILE", help="with --launcher mpi: the ranks' hosts, by line"
         )
-        parser.add_argument(
-            "--python",
-            metavar="PATH",
-            help="the Python that runs the script, with its torch (default: distdebug's own)",
-        )
+        runs = "the Python that runs the script, with its torch (default: distdebug's own)"
+        parser.add_argument("--python", metavar="PATH", help=runs)
         options.add(parser)
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

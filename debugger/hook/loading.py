@@ -104,7 +104,7 @@ class Finder:
             return self._of_package(name, path)
         if name == CORE and self._alone:
             return _spec_at(CORE, os.path.join(_PARENT, CORE))
-        if name == CORE and (core.loading or core.modules):
+        if name == CORE:
             return self._of_core(path)
         return None
 
@@ -128,9 +128,9 @@ class Finder:
     def _of_core(self, path: Sequence[str] | None) -> ModuleSpec | None:
         folder = os.path.join(_PARENT, CORE)
         spec = None if core.loading else self._ordinary(CORE, path)
-        if spec is None:
+        if spec is None and (core.loading or self._aliasing):
             spec = _spec_at(CORE, folder)
-        if spec is not None and _is_at(spec, folder):
+        if spec is not None and (core.loading or core.modules) and _is_at(spec, folder):
             spec.loader = _CoreLoader(spec.loader)  # type: ignore[assignment]
         return spec
 

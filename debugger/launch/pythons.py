@@ -59,27 +59,15 @@ def asked(executable: str) -> Python:
         meant = f": did you mean {inside}?" if os.path.exists(inside) else ""
         raise UsageError(f"--python {executable}: no such program{meant}")
     try:
-        done = subprocess.run(
-            [executable, "-c", _QUESTION],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=True,
-        )
-        version, path, torch, mpi4py = json.loads(done.stdout.splitlines()[-1])
+        command, none = [executable, "-c", _QUESTION], subprocess.DEVNULL
+        said = subprocess.check_output(command, stdin=none, stderr=none, timeout=_LIMIT_S)
+        version, path, torch, mpi4py = json.loads(said.splitlines()[-1])
         if tuple(version) >= OLDEST:
             return Python(executable, path, torch, mpi4py)
         what = f"it is Python {version[0]}.{version[1]}"
     except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError):
         what = "it does not answer as a Python does"
     raise UsageError(f"--python {executable}: {what}, and Python 3.10 or newer is needed")
-
-
-def on_path() -> str:
-    """The Python that a user's `python` starts, for an example; a placeholder where it is ours."""
-    found = shutil.which("python")
-    return found if found and found != sys.executable else "/path/to/python"
 
 
 def _folders(package: str) -> Sequence[str]:

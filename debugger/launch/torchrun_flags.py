@@ -162,28 +162,21 @@ def _divided(argv: Sequence[str], own: argparse.ArgumentParser) -> tuple[_Splitt
     behind some of them, and which the script may have, too. So they are divided by our own torch's
     flags first, and by the other's where that finds the flag before the script, or fails.
     """
-    this = pythons.this()
-    problem = None
+    look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    look.add_argument("--python", action="append", nargs="?", default=[])
+    named = look.parse_known_args(argv)[0].python[:1]
+    splitter = _Splitter(own, pythons.this())
     try:
-        splitter = _Splitter(own, this)
         rest = splitter.read_flags(argv)
-        named = [word[9:] for word in splitter.own_arguments if word.startswith("--python=")][-1:]
-        if not named:
+        if not any(word.startswith("--python=") for word in splitter.own_arguments):
             return splitter, rest
-    except UsageError as error:
-        problem = error
-        look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        look.add_argument("--python", action="append", nargs="?", default=[])
-        named = look.parse_known_args(argv)[0].python[:1]
+    except UsageError:
         if not any(named) or "--python" not in own._option_string_actions:
             raise
-    try:
-        splitter = _Splitter(own, pythons.asked(named[0]))
-        rest = splitter.read_flags(argv)
-    except UsageError as error:
-        raise (problem if problem is not None and this.torch else error) from None
+    splitter = _Splitter(own, pythons.asked(named[0]))
+    rest = splitter.read_flags(argv)
     if f"--python={named[0]}" not in splitter.own_arguments:
-        raise problem or UsageError("--python must stand before the script")
+        raise UsageError("--python must stand before the script")
     return splitter, rest
 
 

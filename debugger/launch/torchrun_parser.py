@@ -36,10 +36,8 @@ def torchrun_parser(python: Python | None = None) -> argparse.ArgumentParser:
         parser = _call(PackageSource("torch", _torch_directory(python)).take(_MODULE, _FUNCTION))
     except NotTakenError as error:
         if not python.is_this:
-            raise UsageError(
-                f"which flags the torchrun of {python.executable} has cannot be read ({error}): "
-                f"`distdebug exec -- {python.executable} -m {_MODULE} ...` needs none of them"
-            ) from error
+            instead = f"`distdebug exec -- {python.executable} -m {_MODULE} ...` needs none"
+            raise UsageError(f"that torch has no usable torchrun ({error}); {instead}") from error
         parser = _call(_imported_maker())
     parser.error = _raise_usage_error  # type: ignore[method-assign]
     return parser
@@ -48,13 +46,9 @@ def torchrun_parser(python: Python | None = None) -> argparse.ArgumentParser:
 def _torch_directory(python: Python) -> Path:
     install = "pip install" if python.is_this else f"{python.executable} -m pip install"
     if not python.torch:
-        which, other = python.executable, ""
-        if python.is_this:
-            which = "this Python"
-            other = f"; or name the one that has it: distdebug run --python {pythons.on_path()} ..."
         raise UsageError(
-            f"torch is not installed in {which}, and `distdebug run` starts torchrun: "
-            f"{install} torch{other}"
+            f"torch is not installed in {python.executable}, and `distdebug run` starts torchrun: "
+            f"{install} torch, or name the Python that has it: distdebug run --python PATH ..."
         )
     folder = Path(python.torch[0])
     if not any(folder.glob("_C*")):

@@ -30,7 +30,6 @@ from ..torch_private import dist
 INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 """Linux's request for the address in a `struct ifreq`, which begins with the interface's name."""
-_LONGEST_NAME = 15
 _LINK_LOCAL = "20"
 """As /proc/net/if_inet6 writes the scope of an address."""
 
@@ -109,7 +108,7 @@ def interface_address() -> str | None:
 
 def _ipv4_of(interface: str) -> str | None:
     """The first IPv4 address of the interface; None where it has none, or there is no such one."""
-    request = struct.pack("16s24x", os.fsencode(interface)[:_LONGEST_NAME])
+    request = struct.pack("16s24x", os.fsencode(interface)[:15])
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)

@@ -262,6 +262,9 @@ class _Finder:
         if name not in ("torch", "distdebug", "distcore"):
             return None
         sys.meta_path.remove(self)
+        if sys.hexversion < 0x030A0000:  # what `exec` starts may be any Python
+            _complain(f"{sys.executable} is too old: Python 3.10 or newer is needed")
+            return None
         try:
             loading = _loading()
             finder = loading.Finder(aliasing=True)
@@ -337,7 +340,7 @@ def _hear_last_words(rank):
             elif "RANK" not in os.environ:
                 load("rank.install").ends_as_rank(int(rank), error)
         except Exception as fault:
-            _complain(repr(fault))
+            _complain(_explained(fault))
         original(kind, error, trace)
 
     sys.excepthook = hook
@@ -365,9 +368,8 @@ def _explained(error):
     if isinstance(error, ModuleNotFoundError):
         if of_python:
             return f"{error!r}: {sys.executable} was built without it; use another Python"
-        if name in (_ALIAS, "distcore"):
-            return f"{error!r}: reinstall distdebug, of which {os.path.dirname(_PACKAGE)} lacks it"
-        return f"{error!r}: {sys.executable} -m pip install {name}"
+        needs = "--force-reinstall distdebug" if name in (_ALIAS, "distcore") else name
+        return f"{error!r}: {sys.executable} -m pip install {needs}"
     return repr(error)
 
 
