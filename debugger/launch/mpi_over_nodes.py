@@ -25,7 +25,7 @@ _HANDED_ON = (
     *("TORCH", "NCCL_", "GLOO_", "TP_", "DISTDEBUG_", "DISTCORE_", "HF_", "ON_TCP"),
 )
 """What Open MPI does not give to ranks on other hosts by itself; variables that begin so."""
-_NOT_FOR_EACH = ("--launcher", "--hostfile", "--run-dir")
+_NOT_FOR_EACH = ("--launcher", "--hostfile", "--run-dir", "--python")
 _NOT_HERE = {
     "--tui": "open it beside the run, on the head's node: distdebug tui",
     "--netns": "ranks on several hosts have networks of their own already",
@@ -54,7 +54,7 @@ def command_over_nodes(
             raise UsageError(f"{word} does not go with --hostfile: {_NOT_HERE[word]}")
     file = Path(request.own.hostfile)
     first = _first_host(file)
-    launcher = find_launcher()
+    launcher = find_launcher(request.python)
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("", 0))

@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import UsageError
+from . import pythons
 from .torchrun_flags import split_command_line
 from .world_size import node_range, rank_count
 
@@ -57,6 +59,9 @@ def nodes_of_torchrun(torchrun: argparse.Namespace) -> NodesOfLauncher | None:
 
 def _read(words: list[str]) -> NodesOfLauncher | None:
     name, rest = os.path.basename(words[0]), words[1:]
+    python = words[0]
+    if not _PYTHON.fullmatch(name):
+        python = os.path.join(os.path.dirname(shutil.which(python) or ""), "python")
     if _PYTHON.fullmatch(name):
         while rest and rest[0] != "-m" and rest[0].startswith("-"):
             rest = rest[2 if rest[0] in ("-W", "-X") else 1 :]
@@ -69,6 +74,9 @@ def _read(words: list[str]) -> NodesOfLauncher | None:
     if name == "torchrun":
         own = argparse.ArgumentParser(prog="torchrun", add_help=False)
         words = [word for word in rest if word not in _USES_ENVIRONMENT]
+        if not pythons.this().torch:
+            own.add_argument("--python")
+            words = ["--python", python, *words]
         return nodes_of_torchrun(split_command_line(words, own).torchrun)
     if name == "accelerate" and rest[:1] == ["launch"]:
         return _accelerate(rest[1:])

@@ -17,11 +17,14 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import UsageError
 from ..record.wording import nearest_word
+from . import pythons
+from .pythons import Python
 from .torchrun_parser import torchrun_parser
 from .world_size import check_numbers, expected_world_size, node_range, rank_count
 
@@ -59,6 +62,7 @@ class RunRequest:
         given: destinations (such as "master_port") that the command line named.
         script: the script, or the module or program where torchrun's flags say so.
         script_arguments: everything behind the script, untouched.
+        python: what runs the script; this one, where `own` has no `--python`.
     """
 
     own: argparse.Namespace
@@ -68,6 +72,7 @@ class RunRequest:
     given: frozenset[str]
     script: str
     script_arguments: tuple[str, ...]
+    python: Python
 
     @property
     def command_line(self) -> list[str]:
@@ -89,8 +94,7 @@ def split_command_line(argv: Sequence[str], own: argparse.ArgumentParser) -> Run
     """
     if argv[:1] in (["-h"], ["--help"]):
         _parse_own(own, argv[:1])
-    splitter = _Splitter(own, torchrun_parser())
-    rest = splitter.read_flags(argv)
+    splitter, rest = _divided(argv, own)
     namespace = _parse_own(own, splitter.own_arguments)
     if not rest:
         raise UsageError(f"no script given; write for example: {own.prog} {_EXAMPLE}")
@@ -100,7 +104,7 @@ def split_command_line(argv: Sequence[str], own: argparse.ArgumentParser) -> Run
     torchrun = splitter.torchrun.parse_args([*splitter.torchrun_arguments, script])
     torchrun.training_script_args = script_arguments
     check_numbers(torchrun)
-    _check_script(torchrun)
+    _check_script(torchrun, splitter.python)
     return RunRequest(
         own=namespace,
         own_arguments=tuple(splitter.own_arguments),
@@ -109,6 +113,7 @@ def split_command_line(argv: Sequence[str], own: argparse.ArgumentParser) -> Run
         given=frozenset(splitter.given),
         script=script,
         script_arguments=tuple(script_arguments),
+        python=splitter.python,
     )
 
 
@@ -116,7 +121,7 @@ def split_at_script(
     argv: Sequence[str], own: argparse.ArgumentParser
 ) -> tuple[list[str], list[str]]:
     """The flags before the script, and the script with what stands behind it, both as given."""
-    rest = _Splitter(own, torchrun_parser()).read_flags(argv)
+    _, rest = _divided(argv, own)
     before = len(argv) - len(rest)
     return list(argv[:before]), rest
 
@@ -150,17 +155,50 @@ def free_port_arguments(
         yield ("--master-addr", _LOOPBACK, "--master-port", str(holder.getsockname()[1]))
 
 
+def _divided(argv: Sequence[str], own: argparse.ArgumentParser) -> tuple[_Splitter, list[str]]:
+    """Deal out the flags; also what follows them.
+
+    Which flags torchrun has, and so where the script begins, depends on `--python`, which may stand
+    behind some of them, and which the script may have, too. So they are divided by our own torch's
+    flags first, and by the other's where that finds the flag before the script, or fails.
+    """
+    look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    look.add_argument("--python", action="append", nargs="?", default=[])
+    named = look.parse_known_args(argv)[0].python[:1]
+    splitter = _Splitter(own, pythons.this())
+    try:
+        rest = splitter.read_flags(argv)
+        if not any(word.startswith("--python=") for word in splitter.own_arguments):
+            return splitter, rest
+    except UsageError:
+        if not any(named) or "--python" not in own._option_string_actions:
+            raise
+    splitter = _Splitter(own, pythons.asked(named[0]))
+    rest = splitter.read_flags(argv)
+    if f"--python={named[0]}" not in splitter.own_arguments:
+        raise UsageError("--python must stand before the script")
+    return splitter, rest
+
+
 class _Splitter:
     """Walks over the flags in front of the script and deals them out to their owners."""
 
-    def __init__(self, own: argparse.ArgumentParser, torchrun: argparse.ArgumentParser) -> None:
-        self.torchrun = torchrun
+    def __init__(self, own: argparse.ArgumentParser, python: Python) -> None:
+        self.python = python
         self.own_arguments: list[str] = []
         self.torchrun_arguments: list[str] = []
         self.given: set[str] = set()
         self._own_flags = own._option_string_actions
-        self._torchrun_flags = torchrun._option_string_actions
         self._ranks: dict[str, str] = {}  # how many ranks, by the flag that said so
+
+    @cached_property
+    def torchrun(self) -> argparse.ArgumentParser:
+        """Its parser, once a word is met that is none of ours."""
+        return torchrun_parser(self.python)
+
+    @property
+    def _torchrun_flags(self) -> Mapping[str, argparse.Action]:
+        return self.torchrun._option_string_actions
 
     def read_flags(self, argv: Sequence[str]) -> list[str]:
         """Deal out the flags of `argv`; return the script and what stands behind it."""
@@ -257,7 +295,7 @@ def _parse_own(own: argparse.ArgumentParser, arguments: Sequence[str]) -> argpar
         own.error = usual  # type: ignore[method-assign]
 
 
-def _check_script(torchrun: argparse.Namespace) -> None:
+def _check_script(torchrun: argparse.Namespace, python: Python) -> None:
     script: str = torchrun.training_script
     if torchrun.run_path or not (torchrun.module or torchrun.no_python):
         _check_file(Path(script))
@@ -268,9 +306,10 @@ def _check_script(torchrun: argparse.Namespace) -> None:
             raise UsageError(f"--no-python {script!r}: no such program on PATH")
     elif "PYTHON_EXEC" not in os.environ:  # with it, the ranks run another Python
         top = script.partition(".")[0]
-        found = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+        found = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *python.path])
         if found is None and top not in sys.stdlib_module_names:
-            raise UsageError(f"-m {script!r}: this Python finds no module {top!r}")
+            which = "this Python" if python.is_this else python.executable
+            raise UsageError(f"-m {script!r}: {which} finds no module {top!r}")
 
 
 def _check_file(script: Path) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NoReturn, cast
 
 from ..errors import UsageError
-from ..hook import loading
 from ..record import torch_versions
+from . import pythons
 from .definitions import NotTakenError, PackageSource
+from .pythons import Python
 
 _MODULE = "torch.distributed.run"
 _FUNCTION = "get_args_parser"
@@ -22,45 +20,45 @@ _FUNCTION = "get_args_parser"
 ParserMaker = Callable[[], argparse.ArgumentParser]
 
 
-def torchrun_parser() -> argparse.ArgumentParser:
-    """Return the parser of the installed torch's torchrun; its errors raise `UsageError`.
+def torchrun_parser(python: Python | None = None) -> argparse.ArgumentParser:
+    """Return the parser of that Python's torchrun (by default of this one's); its errors raise
+    `UsageError`.
 
     The defaults are torch's, so the `PET_*` environment variables count as torchrun counts them.
-    The parser is taken from torch's source; where that fails, torch is imported after all.
+    The parser is taken from torch's source; where that fails, this Python imports torch after all.
 
     Raises:
         UsageError: torch is not installed, is too old, cannot be imported, or refuses a `PET_*`
             variable.
     """
+    python = python or pythons.this()
     try:
-        parser = _call(PackageSource("torch", _torch_directory()).take(_MODULE, _FUNCTION))
-    except NotTakenError:
+        parser = _call(PackageSource("torch", _torch_directory(python)).take(_MODULE, _FUNCTION))
+    except NotTakenError as error:
+        if not python.is_this:
+            instead = f"`distdebug exec -- {python.executable} -m {_MODULE} ...` needs none"
+            raise UsageError(f"that torch has no usable torchrun ({error}); {instead}") from error
         parser = _call(_imported_maker())
     parser.error = _raise_usage_error  # type: ignore[method-assign]
     return parser
 
 
-def _torch_directory() -> Path:
-    try:
-        path = loading.programs_path or sys.path
-        spec = None if "torch" in sys.modules else PathFinder.find_spec("torch", path)
-        spec = spec or importlib.util.find_spec("torch")
-    except ValueError:  # torch is in sys.modules without a spec, as in a test's fake
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
+def _torch_directory(python: Python) -> Path:
+    install = "pip install" if python.is_this else f"{python.executable} -m pip install"
+    if not python.torch:
         raise UsageError(
-            "torch is not installed in this Python, and `distdebug run` starts torchrun: "
-            "pip install torch"
+            f"torch is not installed in {python.executable}, and `distdebug run` starts torchrun: "
+            f"{install} torch, or name the Python that has it: distdebug run --python PATH ..."
         )
-    folder = Path(next(iter(spec.submodule_search_locations)))
+    folder = Path(python.torch[0])
     if not any(folder.glob("_C*")):
         raise UsageError(
             f"torch cannot be imported: {folder} lacks its C++ part (torch._C); install it anew: "
-            "pip install --force-reinstall torch"
+            f"{install} --force-reinstall torch"
         )
     old = torch_versions.too_old(torch_versions.of_package(folder))
     if old:
-        raise UsageError(f"{old}: pip install --upgrade torch")
+        raise UsageError(f"{old}: {install} --upgrade torch")
     return folder
 
 

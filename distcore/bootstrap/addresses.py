@@ -29,6 +29,9 @@ from ..torch_private import dist
 
 INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
+"""Linux's request for the address in a `struct ifreq`, which begins with the interface's name."""
+_LINK_LOCAL = "20"
+"""As /proc/net/if_inet6 writes the scope of an address."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def interface_address() -> str | None:
     if not names:
         return None
     for name in names:
-        address = _address_of(name)
+        address = _ipv4_of(name) or _ipv6_of(name)
         if address is not None:
             return address
     having = ", ".join(sorted(name for _, name in socket.if_nameindex()))
@@ -103,22 +106,27 @@ def interface_address() -> str | None:
     )
 
 
-def _address_of(interface: str) -> str | None:
-    # Asked of the kernel and not of psutil: in a rank that may be a module of the program's.
-    request = struct.pack("256s", os.fsencode(interface))
+def _ipv4_of(interface: str) -> str | None:
+    """The first IPv4 address of the interface; None where it has none, or there is no such one."""
+    request = struct.pack("16s24x", os.fsencode(interface)[:15])
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            return socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, request)
     except OSError:
-        pass  # it has no IPv4
+        return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _ipv6_of(interface: str) -> str | None:
+    """The same for IPv6. A link-local address means nothing without the peer's own interface name,
+    so none is taken."""
     try:
-        with open("/proc/net/if_inet6", encoding="utf-8", errors="surrogateescape") as file:
+        with open("/proc/net/if_inet6", encoding="ascii", errors="replace") as file:
             rows = [line.split() for line in file]
     except OSError:
         return None
     for digits, _, _, scope, _, name in rows:
-        # A link-local address means nothing without the peer's own interface name.
-        if name == interface and scope != "20":
+        if name == interface and scope != _LINK_LOCAL:
             return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
     return None
 

@@ -90,14 +90,14 @@ def test_who_works_and_serves_for_longer_than_the_limit_has_done_nothing(tmp_pat
 
 
 def test_nothing_is_claimed_of_a_rank_in_which_the_hook_has_failed(tmp_path: Path) -> None:
-    """A module of the program's is called as torch is, and is none."""
+    """A module of the program's hides torch."""
     (tmp_path / "torch.py").write_text("")
     done = _run(tmp_path, ABORTS, [sys.executable, "launcher.py"])
     assert done.exit_code == 94, done.explain()
     (error,) = done.errors
     assert (error["kind"], error["culprits"]) == ("rank_died", [1])
     assert error["message"].startswith("rank 1 was killed by SIGABRT; it was not watched: Attr")
-    assert f"{tmp_path}/torch.py hides a package that distdebug needs" in error["message"]
+    assert f"{tmp_path}/torch.py hides the torch that distdebug needs" in error["message"]
     assert "watched 0 of 2 ranks" in done.stderr
 
 

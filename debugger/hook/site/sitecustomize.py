@@ -16,6 +16,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(_SITE))
 _ALIAS = "_distdebug"
 """Our package's name inside a rank, where `distdebug` may be the user's own module."""
 _HEARD = "DISTDEBUG_HEARD"
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
 
 
 def _is_rank_of_launcher():
@@ -261,6 +262,9 @@ class _Finder:
         if name not in ("torch", "distdebug", "distcore"):
             return None
         sys.meta_path.remove(self)
+        if sys.hexversion < 0x030A0000:  # what `exec` starts may be any Python
+            _complain(f"{sys.executable} is too old: Python 3.10 or newer is needed")
+            return None
         try:
             loading = _loading()
             finder = loading.installed()
@@ -340,7 +344,7 @@ def _hear_last_words(rank):
             elif "RANK" not in os.environ:
                 load("rank.install").ends_as_rank(int(rank), error)
         except Exception as fault:
-            _complain(repr(fault))
+            _complain(_explained(fault))
         original(kind, error, trace)
 
     sys.excepthook = hook
@@ -356,13 +360,20 @@ def _can_be_rank():
 
 
 def _explained(error):
-    """The error, and what to do where a package of ours is hidden by another, or not there."""
-    name = (getattr(error, "name", None) or "").partition(".")[0]
-    file = getattr(getattr(error, "obj", None) or sys.modules.get(name), "__file__", None)
-    if file and not file.startswith(os.path.dirname(_PACKAGE)):
-        return f"{error!r}: {file} hides a package that distdebug needs; rename it"
+    """The error, and what to do where a module that we need is hidden by another, or not there."""
+    module = getattr(error, "obj", None)
+    name = getattr(error, "name", None) if isinstance(error, ImportError) else None
+    name = (name or getattr(module, "__name__", "")).partition(".")[0]
+    file = getattr(module or sys.modules.get(name), "__file__", None) or ""
+    of_python = name in getattr(sys, "stdlib_module_names", ())
+    needed = of_python or name == "torch"
+    if needed and file and "-packages" not in file and not file.startswith(_STANDARD_LIBRARY):
+        return f"{error!r}: {file} hides the {name} that distdebug needs; rename it"
     if isinstance(error, ModuleNotFoundError):
-        return f"{error!r}: install distdebug for {sys.executable}"
+        if of_python:
+            return f"{error!r}: {sys.executable} was built without it; use another Python"
+        needs = "--force-reinstall distdebug" if name in (_ALIAS, "distcore") else name
+        return f"{error!r}: {sys.executable} -m pip install {needs}"
     return repr(error)
 
 

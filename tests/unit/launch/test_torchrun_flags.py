@@ -258,7 +258,7 @@ def test_another_torch_is_imported_after_all(
 ) -> None:
     plant_torch(tmp_path, "from elsewhere import get_args_parser\n")
     fake = argparse.Namespace(get_args_parser=lambda: argparse.ArgumentParser("imported"))
-    monkeypatch.setattr(parser_module, "_torch_directory", lambda: tmp_path / "torch")
+    monkeypatch.setattr(parser_module, "_torch_directory", lambda _python: tmp_path / "torch")
     monkeypatch.setattr(parser_module.importlib, "import_module", lambda _name: fake)
     assert parser_module.torchrun_parser().prog == "imported"
     monkeypatch.setattr(parser_module.importlib, "import_module", lambda _name: argparse)
