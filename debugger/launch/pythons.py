@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 
 from ..errors import UsageError
 
@@ -71,8 +72,10 @@ def asked(executable: str) -> Python:
 
 
 def _folders(package: str) -> Sequence[str]:
+    # What PYTHONPATH leads to comes first for the program, and last here (`loading.ours_first`).
+    first = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
     try:
-        spec = importlib.util.find_spec(package)
+        spec = PathFinder.find_spec(package, first) or importlib.util.find_spec(package)
     except ValueError:  # it is in sys.modules without a spec, as in a test's fake
         spec = None
     return (spec and spec.submodule_search_locations) or ()
