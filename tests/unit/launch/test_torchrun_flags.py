@@ -267,6 +267,6 @@ def test_another_torch_is_imported_after_all(
 
 
 def test_without_torch_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser_module.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("distdebug.launch.pythons._folders", lambda *_: ())
     with pytest.raises(UsageError, match=r"torch is not installed .* pip install torch"):
         split("train.py")
