@@ -347,7 +347,7 @@ def _main(whose: str, module: str) -> Any:
 
 
 if __name__ == "__main__":
-    if not sys.flags.isolated:
-        del sys.path[0]  # the folder of this file
+    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]  # which -I and -P, or PYTHONSAFEPATH, have left out
     sys.modules[f"{ALIAS}.hook.loading"] = sys.modules["__main__"]
     raise SystemExit(_main(sys.argv[1], sys.argv[2]))

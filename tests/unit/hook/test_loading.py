@@ -3,9 +3,12 @@ has, and would find the program's modules by the names of ours."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from distdebug.hook import loading
 
@@ -40,3 +43,20 @@ def test_a_finder_that_came_later_does_not_hide_ours(tmp_path: Path) -> None:
     )
     ours = Path(loading.__file__).resolve().parents[2] / "distcore" / "__init__.py"
     assert done.stdout.split() == [str(tmp_path / "of_the_program.py"), str(ours)], done.stderr
+
+
+@pytest.mark.parametrize("safe", ["", "1"], ids=["script's folder", "PYTHONSAFEPATH"])
+def test_a_program_s_first_folder_stays_its_first(safe: str, tmp_path: Path) -> None:
+    """What Python puts in front for our script goes, where it has done so."""
+    tells = "import atexit, sys\natexit.register(lambda: print(sys.path[0]))\n"
+    (tmp_path / "sitecustomize.py").write_text(tells)
+    done = subprocess.run(
+        loading.command("record.kinds", shared=True),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": safe},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "has no attribute 'main'" in done.stderr, done.stderr
+    assert done.stdout.strip() == str(tmp_path)
