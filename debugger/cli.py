@@ -9,6 +9,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from . import __version__
 from .commands import COMMANDS, load
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
+        _flush()
     except SystemExit as leaving:  # argparse, after --help
         return leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
     except BrokenPipeError:
@@ -204,10 +205,25 @@ def _say(sentence: str, code: int, below: Sequence[str] = ()) -> int:
 
 def _close_stdout() -> None:
     """What is still in its buffer has no reader: without this the interpreter complains at exit."""
+    _lead_nowhere(sys.stdout)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
     try:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):
         pass  # not a file
+
+
+def _flush() -> None:
+    """What a terminal that has vanished does not take would make the interpreter end with 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            _lead_nowhere(stream)
 
 
 if __name__ == "__main__":  # else `python -m distdebug.cli run ...` would succeed, doing nothing

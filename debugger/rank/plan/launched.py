@@ -10,6 +10,7 @@ finds everything as it is here.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import importlib
@@ -28,7 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing import context, queues, reduction
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed
@@ -100,7 +101,7 @@ class Launcher:
             )
         if not self._over:
             self._plan()
-        os._exit(0)
+        _leave()
 
     # -- what the program does -----------------------------------------------------------------
 
@@ -221,7 +222,7 @@ class Launcher:
         for descriptor in self._ends:
             os.close(descriptor)
         if any(started.status for started in self._started) or forker.scheduler.cut:
-            os._exit(0)  # results that it would wait for never come
+            _leave()  # results that it would wait for never come
         signal.alarm(_AFTERWARDS_S)
 
     def _surround(self, rank: int) -> None:
@@ -323,6 +324,14 @@ class PlannedProcess:
         """They have ended when this could be meant for them."""
 
     kill = interrupt = close = terminate
+
+
+def _leave() -> NoReturn:
+    """End this process as planned, with what the program has printed so far."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(0)
 
 
 def _file_of(method: str) -> str:

@@ -216,7 +216,7 @@ def test_a_process_without_a_launcher_leaves_no_shared_memory() -> None:
         assert os.path.exists(others.name)
 
 
-_SEGMENTS = "from distcore.mpi import library\nprint(*library._mapped('sm_segment.'))\n"
+_SEGMENTS = "from distcore.mpi import library\nprint(*library._mapped('sm_segment.'), flush=True)\n"
 _CHILD_FIRST = "import os, sys\nif os.fork(): os._exit(os.wait()[1])\n"
 _CHILD_LAST = "import os, sys\nif not os.fork(): sys.exit()\nos.wait()\n"
 _BEGIN = "dist.init_process_group('mpi'); dist.barrier()\n"
