@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # argparse, after --help
         return leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
     except BrokenPipeError:
-        _close_stdout()
+        _lead_nowhere(sys.stdout)
         return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -161,7 +161,7 @@ def _told(error: Exception) -> int:
         try:
             sys.stdout.flush()
         except OSError:
-            _close_stdout()
+            _lead_nowhere(sys.stdout)
         where = error.filename or "the output"
         return _say(f"cannot write {where}: {error.strerror}; write it elsewhere", EXIT_USAGE)
     sentence = f"distdebug itself failed ({type(error).__name__}: {error})"
@@ -203,12 +203,9 @@ def _say(sentence: str, code: int, below: Sequence[str] = ()) -> int:
     return code
 
 
-def _close_stdout() -> None:
-    """What is still in its buffer has no reader: without this the interpreter complains at exit."""
-    _lead_nowhere(sys.stdout)
-
-
 def _lead_nowhere(stream: TextIO) -> None:
+    """The stream takes what is still in its buffer, which has no reader: the interpreter would
+    complain of it at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     except (OSError, ValueError):
@@ -216,7 +213,8 @@ def _lead_nowhere(stream: TextIO) -> None:
 
 
 def _flush() -> None:
-    """What a terminal that has vanished does not take would make the interpreter end with 120."""
+    """The streams are empty afterwards. A terminal that has vanished takes nothing, for which the
+    interpreter would end with 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
