@@ -73,7 +73,11 @@ class Environment:
         return found
 
     def run(
-        self, *command: str | Path, cwd: Path, extra: dict[str, str] | None = None
+        self,
+        *command: str | Path,
+        cwd: Path,
+        extra: dict[str, str] | None = None,
+        limit_s: float = LIMIT_S,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of this environment to its end, stdout and stderr together."""
         program, *arguments = map(str, command)
@@ -91,7 +95,7 @@ class Environment:
             text=True,
             cwd=cwd,
             env=environment,
-            timeout=LIMIT_S,
+            timeout=limit_s,
             check=False,
         )
 
