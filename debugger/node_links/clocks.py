@@ -34,11 +34,7 @@ class Offset:
         trip_ns = received_ns - sent_ns
         if trip_ns < 0:
             return False
-        return self.measured((sent_ns + received_ns) // 2 - theirs_ns, trip_ns // 2)
-
-    def measured(self, add_ns: int, error_ns: int) -> bool:
-        """The same of what was measured elsewhere: the offset of a node below a relay is the sum of
-        two, and so is its error."""
+        add_ns, error_ns = (sent_ns + received_ns) // 2 - theirs_ns, trip_ns // 2
         self._last.append((error_ns, add_ns))
         error_ns, add_ns = min(self._last)
         outside = abs(add_ns - self.add_ns) > error_ns + max(self.error_ns, 0)

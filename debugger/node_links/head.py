@@ -5,7 +5,7 @@ Who may speak is decided before a byte is parsed (`known_keys`).
 
 from __future__ import annotations
 
-import contextlib
+import resource
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,9 +24,8 @@ from .inbox import Intake, size_of
 from .known_keys import KnownKeys
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
-from .offers import KEY_LETTERS, SCHEMA, Offer
+from .offers import SCHEMA, Offer
 from .pace import ping_every_s
-from .tree import BELOW, BELOW_SILENT_S, Tree, fan_in
 
 PING_EVERY_S = 0.25
 LOST_AFTER_S = 2.6
@@ -35,12 +34,14 @@ that: before it a ping may be due, and after it what was lost is sent again (`re
 UNHEARD_S = 0.5
 """A node that has said nothing for longer is told so with each ping: its connection may be stuck in
 one direction alone."""
-MISSED_EVERY_S, MISSED_BELOW_EVERY_S = 0.1, 0.5
+MISSED_EVERY_S = 0.1
 PONGS_S, REST_S = 0.05, 0.025
 """So long after a ping what comes from many nodes is read at once, since clocks are compared by
 when an answer comes; then it is read so often: to wake up for each message costs more than to take
 it."""
 MOST_NODES = 1 << 14
+OTHER_DESCRIPTORS = 4096
+"""Of the head's own process, beside one for each node."""
 MOST_TASK = 200
 MOST_WAITING_EACH = 64
 """Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
@@ -48,18 +49,13 @@ _COPIED_BYTES = 1024
 _NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Numbers: to combine flags of an enumeration takes longer than to send a part."""
 
-Route = tuple[bytes, ...]
-"""The identity of a connection; of a node below a relay that relay's, and its channel there."""
-
 
 @dataclass(slots=True)
 class Node:
     """A node as the head knows it. `number` counts from 1; the head itself is 0. `key` is of no
     other node: its public key, or where all have one, what it has made up. `task`, `ranks`: see
     Several.
-    `silent`: nothing has come from it for so long that it is lost. `below_s`: when it has said last
-    that those below it are there, but for those of whom it said otherwise, as `heard` has it;
-    `below_ns`: the same by the monotonic clock."""
+    `silent`: nothing has come from it for so long that it is lost."""
 
     number: int
     key: str
@@ -71,8 +67,6 @@ class Node:
     offset: Offset = field(default_factory=Offset)
     heard: Heard = field(default_factory=Heard)
     intake: Intake = field(default_factory=Intake)
-    below_s: float = -1.0
-    below_ns: int = 0
     silent: bool = False
     left: bool = False
     lost: bool = False
@@ -93,16 +87,12 @@ class Listener(Link):
         super().__init__("distdebug-head", say, pair)
         self._all_have_one_key = pair is not None
         self._address, self._host = address, host
-        self._routes: dict[int, Route] = {}
-        self._numbers: dict[Route, int] = {}
-        self._pinged_s = self._missed_s = self._missed_below_s = 0.0
-        self._direct: dict[int, None] = {}
-        self._below: dict[bytes, dict[int, None]] = {}
+        self._identities: dict[int, bytes] = {}
+        """Of each node's connection, as ZeroMQ tells them apart."""
+        self._numbers: dict[bytes, int] = {}
+        self._pinged_s = self._missed_s = 0.0
         self._stirred: deque[int] = deque()
-        self._newly_taken: deque[int] = deque()
-        self._taken_below: dict[int, set[int]] = {}
         self._leaving = 0
-        self._tree = Tree(fan_in())
         self._accepted = 0
         """Connections, without those that were refused."""
         self.nodes: dict[int, Node] = {}
@@ -110,6 +100,7 @@ class Listener(Link):
         self.task = ""
         self.admitted = 0
         self._keys = KnownKeys(self.context)
+        _allow_descriptors(MOST_NODES + OTHER_DESCRIPTORS)
         self._router = self.socket(zmq.ROUTER, address)
         self._router.curve_server = True
         self._router.zap_domain = b"distdebug"
@@ -160,10 +151,7 @@ class Listener(Link):
     def received(self) -> Iterable[tuple[int, Message]]:
         """What has come since the last call, in order, with the number of the node; each counts as
         taken in when it is asked for."""
-        for number, message in self._inbox.taken():
-            if self._tree.relay_of(number):
-                self._newly_taken.append(number)
-            yield number, message
+        return self._inbox.taken()
 
     def stirred(self) -> Collection[int]:
         """Of whom something else is new since the last call: they have fallen silent, or their
@@ -196,25 +184,19 @@ class Listener(Link):
 
     def _tick(self) -> None:
         now_s, listened_s = time.monotonic(), self._listening.total_s
-        every_s = ping_every_s(len(self._direct), PING_EVERY_S)
+        every_s = ping_every_s(len(self._identities), PING_EVERY_S)
         if now_s - self._missed_s >= MISSED_EVERY_S:
             self._missed_s = now_s
-            for number in self._direct:
+            for number in self._identities:
                 node = self.nodes[number]
                 node.silent = node.heard.is_lost(listened_s, LOST_AFTER_S, every_s)
                 if node.silent:
                     self._stirred.append(number)
-        if now_s - self._missed_below_s >= MISSED_BELOW_EVERY_S:
-            self._missed_below_s = now_s
-            self._miss_below(listened_s)
         for address in self._keys.refused(now_s):
             self.say(f"refused {address}: its key is none of this job's nodes")
         if now_s - self._pinged_s >= every_s:
             self._pinged_s = now_s
-            while self._newly_taken:
-                leaf = self._newly_taken.popleft()
-                self._taken_below.setdefault(self._tree.relay_of(leaf), set()).add(leaf)
-            for number in self._direct:
+            for number in self._identities:
                 # Each with its own time: clocks are compared by it.
                 self._send(number, self._ping(self.nodes[number]))
                 self.nodes[number].heard.asked(listened_s)
@@ -223,43 +205,14 @@ class Listener(Link):
         if len(self.nodes) <= FEW_NODES or self._keys.any_waits:
             return 0.0
         since_s = time.monotonic() - self._pinged_s
-        every_s = ping_every_s(len(self._direct), PING_EVERY_S)
+        every_s = ping_every_s(len(self._identities), PING_EVERY_S)
         return 0.0 if since_s < PONGS_S else max(0.0, min(REST_S, every_s - since_s))
-
-    def _miss_below(self, listened_s: float) -> None:
-        """Whose relay says nothing of it, nor has it come by another way."""
-        for identity, leaves in self._below.items():
-            relay = self.nodes.get(self._numbers.get((identity,), 0))
-            below_s, below_ns = (-1.0, 0) if relay is None else (relay.below_s, relay.below_ns)
-            told = listened_s - below_s <= BELOW_SILENT_S
-            for number in leaves:
-                node = self.nodes[number]
-                if node.silent:
-                    continue
-                if below_s > node.heard.last_s:
-                    node.heard.spoke(below_s)
-                    node.heard_ns = below_ns
-                if not told and node.heard.silent_s(listened_s) > BELOW_SILENT_S:
-                    node.silent = True
-                    self._stirred.append(number)
-        for number in self._tree.to_ask:
-            if number in self.nodes and self.nodes[number].offset.known:
-                self._tree.asked(number)
-                self._send(number, Message("relay"))
 
     def _ping(self, node: Node) -> Message:
         data: dict[str, Any] = {"t": time.monotonic_ns(), "taken": node.intake.total}
         unheard_s = node.heard.silent_s(self._listening.total_s)
         if unheard_s > UNHEARD_S:
             data["unheard_s"] = round(unheard_s, 3)
-        below = self._taken_below.pop(node.number, ())
-        if below:
-            identity = self._routes[node.number][0]
-            data["below"] = [
-                [int(route[1]), self.nodes[leaf].intake.total]
-                for leaf in below
-                if len(route := self._routes.get(leaf, ())) > 1 and route[0] == identity
-            ]
         return Message("ping", data)
 
     def _heard(self, node: Node) -> None:
@@ -290,32 +243,19 @@ class Listener(Link):
             )
 
     def _take(self, sender: zmq.Frame, parts: list[bytes]) -> None:
-        route: Route = (sender.bytes,)
-        relay = 0
-        if parts and parts[0] == BELOW:
-            relay = self._numbers.get(route, 0)
-            if not relay or len(parts) < 4:
-                return
-            self._heard(self.nodes[relay])
-            route, parts = (*route, parts[1]), parts[2:]
-        number = self._numbers.get(route)
+        identity = sender.bytes
+        number = self._numbers.get(identity)
         try:
             message = message_of(parts)
-            if number is None and message.kind == "hello" and not relay:
-                key, address = sender.get("User-Id"), sender.get("Peer-Address")
-                self._greet(route, str(key), message, str(address))
-            elif number is None and message.kind == "hello":
-                self._greet_below(relay, route, message)
-            elif number is None and relay:
-                self._send_by(route, Message("hello").parts())
             if number is None:
+                if message.kind == "hello":
+                    key, address = sender.get("User-Id"), sender.get("Peer-Address")
+                    self._greet(identity, str(key), message, str(address))
                 return  # of a connection that came again: its hello follows, and tells all anew
         except (MessageError, zmq.ZMQError, IndexError, UnicodeDecodeError) as error:
             self.say(f"refused what a node has sent: {error}")
             if number is not None:
                 self.nodes[number].intake.refused += 1
-                if relay:
-                    self._newly_taken.append(number)
             return
         node = self.nodes[number]
         self._heard(node)
@@ -328,72 +268,18 @@ class Listener(Link):
                 and node.offset.exchanged(sent, theirs, node.heard_ns)
             ):
                 self._stirred.append(number)
-        elif message.kind in ("relaying", "heard"):
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                if message.kind == "relaying":
-                    self._relaying(node, message.data)
-                else:
-                    self._heard_below(node, message.data)
         else:
-            self._took(node, message, parts)
+            self._inbox.put(number, message, node.intake, size_of(parts))
 
-    def _took(self, node: Node, message: Message, parts: list[bytes]) -> None:
-        self._inbox.put(node.number, message, node.intake, size_of(parts))
-
-    def _relaying(self, relay: Node, data: Mapping[str, Any]) -> None:
-        """The node listens for others, or says that it cannot."""
-        port, offer = data["port"], None
-        if type(port) is int and port:
-            offer = Offer.of(str(data["offer"]))
-        for leaf in self._tree.relaying(relay.number, offer):
-            self._through(self.nodes[leaf], relay.number)
-
-    def _through(self, node: Node, relay: int) -> None:
-        """Have a node go below a relay that listens."""
-        offer = self._tree.offer_of(relay)
-        if offer is not None and not node.left:
-            self._send(relay, Message("allow", {"key": node.key[:KEY_LETTERS]}))
-            self._send(node.number, Message("through", {"offer": offer.text()}))
-
-    def _heard_below(self, relay: Node, data: Mapping[str, Any]) -> None:
-        """What a relay says of those below it: of whom it has heard nothing, and their clocks."""
-        (identity,) = self._routes[relay.number]
-        for channel in data["silent"]:
-            number = self._numbers.get((identity, b"%d" % channel))
-            if number is not None:
-                self.nodes[number].silent = True
-                self._stirred.append(number)
-        relay.below_s, relay.below_ns = self._listening.total_s, relay.heard_ns
-        for channel, add_ns, error_ns in data["offsets"]:
-            number = self._numbers.get((identity, b"%d" % channel))
-            if number is not None and type(add_ns) is type(error_ns) is int and error_ns >= 0:
-                error_ns += relay.offset.error_ns
-                if self.nodes[number].offset.measured(relay.offset.add_ns + add_ns, error_ns):
-                    self._stirred.append(number)
-
-    def _greet_below(self, relay: int, route: Route, message: Message) -> None:
-        """A node that has gone below a relay, which vouches for its key; nobody else is there."""
-        key, _, address = message.blob.decode("ascii", "replace").partition(" ")
-        known = self._known(self._whole_key(key, message))
-        if known is not None and self._tree.relay_of(known.number) == relay:
-            self._greet(route, key, message, address)
-
-    def _whole_key(self, key: str, message: Message) -> str:
+    def _greet(self, identity: bytes, key: str, message: Message, address: str) -> None:
         if self._all_have_one_key:
-            return f"{key}/{str(message.data.get('id'))[:64]}"
-        return key
-
-    def _known(self, key: str) -> Node | None:
-        return next((one for one in self.nodes.values() if one.key == key), None)
-
-    def _greet(self, route: Route, key: str, message: Message, address: str) -> None:
-        key = self._whole_key(key, message)
+            key = f"{key}/{str(message.data.get('id'))[:64]}"
         why = self._why_not(key, message)
         if why:
             self.say(f"refused a node at {address}: {why}")
-            self._send_by(route, Message("refused", {"why": why}).parts())
+            self._send_to(identity, Message("refused", {"why": why}).parts())
             return
-        known = self._known(key)
+        known = next((one for one in self.nodes.values() if one.key == key), None)
         number = known.number if known is not None else len(self.nodes) + 1
         self._leaving += known is not None and message.data.get("moves") is True
         host = str(message.data.get("host", ""))[:255]
@@ -403,40 +289,14 @@ class Listener(Link):
         node = known or Node(number, key, host, address, task, starts)
         self._heard(node)
         # A node whose connection broke for a moment comes again, and tells everything anew.
-        self._set_route(number, route)
+        self._numbers.pop(self._identities.get(number, b""), None)
+        self._numbers[identity], self._identities[number] = number, identity
         node.intake = Intake()
         self.nodes[number] = node
         self._send(number, Message("welcome", {**self.welcome, "node": number}))
-        if len(route) == 1:
-            self._send(number, self._ping(node))
-            node.heard.asked(self._listening.total_s)
+        self._send(number, self._ping(node))
+        node.heard.asked(self._listening.total_s)
         self._inbox.put(number, message, node.intake, size_of([]))
-        if known is None:
-            relay = self._tree.place(number, self._can_relay)
-            if relay:
-                self._through(node, relay)
-
-    def _set_route(self, number: int, route: Route) -> None:
-        self._drop_route(number)
-        self._numbers[route], self._routes[number] = number, route
-        if len(route) == 1:
-            self._direct[number] = None
-        else:
-            self._below.setdefault(route[0], {})[number] = None
-
-    def _drop_route(self, number: int) -> None:
-        route = self._routes.pop(number, None)
-        if route is not None:
-            self._numbers.pop(route, None)
-            self._direct.pop(number, None)
-            if leaves := self._below.get(route[0]):
-                leaves.pop(number, None)
-                if not leaves:
-                    del self._below[route[0]]
-
-    def _can_relay(self, number: int) -> bool:
-        node, route = self.nodes[number], self._routes[number]
-        return len(route) == 1 and not (node.silent or node.left or node.lost)
 
     def _why_not(self, key: str, message: Message) -> str:
         """Why this cannot be a node of the job; "" if it can."""
@@ -469,16 +329,15 @@ class Listener(Link):
         self._send_parts(number, message.parts())
 
     def _send_parts(self, number: int, parts: Sequence[bytes | zmq.Frame]) -> None:
-        route = self._routes.get(number)
-        if route is not None:
-            self._send_by(route, parts)
+        identity = self._identities.get(number)
+        if identity is not None:
+            self._send_to(identity, parts)
 
-    def _send_by(self, route: Route, parts: Sequence[bytes | zmq.Frame]) -> None:
-        through = (BELOW, route[1]) if len(route) > 1 else ()
+    def _send_to(self, identity: bytes, parts: Sequence[bytes | zmq.Frame]) -> None:
         few = all(type(one) is bytes and len(one) < _COPIED_BYTES for one in parts)
         try:
             # Of a few bytes a copy costs less than a frame that is kept for them.
-            for part in (route[0], *through, *parts[:-1]):
+            for part in (identity, *parts[:-1]):
                 self._router.send(part, _NOW_AND_MORE, copy=few)
             self._router.send(parts[-1], _NOW, copy=few)
         except zmq.ZMQError:
@@ -487,5 +346,15 @@ class Listener(Link):
     def _broadcast(self, message: Message) -> None:
         # Frames, which what waits for 2,048 nodes has in common: of bytes each would have a copy.
         frames = [zmq.Frame(part) for part in message.parts()]
-        for number in list(self._routes):
+        for number in list(self._identities):
             self._send_parts(number, frames)
+
+
+def _allow_descriptors(wanted: int) -> None:
+    """Raises this process's soft limit of open files towards `wanted`, as far as the hard one goes:
+    the usual soft limit is 1,024. The run's command is below the warden, which was started before,
+    and keeps the limit that the user has set."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,56 +12,40 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
-from .head import LOST_AFTER_S, PING_EVERY_S
+from .head import LOST_AFTER_S
 from .hearing import Heard
 from .inbox import Intake, size_of
-from .interfaces import InterfaceError, address_towards
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
-from .offers import Offer, OfferError
-from .relay import Relay
-from .tree import BELOW
+from .offers import Offer
 
 ANSWER_S = 10.0
 """A head that has not answered by then is taken for out of reach."""
 CLOSED_TIMES = 3
 """So often a listener may close while keys are proved; it is asked ten times a second."""
 LATE_S, SILENT_S = 0.9, 1.6
-"""A node whose relay has said nothing for so long asks the head for a connection, and after the
-longer time goes over to that: the head misses the relay later than that, and is to have heard of
-those below it by then.
+"""A node whose head has said nothing for so long dials it anew, and after the longer time speaks by
+that connection: the head takes a node for lost later than that, and is to have heard of it by then.
 
-So does a node that speaks to the head itself. Where four packets or more are on the way when a
-network fails, Linux takes no notice of `resend_steadily`: what was lost goes out once more after
-1.6 s, and then after 3.2 s. A new connection gets through as soon as there is a network."""
+Where four packets or more are on the way when a network fails, Linux takes no notice of
+`resend_steadily`: what was lost goes out once more after 1.6 s, and then after 3.2 s. A new
+connection gets through as soon as there is a network."""
 TRIED_MS = 150
 """A connection that nobody has taken for so long is tried anew: by itself TCP asks again after a
 second. A packet takes less from one host of a job to another."""
 NOT_NEEDED_S = 5.0
 """So long a connection is tried of which there is no need any more. It may have been taken just
 now."""
-RELAY_CLOSED_S = 0.3
-RELAY_ANSWERS_S = 5.0
-"""So long it is tried to come below a relay."""
-HEAD_SPOKE_S = 1.0
-"""A head that its relay had heard so lately is not silent when the relay is."""
-HEAD_PINGS_S = 2 * PING_EVERY_S
-"""And one that it had heard so lately was there when the relay spoke: its next ping was to come.
-Counted from the ping before, an interruption of two seconds would be one of 2.6 here."""
-EMPTY_S = 3.0
-"""So long a relay waits at its end for those below it to leave."""
 
 
 @dataclass(slots=True)
-class _Next:
-    """Who is tried: the relay at `offer`, or (None) the head itself; until when. `answered`: its
-    host has taken a connection; `proving`, `proved`: the keys of both ends, just now."""
+class _Dialled:
+    """A further connection to the head, until it is used or given up. `proving`, `proved`: the keys
+    of both ends, just now."""
 
-    offer: Offer | None
-    until_s: float
     dealer: Any
     monitor: Any
-    answered: bool = False
+    until_s: float
     proving: bool = False
     proved: bool = False
 
@@ -100,18 +83,9 @@ class Connection(Link):
         self.refusal = ""
         self._dealer: Any = None
         self._monitor: Any = None
-        self.interface = ""
-        """Where to listen as a relay, if that was said."""
-        self._relay: Relay | None = None
-        self._to_hand_up: deque[list[bytes]] = deque()
-        self._via: Offer | None = None
-        """The relay through which the head is spoken to."""
-        self._via_heard = Heard()
-        self._via_head_s = self._via_since_s = self._via_closed_s = 0.0
-        self._via_welcomed = False
-        self._next: _Next | None = None
+        self._anew: _Dialled | None = None
         self._unheard_s = 0.0
-        """For how long the head, or the relay, has heard nothing of us, by its own word."""
+        """For how long the head has heard nothing of us, by its own word."""
         self._went_over_s = -LATE_S
         self._before: tuple[Any, Any] | None = None
         """The connection that was left, until the head has answered on the one that followed."""
@@ -130,12 +104,6 @@ class Connection(Link):
     def received(self) -> list[Message]:
         """What has come since the last call, in order."""
         return [message for _, message in self._inbox.taken()]
-
-    @property
-    def via(self) -> str:
-        """The relay through which the head is spoken to; "" where that is none."""
-        via = self._via
-        return "" if via is None else via.endpoint[6:]
 
     @property
     def ahead(self) -> int:
@@ -208,8 +176,8 @@ class Connection(Link):
         return dealer, monitor
 
     def _sockets(self) -> list[Any]:
-        following = None if self._next is None else self._next.monitor
-        return [one for one in (self._dealer, self._monitor, following) if one is not None]
+        anew = None if self._anew is None else self._anew.monitor
+        return [one for one in (self._dealer, self._monitor, anew) if one is not None]
 
     @property
     def _peers(self) -> Any:
@@ -220,20 +188,16 @@ class Connection(Link):
             self._take(socket.recv_multipart(zmq.NOBLOCK))
             return
         told = recv_monitor_message(socket, zmq.NOBLOCK)
-        if socket is not self._monitor:
-            self._happened_next(told)
-        elif self._via is not None:
-            self._happened_via(told)
-        else:
+        if socket is self._monitor:
             self._happened(told)
+        else:
+            self._happened_anew(told)
 
     def _proved(self, moves: bool = False) -> None:
         """Both ends have: what is said first is who we are. `moves`: from another connection to the
         head, which is closed as soon as it has answered."""
         self.connected = True
         self._say_hello(moves)
-        if self._relay is not None:
-            self._relay.begin_anew()
 
     def _say_hello(self, moves: bool = False) -> None:
         self._sent = self._taken = 0  # of this connection
@@ -258,144 +222,57 @@ class Connection(Link):
 
     # -- in the thread, from one connection to another one -------------------------------------
 
-    def _go_below(self, offer: Offer) -> None:
-        """Try to reach that relay; until it is reached all stays as it is."""
-        if self._relay is None and self._via is None and self._next is None:
-            until_s = time.monotonic() + RELAY_ANSWERS_S
-            self._next = _Next(offer, until_s, *self._dial(offer))
+    def _unanswered(self, after_s: float) -> bool:
+        """Whether the head has said nothing, or heard nothing of us, for longer than that."""
+        return max(self.silent_s, self._unheard_s) > after_s
 
-    def _happened_next(self, told: Mapping[str, Any]) -> None:
-        following, event = self._next, told["event"]
-        if following is None:
+    def _tick(self) -> None:
+        anew, late = self._anew, self._unanswered(LATE_S)
+        # A connection is left when the head has answered on another one, and it may have spoken
+        # again by then: who broke with it at once would be missed after an interruption that loses
+        # nobody.
+        if anew is None:
+            if late and self.offer is not None and not self.refusal:
+                self._dial_anew(self.offer)
+        elif late:
+            self._go_over()
+        elif anew.proved or (not anew.proving and time.monotonic() > anew.until_s):
+            # Not before keys are proved: the head would count it as an attempt without one.
+            _close(anew.dealer, anew.monitor)
+            self._anew = None
+
+    def _dial_anew(self, offer: Offer) -> None:
+        if self._listening.total_s - self._went_over_s >= LATE_S:  # else it is about to speak
+            until_s = time.monotonic() + NOT_NEEDED_S
+            self._anew = _Dialled(*self._dial(offer, urgent=True), until_s)
+
+    def _happened_anew(self, told: Mapping[str, Any]) -> None:
+        anew, event = self._anew, told["event"]
+        if anew is None:
             return
-        following.proving = event == zmq.EVENT_CONNECTED
-        following.proved = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        if following.proving:
+        anew.proving = event == zmq.EVENT_CONNECTED
+        anew.proved = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        if anew.proving:
             resend_steadily(told["value"])
-            if not following.answered and following.offer is None and self._via is not None:
-                self._head_is_there()
-            following.answered = True
         self._go_over()
 
-    def _head_is_there(self) -> None:
-        """Its host takes connections, and the relay is silent: it has as long as ever to speak. One
-        that the relay had missed already has not."""
-        if self._via_head_s < HEAD_SPOKE_S:
-            self._heard.spoke(self._listening.total_s)
-
     def _go_over(self) -> None:
-        """To whoever was tried and has answered, if it is time."""
-        following = self._next
-        if following is None or not following.proved:
-            return
-        if following.offer is None and not self._uneasy(SILENT_S):
+        """To the connection that was dialled anew, if both ends have proved their keys and the head
+        is still not heard by the one before."""
+        anew = self._anew
+        if anew is None or not anew.proved or not self._unanswered(SILENT_S):
             return
         self._close_before()
-        self._before, moves = (self._dealer, self._monitor), self._via is None
-        self._via, self._dealer, self._monitor = (
-            following.offer,
-            following.dealer,
-            following.monitor,
-        )
-        self._next, self._proving, self._unheard_s = None, False, 0.0
+        self._before = (self._dealer, self._monitor)
+        self._dealer, self._monitor, self._anew = anew.dealer, anew.monitor, None
+        self._proving, self._unheard_s = False, 0.0
         self._went_over_s = self._listening.total_s
-        self._via_heard, self._via_welcomed, self._via_head_s = Heard(), False, 0.0
-        self._via_since_s, self._via_closed_s = time.monotonic(), 0.0
-        self._via_heard.spoke(self._listening.total_s)
-        self._proved(moves)
+        self._proved(moves=True)
 
     def _close_before(self) -> None:
         if self._before is not None:
             _close(*self._before)
             self._before = None
-
-    def _happened_via(self, told: Mapping[str, Any]) -> None:
-        event = told["event"]
-        if event == zmq.EVENT_CONNECTED:
-            resend_steadily(told["value"])
-        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._via_closed_s = 0.0
-            self._proved()
-        else:
-            self.connected = False
-            self._via_closed_s = self._via_closed_s or time.monotonic()
-
-    def _uneasy(self, after_s: float) -> bool:
-        """Whether it is time to dial the head anew: it is silent for so long, or does not hear us;
-        or the relay is, or has closed, or says that the head is silent, or has never led to it."""
-        if self._via is None:
-            return max(self.silent_s, self._unheard_s) > after_s
-        now_s = time.monotonic()
-        silent_s = self._via_heard.silent_s(self._listening.total_s)
-        closed = self._via_closed_s and now_s - self._via_closed_s > RELAY_CLOSED_S
-        useless = not self._via_welcomed and now_s - self._via_since_s > RELAY_ANSWERS_S
-        silent_s = max(silent_s, self._unheard_s, self._via_head_s)
-        return silent_s > after_s or bool(closed or useless)
-
-    def _tick(self) -> None:
-        following, late = self._next, self._uneasy(LATE_S)
-        if following is not None and following.offer is not None:
-            if late or time.monotonic() > following.until_s:
-                self._give_up_next()
-            return
-        # A connection is left when the head has answered on another one, and it may have spoken
-        # again by then: who broke with it at once would be missed after an interruption that loses
-        # nobody.
-        if following is None:
-            if late and self.offer is not None and not self.refusal:
-                self._dial_the_head(self.offer)
-        elif late:
-            self._go_over()
-        elif following.proved or (not following.proving and time.monotonic() > following.until_s):
-            # Not before keys are proved: the head would count it as an attempt without one.
-            self._give_up_next()
-
-    def _dial_the_head(self, offer: Offer) -> None:
-        now_s = self._listening.total_s
-        if self._via is None and now_s - self._went_over_s < LATE_S:
-            return  # it has just been found again, and is about to speak
-        silent_s = max(self._via_heard.silent_s(now_s), self._unheard_s)
-        urgent = self._via is None or silent_s > LATE_S
-        until_s = time.monotonic() + NOT_NEEDED_S
-        self._next = _Next(None, until_s, *self._dial(offer, urgent))
-
-    def _give_up_next(self) -> None:
-        if self._next is not None:
-            _close(self._next.dealer, self._next.monitor)
-            self._next = None
-
-    def _of_the_tree(self, message: Message) -> None:
-        """What the head has a node do for others, or with them."""
-        key, offer = message.data.get("key"), message.data.get("offer")
-        if message.kind == "hello":
-            self._say_hello()
-        elif message.kind == "relay":
-            self._begin_relay()
-        elif message.kind == "allow" and self._relay is not None and isinstance(key, str):
-            self._relay.allow(key)
-        elif message.kind == "through":
-            with contextlib.suppress(OfferError):
-                self._go_below(Offer.of(str(offer)))
-
-    def _begin_relay(self) -> None:
-        offer = ""
-        try:
-            assert self.offer is not None
-            if self._relay is None:
-                address = address_towards(self.offer.address, self.interface)
-                self._relay = Relay(address, self.say, self._hand_up, lambda: self.silent_s)
-            offer = self._relay.offer.text()
-        except (InterfaceError, OSError) as error:
-            self.say(f"this node cannot hand on what others say: {error}")
-        self._send_parts(Message("relaying", {"port": int(bool(offer)), "offer": offer}).parts())
-
-    def _hand_up(self, parts: list[bytes]) -> None:
-        """From the relay's thread."""
-        self._to_hand_up.append(parts)
-        self.later(self._send_up)
-
-    def _send_up(self) -> None:
-        self._send_parts(self._to_hand_up.popleft())
 
     # -- in the thread -------------------------------------------------------------------------
 
@@ -415,11 +292,6 @@ class Connection(Link):
             self._dealer.disconnect(where)
 
     def _take(self, parts: list[bytes]) -> None:
-        if parts[0] == BELOW:
-            self._heard.spoke(self._listening.total_s)
-            if self._relay is not None and len(parts) > 2:
-                self._relay.down(parts[1], parts[2:])
-            return
         try:
             message = message_of(parts)
         except MessageError as error:
@@ -431,34 +303,22 @@ class Connection(Link):
             taken = message.data.get("taken")
             self._taken = taken if type(taken) is int else self._sent
             self._send(Message("pong", answer))
-            if self._relay is not None:
-                self._relay.taken(message.data.get("below"))
             return
-        if message.kind in ("hello", "relay", "allow", "through"):
-            self._of_the_tree(message)
+        if message.kind == "hello":
+            self._say_hello()
             return
         if message.kind == "welcome":
             self._close_before()
             self.welcome = message.data
-            self._via_welcomed = True
         elif message.kind == "refused":
             self.refusal = f"the head has refused this node: {str(message.data.get('why'))[:300]}"
         self._inbox.put(0, message, self._intake, size_of(parts))
 
     def _has_spoken(self, message: Message) -> None:
-        """The head, or its relay, which says with each ping for how long the head is silent."""
-        now_s = self._listening.total_s
         if message.kind == "ping":
             unheard_s = message.data.get("unheard_s")
             self._unheard_s = unheard_s if type(unheard_s) is float else 0.0
-        silent_s = message.data.get("head_s", 0.0)
-        if self._via is None or message.kind != "ping" or type(silent_s) is not float:
-            silent_s = 0.0
-        self._via_heard.spoke(now_s)
-        self._via_head_s = silent_s
-        spoke_s = max(0.0, now_s - (silent_s if silent_s > HEAD_PINGS_S else 0.0))
-        if self._heard.last_s < spoke_s:
-            self._heard.spoke(spoke_s)
+        self._heard.spoke(self._listening.total_s)
 
     def _send_handed(self, message: Message) -> None:
         self._send(message)
@@ -467,29 +327,9 @@ class Connection(Link):
     def _send(self, message: Message) -> None:
         if not self.connected:
             return  # what is said first is who we are
-        if self._send_parts(message.parts()):
+        with contextlib.suppress(zmq.ZMQError):  # not connected: the head's silence will tell
+            self._dealer.send_multipart(message.parts(), zmq.NOBLOCK)
             self._sent += message.kind != "pong"
-
-    def _send_parts(self, parts: list[bytes]) -> bool:
-        if not self.connected:
-            return False
-        try:
-            self._dealer.send_multipart(parts, zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return False  # not connected: the head's silence will tell
-        return True
-
-    # -- at the end ----------------------------------------------------------------------------
-
-    def close(self) -> None:
-        """Those below this node get the time to leave by it."""
-        relay = self._relay
-        if relay is not None:
-            until_s = time.monotonic() + EMPTY_S
-            while self.is_alive() and not relay.empty and time.monotonic() < until_s:
-                time.sleep(0.02)
-            relay.close()
-        super().close()
 
 
 def _close(dealer: Any, monitor: Any) -> None:

@@ -4,7 +4,6 @@
                      interrupted, files, watch, request, bye
     head -> node     welcome, refused, ping, pace, tell, anew, plan, verdict, stacks, fill, action,
                      stops, prompt, view, reply, report, stop, end; hello: say once more who you are
-    of the tree      relay, allow, through (head -> node), relaying, heard (node -> head): see relay
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than
 `MOST_BYTES` in one part, and a JSON object that would take much memory is none.
@@ -29,7 +28,6 @@ KINDS = frozenset(
         *("welcome", "refused", "ping", "verdict", "fill", "action", "report"),
         *("plan", "stop", "end", "pace", "tell", "anew"),
         *("watch", "request", "view", "reply"),
-        *("relay", "relaying", "allow", "through", "heard"),
     }
 )
 _MOST_KIND_BYTES = 32

@@ -17,7 +17,6 @@ from ..record.safe_files.json_objects import object_of
 SCHEMA = "distdebug.nodes/2"
 MOST_BYTES = 1024
 """Of an offer in the store."""
-KEY_LETTERS = 40
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85, in which ZeroMQ writes its keys of 32 bytes."""
 

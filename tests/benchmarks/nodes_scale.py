@@ -7,10 +7,6 @@ speak the real protocol at the pace that the head asks for. Each tells of 8 rank
 that call without pause, and then wait in their last call, where the last rank of all has called
 something else. Two ranks' records are made by the ranks' own writer and sampled as a node samples
 them: what the others tell is the same, with their own numbers. Of logs and stacks nothing is told.
-From 65 nodes on the head has some of them be relays. The first two are real ones, in this process,
-with a connection of each node below them. Of the others the head hears, over their own connection,
-the frames that a relay would hand on: 2,048 pings four times a second would take a core, which the
-head does not have alone here, and which is spent on 31 hosts where they are real.
 
 A row: until the head knew all ranks; while all call without pause: its CPU, and the bytes of
 digests from each node a second, for 36 s, or of many nodes from one time that the head asks them
@@ -28,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -40,18 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 import zmq
 
-from distdebug.node_links.interfaces import LOOPBACK
 from distdebug.node_links.messages import Message, message_of
 from distdebug.node_links.mirror import process_values
 from distdebug.node_links.offers import SCHEMA, Offer
 from distdebug.node_links.pace import Pace, pace_for
 from distdebug.node_links.patches import Patch, packed
-from distdebug.node_links.relay import TELL_EVERY_S, Relay
 from distdebug.node_links.source import Piece, RecordSource
-from distdebug.node_links.tree import BELOW
 from distdebug.record import layout, steady_clock
 from distdebug.record.layout import Definition
-from distdebug.record.reading.copies import FEW_NODES
 from distdebug.record.requests.control import ControlError, ask
 from distdebug.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import Process
@@ -62,9 +54,6 @@ from tests.support import runs
 SIZES = (2, 8, 32, 128, 512, 2048)
 RANKS = 8
 """On each node."""
-REAL_RELAYS = 2
-BELOW_ERROR_NS = 50_000
-"""Of the clock of a node as its relay knows it."""
 BEFORE_S, REST_S = 2.0, 36.0
 """All call without pause; the first seconds of that are not measured."""
 BEFORE_ASKED, ASKED, MORE = 1, 1, 2
@@ -189,14 +178,6 @@ class Node:
     sent: int = 0
     taken: int = 0
     """Messages since the last hello, and those that the head has taken in, as it has said."""
-    relay: Relay | None = None
-    below: bool = False
-    from_relay: deque[list[bytes]] = field(default_factory=deque)
-    channels: dict[bytes, Node] = field(default_factory=dict)
-    """Who is below this node, where it is no real relay; `through`: the opposite, and by which."""
-    through: tuple[Node, bytes] | None = None
-    new_below: list[bytes] = field(default_factory=list)
-    told_s: float = 0.0
     progress: Sequence[bytes] = ()
     """What it tells of ranks that call, one after the other; `told`: how many of these it has."""
     told: int = 0
@@ -212,40 +193,13 @@ class Node:
     def send(self, message: Message) -> None:
         parts = message.parts()
         self.sent_bytes += sum(map(len, parts))
-        self.sent += message.kind not in ("pong", "heard", "relaying")
-        if self.through is None:
-            self.socket.send_multipart(parts)
-        else:
-            relay, channel = self.through
-            relay.socket.send_multipart([BELOW, channel, *parts])
+        self.sent += message.kind != "pong"
+        self.socket.send_multipart(parts)
 
     def say_hello(self) -> None:
         about = {"schema": SCHEMA, "version": VERSION, "host": HOST % self.number}
-        # A relay adds which key has been proved, and from where.
-        proved = b"" if self.through is None else self.key + b" 127.0.0.1"
         self.sent = self.taken = 0
-        self.send(Message("hello", about, proved))
-
-    def go_below(self, relay: Node) -> None:
-        """Speak through that one, which is no real relay."""
-        channel = b"%d" % (len(relay.channels) + 1)
-        self.socket, self.below, self.through = None, True, (relay, channel)
-        relay.channels[channel] = self
-        relay.new_below.append(channel)
-        self.say_hello()
-
-    def tell_of_those_below(self, now_s: float) -> None:
-        """As a relay does four times a second: nobody is silent, and their clocks are as ours."""
-        if self.channels and now_s - self.told_s >= TELL_EVERY_S:
-            self.told_s = now_s
-            offsets = [[int(one), 0, BELOW_ERROR_NS] for one in self.new_below]
-            self.new_below.clear()
-            self.send(Message("heard", {"silent": [], "offsets": offsets}))
-
-    def hand_on(self) -> None:
-        """What those below have said."""
-        while self.from_relay:
-            self.socket.send_multipart(self.from_relay.popleft())
+        self.send(Message("hello", about))
 
     def digest(self, blob: bytes, **data: Any) -> None:
         self.serial += 1
@@ -276,21 +230,8 @@ class Node:
             now = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             self.send(Message("pong", now))
             self.taken = message.data.get("taken", self.taken)
-            if self.relay is not None:
-                self.relay.taken(message.data.get("below"))
-            elif self.channels:
-                for channel, taken in message.data.get("below", ()):
-                    self.channels[b"%d" % channel].taken = taken
         elif message.kind == "hello":
             self.say_hello()
-        elif message.kind == "relay":
-            offer = Offer(LOOPBACK, 1 + self.number, self.key.decode(), HOST % self.number)
-            if self.number < REAL_RELAYS:
-                self.relay = Relay(LOOPBACK, print, self.from_relay.append, lambda: 0.0)
-                offer = self.relay.offer
-            self.send(Message("relaying", {"port": 1, "offer": offer.text()}))
-        elif message.kind == "allow" and self.relay is not None:
-            self.relay.allow(message.data["key"])
         elif message.kind == "fill":
             asked = message.data.get("files", range(RANKS))
             rows = [one.all if place in asked else () for place, one in enumerate(self.ranks)]
@@ -363,29 +304,6 @@ class Simulation:
             node.say_hello()
             self.serve(0.0)
 
-    def _go_below(self, node: Node, offer: Offer) -> None:
-        before = node.socket
-        self._poller.unregister(before)
-        del self._by_socket[before]
-        before.close(linger=0)
-        relay = next((one for one in self.nodes if one.key == offer.key.encode()), None)
-        if relay is not None:
-            node.go_below(relay)
-            return
-        node.connect(self.context, offer)
-        node.below = True
-        self._by_socket[node.socket] = node
-        self._poller.register(node.socket, zmq.POLLIN)
-        node.say_hello()
-
-    def in_place(self) -> None:
-        """Until each is where it belongs."""
-        wanted = len(self.nodes) - min(len(self.nodes), FEW_NODES)
-        began_s = time.monotonic()
-        while sum(1 for one in self.nodes if one.below and one.seen["welcome"] > 1) < wanted:
-            assert time.monotonic() - began_s < LIMIT_S, self.said()
-            self.serve(0.05)
-
     def serve(self, seconds: float) -> None:
         """Answer what comes, for so long."""
         until_s = time.monotonic() + seconds
@@ -398,21 +316,7 @@ class Simulation:
                         parts = socket.recv_multipart(zmq.NOBLOCK)
                     except zmq.Again:
                         break
-                    if parts[0] == BELOW and node.relay is not None:
-                        node.relay.down(parts[1], parts[2:])
-                        continue
-                    if parts[0] == BELOW:
-                        node.channels[parts[1]].answer(message_of(parts[2:]))
-                        continue
-                    message = message_of(parts)
-                    if message.kind == "through":
-                        self._go_below(node, Offer.of(message.data["offer"]))
-                        break
-                    node.answer(message)
-            now_s = time.monotonic()
-            for node in self.nodes[:FEW_NODES]:
-                node.hand_on()
-                node.tell_of_those_below(now_s)
+                    node.answer(message_of(parts))
             self._weigh()
             if left_s <= 0:
                 return
@@ -522,9 +426,6 @@ class Simulation:
             except psutil.TimeoutExpired:
                 self.head.kill()
                 self.head.wait()
-        for node in self.nodes:
-            if node.relay is not None:
-                node.relay.close()
         self.context.destroy(linger=0)
 
 
@@ -543,7 +444,6 @@ def _measured(job: Simulation) -> str:
     began_s = time.monotonic()
     job.meet()
     job.until("welcome")
-    job.in_place()
     job.phase_over("met")
     for node in nodes:
         node.all_that_there_is()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from tests.support import runs
 from tests.support.nodes import Nodes
 from tests.support.on_nodes import (
-    Job,
     Launch,
     Layout,
     check_nothing_is_left,
@@ -35,7 +33,6 @@ distdebug neither: who joins later waits for an address that nobody tells anew, 
 of the first attempt."""
 LIMIT_S = 200.0
 ONE_EACH = Layout((1, 1, 1, 1))
-BELOW_A_RELAY = (*OWN_STORE, ("DISTDEBUG_FAN_IN", "2"))
 """The third node that comes to the head speaks to it through the first."""
 
 
@@ -130,50 +127,4 @@ def test_a_node_that_joins_late_and_nothing_is_wrong(make_nodes: Callable[[int],
     for done in job.finish(LIMIT_S):
         assert done.report["outcome"] == "interrupted", done.explain()
         assert done.report["findings"] == [], done.explain()
-    check_nothing_is_left(nodes)
-
-
-def went_below(job: Job) -> list[int]:
-    """The numbers of those that spoke to the head through another one."""
-    found = []
-    for number, directory in enumerate(job.directories):
-        events = directory / "events.jsonl"
-        if events.exists() and "is spoken to through" in events.read_text():
-            found.append(number)
-    return found
-
-
-@needs_one_verdict
-def test_a_restart_where_a_node_is_below_a_relay(make_nodes: Callable[[int], Nodes]) -> None:
-    nodes = make_nodes(4)
-    program = [GOING_ON, "--steps", "200", "--fails", "3", "--fails-until-attempt", "1"]
-    job = Launch(ONE_EACH, restarts=2, extra=BELOW_A_RELAY).start(nodes, program)
-    ended = job.finish(LIMIT_S)
-    for done in ended:
-        assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
-        first = done.report["findings"][0]
-        assert (first["kind"], first["culprits"]) == ("rank_exception", [3]), done.explain()
-    assert len(went_below(job)) == 1, job.said()
-    check_who_was_where(ONE_EACH, ended)
-    check_nothing_is_left(nodes)
-
-
-@needs_one_verdict
-def test_a_node_that_joins_late_below_a_relay(make_nodes: Callable[[int], Nodes]) -> None:
-    nodes = make_nodes(4)
-    here = nodes.directory / "here"
-    here.mkdir()
-    flags = ("--rdzv-conf", "last_call_timeout=10")
-    launch = Launch(ONE_EACH, flags, nnodes="1:4", restarts=3, extra=BELOW_A_RELAY)
-    program = [GOING_ON, "--here", str(here), "--wrong", "3"]
-    job = replace(launch, layout=Layout((1, 1, 1))).start(nodes, program)
-    for rank in range(3):
-        job.wait_for(here / str(rank))
-    job.add(launch.start_on(nodes, 3, program), directory_on(nodes[3]))
-    ended = job.finish(LIMIT_S)
-    check_same(ended, "op_mismatch", 91, {3})
-    for done in ended:  # and nothing of the ranks that were ended for the new world
-        assert len(done.report["findings"]) == 1, done.explain()
-    assert [(here / str(rank)).read_text() for rank in range(4)] == ["4"] * 4
-    assert went_below(job) == [3], job.said()
     check_nothing_is_left(nodes)

@@ -125,48 +125,6 @@ def test_the_same_verdict_everywhere(slurm: Slurm, form: str) -> None:
     check_no_rank_is_left(slurm)
 
 
-def below_a_relay(command: Command) -> list[Path]:
-    """The run directories of those that spoke to the head through another one."""
-    found = (command.node.directory / ".distdebug").glob("2*/events.jsonl")
-    return [path.parent for path in found if "is spoken to through" in path.read_text()]
-
-
-@needs_one_verdict
-@pytest.mark.parametrize("wrong", [-1, 3])
-def test_each_task_has_a_supervisor_and_one_is_below_a_relay(
-    slurm: Slurm, here: Path, wrong: int
-) -> None:
-    """A mismatch, and the twin, of which nothing is said anywhere."""
-    program = [str(GOING_ON), "--here", str(here), "--steps", "300", "--wrong", str(wrong)]
-    command = slurm.start(by_exec(program, False), MASTER | {"DISTDEBUG_FAN_IN": "2"})
-    expected = ("ok", 0) if wrong < 0 else ("op_mismatch", 91)
-    assert ended(slurm, command) == expected[1], command.said()
-    found = reports(slurm, command)
-    assert len(found) == 4
-    for report in found:
-        assert (report["outcome"], report["exit_code"]) == expected, command.said()
-        assert [one["culprits"] for one in report["findings"]] == [[wrong]] * (wrong >= 0)
-    assert len(below_a_relay(command)) == 1, command.said()
-    check_no_rank_is_left(slurm)
-
-
-@needs_one_verdict
-def test_cancelled_below_a_relay(slurm: Slurm, here: Path) -> None:
-    program = [str(GOING_ON), "--here", str(here)]
-    command = slurm.start(by_exec(program, False), MASTER | {"DISTDEBUG_FAN_IN": "2"})
-    await_all(slurm, command, here, 4)
-    until_s = time.monotonic() + LIMIT_S
-    while not below_a_relay(command):
-        assert time.monotonic() < until_s, command.said()
-        time.sleep(0.05)
-    (job,) = slurm.jobs()
-    slurm.ask("scancel", str(job))
-    assert ended(slurm, command) != 0
-    check_no_rank_is_left(slurm)
-    for report in reports(slurm, command):
-        assert report["outcome"] == "interrupted", (report["findings"], command.said())
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_without_a_fault(slurm: Slurm, form: str) -> None:
     """The twin, of which nothing is said anywhere."""

@@ -260,7 +260,6 @@ class Job:
 
         assert self._connection is not None
         several = self.several or Several(1, MOST)
-        self._connection.interface = several.interface
         about = Member.hello(_version(), several.task, several.ranks)
         self._connection.connect(offer, about)
         self.member = Member(self._connection, self._directory, self._table, self.say)

@@ -67,7 +67,6 @@ class Member:
         self.stacks_wanted: Mapping[str, Any] | None = None
         self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
         """Does what the head asks of the ranks here; it answers later."""
-        self._via = ""
         self.lost = ""
         self.lost_ns = 0
         self._absent = False
@@ -78,10 +77,6 @@ class Member:
             return
         for message in self._connection.received():
             self._take(message)
-        if self._via != self._connection.via:
-            self._via = self._connection.via
-            how = f"through {self._via}" if self._via else "without a relay"
-            self._directory.append_event("relay", f"the head is spoken to {how}")
         self.lost = self._connection.lost if self.document is None else ""
         if self.lost:
             self._absent = self._connection.absent_s > 0

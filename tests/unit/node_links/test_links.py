@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 import time
@@ -227,3 +228,17 @@ def test_what_is_to_be_sent_ends_the_rest(
     assert rests.wait(LIMIT_S)
     head.broadcast(Message("verdict", {"kind": "deadlock"}))
     until(lambda: any(m.kind == "verdict" for m in one.received()), "no verdict came")
+
+
+def test_a_head_may_have_a_connection_for_each_node(said: list[str]) -> None:
+    """The usual soft limit of 1,024 open files is less than the nodes of a large job."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert before[1] == resource.RLIM_INFINITY or before[1] > 1024, "this host allows no more"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
+    try:
+        Listener(LOOPBACK, "node0", said.append).close()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = heads.MOST_NODES + heads.OTHER_DESCRIPTORS
+        assert soft == (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

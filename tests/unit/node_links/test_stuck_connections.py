@@ -144,13 +144,13 @@ def test_a_new_connection_is_made(two: Two, both_ways: bool) -> None:
 def test_who_speaks_again_is_not_left(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: a new connection was made, and there is no need of it."""
     monkeypatch.setattr(member, "SILENT_S", 60.0)
-    route = two.head._routes[1]
+    identity = two.head._identities[1]
     two.network.takes_new = False  # the new one is made, and nothing comes over it first
     two.network.stuck()
     until(lambda: two.network.made > 1, "it waits on the one that it has")
     two.network.flows(oldest=True)
-    until(lambda: two.node._next is None, "it keeps both")
-    assert two.head._routes[1] == route
+    until(lambda: two.node._anew is None, "it keeps both")
+    assert two.head._identities[1] == identity
     # The new one was given up before its handshake was through, which the head may take for a
     # stranger's; nothing else is said.
     assert [one for one in two.said if not one.startswith("refused a connection")] == []
