@@ -108,7 +108,8 @@ def _finding(
         "seq": finding.seq,
         "message": clean(finding.message),
         "headline": clean(finding.headline or finding.message),
-        "story": clean(finding.story) or None,
+        "difference": clean(finding.difference) or None,
+        "story": list(finding.story),
         "cycle": [_step(one) for one in finding.cycle],
         "ranks": {
             str(rank): _evidence(one, stacks.get(rank, ()))

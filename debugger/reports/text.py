@@ -176,15 +176,15 @@ class _Text:
             yield f"  ... and {rounds} more in the cycle, back to rank {first}"
         if undecided:
             yield "  no majority: any of them may be the one that is wrong"
-        yield from self._details(details, finding["story"])
+        yield from self._details(details, finding.get("difference"))
         yield from self._stack(finding)
 
-    def _details(self, details: Sequence[str], story: str | None) -> Iterator[str]:
+    def _details(self, details: Sequence[str], difference: str | None) -> Iterator[str]:
         """Sentences first, then the unified diff, whose lines must keep their first column."""
         start = next(
             (at for at, line in enumerate(details) if line.startswith("--- ")), len(details)
         )
-        for line in [*details[:start], *([story] if story else [])]:
+        for line in [*details[:start], *([difference] if difference else [])]:
             yield from self._wrap(line, "  ", "    ")
         for line in details[start:]:
             colour = {"-": RED, "+": GREEN}.get(line[:1])

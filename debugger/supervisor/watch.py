@@ -16,6 +16,7 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.judging import Judge, judge
 from ..diagnosis.limits import Limits
 from ..diagnosis.notices import Notice
+from ..diagnosis.story import step
 from ..record import steady_clock
 from ..record.logs.log_levels import INFO, OFF
 from ..record.snapshot import Snapshot
@@ -262,6 +263,7 @@ class Watch:
             )
             self.detected_after_s[finding.identity] = max(0.0, after_s)
 
+    @step("restart")
     def _graded(self, finding: Finding, snapshot: Snapshot) -> Finding:
         """A failure that the launcher answers with a restart is only a warning. On several nodes
         launchers restart one after the other, and so do ranks that meet nobody meanwhile."""

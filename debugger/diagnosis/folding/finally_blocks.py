@@ -18,11 +18,13 @@ from ..facts.exceptions import is_communication_error
 from ..facts.world import World
 from ..findings import Finding, RankEvidence
 from ..limits import Candidate
+from ..story import step
 
 MOST_CALLS = 3
 """A cleanup makes few calls: one that came later is none of this exception's."""
 
 
+@step("cleanup")
 def explained(world: World, candidate: Candidate) -> Candidate:
     """The candidate, or the exception that led to it."""
     finding = candidate.finding

@@ -49,6 +49,7 @@ from ..facts.world import GroupView, Pending, World, exited_ns, on_nccl
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 from ..shared_findings import not_created, tag_mismatch
+from ..story import step
 
 FAILING_NS = 10 * SECOND_NS
 """So long a test runner may take from a test that failed to the end of its process."""
@@ -107,6 +108,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     ]
 
 
+@step("expected elsewhere")
 def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
     """An early end, with who waits meanwhile for one of those that wait for the leaver: that one
     may be in the wrong group, and whoever left may have done all that it should."""

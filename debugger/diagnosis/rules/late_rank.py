@@ -30,6 +30,7 @@ from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import STOPPED, GroupView, Pending, World
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import Candidate
+from ..story import step
 
 CAUSES = {
     "stopped": "stopped by a signal",
@@ -250,6 +251,7 @@ def _whereabouts(world: World, culprits: tuple[int, ...], cause: str) -> str:
     return f"rank {rank}: {what}{at_site(where.location)}"
 
 
+@step("lock")
 def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Finding:
     """The finding with cause `lock` where the first culprit's stack ends in one.
 
@@ -274,6 +276,7 @@ def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Findi
     return restated(replace(finding, cause=cause), finding.culprits[0], CAUSES["lock"])
 
 
+@step("state")
 def restated(finding: Finding, rank: int, state: str) -> Finding:
     """The finding with what the rank does, where its own record says no more than that it is in no
     call."""
@@ -286,6 +289,7 @@ def restated(finding: Finding, rank: int, state: str) -> Finding:
     return replace(finding, message=message, ranks=ranks)
 
 
+@step("place")
 def placed(finding: Finding, rank: int, site: CallSite) -> Finding:
     """The finding with this line as where the rank stands, in its words as well: a process whose
     GIL is held has last said so at another line."""

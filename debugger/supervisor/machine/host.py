@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...diagnosis.findings import Finding
+from ...diagnosis.story import step
 from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.runs.run_directory import RunDirectory
 from .gpus import Gpus
@@ -51,6 +52,7 @@ class HostSampler:
         self._directory.append_line(self._directory.host.name, value)
         return value
 
+    @step("GPUs")
     def explained(self, finding: Finding) -> Finding:
         """The finding, with what is wrong with the GPUs of its culprits."""
         if self._gpus is None:

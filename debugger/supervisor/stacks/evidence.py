@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ...diagnosis.diagnose import placed, refine_cause, restated
 from ...diagnosis.facts.evidence import RUNS
 from ...diagnosis.findings import Finding, RankEvidence
+from ...diagnosis.story import step
 from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
@@ -31,6 +32,7 @@ class Evidence:
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
     pids: Mapping[int, int] = field(default_factory=dict)
 
+    @step("stacks")
     def refine(self, finding: Finding) -> Finding:
         """The finding with what the stacks show (a lock, and where an absent rank stands), and with
         who listens at the address that it is about."""
