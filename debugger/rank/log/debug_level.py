@@ -18,7 +18,7 @@ UNASKED = "DISTDEBUG_LEVEL_UNASKED"
 
 
 class DebugLevel:
-    """Of this process."""
+    """The debug level of this process."""
 
     def __init__(self) -> None:
         self._current = INFO
@@ -60,7 +60,10 @@ class DebugLevel:
         if level not in DEBUG_LEVELS:
             raise ValueError(f"debug level {level!r} is none of {', '.join(DEBUG_LEVELS)}")
         self._shown = level
-        self._set(level)
+        before, self._current = self._current, level
+        if (before == DETAIL) != (level == DETAIL):
+            for observer in self._observers:
+                observer(level == DETAIL)
 
     def _begin(self, level: str, shown: str) -> None:
         self._from_start = (level, shown)
@@ -71,9 +74,3 @@ class DebugLevel:
         """The program asks for what its environment says, which says nothing of a level: ours, as
         at the start."""
         self._begin(*self._from_start)
-
-    def _set(self, level: str) -> None:
-        before, self._current = self._current, level
-        if (before == DETAIL) != (level == DETAIL):
-            for observer in self._observers:
-                observer(level == DETAIL)

@@ -1,4 +1,4 @@
-"""What an exception came of: those in a group of exceptions, and those that it was raised for.
+"""The origins of an exception: those in a group of exceptions, and those that it was raised for.
 
 `asyncio.TaskGroup` and its like raise a group, whose own text and line say nothing of what went
 wrong; trainers wrap what their loop raises in an error of their own.
@@ -12,7 +12,7 @@ from ...errors.in_ranks import FindingRaised
 from .lost_connections import is_lost
 
 _MOST = 100
-"""Of one chain, and of all groups together: a program may raise thousands at once."""
+"""The most exceptions of one chain, and of all groups together: a program may raise thousands."""
 
 
 def leaf_of(error: BaseException) -> BaseException:

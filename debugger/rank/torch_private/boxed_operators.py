@@ -73,7 +73,7 @@ _handles: deque[Any] = deque(maxlen=_MOST_HANDLES)
 
 
 class _OtherFormError(Exception):
-    """What a method of a group in Python cannot be told."""
+    """An argument that a method of a group in Python cannot be given."""
 
 
 def record_boxed_groups(front_class: type) -> None:
