@@ -64,11 +64,11 @@ def _with_gpus(picture: Picture) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `cells`: its width, less than 0 for text that is aligned to the left, as printf
-    has it; 0: `share` fifths of what is left. `text` prints a value that is known. `first`: where
-    rows may be sorted by it, ↓ if the largest value comes first, ↑ if the smallest. `fewest`: it
-    needs a screen of that width. `needs`: what it needs of the run, all of it known before the
-    first rank is seen, so that columns stay where they are."""
+    """A column of the table. `cells`: its width, less than 0 for text that is aligned to the left,
+    as printf has it; 0: `share` fifths of what is left. `text` prints a value that is known.
+    `first`: where rows may be sorted by it, ↓ if the largest value comes first, ↑ if the smallest.
+    `fewest`: it needs a screen of that width. `needs`: what it needs of the run, all of it known
+    before the first rank is seen, so that columns stay where they are."""
 
     title: str
     cells: int
@@ -119,7 +119,7 @@ SORTS = {column.title: column for column in COLUMNS if column.first}
 
 
 def figures(row: RankRow) -> list[tuple[str, str]]:
-    """What is known of a rank that the overview has no room for on a small screen."""
+    """Returns what is known of a rank that the overview has no room for on a small screen."""
     shown = [(one.title, one.printed(row, 0)) for one in COLUMNS if one.fewest and one.cells > 0]
     return [figure for figure in shown if figure[1]]
 
