@@ -319,7 +319,7 @@ def _observe(version):
 
 
 def _try(act):
-    """What fails is left out, and takes nothing else with it."""
+    """Calls a part of the hook. If it fails it is left out, and takes nothing else with it."""
     try:
         act()
     except Exception as error:
