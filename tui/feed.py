@@ -410,12 +410,14 @@ class _Run:
         }
         made = {number: _sure_of(picture.source, row) for number, row in made.items()}
         calls = sum(rank.calls for rank in ranks.values())
+        backends = (group.backend for rank in ranks.values() for group in rank.groups.values())
+        backend = safe(next(backends, ""), 40)
         picture = replace(
             picture,
             states=states,
             rows=made,
             groups=tuple(groups.items()),
-            backend=_backend(ranks),
+            backend=backend,
             has_gpus=self._host.has_gpus,
             calls=calls,
             calls_per_s=self._rate(picture, calls),
@@ -478,10 +480,3 @@ def _sure_of(source: Source, row: RankRow) -> RankRow:
     if source is Source.DUMPS and row.is_message:
         return replace(row, seq=None)
     return row
-
-
-def _backend(ranks: Mapping[int, Rank]) -> str:
-    for rank in ranks.values():
-        for group in rank.groups.values():
-            return safe(group.backend, 40)
-    return ""

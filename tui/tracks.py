@@ -163,7 +163,12 @@ class Tracks:
         again = history.timings(seen.open)
         new = history.timings(range(first, rank.calls))
         if new and new[0].number > seen.next:
-            self._jump(seen, new[0])
+            # Calls before this one were lost, or were too many to read.
+            issued_ns = new[0].issued_ns
+            if seen.next:
+                seen.gaps.append((max(seen.last_ns, seen.known_ns), issued_ns))
+            else:
+                seen.known_ns = issued_ns
         seen.next = rank.calls
         for call in new:
             met = self._met.setdefault(_meeting(number, call), _Met())
@@ -175,13 +180,6 @@ class Tracks:
             seen.last_ns = done[-1].completed_ns
         oldest_ns = now_ns - _FORGET_NS
         return [call for call in done if call.completed_ns > oldest_ns]
-
-    def _jump(self, seen: _Seen, call: Timing) -> None:
-        """Calls before this one were lost, or were too many to read."""
-        if not seen.next:
-            seen.known_ns = call.issued_ns
-            return
-        seen.gaps.append((max(seen.last_ns, seen.known_ns), call.issued_ns))
 
     def _stretch(self, ranks: Mapping[int, Rank], now_ns: int) -> None:
         """The axis becomes as long as what is known; it never becomes shorter."""

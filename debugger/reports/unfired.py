@@ -25,8 +25,9 @@ def why_not(fault: Fault, number: int, rank: Rank | None, namespaces: bool = Fal
     moment = fault.moment
     match moment.when:
         case When.OP:
-            made, history = _made(rank, moment.op), rank.history
-            overwritten = history is not None and len(history.recent(_ALL)) < rank.calls
+            kept = rank.history.recent(_ALL) if rank.history is not None else []
+            made = sum(call.signature.op == moment.op for call in kept)
+            overwritten = rank.history is not None and len(kept) < rank.calls
             least = "at least " if overwritten else ""
             count = _calls(made, f"{moment.op} call")
             return f"{who} made {least}{count}{_at_most(moment, made)}"
@@ -40,13 +41,6 @@ def why_not(fault: Fault, number: int, rank: Rank | None, namespaces: bool = Fal
             return f"{who} had ended by then, or did nothing more that it could happen to"
         case When.FRAME:
             return f"{who} sent no frame {moment.first} on that link"
-
-
-def _made(rank: Rank, op: str) -> int:
-    """Calls of the op that are still on record."""
-    if rank.history is None:
-        return 0
-    return sum(call.signature.op == op for call in rank.history.recent(_ALL))
 
 
 def _collectives(who: str, moment: Moment, groups: Iterable[Group]) -> str:

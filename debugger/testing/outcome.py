@@ -71,12 +71,18 @@ class Merger:
         errors = [one for one in test.ranks if one.error]
         broken = not self._told and (bool(test.reason) or self._finding is not None)
         failed = {rank for rank, (data, _) in reports.items() if data["outcome"] == "failed"}
-        xfailed = {rank for rank, (data, _) in reports.items() if _is_xfailed(data)}
+        xfailed = {
+            rank
+            for rank, (data, _) in reports.items()
+            if data["outcome"] == "skipped" and "wasxfail" in data
+        }
         folded = self._consequences(reports, failed | xfailed, bool(dead or errors))
         causes = failed - folded
         subtests = self._subtests(bool(dead or errors or causes))
         if xfailed and not errors and not subtests:
-            strict = {rank for rank in causes if _is_strict_pass(reports[rank][0])}
+            strict = {
+                rank for rank in causes if str(reports[rank][0]["longrepr"]).startswith(_STRICT)
+            }
             if causes == strict and not dead and not test.reason:
                 self._told = True
                 first = reports[min(xfailed - folded or xfailed)][0]
@@ -336,14 +342,6 @@ def _crash(data: Message) -> Message | None:
 def _message(data: Message) -> str:
     crash = _crash(data)
     return str(crash["message"] if crash is not None else data["longrepr"])
-
-
-def _is_xfailed(data: Message) -> bool:
-    return data["outcome"] == "skipped" and "wasxfail" in data
-
-
-def _is_strict_pass(data: Message) -> bool:
-    return str(data["longrepr"]).startswith(_STRICT)
 
 
 def _output(path: Path) -> str:

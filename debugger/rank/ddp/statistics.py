@@ -152,13 +152,13 @@ def record(facts: dict[str, str | int], level: str) -> dict[str, Any]:
         if name in SWITCHES:
             settings[name] = bool(fact)
         elif name in LISTS:
-            settings[name] = [_number(part) for part in str(fact).split(", ") if part]
+            settings[name] = [
+                int(part) if part.lstrip("-").isdigit() else part
+                for part in str(fact).split(", ")
+                if part
+            ]
         else:
             settings[name] = None if fact == UNKNOWN else fact
     settings["group_rank"] = settings.pop("rank")
     settings["torch_distributed_debug"] = level
     return settings
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text

@@ -33,7 +33,11 @@ class DebugLevel:
         """From now on torch's public functions of the debug level ask and tell this one."""
         asked = os.environ.get(LEVEL, INFO).upper()
         unasked = bool(os.environ.get(UNASKED))
-        level = torch_private.take_debug_level(self.shown, self.choose, self._choose_from_start)
+        # A program may ask for what its environment says, which says nothing of a level: it gets
+        # ours, as at the start.
+        level = torch_private.take_debug_level(
+            self.shown, self.choose, lambda: self._begin(*self._from_start)
+        )
         if unasked or level == DETAIL:  # the program may have set torch's variable before import
             self._begin(level if level == DETAIL else asked, level)
         else:
@@ -69,8 +73,3 @@ class DebugLevel:
         self._from_start = (level, shown)
         self.choose(level)
         self._shown = shown
-
-    def _choose_from_start(self) -> None:
-        """The program asks for what its environment says, which says nothing of a level: ours, as
-        at the start."""
-        self._begin(*self._from_start)

@@ -95,7 +95,10 @@ class Values(Watching):
         for name in ("__repr__", "__str__", "__format__"):
             self._patch_print(name)
         taint = self._taint
-        ask_sizes(_known_size, lambda: taint.before_first is not None)
+        ask_sizes(
+            lambda size: operator.index(size) if isinstance(size, UndecidedInteger) else size,
+            lambda: taint.before_first is not None,
+        )
         taint.before_first = functools.partial(watch_thread, self)
         if self._devices is not None or not BELOW_OTHERS.works:
             taint.begin()
@@ -339,10 +342,6 @@ class Values(Watching):
 
 def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and type(tensor) in (Tensor, Parameter)
-
-
-def _known_size(given: Any) -> Any:
-    return operator.index(given) if isinstance(given, UndecidedInteger) else given
 
 
 __all__ = ["UndecidedFloat", "Values"]

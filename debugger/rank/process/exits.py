@@ -97,10 +97,7 @@ class Exits:
         record before that; handlers run in the reverse of their order."""
         if not self._may_leave:
             self._may_leave = True
-            at_exit(self._begin_to_leave)
-
-    def _begin_to_leave(self) -> None:
-        self._recorder.writer.phase(Phase.EXITING, self._exit_code)
+            at_exit(lambda: self._recorder.writer.phase(Phase.EXITING, self._exit_code))
 
     def _at_exit(self) -> None:
         """Runs after the program's own handlers, since it was registered before them.

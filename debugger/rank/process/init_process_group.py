@@ -251,6 +251,7 @@ def _note_stale(
     started = float(os.environ.get("DISTDEBUG_RUN_STARTED", "0"))
     if not begins or not started:
         return
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     if status.st_mtime < started:
         age_s = time.time() - status.st_mtime
         why = (
@@ -258,7 +259,7 @@ def _note_stale(
             "before this run"
         )
         recorder.note(StaleStoreNote(path, users=_users(begins)), why, site)
-    elif not by_attempt and _restarted() and status.st_mtime < _began_s():
+    elif not by_attempt and restarted and status.st_mtime < _began_s():
         why = f"the FileStore {path} was written by an earlier attempt, before this one began"
         recorder.note(StaleStoreNote(path, attempt=True), why, site)
     elif not _is_file_stores(begins):
@@ -267,10 +268,6 @@ def _note_stale(
     elif 0 < most <= (users := _users(begins)):
         why = f"{users} processes have the FileStore {path} open, before this one joins"
         recorder.note(StaleStoreNote(path, users=users, by_count=True), why, site)
-
-
-def _restarted() -> bool:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
 def _began_s() -> float:

@@ -200,7 +200,8 @@ class Places:
             return self.index(second)
         other = kwargs.get("other") if name in _MOVES else None
         for one in (*args, kwargs.get("device"), other):
-            if type(one) is torch.device or (type(one) is str and _is_name(one)):
+            is_name = type(one) is str and (one == "cpu" or _CUDA.fullmatch(one) is not None)
+            if type(one) is torch.device or is_name:
                 named = torch.device(one).type
                 return self.index(one) if named in ("cuda", "cpu") else None
         if type(kwargs.get("device")) is int:
@@ -299,10 +300,6 @@ def _asked_for(mesh: Any) -> str:
     """The kind of devices that the program asked for."""
     whole = getattr(mesh, "_root_mesh", None) or mesh  # a part of one is made by torch
     return str(getattr(whole, "asked_for", "cuda"))
-
-
-def _is_name(given: str) -> bool:
-    return given == "cpu" or _CUDA.fullmatch(given) is not None
 
 
 def _device_of_number(device: Any) -> Any:
