@@ -1,4 +1,5 @@
-"""What the reader gathers for one screen alone: a group's last collectives, or one rank."""
+"""The details that the reader gathers for one screen alone: a group's last collectives, or a
+rank."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from .files import RankLogs
 from .picture import Matrix, RankDetail
 
 COLUMNS = 64
-"""So many of a group's last collectives are looked at."""
+"""The number of a group's last collectives that are shown."""
 MOST_RANKS = 128
 RECENT = 64
 
@@ -58,19 +59,16 @@ def _odd(
         for rank in ranks:
             call = calls.get((rank, seq))
             if call is not None:
-                answers.setdefault(_key(call), []).append(rank)
+                op = call.signature.op
+                key = exact_key(call.signature) if op in RULES else (op, Rule())
+                answers.setdefault(key, []).append(rank)
         if len(answers) > 1:
             found[seq] = frozenset(vote(answers, 0).culprits)
     return found
 
 
-def _key(call: Call) -> tuple[object, ...]:
-    known = call.signature.op in RULES
-    return exact_key(call.signature) if known else (call.signature.op, Rule())
-
-
 def detail_of(number: int, rank: Rank | None, logs: RankLogs) -> RankDetail:
-    """One rank from close up."""
+    """Returns the details of one rank."""
     history = rank.history if rank is not None else None
     return RankDetail(
         rank=number,

@@ -18,7 +18,8 @@ from .text import apart, safe
 LATE_AFTER_NS = 1_000_000_000
 """Others have waited this long for a rank before it is called late."""
 MOST_ROWS = 64
-"""Of a larger world only the odd ranks have rows; the heat map shows all."""
+"""The most ranks that all have rows; of a larger world only the odd ones; the heat map shows
+all."""
 MOST_ODD = 200
 MOST_NAME = 80
 _STOPPED = frozenset("Tt")
@@ -178,7 +179,8 @@ def _ending(rank: Rank) -> str:
 
 
 def _status(rank: Rank) -> int | None:
-    """It was on its way out when the others' end, or a launcher, made it short."""
+    """Returns the rank's status. It was on its way out when the others' end, or a launcher, made it
+    short."""
     return rank.exit_code or exit_status(rank)
 
 

@@ -75,7 +75,8 @@ class LastingDriver(LinuxDriver):
 
 
 class _Drawn:
-    """What is drawn; what the terminal does not take is lost, and its writer's thread lives on."""
+    """The file for what is drawn; what the terminal does not take is lost, and its writer's thread
+    lives on."""
 
     def __init__(self, file: TextIO) -> None:
         self._to = file

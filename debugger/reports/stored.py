@@ -81,7 +81,7 @@ def received(value: Any) -> Document | None:
 
 
 def _problem(document: Document) -> str | None:
-    """What makes this no report that can be read field by field; None where nothing does."""
+    """Tells what makes this no report that can be read field by field; None where nothing does."""
     for field, kind in _FIELDS.items():
         if not isinstance(document.get(field), kind):
             return f"{field} is missing or of another type"

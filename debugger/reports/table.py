@@ -43,7 +43,7 @@ class Table:
 def of_finding(
     finding: Mapping[str, Any], standing: Mapping[str, Any], without: Iterable[int] = ()
 ) -> Table:
-    """Where each rank of a finding stood, but for those in `without`. `standing` is the
+    """Returns where each rank of a finding stood, but for those in `without`. `standing` is the
     document's own `ranks`, used for those that the finding gives no evidence for."""
     culprits = set(finding["culprits"])
     evidence = finding["ranks"]
@@ -71,7 +71,7 @@ def of_finding(
 
 
 def of_ranks(standing: Mapping[str, Any], world_size: int) -> Table:
-    """Where every rank of the run stood."""
+    """Returns where every rank of the run stood."""
     places = Places(standing.values())
     rows: dict[tuple[str, str], list[int]] = {}
     for name, one in standing.items():
@@ -112,7 +112,7 @@ def limited(rows: Iterable[Row]) -> Table:
 
 
 def doing(evidence: Mapping[str, Any]) -> str:
-    """What one rank does or did: `all_reduce(sum, float32[8])`, `finished, last call ...`."""
+    """Tells what one rank does or did: `all_reduce(sum, float32[8])`, `finished, last call ...`."""
     state, call = str(evidence["state"]), evidence["call"]
     thread = f' in thread "{evidence["thread"]}"' if evidence.get("thread") else ""
     if not call:

@@ -52,7 +52,7 @@ class BodyTable(ProcessTable):
 
 
 class Judge:
-    """Of one test. `finding` is what ended it, or was found in it; None so far."""
+    """The judge of one test. `finding` is what ended it, or was found in it; None so far."""
 
     def __init__(self, directory: RunDirectory, exits: ExitLog, wanted: Wanted, level: str) -> None:
         self._directory = directory
@@ -73,7 +73,7 @@ class Judge:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait until the next look."""
+        """The seconds to wait until the next look."""
         return self._watch.pause_s
 
     @property
@@ -81,7 +81,7 @@ class Judge:
         return newest_ranks(self._look.snapshots)
 
     def pause(self) -> None:
-        """Somebody stands at a breakpoint: nobody is late meanwhile."""
+        """Holds the clock: a rank is at a breakpoint, and no rank is late meanwhile."""
         self._watch.pause()
 
     def look(self) -> Finding | None:
@@ -164,12 +164,12 @@ class Judge:
         return words
 
     def write_run(self, nodeid: str) -> None:
-        """Who made this directory, for `distdebug report` and `distdebug tui`."""
+        """Writes what made this directory, for `distdebug report` and `distdebug tui`."""
         about: dict[str, Any] = {"command": ["pytest", nodeid], "started_ns": time.time_ns()}
         self._directory.write_json(self._directory.run_json.name, about)
 
     def endings(self, pids: Iterable[int]) -> dict[int, str]:
-        """How these processes have ended, by pid; those of which it is known."""
+        """Returns how these processes have ended, by pid; those of which it is known."""
         found = {pid: self._exits.find(pid) for pid in pids}
         return {pid: str(status) for pid, status in found.items() if status is not None}
 

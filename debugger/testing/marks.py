@@ -1,4 +1,4 @@
-"""What `@pytest.mark.distributed` asks for: how many ranks, on which backend, for how long."""
+"""The arguments of `@pytest.mark.distributed`: how many ranks, on which backend, for how long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMES = ("nproc", "backend", "timeout", "hang_timeout", "level", "check", "igno
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Of one test. Times are in seconds; `level` None: as the session has it."""
+    """The wishes of one test. Times are in seconds; `level` None: as the session has it."""
 
     nproc: int
     backend: str
@@ -48,7 +48,7 @@ def generate(metafunc: pytest.Metafunc) -> None:
 
 
 def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) -> Wanted:
-    """What the mark of this test asks for; the arguments are the session's defaults.
+    """Returns what the mark of this test asks for; the arguments are the session's defaults.
 
     Raises ValueError with a sentence for the user.
     """

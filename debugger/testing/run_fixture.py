@@ -23,7 +23,8 @@ _OF_AN_OUTER_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GR
 
 
 class RunScript:
-    """Of one test; each call is a run of its own, whose record lies below the test's folder."""
+    """The runs of one test; each call is a run of its own, whose record lies below the test's
+    folder."""
 
     def __init__(self, place: Path, scripts: Path) -> None:
         self._place = place

@@ -28,8 +28,8 @@ class ServerError(Exception):
 
 
 class ForkServer:
-    """One a pytest process. `log` is where its stderr goes; `preload` are modules that it imports
-    for all ranks; `blocked` are plugins that the user has blocked, as `no:NAME`."""
+    """The server of a pytest process. `log` is where its stderr goes; `preload` are modules that it
+    imports for all ranks; `blocked` are plugins that the user has blocked, as `no:NAME`."""
 
     def __init__(self, log: Path, preload: Sequence[str] = (), blocked: Sequence[str] = ()) -> None:
         self._log = log
@@ -39,7 +39,7 @@ class ForkServer:
         self._channel: Channel | None = None
         self._load_plugins = True
         self.exits = ExitLog()
-        """How the ranks of the last test ended."""
+        """The ends of the ranks of the last test."""
 
     def __repr__(self) -> str:
         return f"<ForkServer {self._process.pid if self._process else 'not started'}>"

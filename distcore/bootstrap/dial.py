@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a rank is called: its TCP address, and its UNIX socket's token, if it has one."""
+    """The address at which a rank is called: TCP, and its UNIX socket's token, if it has one."""
 
     address: str
     port: int
@@ -51,7 +51,7 @@ class Late(Exception):
 
 
 class TurnedAway(ConnectionError):
-    """Somebody listens there, but ends the connection instead of answering the hello."""
+    """A process listens there, but ends the connection instead of answering the hello."""
 
 
 def dial(

@@ -59,7 +59,7 @@ class HalfOpen:
 
 
 class _Watched:
-    """One of them, for as long as somebody else holds it."""
+    """A watched connection, for as long as its owner holds it."""
 
     def __init__(self, connection: socket.socket, timeout_ms: int) -> None:
         self._connection = weakref.ref(connection)

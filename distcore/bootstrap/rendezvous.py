@@ -1,4 +1,4 @@
-"""How a rank comes into its group: joins through torch's store, then connects to peers."""
+"""The rendezvous: a rank joins its group through torch's store, then connects to its peers."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ class Rendezvous:
         return connection
 
     def _failure(self, peer: int, error: Exception) -> GroupFailed:
-        """What it means that a call to a peer ended like this."""
+        """Returns the error of the group that a failed call to a peer means."""
         assert self._round is not None
         endpoint, culprit = self._endpoints[peer], self._ranks[peer]
         what = f"group {self.name!a}: rank {culprit} ({self._round.members[peer]})"

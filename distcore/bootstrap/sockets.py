@@ -1,4 +1,4 @@
-"""What distcore's stream sockets have in common: options, UNIX names, the other end's user."""
+"""Common parts of distcore's stream sockets: options, UNIX names, the other end's user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HAVE_UNIX = hasattr(socket, "AF_UNIX") and hasattr(socket, "SO_PEERCRED")
 
 
 def user_timeout_ms() -> int:
-    """How long a peer may be out of reach before its connection is given up.
+    """Returns for how long a peer may be out of reach before its connection is given up.
 
     Raises ValueError for a value that is no positive number of seconds.
     """

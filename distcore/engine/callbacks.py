@@ -1,5 +1,5 @@
-"""Where the callbacks of futures run: on threads of their own, for a callback may make the group's
-next call and wait for it.
+"""Threads for the callbacks of futures: their own, for a callback may make the group's next call
+and wait for it.
 
 Callbacks run one after another, in the order in which their calls ended, so that what they call
 comes in one order on every rank. Those of calls that a callback made run beside it, a level below:
@@ -29,13 +29,13 @@ _here = _Here()
 
 
 def level() -> int:
-    """How deep in callbacks the current thread is; 0 outside of them. A call made here has its own
-    callbacks on this level."""
+    """Returns how deep in callbacks the current thread is; 0 outside of them. A call made here has
+    its own callbacks on this level."""
     return _here.level
 
 
 class Callbacks:
-    """Of one group. Its threads are started by the first callback of a level."""
+    """The callbacks of one group. Its threads are started by the first callback of a level."""
 
     def __init__(self, name: str) -> None:
         self._name = name

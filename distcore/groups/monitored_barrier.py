@@ -1,4 +1,5 @@
-"""monitored_barrier: which ranks did not come, through the store, so that the group survives it.
+"""monitored_barrier: names the ranks that did not come, through the store, so that the group
+survives.
 
 Every rank leaves a key when it arrives. The group's first rank waits for all of them and answers
 with one key: whether all came, or who did not. When the first rank does not come, the others give
@@ -37,11 +38,7 @@ class BarrierFailed(DistBackendError, TimeoutError):
         self.missing = tuple(missing)
         self.reason = reason
         self.finding: object = None
-        """What an observer makes of it."""
-
-
-def _nothing_more(_missing: Sequence[int]) -> str:
-    return ""
+        """The finding that an observer made of it."""
 
 
 def monitored_barrier(
@@ -51,7 +48,7 @@ def monitored_barrier(
     number: int,
     timeout_s: float,
     wait_all_ranks: bool,
-    explain: Callable[[Sequence[int]], str] = _nothing_more,
+    explain: Callable[[Sequence[int]], str] = lambda _missing: "",
 ) -> None:
     """Return when all ranks have called it. `ranks`: the group's global ranks; `number`: the how
     many-th of the group. Raises BarrierFailed, which names the first missing rank, or all, and ends

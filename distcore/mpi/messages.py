@@ -97,7 +97,7 @@ class Posting:
         self._finish(wrong)
 
     def fail(self, error: GroupFailed) -> None:
-        """It will never be over by itself: MPI is told that nobody wants it any more."""
+        """Fails the message, which will never be over by itself: MPI is told to give it up."""
         with self._lock:
             if self.done:
                 return
@@ -238,8 +238,9 @@ class Messages:
         return True
 
     def _run(self) -> None:
-        """What nobody waits for gets on as well. Those who wait are faster: it is in no hurry, and
-        sleeps on for a while where there is nothing, so that nobody has to wake it."""
+        """Tests the messages that no thread waits for. A waiting thread is faster: this one is in
+        no hurry, and sleeps on for a while where there is nothing, so that a post need not wake it.
+        """
         idle = 0
         while True:
             time.sleep(_LAST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""What ends a collective that MPI would never end: its deadline, an abort, what other ranks say."""
+"""The watch over a collective that MPI would never end: its deadline, an abort, what ranks say."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _now = time.monotonic
 
 
 class Watch:
-    """Of one group on one rank; `begin` for each call, `wait` for each wait in it."""
+    """The watch of one group on one rank; `begin` for each call, `wait` for each wait in it."""
 
     def __init__(self, notices: Notices) -> None:
         self.notices = notices

@@ -28,7 +28,7 @@ _LAUNCHED = (
     "MV2_COMM_WORLD_SIZE",  # MVAPICH
     "MPI_LOCALNRANKS",  # MPICH's Hydra
 )
-"""What launchers of MPI give to the processes that they start; one of these is enough."""
+"""Variables that launchers of MPI give to the processes that they start; one of these is enough."""
 _LOOPBACK = "127.0.0.1"
 _PAUSE_S = 0.001
 
@@ -76,8 +76,8 @@ def was_launched() -> bool:
 
 
 def check_agrees(world: World, rank: int, size: int) -> None:
-    """What the program or its environment says of rank and size (-1: nothing) must be what MPI
-    says. ValueError tells both."""
+    """Checks that rank and size, as the program or its environment gives them (-1: not at all), are
+    those of MPI. ValueError tells both."""
     said = [("rank", rank, world.rank), ("world_size", size, world.size)]
     for name, given, found in said:
         if given not in (-1, None) and given != found:

@@ -1,4 +1,4 @@
-"""How communicators come to be and end: ids over the store, connected in the background, aborted.
+"""The life of communicators: ids over the store, connected in the background, aborted.
 
 NCCL is asked to block nowhere (`blocking=False`): a rank that waits for others does it here, where
 the group's deadline, its abort and Python's signals are seen.
@@ -31,7 +31,7 @@ class Clock:
     """Real time; tests have another."""
 
     def now(self) -> float:
-        """As time.monotonic()."""
+        """Returns the time as time.monotonic() does."""
         return time.monotonic()
 
     def pause(self, pause_s: float) -> None:
@@ -56,8 +56,8 @@ def wait_for(
 
 
 class Member:
-    """One communicator of this rank, and what is known of it. `calling` is held by whoever calls
-    NCCL with it."""
+    """A communicator of this rank, and what is known of it. `calling` is held by every thread that
+    calls NCCL with it."""
 
     def __init__(self, library: Library, communicator: Any, name: str, clock: Clock) -> None:
         self.communicator = communicator
@@ -73,7 +73,7 @@ class Member:
         return f"<Member of {self.name}: {'ended' if self._ended else 'open'}>"
 
     def error(self) -> BaseException | None:
-        """What NCCL found wrong since, in the background; None while nothing is."""
+        """Returns the error that NCCL found since, in the background; None while there is none."""
         with self.calling:
             if self._ended:
                 return None

@@ -96,7 +96,7 @@ class Life:
             raise self.unusable()
 
     def _clock_of(self, index: int) -> GpuClock:
-        """One for all lanes of a device: each takes a stream."""
+        """Returns the clock of a device. All lanes share it, since each clock takes a stream."""
         with self._lock:
             if index not in self._clocks:
                 self._clocks[index] = GpuClock(self._device, index)

@@ -28,7 +28,8 @@ _BEGIN_S = 5.0
 
 
 class Watch:
-    """Of one group. `fail(error)` ends it; `peers()` gives what another rank has said went wrong.
+    """The watch of one group. `fail(error)` ends it; `peers()` gives what another rank says went
+    wrong.
 
     The calls of one lane end in their order, so only the first of each is asked.
     """

@@ -43,7 +43,7 @@ ISSUED_IN = (__file__, deferred_work.__file__, messages.__file__)
 
 
 class Agreement:
-    """How the ranks of this process's groups agree on what they do."""
+    """The agreement of the ranks of this process's groups on what they do."""
 
     def __init__(self, recorder: Recorder, level: DebugLevel, sockets: GlooSockets) -> None:
         self._recorder = recorder
@@ -89,7 +89,7 @@ def _reaches(record: GroupRecord) -> bool:
 
 
 class Guard:
-    """Of one group, on one rank. `enter` takes the place of the backend's method."""
+    """The guard of one group, on one rank. `enter` takes the place of the backend's method."""
 
     def __init__(
         self, recorder: Recorder, record: GroupRecord, store: Any, sockets: GlooSockets
@@ -155,7 +155,10 @@ class Guard:
         channel = self.open(min(usual_s, _JOIN_S))
         if channel is None:
             return forward()
-        limit_s = _limit_s(options, usual_s)
+        given = getattr(options, "timeout", None)
+        limit_s = given.total_seconds() if given is not None else 0.0
+        if limit_s <= 0:
+            limit_s = usual_s
         if self._alone:
             limit_s = min(limit_s, _JOIN_S)
         if is_async and not self.coalesces:
@@ -277,12 +280,5 @@ class Guard:
 
 
 def _taken(work: Any, *_args: Any) -> Any:
-    """What the backend has made of a call already."""
+    """Returns what the backend has made of a call already."""
     return work
-
-
-def _limit_s(options: Any, usual_s: float) -> float:
-    """The time limit of a call with these options of torch's."""
-    given = getattr(options, "timeout", None)
-    seconds = given.total_seconds() if given is not None else 0.0
-    return seconds if seconds > 0 else usual_s

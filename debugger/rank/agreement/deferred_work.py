@@ -34,7 +34,7 @@ MOST_IN_VAIN_S = 3.0
 
 
 class Grace:
-    """How long the calls of one group wait, each within the call.
+    """The time for which the calls of one group wait, each within the call.
 
     One that nobody joined in time waits short the next time; where it is joined at once then, as
     long as at first. What was waited for in vain is never more than `MOST_IN_VAIN_S` in all: a
@@ -59,7 +59,7 @@ class Grace:
 
 
 class Deferral:
-    """One call between its making and its entry into the backend.
+    """A call between its making and its entry into the backend.
 
     `agree()` runs on the thread of the group's turn, and raises what the call must raise.
     `forward()` makes the backend's call: on the caller's thread if the others come soon.
@@ -204,7 +204,8 @@ class DeferredWork(ForwardingWork):
         return self._deferral.work
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """As the backend's; RuntimeError at the timeout, after which it may be called again."""
+        """Waits as the backend's handle does; RuntimeError at the timeout, after which it may be
+        called again."""
         if timeout == NO_TIMEOUT:
             return bool(self._work.wait())
         began = time.monotonic()
@@ -260,8 +261,8 @@ class DeferredWork(ForwardingWork):
 
 
 def _modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """What makes another thread make the call as this one would have: on its streams, with its grad
-    and inference modes."""
+    """Returns what makes another thread make the call as this one would have: on its streams, with
+    its grad and inference modes."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     cuda: Any = torch.cuda
     stream = cuda.current_stream() if cuda.is_initialized() else None

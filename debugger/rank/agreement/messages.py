@@ -40,7 +40,7 @@ _NEVER_S = 1e9
 
 
 class BlockingMessages:
-    """Which sends and receives of this process block; entered while a thread is in one that
+    """Tells which sends and receives of this process block; entered while a thread is in one that
     does."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class BlockingMessages:
         self._observed = False
 
     def observe(self) -> None:
-        """From now on it is known; done once, as soon as anybody asks."""
+        """Begins to tell; done once, as soon as anybody asks."""
         if not self._observed:
             self._observed = True
             torch_private.on_blocking_messages(lambda: self)
@@ -66,7 +66,8 @@ class BlockingMessages:
 
 
 class PairGuard:
-    """Of one group, on one rank. `enter` takes the place of the backend's send and recv.
+    """The guard of one group's messages, on one rank. `enter` takes the place of the backend's send
+    and recv.
 
     All ranks of the group must have one, from its first message on: a message is compared with the
     one of the same number between the same ranks with the same tag.

@@ -1,4 +1,4 @@
-"""What another rank of this host does right now: from its record, or its stack.
+"""The status of another rank of this host right now: from its record, or its stack.
 
 For the errors that a rank raises while the others still run; the report has its own ways.
 """

@@ -29,11 +29,11 @@ _LISTEN_S = 10.0
 
 
 class Editors:
-    """Of this process, which listens at one address."""
+    """The listener for editors of this process, at one address."""
 
     def __init__(self) -> None:
         self.address = ""
-        """Where it listens; "" before it does."""
+        """Its address; "" before it listens."""
         self._paused = threading.Lock()
 
     def stop(

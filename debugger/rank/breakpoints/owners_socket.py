@@ -15,7 +15,7 @@ from typing import Any
 
 TABLE = Path("/proc/self/net/tcp")
 PROTOCOL = b"Content-Length:"
-"""How every message of the Debug Adapter Protocol begins."""
+"""The beginning of every message of the Debug Adapter Protocol."""
 HELLO_S = 10.0
 """An editor speaks first, and at once."""
 _ESTABLISHED = "01"
@@ -59,7 +59,7 @@ def owner_of_peer(connection: socket.socket) -> int | None:
 
 
 def _shown(address: tuple[str, int]) -> str:
-    """As the kernel shows an address: in the machine's own order of bytes."""
+    """Returns an address as the kernel shows it: in the machine's own order of bytes."""
     number = int.from_bytes(socket.inet_aton(address[0]), "little")
     return f"{number:08X}:{address[1]:04X}"
 

@@ -36,7 +36,7 @@ _OTHERS_S = 3.0
 
 
 class _Watched:
-    """One model: what its parameters are called, and for which of them it waits."""
+    """A model: the names of its parameters, and those for which it waits."""
 
     __slots__ = ("group", "in_parts", "missing", "name", "names")
 
@@ -50,7 +50,7 @@ class _Watched:
 
 
 class UnusedParameters:
-    """Of this process's models."""
+    """The unused parameters of this process's models."""
 
     def __init__(self, recorder: Recorder, verdict: VerdictWatch) -> None:
         self._recorder = recorder

@@ -52,8 +52,8 @@ def expected() -> bool:
 
 
 def _files_of_the_user() -> Iterator[str]:
-    """Of the modules that are loaded. torch has thousands: none is looked at that lies in a package
-    of somebody else's."""
+    """Yields the files of the loaded modules that are the user's. torch has thousands: modules of a
+    package that is not the user's are passed over without a look."""
     looked_into: dict[str, bool] = {}
     for name in list(sys.modules):
         package = name.partition(".")[0]
@@ -85,7 +85,7 @@ def _changed(group: Any, timeout: timedelta) -> bool:
 
 
 class Timeouts:
-    """Of this process's groups."""
+    """The time limits of this process's groups."""
 
     def __init__(self, recorder: Recorder, directory: Path, sockets: GlooSockets) -> None:
         self._recorder = recorder

@@ -33,7 +33,8 @@ def kill(context: Context) -> None:
 
 
 def leave(context: Context) -> None:
-    """As `os._exit(code)` in the program: no `finally`, no handler, nothing is flushed."""
+    """Ends the process as `os._exit(code)` in the program would: no `finally`, no handler, nothing
+    is flushed."""
     code = int(context.arguments["code"])
     recorder = context.recorder
     recorder.note(ExitNote(), f"os._exit({code})", recorder.safe_site(context.frame))

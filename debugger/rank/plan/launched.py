@@ -170,7 +170,7 @@ class Launcher:
         return (1 << 22) + 1 + at
 
     def status_of(self, at: int) -> int | None:
-        """How it ended, as multiprocessing says it."""
+        """Returns how the process ended, as multiprocessing says it."""
         return self._started[at].status
 
     def _it_joins(self) -> None:
@@ -321,7 +321,7 @@ class PlannedProcess:
         return self.poll()
 
     def terminate(self) -> None:
-        """They have ended when this could be meant for them."""
+        """Does nothing: the processes have ended when this could be meant for them."""
 
     kill = interrupt = close = terminate
 

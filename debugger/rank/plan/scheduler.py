@@ -1,6 +1,6 @@
-"""Who of the planned ranks runs when: a few at a time, the others wait for what only they can give.
+"""The scheduler of planned ranks: a few run at a time, the others wait for what only they can give.
 
-A rank that waits for a value keeps its process, and somebody else gets its place. Where the memory
+A rank that waits for a value keeps its process, and another rank gets its place. Where the memory
 does not do for all that wait, it is taken for granted that the others will give what all gave so
 far (numbers that differ between ranks are not known then). Where that cannot be, or has proved
 wrong, some of them are ended, and run again from their start when what they wait for is there: a
@@ -85,7 +85,7 @@ class Scheduler:
         self._woken_in_vain = 0
         self._in_vain: set[tuple[int, int]] = set()  # rank and number of such a sleep
         self._now_s = 0.0
-        """Of planned time. Who sleeps up to then is woken beside those that run."""
+        """The planned time. A rank that sleeps up to then is woken beside those that run."""
         self._moved = False  # whether a rank has done anything since this was looked at
         self._happened_s = 0.0
         """When something else than sleep was last heard of, in planned time."""
@@ -98,7 +98,7 @@ class Scheduler:
         """Processes that were started."""
         self.most_waiting = 0
         self.most_bytes = 0
-        """Of private memory, the most that one rank had when it was looked at."""
+        """The most private memory that one rank had when it was measured."""
 
     def __repr__(self) -> str:
         run, wait, come = map(len, (self._running, self._waiting, self._new))
@@ -126,7 +126,7 @@ class Scheduler:
 
     @property
     def found(self) -> Mapping[str, str]:
-        """What ranks have found so far that comes out the same on all."""
+        """The results of ranks so far that are the same on all."""
         return self._board.found
 
     # -- starting ------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Scheduler:
                 self._park(planned)
 
     def _park(self, planned: Planned) -> None:
-        """It cannot go on for now, or one of its threads cannot."""
+        """Parks a rank that cannot go on for now, or one of whose threads cannot."""
         if planned.rank not in self._running:
             return
         planned.waited += 1
@@ -332,7 +332,7 @@ class Scheduler:
         return any(found)
 
     def _start_anew(self) -> None:
-        """Somebody gave something else than was assumed: all is run again, without assumptions."""
+        """Starts all ranks again, without assumptions: one gave something else than was assumed."""
         self.by_symmetry = False
         for planned in [*self._running.values(), *self._waiting.values()]:
             self._ended_for_room[planned.rank] = planned  # nothing is noted of their ends
@@ -405,8 +405,9 @@ class Scheduler:
             largest.kill()
 
     def _let_time_pass(self) -> bool:
-        """Nobody can go on: so who sleeps is woken, and when nobody does, waits for keys come to
-        their time limit, the shortest one first. False where no wait has one."""
+        """Lets time pass when no rank can go on: a sleeping rank is woken, and when none sleeps,
+        waits for keys come to their time limit, the shortest one first. False where no wait has
+        one."""
         if self._wake_one():
             return True
         timed = [
@@ -469,7 +470,7 @@ class Scheduler:
                 self._reap(planned)
 
     def _end_all(self) -> None:
-        """Those that are left wait for one another, or for what nobody gives."""
+        """Ends the ranks that are left, which wait for one another, or for what no rank gives."""
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
             asked = [request[0] for request in planned.requests.values()]
             words = min(asked, key=lambda one: one[0] == "sleep", default=[])

@@ -1,5 +1,5 @@
-"""Where the threads of a planned rank stand, as one of them tells that waits for an answer: whether
-any of the others may yet do something before an answer comes.
+"""The threads of a planned rank, as one of them tells that waits for an answer: whether any of the
+others may yet do something before an answer comes.
 
 A thread that waits for another one of its process, and for that without a limit of time, can do
 nothing before that one has. So where the main thread joins a thread whose call never ends, the rank
@@ -33,7 +33,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)
 
 
 class _In(Enum):
-    """What a thread stands in: a wait for an answer, for another thread, for one with a limit of
+    """The state of a thread: a wait for an answer, for another thread, for one with a limit of
     time, or anything else."""
 
     ASK = auto()

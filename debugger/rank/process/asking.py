@@ -22,9 +22,9 @@ from ..record import frames
 from ..record.recorder import Recorder
 
 BEATS = 20
-"""So many beats of the heartbeat are looked at together."""
+"""The number of heartbeats that are looked at together."""
 ONLY_ASKS = 1000
-"""Who asks so often in them does nothing in between."""
+"""The number of questions in them from which on a program does nothing in between."""
 MOST_CPU_S = 0.5
 """Who uses more in them computes."""
 _SLEEPS_IN = frozenset({"threading", "selectors"})

@@ -221,7 +221,7 @@ class LateLayer:
         )
 
     def _keep_past(self) -> None:
-        """What torch's flight recorder has of the time before, for whoever judges that."""
+        """Keeps what torch's flight recorder has of the time before, for its later diagnosis."""
         with contextlib.suppress(Exception):
             dumps = group_hooks.dumped(self._backends)
             largest = max(dumps, key=len, default=b"")

@@ -21,7 +21,7 @@ _AGAIN_AFTER_S = 0.02
 
 
 class MainThreadCall:
-    """One function that is to run there once."""
+    """A function that is to run once in the main thread."""
 
     def __init__(self, act: Callable[[], None], is_wanted: Callable[[], bool]) -> None:
         """`is_wanted` is asked before each try: once it says no, `act` does not run any more."""

@@ -1,4 +1,4 @@
-"""How the supervisors of several nodes find each other: this process has the job's store.
+"""The meeting of the supervisors of several nodes: this process has the job's store.
 
 A thread hands the address and the public key of this node's supervisor to the store, or takes the
 head's from there. Who stands under `head` first is the head; the node that serves the store goes
@@ -114,8 +114,8 @@ def nodes_of_environment(environment: Mapping[str, str]) -> tuple[int, int] | No
 
 
 class Meeting:
-    """Of this process, for the supervisor of this run directory. `nodes`: how many there are, where
-    the supervisor may not know it."""
+    """The meeting of this process, for the supervisor of this run directory. `nodes`: how many
+    there are, where the supervisor may not know it."""
 
     def __init__(self, directory: Path, nodes: tuple[int, int] | None = None) -> None:
         self._directory = directory
@@ -126,7 +126,10 @@ class Meeting:
 
     def begin(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         """Meet the other nodes in this store, in a thread; once for each prefix."""
-        if not self._is_first(prefix):
+        with self._lock:
+            first = prefix not in self._begun
+            self._begun.add(prefix)
+        if not first:
             return
         thread = threading.Thread(
             target=self._meet_quietly,
@@ -164,12 +167,6 @@ class Meeting:
     def is_wanted(self) -> bool:
         """In a moment: whether nobody has begun to meet by then, and the process goes on."""
         return not self._leaving.wait(EARLY_EVERY_S) and not self._begun
-
-    def _is_first(self, prefix: str) -> bool:
-        with self._lock:
-            first = prefix not in self._begun
-            self._begun.add(prefix)
-            return first
 
     def wait(self) -> None:
         """Until the nodes have met, or what is the matter with them has taken too long."""

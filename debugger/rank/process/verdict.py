@@ -52,7 +52,9 @@ class VerdictWatch:
         if self._error is not None:
             return
         try:
-            if not self._path.exists() or _only_launches():
+            # torchrun imports torch, and is no rank: its own words at the end are about its ranks.
+            launcher = "torch.distributed.launcher.api"
+            if not self._path.exists() or (launcher in sys.modules and "RANK" not in os.environ):
                 return
             self._error = Verdict.of_json(json.loads(self._path.read_text()))
         except (OSError, ValueError):
@@ -118,11 +120,6 @@ class VerdictWatch:
 def _in_main_thread() -> bool:
     """To ask `current_thread()` would show a thread to the program that is none of its own."""
     return threading.get_ident() == threading.main_thread().ident
-
-
-def _only_launches() -> bool:
-    """torchrun imports torch, and is no rank: its own words at the end are about its ranks."""
-    return "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
 
 
 def _leaves(thread: int, frame: FrameType | None) -> bool:

@@ -72,7 +72,7 @@ class Known(CallDescription):
 
 
 class Keeper(Protocol):
-    """What is asked before a call of a group enters the backend."""
+    """The guard that is asked before a call of a group enters the backend."""
 
     coalesces: bool
     """Whether the backend gathers the calls that are made now."""
@@ -120,11 +120,11 @@ class GroupRecord:
         self.distinct_calls = 0
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
         self.guard: Keeper | None = None
-        """Who is asked before each collective, at DETAIL."""
+        """The guard that is asked before each collective, at DETAIL."""
         self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
-        """Who is asked before each message, at DETAIL."""
+        """The guard that is asked before each message, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
-        """What looks at the data of each call: see `checks.pipeline`."""
+        """The check of the data of each call: see `checks.pipeline`."""
         self.holds = False
         """Whether buffers in flight are looked at below DETAIL, too."""
         self.kept = False
@@ -204,7 +204,7 @@ class Recorder:
 
     @property
     def job(self) -> str:
-        """What tells this process's world from others that its run may have."""
+        """The text that tells this process's world from others that its run may have."""
         return str(self._identity.get("job", ""))
 
     # -- lines ---------------------------------------------------------------------------------
@@ -326,8 +326,8 @@ class Recorder:
         return record
 
     def namesakes(self, record: GroupRecord) -> str:
-        """Which world of this process the group is in, and the how many-th of its name there: the
-        same on all of its ranks, although a process counts only groups that it is in."""
+        """Returns the world of this process that the group is in, and the number of its name there:
+        the same on all of its ranks, although a process counts only groups that it is in."""
         world = self.world.incarnation if self.world else 0
         key = (world, record.name)
         number = self._namesakes.get(key, 0)

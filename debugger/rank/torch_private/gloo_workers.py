@@ -27,7 +27,7 @@ def settle() -> None:
     """Return when no worker of gloo has anything left to do, or is blocked in a call; after a
     second at the latest. About 8 ms for a process with groups, nothing for others."""
     with contextlib.suppress(Exception):  # the program may have replaced `open`, or the clock
-        workers = _workers()
+        workers = [task for task in _TASKS.glob("*") if _read(task / "comm").strip() == _WORKER]
         deadline = time.monotonic() + _LIMIT_S
         before = None
         calm = 0
@@ -38,12 +38,9 @@ def settle() -> None:
             time.sleep(_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
 
 
-def _workers() -> list[Path]:
-    return [task for task in _TASKS.glob("*") if _read(task / "comm").strip() == _WORKER]
-
-
 def _resting_since(worker: Path) -> int | None:
-    """How often the thread has gone to sleep, if it sleeps; 0 when it is gone, None when it runs.
+    """Returns how often the thread has gone to sleep, if it sleeps; 0 when it is gone, None when it
+    runs.
 
     One that is ready to run but gets no processor counts as running.
     """

@@ -37,8 +37,8 @@ def try_a_front() -> None:
 
 
 def tried(trial: Callable[[], str]) -> str:
-    """What it says is not as known, or raises; in a forked child where torch is newer than all
-    known ones."""
+    """Returns what the trial says is not as known, or its error; runs it in a forked child where
+    torch is newer than all known ones."""
     is_new = bool(torch_versions.too_new(torch.__version__))
     return _in_child(trial) if is_new else _outcome(trial)
 
@@ -51,7 +51,7 @@ def _outcome(trial: Callable[[], str]) -> str:
 
 
 def _in_child(trial: Callable[[], str]) -> str:
-    """What comes of it in a forked child, or how that has ended."""
+    """Returns the trial's result from a forked child, or how that has ended."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python 3.12 on, where there are threads
@@ -75,7 +75,8 @@ def _in_child(trial: Callable[[], str]) -> str:
 
 
 def _unlike() -> str:
-    """What is not as it should be; "" where all is, and where there is nothing to try it with."""
+    """Tells what is not as it should be; "" where all is, and where there is nothing to try it
+    with."""
     fake: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
     make = getattr(fake, "_create_internal", None)
     if make is None:
@@ -111,7 +112,7 @@ def _unlike() -> str:
 
 
 class _Front(c10d.ProcessGroup):  # type: ignore[misc]
-    """As CheckedGroup, for one call."""
+    """A group as CheckedGroup, for one call."""
 
     inner: Any
     calls: list[str]

@@ -35,10 +35,6 @@ _COUNTED = (DATA, EAGER, OFFER, BODY)
 _now = time.monotonic
 
 
-def _never_over() -> None:
-    """What a group without an end has to say when it is asked."""
-
-
 class FaultyLinks:
     """The connections of one rank of a group, with the plan's faults on what this rank sends.
 
@@ -54,7 +50,7 @@ class FaultyLinks:
         rank: int,
         group: str = "",
         clock: Clock | None = None,
-        check: Callable[[], None] = _never_over,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan = plan
         self.group = group
@@ -114,7 +110,7 @@ class FaultyLinks:
             time.sleep(min(_DIAL_PAUSE_S, max(0.0, deadline - _now())))
 
     def tell(self, injection: Injection) -> None:
-        """It happens now."""
+        """Tells the plan that this injection happens now."""
         if self.plan.happened is not None:
             self.plan.happened(injection)
 
@@ -219,7 +215,7 @@ class FaultySocket(LateSocket):
         self._emit(memoryview(head))
 
     def _due(self, has_payload: bool) -> list[Fault]:
-        """What happens to the frame that begins."""
+        """Returns the faults of the frame that begins."""
         clock_s = self._links.clock.now_s
         due = []
         for index, fault in self._of_frames:
@@ -260,7 +256,10 @@ class FaultySocket(LateSocket):
                     times *= 2
                 case Kind.CORRUPT:
                     assert frame is not None
-                    self._flip(frame)
+                    begin = HEADER.size + self._text_bytes
+                    dice = self._links.plan.dice(*self._place, self._frame, "bit")
+                    bit = dice.randrange(8 * (len(frame) - begin))
+                    frame[begin + bit // 8] ^= 1 << bit % 8
                 case _:
                     continue
             self._tell(fault)
@@ -270,12 +269,6 @@ class FaultySocket(LateSocket):
         if self._keep_bytes is not None:  # of a frame that was shorter than that
             self._keep_bytes = None
             self._finish_sending()
-
-    def _flip(self, frame: bytearray) -> None:
-        start = HEADER.size + self._text_bytes
-        dice = self._links.plan.dice(*self._place, self._frame, "bit")
-        bit = dice.randrange(8 * (len(frame) - start))
-        frame[start + bit // 8] ^= 1 << bit % 8
 
     def _tell(self, fault: Fault) -> None:
         self._links.tell(Injection(fault, *self._place, self._frame - 1, self._links.group))

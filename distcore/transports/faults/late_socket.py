@@ -33,7 +33,7 @@ class LateSocket(socket.socket):
         self.settimeout(timeout)
         self.broken: OSError | None = None
         self.free_at = 0.0
-        """What is put from now on goes out then at the earliest."""
+        """The earliest time at which bytes that are put from now on go out."""
         self.changed = threading.Condition()
         self._backlog: deque[tuple[float, memoryview | None]] = deque()
         self._backlog_bytes = 0

@@ -136,7 +136,11 @@ class Mesh(Transport):
     def begin(self, text: str, deadline: float = FOREVER) -> int:
         """A call begins; its sequence number. `text` must be the same on every rank."""
         if self.failed is not None:
-            self._refuse(self.failed)
+            text = (
+                f"group {self.name!r} cannot be used any more, destroy it and make a new one; "
+                f"it failed with: {self.failed}"
+            )
+            raise GroupFailed(text, self.failed.culprit, self.failed.link) from self.failed
         known = self._texts.get(text)
         if known is None:
             raw = wire_text(text)
@@ -245,7 +249,11 @@ class Mesh(Transport):
                 sending.discard(link)
         except (Ended, BadFrame) as error:
             if isinstance(error, Ended) and link not in receiving and link not in sending:
-                self._lost(link, error)
+                # A peer has gone from which nothing is needed just now.
+                self._poll.unregister(link.descriptor)
+                del self._by_descriptor[link.descriptor]
+                if not error.orderly:
+                    self._lost_since[link.peer] = _now()
                 return
             self._raise_for(link, error)
         reads = 0 if link in unread else _IN
@@ -253,13 +261,6 @@ class Mesh(Transport):
         if link.watched != reads | writes:
             link.watched = reads | writes
             self._poll.modify(link.descriptor, reads | writes)
-
-    def _lost(self, link: Link, ended: Ended) -> None:
-        """A peer has gone from which nothing is needed just now."""
-        self._poll.unregister(link.descriptor)
-        del self._by_descriptor[link.descriptor]
-        if not ended.orderly:
-            self._lost_since[link.peer] = _now()
 
     def _timeout_ms(self) -> int:
         until = self._deadline
@@ -316,13 +317,6 @@ class Mesh(Transport):
         hear_last_words(link, self._links.values())
         text = f"rank {rank} was lost {where}: it {error}; {progress}"
         raise PeerLost(text, rank, link.ends) from None
-
-    def _refuse(self, failed: GroupFailed) -> NoReturn:
-        text = (
-            f"group {self.name!r} cannot be used any more, destroy it and make a new one; "
-            f"it failed with: {failed}"
-        )
-        raise GroupFailed(text, failed.culprit, failed.link) from failed
 
     def fail(self, error: BaseException) -> None:
         """The group has failed on this rank: pass the cause on to all peers. Once."""
