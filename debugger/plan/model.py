@@ -14,10 +14,11 @@
                                                             but in barrier, and waits at its end
 
 gloo sends nothing before the other side has posted its receive, so its messages are never buffered
-(nor are those of distcore's tcp, which says so itself), and a broadcast goes down a binomial tree (gloo's `broadcast.cc`). A call of no elements sends
-nothing. Of other backends the table is what they may do at best: whoever is stuck by it is stuck
-wherever the program runs. `strict` is the other extreme: nothing is buffered, every call waits for
-its whole group, and all streams of a device are one. What is stuck only by that needs luck.
+(nor are those of distcore's tcp, which says so itself), and a broadcast goes down a binomial tree
+(gloo's `broadcast.cc`). A call of no elements sends nothing. Of other backends the table is what
+they may do at best: whoever is stuck by it is stuck wherever the program runs. `strict` is the
+other extreme: nothing is buffered, every call waits for its whole group, and all streams of a
+device are one. What is stuck only by that needs luck.
 
 `in_order` is at best, but for what a device does: calls of one stream follow each other there, and
 so does a program that stands still at each that it waits for (`streams` says where that is so).
