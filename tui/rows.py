@@ -11,6 +11,7 @@ from ..record.layout import Activity, GroupState, Phase
 from ..record.notes import FindingRaisedNote
 from ..record.signature import POINT_TO_POINT
 from ..record.snapshot import Call, GroupKey, Rank
+from ..record.states import RankState
 from ..record.wording import call_text, group_name, signal_name, site_text, spans
 from .picture import Found, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe
@@ -198,13 +199,13 @@ def words_of(rank: Rank, state: State, waits: Waits, number: int) -> str:
             return f"ended by {signal_name(rank.process.signal)}"
         return "ended with the run"
     if state is State.FINISHED:
-        return "finished"
+        return RankState.FINISHED
     if state is State.STOPPED:
-        return "stopped by a signal"
+        return RankState.STOPPED
     if state is State.LATE:
         return "others wait for it"
     if state is State.BREAKPOINT:
-        return "at a breakpoint"
+        return RankState.AT_BREAKPOINT
     awaited = next((row for row in waits.rows.get(number, ()) if row.for_ranks), None)
     if awaited is not None:
         what = "one of " if awaited.any_of and len(awaited.for_ranks) > 1 else ""

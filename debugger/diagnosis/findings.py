@@ -10,6 +10,7 @@ from typing import Any
 
 from ..record.kinds import KINDS, Kind
 from ..record.snapshot import CallSite, Group
+from ..record.states import RankState
 from ..record.wording import printable
 
 
@@ -31,7 +32,7 @@ class CallIs(str, Enum):
         state = str(evidence.get("state"))
         if state.startswith(("called #", "sends", "receives")):
             return cls.ALL
-        return cls.OBJECT if state.startswith(("waits in", "stopped in")) else cls.LAST
+        return cls.OBJECT if state in (RankState.WAITS_IN, RankState.STOPPED_IN) else cls.LAST
 
 
 @dataclass(frozen=True, slots=True)

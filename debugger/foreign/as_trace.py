@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..record.safe_text.sanitize import clean
-from ..record.snapshot import Call, Rank
-from ..record.ties import tie_of
+from ..record.snapshot import Call, Rank, tie_of
 from ..record.wording import group_name
 from .torch_words import KINETOS_NAMES, MOST_CALLS, TORCHS_DTYPES, elements, group_word, sides
 

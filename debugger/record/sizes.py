@@ -29,6 +29,12 @@ def tensors_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(item_bytes(dtype) * prod(shape) for dtype, shape in tensors)
 
 
+def larger_side_bytes(signature: Signature) -> int:
+    """The larger of what a rank contributes to the call and what it receives: what has to move
+    before the call can be over for it."""
+    return max(tensors_bytes(signature.tensors), tensors_bytes(signature.others))
+
+
 def call_bytes(signature: Signature) -> int:
     """What a rank contributes to the call or, where it contributes nothing, what it receives."""
     return tensors_bytes(signature.tensors)

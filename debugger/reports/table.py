@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..diagnosis.findings import CallIs
+from ..record.states import RankState
 from ..record.wording import LOOK_HERE
 
 MOST_ROWS = 12
 
 NO_EVIDENCE = "not looked at"
-NEVER_SEEN = "never seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def of_finding(
             seen.setdefault((one["call"], where), what)
         else:
             known = standing.get(str(rank))
-            missing = NEVER_SEEN if rank in finding["missing"] else NO_EVIDENCE
+            missing = RankState.UNSEEN if rank in finding["missing"] else NO_EVIDENCE
             where = places.text(known) if known else ""
             what = doing(known) if known else missing
             what = seen.get((known["call"], where), what) if known and known["call"] else what
@@ -78,7 +78,7 @@ def of_ranks(standing: Mapping[str, Any], world_size: int) -> Table:
         rows.setdefault((doing(one), places.text(one)), []).append(int(name))
     never = [rank for rank in range(world_size) if str(rank) not in standing]
     if never:
-        rows[NEVER_SEEN, ""] = never
+        rows[RankState.UNSEEN, ""] = never
     return limited(Row(tuple(ranks), what, where) for (what, where), ranks in rows.items())
 
 

@@ -12,6 +12,7 @@ from ...record.kinds import Family
 from ...record.layout import Activity
 from ...record.notes import UnwindingNote
 from ...record.snapshot import Note
+from ...record.states import RankState
 from ...record.wording import at_site, printable
 from ..facts.evidence import call_of
 from ..facts.exceptions import is_communication_error
@@ -44,7 +45,7 @@ def explained(world: World, candidate: Candidate) -> Candidate:
         message=f"rank {rank} raised {printable(note.message)}{at_site(note.site)}",
         culprits=(rank,),
         victims=others,
-        ranks={**finding.ranks, rank: RankEvidence("raised", None, note.site)},
+        ranks={**finding.ranks, rank: RankEvidence(RankState.RAISED, None, note.site)},
         details=(f"before it could end, its cleanup ran: {finding.message}", *finding.details),
         observable_ns=finding.observable_ns,
         data=dict(note.data),

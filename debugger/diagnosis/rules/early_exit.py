@@ -30,13 +30,14 @@ from ...record.notes import (
     UnfinishedNote,
 )
 from ...record.signature import ANY_SOURCE
+from ...record.sizes import call_bytes
 from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
-from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
+from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs
 from ..facts.unfinished import (
     UNFINISHED,
     abandoned_calls,
@@ -464,5 +465,5 @@ def _never_arrived(
         },
         observable_ns=left_ns,
     )
-    arriving_ns = ARRIVING_NS + int(bytes_of(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
+    arriving_ns = ARRIVING_NS + int(call_bytes(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
     return Candidate(finding, left_ns + arriving_ns)

@@ -26,6 +26,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
+from distcore.registration import UNBUFFERED
+
 from ...record.requests.plan_request import Outcome, Request
 from ..record import call_site
 from . import child, memory
@@ -77,6 +79,7 @@ class Forker:
             scheduler.most_bytes,
             scheduler.most_waiting,
             self._request.accelerator,
+            UNBUFFERED,
         )
         path = self._request.directory / Outcome.NAME
         path.write_text(outcome.to_json())
