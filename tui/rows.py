@@ -12,11 +12,10 @@ from ..record.notes import FindingRaisedNote
 from ..record.signature import POINT_TO_POINT
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import call_text, group_name, signal_name, site_text, spans
+from .limits import LATE_AFTER_NS
 from .picture import Found, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe
 
-LATE_AFTER_NS = 1_000_000_000
-"""Others have waited this long for a rank before it is called late."""
 MOST_ROWS = 64
 """Of a larger world only the odd ranks have rows; the heat map shows all."""
 MOST_ODD = 200

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ...record.layout import Activity, CallState, Phase
+from ...record.limits import SHOWN_RANKS
 from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey, Standstill
 from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
@@ -16,18 +17,16 @@ RUNS = "runs user code"
 """The state of a rank that waits for nobody, as far as is known."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 """In the paths of files that are not the user's own."""
-MOST_RANKS = 128
-"""Evidence is given for at most so many ranks of a finding, culprits first."""
 
 
 def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
     """The ranks to give evidence for."""
     seen = dict.fromkeys(culprits)
     for rank in others:
-        if len(seen) >= MOST_RANKS:
+        if len(seen) >= SHOWN_RANKS:
             break
         seen.setdefault(rank)
-    return list(seen)[:MOST_RANKS]
+    return list(seen)[:SHOWN_RANKS]
 
 
 def stand(

@@ -16,9 +16,9 @@ from typing import Any
 
 from .. import layout, steady_clock
 from ..layout import Activity, CallState, GroupState, Phase, Role
+from ..limits import MOST_RANKS
 from ..notes import ReplicasNote
 from ..replicas import ReplicaFiles
-from ..safe_files.bounds import MOST_RANKS
 from ..safe_files.json_objects import object_of
 from ..signature import MASK
 from ..snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
