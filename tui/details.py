@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from distdebug.record.limits import SHOWN_RANKS
+
 from ..record.majority import vote
 from ..record.reading.reader import FlightReader
 from ..record.signature import RULES, Rule, exact_key
@@ -14,7 +16,6 @@ from .picture import Matrix, RankDetail
 
 COLUMNS = 64
 """The number of a group's last collectives that are shown."""
-MOST_RANKS = 128
 RECENT = 64
 
 
@@ -27,7 +28,7 @@ def matrix_of(
         return None
     members = sorted({rank for group in states.values() for rank in group.ranks} | set(states))
     shown = list(dict.fromkeys([*(rank for rank in first if rank in members), *members]))
-    rows = tuple(members if len(members) <= MOST_RANKS else shown[:MOST_RANKS])
+    rows = tuple(members if len(members) <= SHOWN_RANKS else shown[:SHOWN_RANKS])
     front = max(group.issued for group in states.values())
     start = max(0, front - COLUMNS)
     seqs = tuple(range(start, front))

@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distdebug.record.limits import MOST_RANKS
+
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.waits import Waits, waits
 from ..diagnosis.limits import Limits
@@ -31,6 +33,16 @@ from ..record.runs.run_directory import (
 )
 from ..record.snapshot import Rank, Snapshot
 from . import files, rows
+from .limits import (
+    END_S,
+    EVERY_S,
+    FAR_ALIVE_NS,
+    LATE_AFTER_NS,
+    NOTICE_NS,
+    OVER_EVERY_S,
+    RATE_OVER_S,
+    SMALL_S,
+)
 from .picture import Focus, Found, Picture, Progress, RankRow, Source, Stage, Usage
 from .processes import Processes
 from .text import safe
@@ -40,20 +52,9 @@ from .tracks import Tracks
 if TYPE_CHECKING:
     from .judging import Judge
 
-EVERY_S = 0.25
-OVER_EVERY_S = 0.5
 SHARE = 4
 """A look is followed by a rest of so many times its own length."""
-SMALL_S = 0.02
-"""A diagnosis that takes longer is not made at every look."""
-FAR_ALIVE_NS = 10_000_000_000
-"""A run on another host lives while a heartbeat is younger than this."""
-NOTICE_NS = 15_000_000_000
-"""A supervisor's notice is shown for so long: it repeats those that hold every ten seconds."""
-RATE_OVER_S = 1.0
-END_S = 1.0
 OVER = (Stage.ENDED, Stage.KILLED)
-MOST_RANKS = 1 << 17
 MOST_COMMAND = 2000
 MOST_BRIEF = 4000
 """More calls are not read for the first screen, but for the second one, which follows at once."""
@@ -468,7 +469,7 @@ def _seen_ns(
     if not (source.stands and snapshots):
         return now_ns
     late = source is Source.DUMPS and any(one.is_error for one in found)
-    return snapshots[-1].taken_ns + (rows.LATE_AFTER_NS if late else 0)
+    return snapshots[-1].taken_ns + (LATE_AFTER_NS if late else 0)
 
 
 def _sure_of(source: Source, row: RankRow) -> RankRow:

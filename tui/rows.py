@@ -13,11 +13,10 @@ from ..record.signature import POINT_TO_POINT
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.states import RankState
 from ..record.wording import call_text, group_name, signal_name, site_text, spans
+from .limits import LATE_AFTER_NS
 from .picture import Found, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe
 
-LATE_AFTER_NS = 1_000_000_000
-"""Others have waited this long for a rank before it is called late."""
 MOST_ROWS = 64
 """The most ranks that all have rows; of a larger world only the odd ones; the heat map shows
 all."""

@@ -22,7 +22,7 @@ BINS = 240
 """The axis has so many parts; the rank is said to do what it did for most of a part."""
 PART_NS = S // BINS
 """The length of a part where the axis has one second: those of longer ones are whole multiples."""
-MOST_RANKS = 64
+MOST_TRACKS = 64
 MOST_CALLS = 24_000
 """The most calls that are read at a look, of all ranks together: 50 to 100 ms. Of a rank that makes
 more the newest are read, and what lies between counts as more of the same."""
@@ -121,7 +121,7 @@ class Tracks:
     def look(self, ranks: Mapping[int, Rank], now_ns: int, over: bool) -> Timeline | None:
         """The strips up to now; None of more ranks than have rows. Of a run that is `over` they end
         with its last process, or with the last sign of life."""
-        if not 0 < len(ranks) <= MOST_RANKS:
+        if not 0 < len(ranks) <= MOST_TRACKS:
             return None
         self._ranks = ranks
         if over:

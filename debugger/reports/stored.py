@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.safe_files.bounds import MOST_RANKS, MOST_WHOLE, read_regular
+from ..record.limits import MOST_RANKS
+from ..record.safe_files.bounds import MOST_WHOLE, read_regular
 from ..record.safe_files.json_objects import MOST_BYTES, TooCostly, parsed
 from ..record.safe_text.sanitize import clean
 

@@ -18,17 +18,15 @@ from ..record.reading.records import Records, newest_ranks
 from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Process, Rank
 from ..reports import document, text
+from ..supervisor.limits import STACKS_S
 from ..supervisor.machine.oom import OomWatch
 from ..supervisor.machine.processes import ProcessTable
 from ..supervisor.run_reader import LocalReader
 from ..supervisor.stacks import stack_tree
 from ..supervisor.stacks.evidence import Evidence, gather
 from ..supervisor.watch import Look, Policy, Watch
+from .limits import LATE_S
 from .marks import Wanted
-
-STACKS_S = 5.0
-LATE_S = 0.5
-"""At the test's timeout, a rank that others wait for by this much is named."""
 
 
 class BodyTable(ProcessTable):

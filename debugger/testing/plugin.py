@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..record.limits import MOST_S
+
 if TYPE_CHECKING:
     from .run_fixture import RunScript
     from .session import Session
@@ -19,7 +21,6 @@ RANK = "distdebug-rank"
 MARK = "distributed"
 SESSION = pytest.StashKey["Session"]()
 TIMES = ("timeout", "hang_timeout")
-MOST_S = 1e7
 _REQUIREMENTS = ("requires_gpus", "requires_mpi")
 
 

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from ..hook import loading
+from .limits import END_S, RUN_TIMEOUT_S
 from .run_report import Report
 
-TIMEOUT_S = 120.0
-END_S = 30.0
 _ENVIRONMENT_OF_OTHERS = ("DISTDEBUG_", "TORCHELASTIC_", "PET_")
 _OF_AN_OUTER_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
@@ -38,7 +37,7 @@ class RunScript:
         nproc: int = 2,
         inject: str | Sequence[str] | None = None,
         backend: str | None = None,
-        timeout: float = TIMEOUT_S,
+        timeout: float = RUN_TIMEOUT_S,
         level: str | None = None,
         check: str | None = None,
         env: Mapping[str, str] | None = None,

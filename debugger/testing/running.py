@@ -14,19 +14,13 @@ from ..record.kinds import Family
 from ..record.requests.breakpoints import any_stop
 from .channel import Channel, Message
 from .judge import Judge, make_directory
+from .limits import FAILED_GRACE_S, RAISE_GRACE_S, STATUS_S, TEARDOWN_S
 from .marks import Wanted
 from .server import ForkServer, ServerError
 
 START, CALL, TEARDOWN, END = range(4)
 """The stages of a rank. At CALL and TEARDOWN it waits to be told to go on."""
 REACHED = {"call": CALL, "teardown": TEARDOWN}
-RAISE_GRACE_S = 6.0
-"""How long a rank that has got a finding may take to come to the end of its body."""
-FAILED_GRACE_S = 5.0
-"""How long the others may go on where one has failed, and none of them waits for it: what they say
-of the same failure counts as much, and where tests run side by side they may be given no core."""
-TEARDOWN_S = 10.0
-STATUS_S = 5.0
 
 
 @dataclass(slots=True)

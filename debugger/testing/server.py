@@ -17,10 +17,7 @@ from typing import Any, NoReturn
 from ..hook.loading import command
 from ..record.exits import ExitLog
 from .channel import Channel, Message
-
-READY_S = 300.0
-START_S = 60.0
-KILL_S = 30.0
+from .limits import END_S, READY_S, START_S
 
 
 class ServerError(Exception):
@@ -115,7 +112,7 @@ class ForkServer:
             return
         self._channel.send({"kill": True})
         try:
-            self._await("killed", KILL_S)
+            self._await("killed", END_S)
         except ServerError:
             self.close()  # the next test gets another
 
@@ -165,7 +162,7 @@ class ForkServer:
             self._channel = None
         if self._process is not None:
             try:
-                self._process.wait(KILL_S)
+                self._process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self._process.send_signal(signal.SIGKILL)
                 self._process.wait()

@@ -15,6 +15,7 @@ import pytest
 from . import coverage_in_ranks
 from .at_prompt import Prompt
 from .channel import Message
+from .limits import TIMEOUT_S
 from .marks import Wanted, wanted
 from .outcome import Merger, Outcome, properties, sections
 from .plugin import seconds
@@ -22,7 +23,6 @@ from .pytest_private import NEUTRAL, nodeid_of, temporary
 from .running import RankTest, Surroundings
 from .server import ForkServer, dump
 
-TIMEOUT_S = 60.0
 _TEST = pytest.StashKey["_Distributed"]()
 
 

@@ -32,6 +32,7 @@ from typing import NoReturn
 
 from ..base.store import KeyValueStore
 from ..errors import RendezvousError, StoreFailed
+from ..limits import FIRST_STORE_PAUSE_S, LOOK_AGAIN_S
 from . import handshake, job_key
 from .dial import Endpoint
 from .store_values import (
@@ -44,9 +45,6 @@ from .store_values import (
     unpack_id,
 )
 
-_SHORTEST_PAUSE_S = 0.0002
-_LONGEST_PAUSE_S = 0.2
-_LOOK_AGAIN_S = 0.2
 _NOTHING = "-"
 
 
@@ -251,12 +249,12 @@ class Joining:
             now = time.monotonic()
             if now >= self._deadline:
                 raise RendezvousError(self._lateness(sources))
-            if now - looked >= _LOOK_AGAIN_S:
+            if now - looked >= LOOK_AGAIN_S:
                 self._check_double()
                 if is_outdated is not None and is_outdated():
                     return False
                 looked = time.monotonic()
-            pause = min(max((now - began) / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+            pause = min(max((now - began) / 10, FIRST_STORE_PAUSE_S), LOOK_AGAIN_S)
             time.sleep(min(pause, self._deadline - now))
         return True
 

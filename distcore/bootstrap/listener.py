@@ -23,13 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..base.background_thread import BackgroundThread
+from ..limits import HELLO_S, PENDING_S
 from . import handshake, sockets
 from .half_open import NEVER, HalfOpen
 
 PENDING_LIMIT = 128
-PENDING_S = 5.0
-# A good peer's hello follows at once; who has been silent this long may be dropped for others.
-_GRACE_S = 0.05
 _BACKLOG = 1024
 
 
@@ -272,7 +270,7 @@ class Listener:
         """Whether one more may come, if need be in place of the one longest silent."""
         if len(self._pending) < PENDING_LIMIT:
             return True
-        return now - self._longest_silent().since >= _GRACE_S
+        return now - self._longest_silent().since >= HELLO_S
 
     def _longest_silent(self) -> _Pending:
         return min(self._pending, key=lambda each: (bool(each.hello), each.since))
@@ -280,7 +278,7 @@ class Listener:
     def _pause(self) -> None:
         """Lets callers wait in the kernel's queue for a moment."""
         if self._paused_until is None:
-            self._paused_until = time.monotonic() + _GRACE_S
+            self._paused_until = time.monotonic() + HELLO_S
             for listening in self._listening:
                 self._selector.unregister(listening)
 

@@ -7,9 +7,9 @@ import os
 import socket
 import struct
 
+from ..limits import USER_TIMEOUT_S
+
 USER_TIMEOUT_VARIABLE = "DISTCORE_TCP_USER_TIMEOUT_S"
-_USER_TIMEOUT_S = 30.0
-"""More than a switch takes to find another way, or a virtual machine to be moved."""
 _CREDENTIALS = struct.Struct("iII")
 
 HAVE_UNIX = hasattr(socket, "AF_UNIX") and hasattr(socket, "SO_PEERCRED")
@@ -23,7 +23,7 @@ def user_timeout_ms() -> int:
     """
     text = os.environ.get(USER_TIMEOUT_VARIABLE)
     if text is None:
-        return round(_USER_TIMEOUT_S * 1000)
+        return round(USER_TIMEOUT_S * 1000)
     try:
         seconds = float(text)
     except ValueError:

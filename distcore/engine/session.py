@@ -15,15 +15,11 @@ from torch import Tensor
 
 from ..base.deadline import Deadline
 from ..errors import Aborted, GroupFailed, unusable
+from ..limits import DRAIN_S, EXIT_DRAIN_S
 from . import process_exit
 from .call_queue import CallQueue
 from .callbacks import Callbacks
 from .work import FINISHED, CallWork, PendingWork
-
-DRAIN_S = 10.0
-"""How long the group's end waits for calls that nobody waited for."""
-EXIT_DRAIN_S = 2.0
-"""The same where the process ends by an exception: somebody may have interrupted it."""
 
 Body = Callable[[Any], object]
 """The body of a call, which runs in its turn on the network of the group's collectives."""

@@ -18,15 +18,7 @@ from typing import Any
 from torch.distributed import DistBackendError
 
 from ..base.deadline import Deadline, extended
-
-_FIRST_PAUSE_S = 0.0005
-_LAST_PAUSE_S = 0.02
-_ANSWER_S = 5.0
-"""How much longer than its own time a rank waits for the first rank's answer, which may come at
-the very end of that rank's time."""
-_READ_S = 5.0
-"""How long the first rank waits for the others to read its answer: a moment, and longer where the
-machine is crowded, or one has come and died."""
+from ..limits import ANSWER_S, FIRST_STORE_PAUSE_S, REST_PAUSE_S
 
 
 class BarrierFailed(DistBackendError, TimeoutError):
@@ -61,7 +53,7 @@ def monitored_barrier(
         late = [ranks[1 + arrivals.index(key)] for key in _missing(store, arrivals, deadline)]
     else:
         store.set(arrivals[rank - 1], "")
-        came = _wait(store, [answer], Deadline.after(timeout_s + _ANSWER_S))
+        came = _wait(store, [answer], Deadline.after(timeout_s + ANSWER_S))
         late = [] if came else [ranks[0]]
     named = late if wait_all_ranks else late[:1]
     text = ""
@@ -80,7 +72,7 @@ def monitored_barrier(
     else:
         # The store may end with this process: not before those that came know the answer.
         there = len(ranks) - 1 - len(late)
-        _wait_until(lambda: store.add(read, 0) >= there, time.monotonic() + _READ_S)
+        _wait_until(lambda: store.add(read, 0) >= there, time.monotonic() + ANSWER_S)
     if given["missing"]:
         reason = text = given["text"]
         if given["by"] != ranks[rank]:
@@ -115,7 +107,7 @@ def _wait(store: Any, keys: Sequence[str], deadline: float) -> bool:
 
 def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
     """Whether it came true in time."""
-    pause_s = _FIRST_PAUSE_S
+    pause_s = FIRST_STORE_PAUSE_S
     while not condition():
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -124,7 +116,7 @@ def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
             if left_s <= 0:
                 return False
         time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+        pause_s = min(2 * pause_s, REST_PAUSE_S)
     return True
 
 

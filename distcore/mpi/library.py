@@ -19,11 +19,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..engine import process_exit
+from ..limits import FAILED_DRAIN_S, REST_PAUSE_S
 
 INSTALL = "pip install 'distdebug[mpi]'"
-_END_S = 5.0
-"""How long a rank whose group failed waits at its end for the others to get there."""
-_PAUSE_S = 0.02
 
 
 class Members(Protocol):
@@ -130,11 +128,11 @@ def _end() -> None:
     if process_exit.close_beside():
         # Some rank did not come, and no group has heard of it: its call has not entered MPI.
         _others_left.extend(group.all_left for group in list(_groups))
-    until = time.monotonic() + _END_S
+    until = time.monotonic() + FAILED_DRAIN_S
     while not all(left() for left in _others_left):
         if time.monotonic() >= until:
             return
-        time.sleep(_PAUSE_S)
+        time.sleep(REST_PAUSE_S)
     alone = _loaded.COMM_WORLD.Get_size() == 1
     segments = _mapped("sm_segment.") if alone else []
     _loaded.Finalize()

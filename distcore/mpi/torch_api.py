@@ -15,11 +15,11 @@ from typing import Any
 
 from .. import torch_private
 from ..base.backend_names import by_device, renamed
+from ..limits import GROUP_TIMEOUT_S
 from . import library, world
 
 SHOWN = "mpi"
 REGISTERED = "distcore_mpi"
-_DEFAULT_S = 1800.0
 
 
 def answer_for_torch() -> None:
@@ -75,7 +75,7 @@ def initialisation(theirs: Any) -> Any:
         if not _is_ours(backend):
             return theirs(backend, init_method, timeout, world_size, rank, store, *args, **more)
         _check_available()
-        limit_s = _DEFAULT_S if timeout is None else timeout.total_seconds()
+        limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
         everybody = world.join(limit_s)
         world.check_agrees(everybody, rank, world_size)
         # "env://" says where the ranks' store is only if the variables do; else MPI connects them.
@@ -129,7 +129,7 @@ def _create_group(theirs: Any) -> Any:
             _check_available()
             backend = torch_private.dist.Backend(_translated(backend))
         if REGISTERED in str(backend) and not global_ranks_in_group and group_rank < 0:
-            limit_s = _DEFAULT_S if timeout is None else timeout.total_seconds()
+            limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
             everybody = world.join(limit_s)
             world.check_agrees(everybody, -1, -1)
             group_size, group_rank = everybody.size, everybody.rank

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..bootstrap.addresses import address_towards, interface_address, is_loopback, this_host
 from ..errors import RendezvousError
+from ..limits import CALL_PAUSE_S
 from ..torch_private import dist
 from . import library
 
@@ -30,7 +31,6 @@ _LAUNCHED = (
 )
 """Variables that launchers of MPI give to the processes that they start; one of these is enough."""
 _LOOPBACK = "127.0.0.1"
-_PAUSE_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -174,4 +174,4 @@ def _finish(request: Any, timeout_s: float, what: str, *kept: Sequence[object]) 
                 f"backend mpi: after {timeout_s:g} s the ranks of MPI's world have not all called "
                 f"init_process_group: they have to agree on {what}"
             )
-        time.sleep(_PAUSE_S)
+        time.sleep(CALL_PAUSE_S)

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..limits import RENEW_NS
 from .device import Device
-
-RENEW_NS = 60 * 1_000_000_000
 
 
 class GpuClock:

@@ -14,6 +14,7 @@ from typing import Any
 from ..base.deadline import Deadline
 from ..engine import process_exit
 from ..errors import Aborted, GroupFailed, unusable
+from ..limits import DRAIN_S
 from .communicators import Clock, Member, abort_all, close_all, wait_for
 from .device import Device
 from .gpu_clock import GpuClock
@@ -21,9 +22,6 @@ from .library import Library
 from .outbox import Outbox
 from .watchdog import Watch, Watchdog
 from .work import StreamWork
-
-DRAIN_S = 10.0
-"""How long the group's end waits for what is on its streams."""
 
 
 class Life:

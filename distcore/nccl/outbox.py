@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-ASK_EVERY_S = 1.0
+from ..limits import ASK_EVERY_S
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,8 @@ from torch import Tensor
 from ..base.deadline import Deadline
 from ..engine.work import NO_TIMEOUT, CallWork, again
 from ..errors import DeadlineExceeded
+from ..limits import FIRST_PAUSE_S, MESSAGE_PAUSE_S
 from .device import Device
-
-_FIRST_PAUSE_S = 0.00002
-_LAST_PAUSE_S = 0.002
 
 Span = tuple[int, int]
 """When a call began and ended on its stream, in nanoseconds of time.monotonic_ns()."""
@@ -144,7 +142,7 @@ class StreamWork(CallWork):
         self, condition: Callable[[], bool], until_s: float | None, timeout: Any
     ) -> None:
         """Asked again and again, so that Python's signals are seen."""
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while not condition():
             if until_s is not None and time.monotonic() >= until_s:
                 raise DeadlineExceeded(
@@ -152,7 +150,7 @@ class StreamWork(CallWork):
                     f"to wait(); it goes on"
                 )
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            pause_s = min(2 * pause_s, MESSAGE_PAUSE_S)
 
     def is_completed(self) -> bool:
         if self.captured:

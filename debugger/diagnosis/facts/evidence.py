@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ...record.layout import Activity, CallState, Phase
+from ...record.limits import SHOWN_RANKS
 from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey, Standstill
 from ...record.states import RankState
@@ -15,18 +16,16 @@ from .world import STOPPED, Pending, World, caught_exceptions, exit_status
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 """In the paths of files that are not the user's own."""
-MOST_RANKS = 128
-"""Evidence is given for at most so many ranks of a finding, culprits first."""
 
 
 def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
     """The ranks to give evidence for."""
     seen = dict.fromkeys(culprits)
     for rank in others:
-        if len(seen) >= MOST_RANKS:
+        if len(seen) >= SHOWN_RANKS:
             break
         seen.setdefault(rank)
-    return list(seen)[:MOST_RANKS]
+    return list(seen)[:SHOWN_RANKS]
 
 
 def stand(

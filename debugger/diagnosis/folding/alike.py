@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...record.kinds import Family
+from ...record.limits import SHOWN_RANKS
 from ...record.wording import ranks_text
-from ..facts.evidence import MOST_RANKS
 from ..facts.world import DEFAULT_GROUP, OF_MESH, World
 from ..findings import Finding, RankEvidence
 from ..limits import SECOND_NS, Candidate
@@ -120,7 +120,7 @@ def _joined(party: list[Candidate]) -> Candidate:
     ranks = dict(first.ranks)
     for one in party:
         for rank, seen in one.finding.ranks.items():
-            if len(ranks) < MOST_RANKS:
+            if len(ranks) < SHOWN_RANKS:
                 ranks.setdefault(rank, seen)
     for one in party:  # what a finding says of its culprits, others saw in passing
         ranks |= {rank: one.finding.ranks[rank] for rank in one.finding.culprits}

@@ -23,6 +23,7 @@ from ...record.backend_names import by_device
 from ...record.dispute import settle
 from ...record.signature import Signature, hash64
 from ..checks import memory_layout, refusals
+from ..limits import JOIN_S
 from ..log.debug_level import DebugLevel
 from ..log.interruptions import is_interruption
 from ..log.own_faults import say
@@ -35,9 +36,6 @@ from .monitored_barrier import Monitor
 
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
-_JOIN_S = 30.0
-"""How long ranks are awaited that did not choose DETAIL, or not yet. With `GRACE_S` below
-`layout.BOUNDED_S`."""
 ISSUED_IN = (__file__, deferred_work.__file__, messages.__file__)
 """The files in which a call enters the backend once its ranks have agreed on it."""
 
@@ -152,7 +150,7 @@ class Guard:
         if self._channel is None and not self._ended:
             # The others never meet a call that is refused: they must not be waited for either.
             forward = self._refused_or(forward)
-        channel = self.open(min(usual_s, _JOIN_S))
+        channel = self.open(min(usual_s, JOIN_S))
         if channel is None:
             return forward()
         given = getattr(options, "timeout", None)
@@ -160,7 +158,7 @@ class Guard:
         if limit_s <= 0:
             limit_s = usual_s
         if self._alone:
-            limit_s = min(limit_s, _JOIN_S)
+            limit_s = min(limit_s, JOIN_S)
         if is_async and not self.coalesces:
             if channel.turn.pending == 0:  # else it would overtake a call that is still to enter
                 forward = self._refused_or(forward)

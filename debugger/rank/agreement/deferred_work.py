@@ -18,19 +18,11 @@ import torch
 
 from distcore.engine.call_queue import CallQueue
 
+from ..limits import IN_CALL_S, MOST_IN_VAIN_S, SHORT_IN_CALL_S
 from ..log.interruptions import is_interruption
 from ..record.describe import tensors_in
 from ..record.forwarding_work import ForwardingWork
 from ..record.waiting import NO_TIMEOUT
-
-GRACE_S = 1.0
-"""So long the caller waits for the others, within the call: where they come, its own thread makes
-it, and what they or the backend refuse is raised by the call, as in stock, not by `wait()`. Whether
-they come or not, it goes on then (`layout.BOUNDED_FLAG` says so on record)."""
-SHORT_GRACE_S = 0.005
-"""So long, where they did not come in time: they may wait for what this rank does next."""
-MOST_IN_VAIN_S = 3.0
-"""So long in all the calls of one group have waited for others that did not come."""
 
 
 class Grace:
@@ -47,7 +39,7 @@ class Grace:
 
     def of(self, call: int) -> float:
         """For the call with this hash."""
-        return SHORT_GRACE_S if self._left_s <= 0 or call in self._in_vain else GRACE_S
+        return SHORT_IN_CALL_S if self._left_s <= 0 or call in self._in_vain else IN_CALL_S
 
     def ended(self, call: int, in_vain: bool, waited_s: float) -> None:
         """The call waited as long as this."""
@@ -79,7 +71,7 @@ class Deferral:
         self.error: BaseException | None = None
         self.work: Any = None
 
-    def start(self, turn: CallQueue, grace_s: float = SHORT_GRACE_S) -> Any:
+    def start(self, turn: CallQueue, grace_s: float = SHORT_IN_CALL_S) -> Any:
         """The backend's work, or one that stands for it until the ranks agree. Raises what comes of
         the call within `grace_s`."""
         try:

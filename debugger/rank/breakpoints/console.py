@@ -6,10 +6,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from ...record.limits import LOOK_EVERY_S
 from ...record.requests.breakpoints import TAKEN, Line, same_user
 from ...record.safe_files.readable import readable
-
-LOOK_EVERY_S = 0.2
 
 
 class Console:

@@ -19,15 +19,12 @@ from types import FrameType
 from typing import Any
 
 from ...record.requests import break_requests
+from ..limits import ARM_AFTER_S
 from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.call_site import USER
 
 LookOnce = Callable[[Callable[[], None] | None], None]
-
-ARM_AFTER_S = 0.3
-"""After the first heartbeat that sees it: the other ranks of this host must know, too, that their
-timeouts are to stand still."""
 
 
 class OnDemand:

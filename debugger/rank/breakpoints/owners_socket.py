@@ -13,11 +13,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from ..limits import EDITOR_S
+
 TABLE = Path("/proc/self/net/tcp")
 PROTOCOL = b"Content-Length:"
 """The beginning of every message of the Debug Adapter Protocol."""
-HELLO_S = 10.0
-"""An editor speaks first, and at once."""
 _ESTABLISHED = "01"
 
 
@@ -65,7 +65,7 @@ def _shown(address: tuple[str, int]) -> str:
 
 
 def _speaks_the_protocol(connection: socket.socket) -> bool:
-    connection.settimeout(HELLO_S)
+    connection.settimeout(EDITOR_S)
     try:
         begun = connection.recv(len(PROTOCOL), socket.MSG_PEEK | socket.MSG_WAITALL)
     finally:

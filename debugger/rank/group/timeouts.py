@@ -30,6 +30,7 @@ from distcore.base import deadline
 from ...record.requests.break_requests import any_asked
 from ...record.requests.breakpoints import any_stop
 from .. import torch_private
+from ..limits import LONGEST_STEP_NS
 from ..log.own_faults import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder
@@ -39,8 +40,6 @@ from . import outstanding
 ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
 """Variables that are set where the command line asked for breakpoints, or for the app, that may."""
 _CALLS = ("breakpoint(", "set_trace(")
-_LONGEST_STEP_NS = 1_000_000_000
-"""Time in which this process could not run (it was stopped by a signal) is not counted."""
 
 
 def expected() -> bool:
@@ -176,7 +175,7 @@ class Timeouts:
             self._groups.clear()  # in a forked child, these were its parent's
             self._left_alone.clear()
         now_ns = monotonic_ns()
-        step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
+        step_ns = min(now_ns - self._looked_ns, LONGEST_STEP_NS)
         self._looked_ns = now_ns
         stands = self._look_for_stops(now_ns / 1e9)
         if stands:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..limits import FORKED_CHILD_S
 from .context import CannotHappen, Context, Group, at_users_line
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -25,7 +26,6 @@ _CGROUP_PREFIX = "distdebug-oom-"
 _MEMORY_BYTES = 32 << 20
 """The bytes that the process may use beyond today's until the kernel's killer comes."""
 _TOO_MUCH_BYTES = 1 << 30
-_CHILD_S = 20.0
 _PORT = re.compile(r":(\d+)(?:[/?]|$)")
 
 
@@ -137,7 +137,7 @@ def fork(context: Context) -> None:
 def _use_in_child(group: Group) -> None:
     child = os.fork()
     if child == 0:
-        signal.alarm(int(_CHILD_S))  # whatever the fork has left locked
+        signal.alarm(int(FORKED_CHILD_S))  # whatever the fork has left locked
         status = 1
         try:
             group.barrier().wait()

@@ -17,14 +17,13 @@ from distcore.base.background_thread import BackgroundThread
 from ...record.layout import SEEN_STILL
 from ...record.process_stat import times_slept
 from ..group import gpu_completion, outstanding
+from ..limits import HEARTBEAT_S, LAST_BEAT_S
 from ..log.own_faults import report_own_fault
 from ..record import call_site, frames
 from ..record.recorder import Recorder
 from .asking import Asking
 from .unwaited_work import UnwaitedWork
 
-PERIOD_S = 0.1
-_LAST_BEAT_S = 1.0
 _STILL_BEATS = 20
 """The number of beats for which the main thread must stand still to count as waiting for a GPU."""
 _MOST_JOINS = 4
@@ -61,11 +60,11 @@ class Heartbeat:
         """
         self._stop.set()
         if self.thread.is_alive():
-            self.thread.join(_LAST_BEAT_S)
+            self.thread.join(LAST_BEAT_S)
 
     def _run(self) -> None:
         also: Callable[[], None] | None = self._also
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.wait(HEARTBEAT_S):
             try:
                 self.beat()
             except Exception as error:

@@ -41,6 +41,7 @@ from ...record.signature import (
 )
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
+from ..limits import GROUP_TIMEOUT_S
 from ..log import rank_log
 from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
@@ -50,8 +51,6 @@ from .left_calls import LeftCalls
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
 _MOST_SITES = 10_000
-DEFAULT_TIMEOUT_S = 1800.0
-"""Of a group that was given none."""
 LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
 _OWN, _USER = call_site.OWN, call_site.USER
 
@@ -114,7 +113,7 @@ class GroupRecord:
         self.group_rank = group_rank
         self.slot = slot
         self.backend = backend
-        self.timeout_s = timeout_s or DEFAULT_TIMEOUT_S
+        self.timeout_s = timeout_s or GROUP_TIMEOUT_S
         self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
         """By op, and by the `Method.key` of a call."""
         self.distinct_calls = 0

@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 
 from ...record.process_stat import read_status
+from ..limits import GLOO_LOOK_EVERY_S, GLOO_WORKERS_S
 
 _WORKER = "pt_gloo_runloop"
 _TASKS = Path("/proc/self/task")
-_LIMIT_S = 1.0
-_LOOK_EVERY_S = 0.001
 _CALM_LOOKS = 7
 """Longer than Python's switch interval, 5 ms: who waits for the GIL wakes up that often to ask."""
 
@@ -28,14 +27,14 @@ def settle() -> None:
     second at the latest. About 8 ms for a process with groups, nothing for others."""
     with contextlib.suppress(Exception):  # the program may have replaced `open`, or the clock
         workers = [task for task in _TASKS.glob("*") if _read(task / "comm").strip() == _WORKER]
-        deadline = time.monotonic() + _LIMIT_S
+        deadline = time.monotonic() + GLOO_WORKERS_S
         before = None
         calm = 0
         while workers and calm < _CALM_LOOKS and time.monotonic() < deadline:
             now = [_resting_since(worker) for worker in workers]
             calm = calm + 1 if None not in now and now == before else 0
             before = now
-            time.sleep(_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
+            time.sleep(GLOO_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
 
 
 def _resting_since(worker: Path) -> int | None:

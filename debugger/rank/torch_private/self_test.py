@@ -20,11 +20,11 @@ import torch
 
 from ...record import torch_versions
 from ...record.safe_files.readable import readable
+from ..limits import SELF_TEST_S
 from .groups import CREATION, clone_group
 from .modules import c10d, dist
 
 _NAME = "distdebug/self-test"
-_LIMIT_S = 10.0
 
 
 def try_a_front() -> None:
@@ -63,9 +63,9 @@ def _in_child(trial: Callable[[], str]) -> str:
             os._exit(0)
     os.close(writing)
     try:
-        if not readable([reading], _LIMIT_S):
+        if not readable([reading], SELF_TEST_S):
             os.kill(pid, signal.SIGKILL)
-            return f"it has not ended in {_LIMIT_S:.0f} s"
+            return f"it has not ended in {SELF_TEST_S:.0f} s"
         told = os.read(reading, 2000).decode(errors="replace")
     finally:
         os.close(reading)

@@ -11,9 +11,8 @@ from ...diagnosis.findings import Finding
 from ...diagnosis.story import step
 from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.runs.run_directory import RunDirectory
+from ..limits import SAMPLE_EVERY_S
 from .gpus import Gpus
-
-SAMPLE_EVERY_S = 1.0
 
 
 class HostSampler:

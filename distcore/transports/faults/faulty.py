@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...errors import DeadlineExceeded
+from ...limits import CALL_PAUSE_S, REST_PAUSE_S
 from ..frames import DATA, HEADER, IN_MEMORY
 from ..messages.parcel_stream import BODY, EAGER, OFFER
 from .late_socket import FOREVER, LateSocket
@@ -29,8 +30,6 @@ Connect = Callable[[int, float], socket.socket]
 Accept = Callable[[int, socket.socket], bool]
 """(peer, connected socket) -> whether it is taken."""
 
-_PAUSE_S = 0.001
-_DIAL_PAUSE_S = 0.02
 _COUNTED = (DATA, EAGER, OFFER, BODY)
 _now = time.monotonic
 
@@ -107,7 +106,7 @@ class FaultyLinks:
                     f"{name}rank {other} did not answer before the call's deadline",
                     link=(other, me),
                 )
-            time.sleep(min(_DIAL_PAUSE_S, max(0.0, deadline - _now())))
+            time.sleep(min(REST_PAUSE_S, max(0.0, deadline - _now())))
 
     def tell(self, injection: Injection) -> None:
         """Tells the plan that this injection happens now."""
@@ -157,7 +156,7 @@ class FaultySocket(LateSocket):
         if self.broken is not None:
             raise self.broken
         if self.is_full:
-            time.sleep(_PAUSE_S)  # the caller's poll says "writable": keep it from spinning
+            time.sleep(CALL_PAUSE_S)  # the caller's poll says "writable": keep it from spinning
             raise BlockingIOError
         taken = 0
         for buffer in buffers:

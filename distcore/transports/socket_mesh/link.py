@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterable
 
+from ...limits import WHY_ENDED_S
 from ..frames import BadFrame, Ended
 from ..shared_memory import Inbox, Outbox
 from .incoming import Incoming
@@ -18,8 +19,6 @@ from .outgoing import Outgoing
 _IN_FLIGHT_BYTES = 512 * 1024
 """The most bytes between two ranks of one host in the kernel. By itself that grows to megabytes,
 which have left the processor's cache when the receiver copies them: it takes twice the time."""
-
-_LAST_WORDS_S = 0.1
 
 
 class Link:
@@ -94,7 +93,7 @@ def hear_last_words(lost: Link, links: Iterable[Link]) -> None:
     """A peer that went may have done so because of another. Raises what it or others know of that;
     they may need a moment."""
     _skim(lost)
-    until = time.monotonic() + _LAST_WORDS_S
+    until = time.monotonic() + WHY_ENDED_S
     others = {link.descriptor: link for link in links if link.ended is None}
     for link in others.values():
         _skim(link)  # some of it may have been read already

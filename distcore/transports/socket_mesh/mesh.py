@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from ...base.deadline import extended, timed_out
 from ...errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
+from ...limits import LEFT_S, LONGEST_WAIT_S, MESH_SPIN_S, PASS_ON_S, SHARE_S
 from .. import shared_memory
 from ..base import Receive, Send, Transport
 from ..frames import (
@@ -37,13 +38,6 @@ Connect = Callable[[int, float], socket.socket]
 """(peer, deadline by time.monotonic()) -> an authenticated connection to that group rank."""
 
 FOREVER = float("inf")
-_IDLE_LOSS_S = 0.5
-"""A peer from which this rank needs nothing just now may have ended rightly; if this rank still
-waits after that long, it has not."""
-_PASS_ON_S = 1.0
-_SPIN_S = 30e-6
-_SHARE_S = 10.0
-_SLICE_MS = 60_000
 _IN, _OUT = select.POLLIN, select.POLLOUT
 _now = time.monotonic
 
@@ -99,7 +93,7 @@ class Mesh(Transport):
     def _add(self, peer: int, connection: socket.socket, checked: bool, share_memory: bool) -> None:
         memory = None
         if share_memory:
-            connection.settimeout(_SHARE_S)
+            connection.settimeout(SHARE_S)
             try:
                 memory = shared_memory.share(connection)
             except OSError as error:
@@ -112,7 +106,7 @@ class Mesh(Transport):
 
     def _share_board(self, near: dict[int, socket.socket], wanted: bool) -> None:
         for connection in near.values():
-            connection.settimeout(_SHARE_S)
+            connection.settimeout(SHARE_S)
         try:
             self.board = shared_memory.share_board(
                 near, self.rank, wanted and len(near) == self.size - 1
@@ -192,7 +186,7 @@ class Mesh(Transport):
 
     def _spin(self, receiving: set[Link]) -> None:
         """Look a few times before sleeping: a peer on another processor answers that fast."""
-        until = _now() + _SPIN_S
+        until = _now() + MESH_SPIN_S
         while receiving and _now() < until:
             os.sched_yield()
             for link in tuple(receiving):
@@ -265,17 +259,17 @@ class Mesh(Transport):
     def _timeout_ms(self) -> int:
         until = self._deadline
         for since in self._lost_since.values():
-            until = min(until, since + _IDLE_LOSS_S)
+            until = min(until, since + LEFT_S)
         if until == FOREVER:
-            return _SLICE_MS
-        return max(0, min(_SLICE_MS, int((until - _now()) * 1000) + 1))
+            return int(LONGEST_WAIT_S * 1000)
+        return int(max(0.0, min(LONGEST_WAIT_S, until - _now())) * 1000) + 1
 
     def _check_clock(self, sending: set[Link], receiving: set[Link]) -> None:
         if not (sending or receiving):
             return
         now = _now()
         for peer, since in self._lost_since.items():
-            if now >= since + _IDLE_LOSS_S:
+            if now >= since + LEFT_S:
                 link = self._links[peer]
                 self._raise_for(link, link.ended or Ended("closed the connection", orderly=False))
         if now >= self._deadline:
@@ -333,8 +327,8 @@ class Mesh(Transport):
         self._tell(failure(self.failed))
 
     def _tell(self, frame: bytes) -> None:
-        """Send a frame behind what is on its way already, as far as peers take it in a second."""
-        until = _now() + _PASS_ON_S
+        """Send a frame behind what is on its way already, as far as peers take it in time."""
+        until = _now() + PASS_ON_S
         left = []
         for link in self._links.values():
             # One who only stopped sending may still listen.
