@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..record.majority import vote
+from ..record.ops import OPS
 from ..record.reading.reader import FlightReader
-from ..record.signature import RULES, Rule, exact_key
+from ..record.signature import exact_key
 from ..record.snapshot import Call, GroupKey, Rank
 from .files import RankLogs
 from .picture import Matrix, RankDetail
@@ -65,8 +66,8 @@ def _odd(
 
 
 def _key(call: Call) -> tuple[object, ...]:
-    known = call.signature.op in RULES
-    return exact_key(call.signature) if known else (call.signature.op, Rule())
+    known = call.signature.op in OPS
+    return exact_key(call.signature) if known else (call.signature.op,)
 
 
 def detail_of(number: int, rank: Rank | None, logs: RankLogs) -> RankDetail:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from .signature import ANY_SOURCE, POINT_TO_POINT
+from .ops import POINT_TO_POINT
+from .signature import ANY_SOURCE
 from .snapshot import Call, GroupKey
 
 
