@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distdebug.record.limits import SHOWN_RANKS
-
+from ..record.limits import SHOWN_RANKS
 from ..record.majority import vote
+from ..record.ops import OPS
 from ..record.reading.reader import FlightReader
-from ..record.signature import RULES, Rule, exact_key
+from ..record.signature import exact_key
 from ..record.snapshot import Call, GroupKey, Rank
 from .files import RankLogs
 from .picture import Matrix, RankDetail
@@ -61,7 +61,7 @@ def _odd(
             call = calls.get((rank, seq))
             if call is not None:
                 op = call.signature.op
-                key = exact_key(call.signature) if op in RULES else (op, Rule())
+                key = exact_key(call.signature) if op in OPS else (op,)
                 answers.setdefault(key, []).append(rank)
         if len(answers) > 1:
             found[seq] = frozenset(vote(answers, 0).culprits)

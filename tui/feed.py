@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distdebug.record.limits import MOST_RANKS
-
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.waits import Waits, waits
 from ..diagnosis.limits import Limits
 from ..record import steady_clock
 from ..record.layout import RING
+from ..record.limits import MOST_RANKS
 from ..record.reading.records import Records, newest_ranks
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import (

@@ -9,7 +9,7 @@ from ..diagnosis.facts.world import DEFAULT_GROUP, exit_status
 from ..record.kinds import kind_of
 from ..record.layout import Activity, GroupState, Phase
 from ..record.notes import FindingRaisedNote
-from ..record.signature import POINT_TO_POINT
+from ..record.ops import POINT_TO_POINT
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.states import RankState
 from ..record.wording import call_text, group_name, signal_name, site_text, spans

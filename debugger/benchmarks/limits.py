@@ -1,4 +1,4 @@
-"""How long what `distdebug bench` starts may take."""
+"""The limits of time of what `distdebug bench` starts."""
 
 SILENCE_S = 300.0
 """How long a measuring program may give no figure."""

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..record.limits import MOST_RANKS
 from ..record.logs.log_levels import at_least
 from ..record.logs.log_reader import Entry
-from ..record.signature import OP_CODES
+from ..record.ops import OP_CODES
 
 PRINTED_AS = "info"
 """The level of a line that a rank has printed."""

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..record.dtypes import DTYPES
 from ..record.signature import REDUCE_OPS
 from .actions import Argument, Kind, exception_of
 from .cursor import Cursor, Written
 from .quantities import rate_of, seconds_of
 from .tokens import Shape, Token, nearest
 
-DTYPES = (
-    "float64", "float32", "float16", "bfloat16", "complex128", "complex64",
-    "int64", "int32", "int16", "int8", "uint8", "bool",
-)  # fmt: skip
 _REDUCE_OPS = tuple(name for name in REDUCE_OPS if name != "premul_sum")
 """A PREMUL_SUM has a factor, which a plan does not give."""
 LARGEST = 1 << 31
@@ -101,7 +98,7 @@ def changed_to(
         return _whole(cursor, token, "a tag", 0, LARGEST)
     if what == "dtype":
         bare = replace(token, text=token.text.removeprefix("torch."))
-        return _choice(cursor, bare, "a dtype", DTYPES)
+        return _choice(cursor, bare, "a dtype", tuple(DTYPES))
     if what == "reduce_op":
         bare = replace(token, text=token.text.removeprefix("ReduceOp.").lower())
         return _choice(cursor, bare, "a reduce op", _REDUCE_OPS)

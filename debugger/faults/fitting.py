@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..record.signature import OPS, POINT_TO_POINT, RULES
+from ..record.ops import OPS, POINT_TO_POINT, Operand
 from .actions import Action, Family
 
-_WITHOUT_DATA = frozenset({"barrier", "monitored_barrier"})
-_CONTRIBUTES_NOTHING = _WITHOUT_DATA | {"recv"}
+_CONTRIBUTES_NOTHING = frozenset(op for op, row in OPS.items() if row.inputs is Operand.NONE)
+_WITHOUT_DATA = _CONTRIBUTES_NOTHING - POINT_TO_POINT
 
 _HAVE: dict[str, frozenset[str]] = {
     "shape": frozenset(OPS) - _WITHOUT_DATA,
     "dtype": frozenset(OPS) - _WITHOUT_DATA,
-    "reduce_op": frozenset(op for op, rule in RULES.items() if rule.reduces),
-    "root": frozenset(op for op, rule in RULES.items() if rule.root),
+    "reduce_op": frozenset(op for op, row in OPS.items() if row.reduces),
+    "root": frozenset(op for op, row in OPS.items() if row.root),
     "split": frozenset({"all_to_all_single"}),
     "tag": POINT_TO_POINT,
     "peer": POINT_TO_POINT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..record.signature import OPS
+from ..record.ops import OPS
 from .actions import Action
 from .cursor import Cursor
 from .plan import Moment, When
@@ -10,18 +10,11 @@ from .quantities import seconds_of
 from .tokens import Shape, Token, nearest
 
 ALIASES = {
-    "isend": "send",
-    "irecv": "recv",
-    "all_gather_base": "all_gather_into_tensor",
-    "_all_gather_base": "all_gather_into_tensor",
-    "gather_single": "gather_into_tensor",
-    "reduce_scatter_base": "reduce_scatter_tensor",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-}
+    name: op
+    for op, row in OPS.items()
+    for name in (*row.functions, *row.methods, *row.dumped)
+    if name not in OPS
+} | {"all_gather_base": "all_gather_into_tensor", "reduce_scatter_base": "reduce_scatter_tensor"}
 """Other names that torch has for an op, and the one under which it is recorded."""
 _COUNTED = {one.value: one for one in (When.CALL, When.SEQ, When.STEP, When.FRAME)}
 FORMS = {

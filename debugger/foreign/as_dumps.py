@@ -16,20 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..record.dtypes import scalar_of
 from ..record.layout import CallState
-from ..record.signature import POINT_TO_POINT
+from ..record.ops import POINT_TO_POINT, dumped_name
 from ..record.snapshot import Call, Group, GroupKey, Rank
-from .torch_words import MOST_CALLS, TORCHS_DTYPES, group_word, sides_as_one
+from .torch_words import MOST_CALLS, group_word, sides_as_one
 
 VERSION = "2.10"
 PREFIX = "rank_"
-_TORCHS_OPS = {
-    "all_gather_into_tensor": "_all_gather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "all_gather_coalesced": "ALLGATHER_coalesced",
-    "monitored_barrier": "barrier",
-}
 
 
 def write(ranks: Mapping[int, Rank], folder: Path) -> int:
@@ -139,12 +133,12 @@ def _entry(call: Call, group: Group, record_id: int, pg_id: int, is_over: bool) 
         "collective_seq_id": call.seq + 1,
         "p2p_seq_id": 0,
         "op_id": call.seq + 1,
-        "profiling_name": f"gloo:{_TORCHS_OPS.get(signature.op, signature.op)}",
+        "profiling_name": f"gloo:{dumped_name(signature.op)}",
         "time_created_ns": call.issued_ns,
         "input_sizes": [list(shape) for _, shape in inputs],
-        "input_dtypes": [TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in inputs],
+        "input_dtypes": [scalar_of(dtype) for dtype, _ in inputs],
         "output_sizes": [list(shape) for _, shape in outputs],
-        "output_dtypes": [TORCHS_DTYPES.get(dtype, dtype) for dtype, _ in outputs],
+        "output_dtypes": [scalar_of(dtype) for dtype, _ in outputs],
         "state": "scheduled",
         "time_discovered_started_ns": call.started_ns or None,
         "time_discovered_completed_ns": (

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..record.dtypes import scalar_of
+from ..record.ops import op_of
 from ..record.safe_text.sanitize import clean
 from ..record.snapshot import Call, Rank, tie_of
 from ..record.wording import group_name
-from .torch_words import KINETOS_NAMES, MOST_CALLS, TORCHS_DTYPES, elements, group_word, sides
+from .torch_words import MOST_CALLS, elements, group_word, sides
 
 Event = dict[str, Any]
 _SCHEMA_VERSION = 1
@@ -189,8 +191,8 @@ def _args(one: _Traced, call: Call) -> Event:
     inputs, outputs = map(elements, sides(signature, len(ranks)))
     shown: Event = {
         "External id": call.number,
-        "Collective name": KINETOS_NAMES.get(signature.op, signature.op),
-        "dtype": next((TORCHS_DTYPES.get(dtype, dtype) for dtype in signature.dtypes), ""),
+        "Collective name": op_of(signature.op).kineto or signature.op,
+        "dtype": next((scalar_of(dtype) for dtype in signature.dtypes), ""),
         "In msg nelems": inputs,
         "Out msg nelems": outputs,
         "In split size": str(list(signature.sends)),

@@ -20,7 +20,9 @@ from itertools import islice
 from operator import attrgetter, itemgetter, lt
 from typing import Any, NamedTuple, TypeAlias
 
+from ..record.dtypes import name_of
 from ..record.limits import MOST_RANKS
+from ..record.ops import OPS
 from ..record.signature import Signature, Tensor
 from ..record.snapshot import CallSite
 from .plain_pickle import NotPlain, loads, may_be_deep, survives
@@ -34,50 +36,15 @@ _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)")
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/torch/|^<|/lib/python3[^/]*/")
 
-_OPS = {
-    "allreduce": "all_reduce",
-    "_all_reduce": "all_reduce",
-    "allgather": "all_gather",
-    "_allgather_base": "all_gather_into_tensor",
-    "_all_gather_base": "all_gather_into_tensor",
-    "allreduce_coalesced": "all_reduce_coalesced",
-    "all_reduce_barrier": "barrier",
-    "all_gather_single": "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
-    "allgather_coalesced": "all_gather_coalesced",
-    "_reduce_scatter_base": "reduce_scatter_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
-    "_broadcast_oop": "broadcast",
-    "_reduce_oop": "reduce",
-    "all_to_all_v": "all_to_all_single",
-    "all_to_all_v_single": "all_to_all_single",
-    "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all_single",
-}
-"""How libraries and releases call an op, and how torch.distributed does."""
+_OPS = {name.lower(): op for op, row in reversed(OPS.items()) for name in row.dumped}
+"""How libraries and releases call an op, and how torch.distributed does; of two ops with one name
+(a monitored barrier's entry says "barrier") the first."""
 _UNEVEN = frozenset({"all_gather_v", "reduce_scatter_v"})
 """Ops in which each rank has its own size: what they agree on is the sum, which no rank knows."""
 COALESCED = "coalesced"
 _TELL_COMPLETION = ("nccl", "rccl", "xccl", "hccl", "mccl")
 """Begins of the libraries whose entries say when a call was complete. gloo's never do, and neither
 do those of a backend that is recorded from outside; both mark a call as retired when it is over."""
-DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Int": "int32",
-    "Long": "int64",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-}
-"""torch's names of dtypes in a dump, and ours."""
-
 GroupName = tuple[str, str]
 """torch's name of the group and its description."""
 
@@ -389,7 +356,7 @@ def _signature_of(
 
 
 def _tensors(sizes: _Sizes, dtypes: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    names = [DTYPES.get(name, name.lower()) for name in map(_text, dtypes)] or [""]
+    names = [name_of(scalar) for scalar in map(_text, dtypes)] or [""]
     return tuple(
         (names[min(at, len(names) - 1)], tuple(_number(size) or 0 for size in shape))
         for at, shape in enumerate(sizes)

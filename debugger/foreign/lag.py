@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..record.signature import RULES, Rule
+from ..record.ops import op_of
 from .counts import Key, Own
 from .flight_recorder import Dump, Entry
 
@@ -20,7 +20,7 @@ LAGS_NS = 10**9
 
 def is_symmetric(entry: Entry) -> bool:
     """Whether nobody is over with such a call before all are in it."""
-    return entry.seq is None or RULES.get(entry.signature.op, Rule()).certain == "all"
+    return entry.seq is None or op_of(entry.signature.op).certain == "all"
 
 
 def without_lag(

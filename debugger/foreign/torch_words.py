@@ -1,31 +1,16 @@
-"""What torch and Kineto call what we call otherwise, and what is common to all forms of our record
-that other tools read."""
+"""What is common to all forms of our record that other tools read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
 
+from ..record.ops import Operand, Pattern, op_of
 from ..record.signature import Signature, Tensor
 from ..record.snapshot import GroupKey
-from .flight_recorder import DTYPES
 
 MOST_CALLS = 1 << 16
 """Of a rank: more than any ring holds."""
-TORCHS_DTYPES = {ours: torchs for torchs, ours in DTYPES.items()}
-"""Our names of dtypes, and torch's in its dumps and traces."""
-KINETOS_NAMES = {
-    "all_reduce": "allreduce",
-    "all_gather": "allgather",
-    "all_gather_into_tensor": "_allgather_base",
-    "reduce_scatter_tensor": "_reduce_scatter_base",
-    "all_to_all": "all_to_allv",
-    "all_to_all_single": "all_to_allv",
-    "all_reduce_coalesced": "allreduce_coalesced",
-    "monitored_barrier": "barrier",
-}
-"""Our names of ops, and those of `record_param_comms`."""
-_LISTS = frozenset({"all_gather", "gather", "reduce_scatter", "scatter"})
 
 
 def group_word(key: GroupKey) -> str:
@@ -38,24 +23,18 @@ def group_word(key: GroupKey) -> str:
 def sides(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Inputs and outputs; what the record leaves out, since it follows from the other side, is
     filled in."""
-    op, principal, others = signature.op, signature.tensors, signature.others
-    match op:
-        case "scatter":
-            return others, principal
-        case "recv":
-            return (), principal
-        case "all_gather":
-            return principal, others or _times(principal, ranks)
-        case "all_gather_into_tensor":
-            return principal, others or _times(principal, ranks)
-        case "reduce_scatter" | "reduce_scatter_tensor":
-            return principal, others or _divided(principal, ranks)
-        case "gather":
-            return principal, others
-        case "send" | "barrier" | "monitored_barrier":
-            return principal, ()
-        case _:
-            return principal, others or principal
+    op, principal, others = op_of(signature.op), signature.tensors, signature.others
+    if op.inputs is Operand.NONE:
+        return (), principal
+    if op.pattern is Pattern.SCATTER:
+        return others, principal
+    if others or op.outputs is Operand.NONE or op.pattern is Pattern.GATHER:
+        return principal, others
+    if op.pattern is Pattern.ALL_GATHER:
+        return principal, _times(principal, ranks)
+    if op.pattern is Pattern.REDUCE_SCATTER:
+        return principal, _divided(principal, ranks)
+    return principal, principal
 
 
 def elements(tensors: Sequence[Tensor]) -> int:
@@ -66,7 +45,8 @@ def elements(tensors: Sequence[Tensor]) -> int:
 def sides_as_one(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """The same, with a list of equal tensors, one for each rank, as the one that torch records."""
     inputs, outputs = sides(signature, ranks)
-    if signature.op not in _LISTS:
+    op = op_of(signature.op)
+    if not op.has_list or op.coalesced or op.pattern is Pattern.ALL_TO_ALL:
         return inputs, outputs
     return _as_one(inputs), _as_one(outputs)
 

@@ -15,17 +15,15 @@ from math import prod
 from typing import TypeVar
 
 from ..record.limits import MOST_RANKS
+from ..record.ops import OPS
 from ..record.safe_text import whole_numbers as wholes
 from ..supervisor.stacks.source_text import text_of
 from ..supervisor.stacks.stacks import Frame
 
 _DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
 _GROUP_IS_AT = {
-    "barrier": 0,
-    "monitored_barrier": 0,
+    **{name: row.group_at for op, row in OPS.items() for name in (op, *row.functions)},
     "batch_isend_irecv": -1,
-    "all_to_all_single": 4,
-    **dict.fromkeys(("reduce", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor"), 3),
     **dict.fromkeys(("gather_object", "scatter_object_list"), 3),
 }
 """Where a group stands among the arguments that have no names; of all others, it is the third."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from ..record.ops import OPS, POINT_TO_POINT
 from ..record.safe_text.whole_numbers import whole_number
-from ..record.signature import RULES
 from ..record.snapshot import CallSite
 from ..supervisor.stacks.sights import Sight, Thread, is_a_sleep
 from ..supervisor.stacks.source_text import line_of
@@ -49,17 +49,13 @@ OBJECT_CALLS = {
     "broadcast_object_list",
     "gather_object",
     "scatter_object_list",
-    "monitored_barrier",
-    "all_to_all_single",
 }
 _SINGLE = {
-    "all_gather_single": "all_gather_into_tensor",
-    "reduce_scatter_single": "reduce_scatter_tensor",
-    "gather_single": "gather_into_tensor",
+    name: op for op, row in OPS.items() if op not in POINT_TO_POINT for name in row.functions
 }
 """Newer names of calls: in newer releases, the older names are functions that call these."""
-COLLECTIVES = {op for op in RULES if op not in ("send", "recv")} | OBJECT_CALLS | {*_SINGLE}
-MESSAGES = {"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"}
+COLLECTIVES = {op for op in OPS if op not in POINT_TO_POINT} | OBJECT_CALLS | {*_SINGLE}
+MESSAGES = {*POINT_TO_POINT, "isend", "irecv", "send_object_list", "recv_object_list"}
 _BATCHES = {"batch_isend_irecv"}
 JOINS = {
     "init_process_group",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+from ..record.ops import op_of
 from ..record.signature import (
     ANY_SOURCE,
     CHAIN_STEP,
     MASK,
-    RULES,
-    Rule,
     Signature,
     agreement_hash,
     exact_hash,
@@ -37,7 +36,7 @@ class Kind:
         hashes: tuple[int, int],
     ) -> None:
         self.signature = signature  # which keeps its id
-        rule = RULES.get(signature.op, Rule())
+        rule = op_of(signature.op)
         self.backend = backend = backend_of(member.backend, signature)
         self.on_device = on_device(backend)
         self.blocks = model.blocks_host(backend, signature.op)

@@ -32,7 +32,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..record.backend_names import by_device
-from ..record.signature import RULES, Rule, Signature
+from ..record.ops import op_of
+from ..record.signature import Signature
 
 EAGER_BYTES = 64 << 10
 """What backends that buffer take of a channel: MPI's eager limits, and a socket's buffers, are of
@@ -61,7 +62,7 @@ class Model:
 
     def collective(self, backend: str, signature: Signature, size: int, rank: int) -> Waits:
         """What ends this call of a group with so many ranks, for this global rank."""
-        rule = RULES.get(signature.op, Rule())
+        rule = op_of(signature.op)
         if signature.tensors and not any(signature.counts) and not any(_counts(signature)):
             return Waits.FOR_ALL if self.strict else Waits.FOR_NOBODY
         if self.strict or rule.certain == "all" or on_device(backend):

@@ -1,4 +1,4 @@
-"""How long what runs in a rank waits for what, and how often it looks.
+"""The limits of time of what runs in a rank.
 
 What means the same is one here, in whichever part it is needed.
 """

@@ -2,7 +2,7 @@
 
 Ranks of a group that call the same collective must agree on some fields of it and may differ in
 others: a root's list exists on the root alone, the splits of an all-to-all agree pair by pair.
-`RULES` is the one table that says so, per op.
+`ops.OPS` is the one table that says so.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from .ops import op_of
 from .safe_files.bounds import whole
 
 Shape = tuple[int, ...]
@@ -30,53 +31,6 @@ CHAIN_STEP = 0x2C1B3C6D
 """The running hash of a sequence is a polynomial in it, mod 2**64, with the 64-bit hashes of its
 values for coefficients. Odd, so that nothing is lost of what was before, and below 2**30: Python
 multiplies by such a number in half the time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What must agree between the ranks of one call of an op.
-
-    `root` is the word torch's API uses for the root ("src" or "dst"), "" for an op without one.
-    `counts`: whether dtype and number of elements of the principal tensors must agree.
-    `splits`: whether what rank a sends to b must be what b expects from a (all-to-all).
-    `certain`: whom a waiting rank surely waits for: "all" members, the "root" (all others wait
-    for it; the root may or may not have to wait), "to_root" (the root waits for all members,
-    the others may or may not have to wait).
-    """
-
-    root: str = ""
-    reduces: bool = False
-    counts: bool = True
-    splits: bool = False
-    certain: str = "all"
-
-
-RULES: dict[str, Rule] = {
-    "all_reduce": Rule(reduces=True),
-    "all_reduce_coalesced": Rule(reduces=True),
-    "broadcast": Rule(root="src", certain="root"),
-    "reduce": Rule(root="dst", reduces=True, certain="to_root"),
-    "all_gather": Rule(),
-    "all_gather_coalesced": Rule(),
-    "all_gather_into_tensor": Rule(),
-    "all_gather_into_tensor_coalesced": Rule(),
-    "gather": Rule(root="dst", certain="to_root"),
-    "scatter": Rule(root="src", certain="root"),
-    "reduce_scatter": Rule(reduces=True),
-    "reduce_scatter_tensor": Rule(reduces=True),
-    "reduce_scatter_tensor_coalesced": Rule(reduces=True),
-    "all_to_all": Rule(counts=False, splits=True),
-    "all_to_all_single": Rule(counts=False, splits=True),
-    "barrier": Rule(counts=False),
-    "monitored_barrier": Rule(counts=False),
-    "send": Rule(counts=False),
-    "recv": Rule(counts=False),
-    # New ones come last: the numbers of the others are in records that exist.
-    "gather_into_tensor": Rule(root="dst", certain="to_root"),
-}
-OPS: tuple[str, ...] = tuple(RULES)
-OP_CODES: dict[str, int] = {op: code for code, op in enumerate(OPS)}
-POINT_TO_POINT = frozenset({"send", "recv"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +57,7 @@ class Signature:
     def __str__(self) -> str:
         parts = []
         if self.root is not None:
-            parts.append(f"{RULES.get(self.op, Rule()).root or 'root'}={self.root}")
+            parts.append(f"{op_of(self.op).root or 'root'}={self.root}")
         if self.reduce_op:
             parts.append(self.reduce_op)
         if self.peer is not None:
@@ -184,7 +138,7 @@ def describe_tensors(tensors: tuple[Tensor, ...]) -> str:
 
 def agreement_key(signature: Signature) -> tuple[object, ...]:
     """The fields that every rank of the group must give alike for the call to be right."""
-    rule = RULES.get(signature.op, Rule())
+    rule = op_of(signature.op)
     key: list[object] = [signature.op]
     if rule.root:
         key.append(signature.root)
@@ -201,7 +155,7 @@ def agreement_key(signature: Signature) -> tuple[object, ...]:
 
 def exact_key(signature: Signature) -> tuple[object, ...]:
     """`agreement_key` and the shapes: equal counts in another shape are only suspicious."""
-    rule = RULES.get(signature.op, Rule())
+    rule = op_of(signature.op)
     shapes = _agreeing_shapes(signature) if rule.counts else ()
     return (*agreement_key(signature), shapes)
 
@@ -217,7 +171,7 @@ def disagreements(one: Signature, other: Signature) -> Iterator[str]:
 
     Splits of an all-to-all are a matter of pairs: see `split_contribution`.
     """
-    rule = RULES.get(one.op, Rule())
+    rule = op_of(one.op)
     if one.op != other.op:
         yield "op_mismatch"
         return
@@ -260,7 +214,7 @@ def exact_hash(signature: Signature) -> int:
     """The same with the shapes; equal to it where they say no more than the counts do, as those of
     one dimension, which gradients in buckets have: such a call adds nothing to the group's `exact`,
     of which each other one adds its hash `2 * seq + 1` times."""
-    rule = RULES.get(signature.op, Rule())
+    rule = op_of(signature.op)
     flat = not rule.counts or all(len(shape) == 1 for shape in _agreeing_shapes(signature))
     return hash64((agreement_key if flat else exact_key)(signature))
 
@@ -272,7 +226,7 @@ def split_contribution(signature: Signature, group_rank: int) -> int:
     over all ranks of the group the shares add up to 0 (mod 2**64) exactly when every pair agrees.
     A rank multiplies its share by `2 * seq + 1`, so that calls do not cancel each other.
     """
-    if not RULES.get(signature.op, Rule()).splits:
+    if not op_of(signature.op).splits:
         return 0
     total = 0
     for peer, count in enumerate(signature.sends):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from .layout import Activity, CallState, GroupState, Phase
-from .signature import ANY_SOURCE, POINT_TO_POINT, Signature
+from .ops import POINT_TO_POINT
+from .signature import ANY_SOURCE, Signature
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""

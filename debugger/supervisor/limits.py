@@ -1,4 +1,4 @@
-"""How long the supervisor and our processes beside it wait for what, and how often they look.
+"""The limits of time of the supervisor and of our processes beside it.
 
 What means the same is one here, in whichever part it is needed.
 """

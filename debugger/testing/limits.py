@@ -1,4 +1,4 @@
-"""How long the pytest plugin waits for the ranks of a test, and for the server that forks them."""
+"""The limits of time of the pytest plugin, for the ranks of a test and the server that forks them."""
 
 TIMEOUT_S = 60.0
 """Of a test that was given no timeout."""

@@ -44,8 +44,9 @@ from distdebug.node_links.patches import Patch, packed
 from distdebug.node_links.source import Piece, RecordSource
 from distdebug.record import layout, steady_clock
 from distdebug.record.layout import Definition
+from distdebug.record.ops import OP_CODES
 from distdebug.record.requests.control import ControlError, ask
-from distdebug.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
+from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import Process
 from distdebug.record.writing.slots import CallDescription, GroupSlot, Place
 from distdebug.record.writing.writer import FlightWriter

@@ -15,7 +15,8 @@ from typing import Any
 
 from ...record.kinds import Kind, kind_of
 from ...record.layout import RING, CallState
-from ...record.signature import ANY_SOURCE, POINT_TO_POINT
+from ...record.ops import POINT_TO_POINT
+from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, GroupKey, Rank
 from ...record.wording import ranks_text
 

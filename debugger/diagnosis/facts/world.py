@@ -13,7 +13,7 @@ from functools import cached_property
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Activity, CallState, GroupState, Phase
 from ...record.notes import CaughtExceptionNote, ExceptionNote, LayerOffNote, NoteData
-from ...record.signature import RULES, Rule
+from ...record.ops import UNKNOWN, Op, op_of
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snapshot, Wait
 from ..limits import SECOND_NS, Limits
 
@@ -59,8 +59,8 @@ class Pending:
         return self.wait.site or (self.call.site if self.call else None)
 
     @property
-    def rule(self) -> Rule:
-        return RULES.get(self.call.signature.op, Rule()) if self.call else Rule()
+    def rule(self) -> Op:
+        return op_of(self.call.signature.op) if self.call else UNKNOWN
 
 
 class World:

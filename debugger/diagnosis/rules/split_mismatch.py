@@ -8,7 +8,8 @@ exactly if every pair agreed in every call. So a healthy group costs one additio
 from __future__ import annotations
 
 from ...record.dispute import split_dispute, uneven_pairs
-from ...record.signature import MASK, RULES, Rule
+from ...record.ops import op_of
+from ...record.signature import MASK
 from ...record.snapshot import Call
 from ...record.wording import numbered
 from ..facts.evidence import at_call, chosen
@@ -74,7 +75,7 @@ def _judge(world: World, view: GroupView, seq: int) -> Candidate | None:
     for index, rank in enumerate(view.ranks):
         history = world.ranks[rank].history if rank in view.states else None
         call = history.at(view.key, seq) if history else None
-        if call and RULES.get(call.signature.op, Rule()).splits:
+        if call and op_of(call.signature.op).splits:
             calls[index] = call
     signatures = {index: call.signature for index, call in calls.items()}
     pairs = uneven_pairs(signatures)

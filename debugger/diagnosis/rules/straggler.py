@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
+from ...record.ops import OPS, POINT_TO_POINT
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Rank, Snapshot
 from ...record.wording import at_site, group_name, printable
 from ..findings import Finding, RankEvidence, group_evidence
@@ -51,18 +52,7 @@ LEAST_NS = 100_000_000
 MOST_CALLS = 200_000
 """To be read, of all ranks together: so that the largest run takes about a second."""
 MOST_FACTOR = 100.0
-NEEDS_ALL = frozenset(
-    {
-        "all_reduce",
-        "all_gather",
-        "all_gather_into_tensor",
-        "reduce_scatter",
-        "reduce_scatter_tensor",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-    }
-)
+NEEDS_ALL = frozenset(op for op, row in OPS.items() if row.certain == "all") - POINT_TO_POINT
 """Nobody is through with one of these before everybody has come."""
 
 

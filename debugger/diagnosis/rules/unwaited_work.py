@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...record.notes import UnwaitedWorkNote
-from ...record.signature import POINT_TO_POINT
+from ...record.ops import POINT_TO_POINT
 from ...record.snapshot import CallSite, Note
 from ...record.wording import at_site, printable, ranks_text, verb
 from ..facts.evidence import chosen, stand

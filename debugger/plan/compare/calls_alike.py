@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ...record.ops import OPS
 from ...record.signature import ANY_SOURCE, Signature
 from ...record.snapshot import Call, CallSite, Group, GroupKey
 from ..traffic.calls import UNKNOWN, RankCalls
@@ -19,7 +20,7 @@ HARD = ("op", "group", "dtype", "reduce_op", "root", "peer", "tag")
 something else. After others (shape, world, line, async) they may be the same still. `world`: one
 world has a group for what is the whole world in the other, whose size differs."""
 
-LIST_OPS = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
+LIST_OPS = frozenset(op for op, row in OPS.items() if row.has_list and not row.coalesced)
 """They take one tensor for each rank."""
 
 Labels = frozenset[str]

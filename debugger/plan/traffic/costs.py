@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...record.dtypes import item_bytes
+from ...record.ops import Pattern, op_of
 from ...record.signature import Signature
-from ...record.sizes import call_bytes, item_bytes, tensors_bytes
+from ...record.sizes import call_bytes, tensors_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,41 +55,36 @@ def costs(signature: Signature, size: int, place: int = 0) -> tuple[Cost, ...]:
     given = call_bytes(signature)
     low = size.bit_length() - 1
     high = (size - 1).bit_length()
-    match signature.op:
-        case "all_reduce" | "all_reduce_coalesced":
+    match op_of(signature.op).pattern:
+        case Pattern.ALL_REDUCE:
             return _all_reduce(given, size, low, high)
-        case "broadcast":
+        case Pattern.BROADCAST:
             return (
                 Cost("tree", high, high * given),
                 Cost("scatter_gather", high + size - 1, 2 * _share(given, size)),
             )
-        case "reduce":
+        case Pattern.REDUCE:
             return (
                 Cost("tree", high, high * given),
                 Cost("halving", 2 * high, 2 * _share(given, size)),
             )
-        case (
-            "all_gather"
-            | "all_gather_coalesced"
-            | "all_gather_into_tensor"
-            | "all_gather_into_tensor_coalesced"
-        ):
+        case Pattern.ALL_GATHER:
             others = max(tensors_bytes(signature.others), size * given) - given
             return (Cost("ring", size - 1, others), Cost("bruck", high, others))
-        case "gather" | "gather_into_tensor" | "scatter":
+        case Pattern.GATHER | Pattern.SCATTER:
             others = (size - 1) * given
             return (Cost("tree", high, others), Cost("direct", size - 1, others))
-        case "reduce_scatter" | "reduce_scatter_tensor" | "reduce_scatter_tensor_coalesced":
+        case Pattern.REDUCE_SCATTER:
             ring = Cost("ring", size - 1, _share(given, size))
             halving = Cost("halving", low, _share(given, size))
             return (ring, halving) if low == high else (ring,)
-        case "all_to_all" | "all_to_all_single":
+        case Pattern.ALL_TO_ALL:
             return _all_to_all(signature, given, size, place, high)
-        case "barrier":
+        case Pattern.BARRIER:
             return (Cost("dissemination", high, 0),)
-        case "monitored_barrier":
+        case Pattern.MONITORED_BARRIER:
             return (Cost("direct", 2 * (size - 1), 0),)
-        case "send" | "recv":
+        case Pattern.MESSAGE:
             return (Cost("message", 1, given),)
         case _:
             return ()

@@ -4,33 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...record.dtypes import scalar_of
+from ...record.ops import op_of
 from ...record.signature import Signature
-
-_DTYPES = {
-    "float16": "Half",
-    "float32": "Float",
-    "float64": "Double",
-    "bfloat16": "BFloat16",
-    "int8": "Char",
-    "int16": "Short",
-    "int32": "Int",
-    "int64": "Long",
-    "uint8": "Byte",
-    "bool": "Bool",
-    "complex64": "ComplexFloat",
-    "complex128": "ComplexDouble",
-}
-_OPS = {
-    "all_reduce": "ALLREDUCE",
-    "all_reduce_coalesced": "ALLREDUCE_COALESCED",
-    "all_gather": "ALLGATHER",
-    "all_gather_coalesced": "ALLGATHER_COALESCED",
-    "all_gather_into_tensor": "_ALLGATHER_BASE",
-    "reduce_scatter_tensor": "_REDUCE_SCATTER_BASE",
-    "all_to_all": "ALLTOALL",
-    "all_to_all_single": "ALLTOALL_BASE",
-}
-"""All others are torch's in capitals."""
 
 
 def of_mismatch(
@@ -78,7 +54,7 @@ def _differences(one: Signature, other: Signature) -> list[str]:
 
 
 def _op(call: Signature) -> str:
-    return _OPS.get(call.op, call.op.upper())
+    return op_of(call.op).op_type or call.op.upper()
 
 
 def _shapes(call: Signature) -> str:
@@ -86,4 +62,4 @@ def _shapes(call: Signature) -> str:
 
 
 def _dtypes(call: Signature) -> str:
-    return ", ".join(_DTYPES.get(dtype, dtype) for dtype in call.dtypes)
+    return ", ".join(scalar_of(dtype) for dtype in call.dtypes)

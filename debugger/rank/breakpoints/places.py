@@ -7,9 +7,9 @@ import contextlib
 import os
 from collections.abc import Sequence
 
+from ...record.ops import OP_CODES
 from ...record.requests import break_at
 from ...record.requests.break_at import BreakAt
-from ...record.signature import OP_CODES
 
 BREAK = "DISTDEBUG_BREAK"
 """The places, one a line, with absolute names of files."""

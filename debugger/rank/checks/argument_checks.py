@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...record.signature import ANY_SOURCE, POINT_TO_POINT
+from ...record.ops import POINT_TO_POINT
+from ...record.signature import ANY_SOURCE
 from ...record.wording import ranks_text
 from ..record.describe import Facts
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from ...record.ops import OF_METHOD
 from ...record.signature import SUMS, Signature
 from ...record.snapshot import CallSite
 from ...record.wording import at_site
@@ -27,8 +28,9 @@ from ..record.recorder import GroupRecord, Known, Recorder
 INFLIGHT = "inflight"
 CHECK = "the check of buffers in flight"
 """In `Recorder.off`, where it has failed."""
-IN_PLACE = frozenset({"allreduce", "broadcast", "reduce"})
-COPIES = frozenset({"allreduce_coalesced"})
+_WRITTEN = {method: row.coalesced for method, row in OF_METHOD.items() if row.is_in_place}
+IN_PLACE = frozenset(method for method, coalesced in _WRITTEN.items() if not coalesced)
+COPIES = frozenset(_WRITTEN) - IN_PLACE
 SCALED = SUMS - {"sum"}
 """Reduce ops for which gloo multiplies or divides the tensor in place, by torch's operations."""
 

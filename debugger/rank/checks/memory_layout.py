@@ -21,6 +21,7 @@ from torch import Tensor
 from ...record.backend_names import by_device
 from ...record.dispute import Dispute
 from ...record.majority import vote
+from ...record.ops import OF_METHOD, Operand, Pattern
 from ...record.signature import Signature
 from ...record.wording import ranks_text, verb
 from ..record.describe import tensors_in
@@ -29,12 +30,6 @@ from ..record.recorder import GroupRecord, Known, Recorder
 from . import refusals
 
 TENSORS = "tensors"
-
-AS_IT_LIES = frozenset({"allreduce", "broadcast", "reduce"})
-"""Methods in which gloo takes the tensor's memory as it lies, on all ranks."""
-ALL_TO_ALL = frozenset({"alltoall_base", "all_to_all_single"})
-INTO_ONE = frozenset({"_allgather_base", "all_gather_single"})
-OUTPUT_LISTS = frozenset({"allgather", "gather", "alltoall"})
 
 
 class TensorCheck:
@@ -72,7 +67,8 @@ def unsafe(backend: str, group_rank: int, method: str, args: tuple[Any, ...]) ->
     is."""
     if not args:
         return None
-    if method in OUTPUT_LISTS:
+    op = OF_METHOD[method]
+    if op.outputs is Operand.LIST and not op.coalesced:
         shared = _shared(list(tensors_in(args[0])))
         if shared is not None:
             return f"outputs {shared[0]} and {shared[1]} in the same memory: one overwrites another"
@@ -87,9 +83,7 @@ def unsafe(backend: str, group_rank: int, method: str, args: tuple[Any, ...]) ->
 
 def layout(backend: str, method: str, args: tuple[Any, ...]) -> str:
     """The order of elements in memory that all ranks must have in common; "" for the usual one."""
-    if backend != "gloo" or not (method in AS_IT_LIES or method == "scatter"):
-        return ""
-    if not args:
+    if backend != "gloo" or not args or not _takes_it_as_it_lies(method):
         return ""
     orders = [
         [stride if size > 1 else 0 for stride, size in zip(one.stride(), one.shape, strict=True)]
@@ -97,6 +91,11 @@ def layout(backend: str, method: str, args: tuple[Any, ...]) -> str:
         if one.layout is torch.strided and not one.is_contiguous()
     ]
     return str(orders) if orders else ""
+
+
+def _takes_it_as_it_lies(method: str) -> bool:
+    op = OF_METHOD[method]
+    return (op.is_in_place and not op.coalesced) or op.pattern is Pattern.SCATTER
 
 
 def settle(
@@ -122,18 +121,19 @@ def settle(
 
 
 def _unsafe_for_gloo(group_rank: int, method: str, args: tuple[Any, ...]) -> str | None:
-    if method in AS_IT_LIES or method == "allreduce_coalesced":
+    op = OF_METHOD[method]
+    if op.is_in_place:
         for tensor in tensors_in(args[0]):
             if tensor.is_neg():  # torch hands on a copy of it
                 if _writes(group_rank, method, args):
                     return "a tensor with a pending negation, which gloo loses: use resolve_neg()"
-            elif method in AS_IT_LIES and not _is_dense(tensor):
+            elif not op.coalesced and not _is_dense(tensor):
                 return _gaps(tensor)
-    elif method == "scatter":
+    elif op.pattern is Pattern.SCATTER:
         return _unsafe_parts(group_rank, args, "scatters")
-    elif method == "reduce_scatter":
+    elif op.form == (Pattern.REDUCE_SCATTER, False):
         return _unsafe_parts(group_rank, args, "reduces")
-    elif method in ALL_TO_ALL:
+    elif op.form == (Pattern.ALL_TO_ALL, True):
         output, given = args[0], args[1]
         if _overlap(output, given):
             return "an output that lies in the input: what is received overwrites what is sent"
@@ -169,22 +169,23 @@ def _unsafe_parts(group_rank: int, args: tuple[Any, ...], verb: str) -> str | No
 
 
 def _unsafe_for_tcp(group_rank: int, method: str, args: tuple[Any, ...]) -> str | None:
-    if method in ALL_TO_ALL:
+    op = OF_METHOD[method]
+    if op.form == (Pattern.ALL_TO_ALL, True):
         output, given = args[0], args[1]
         if _overlap(output, given) and not _identical(output, given):
             return "an output that overlaps the input, but not as a whole"
         return None
-    if method in INTO_ONE:
+    if op.coalesced or op.pattern is not Pattern.ALL_GATHER:
+        return None
+    if op.outputs is Operand.WHOLE:
         output, given = args[0], args[1]
         if output.is_contiguous() and given.numel():
             output = output.view(-1)[group_rank * given.numel() :][: given.numel()]
         outputs, own = [args[0]], output
-    elif method == "allgather":
+    else:
         given = next(tensors_in(args[1]), None)
         outputs = list(tensors_in(args[0]))
         own = outputs[group_rank] if group_rank < len(outputs) else None
-    else:
-        return None
     if given is None or own is None or _starts_alike(own, given):
         return None
     if any(_overlap(one, given) for one in outputs):
@@ -204,10 +205,11 @@ def _is_refused(given: Tensor) -> bool:
 
 def _writes(group_rank: int, method: str, args: tuple[Any, ...]) -> bool:
     """Whether this rank's tensor receives the result of a call in place."""
-    if method not in ("broadcast", "reduce"):
+    role = OF_METHOD[method].root
+    if not role:
         return True
     root = int(getattr(args[1], "rootRank", args[1])) if len(args) > 1 else 0
-    return (root == group_rank) == (method == "reduce")
+    return (root == group_rank) == (role == "dst")
 
 
 def _gaps(tensor: Tensor) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...record.ops import op_of
 from ...record.signature import SUMS, Signature
 from .. import torch_private
 from ..log import rank_log
@@ -35,7 +36,6 @@ NAN, OVERFLOW = NAMES = ("nan", "overflow")
 
 ADDS = SUMS | {"product"}
 """Reduce ops to which an Inf is as wrong as a NaN."""
-ROOT_GIVES = frozenset({"broadcast", "scatter"})
 REFUSED_BY_TORCH = "NaN found in input tensor"
 After = Callable[[], None]
 Inspect = Callable[[str, tuple[Any, ...], Known, int], After | None]
@@ -149,7 +149,7 @@ def _contributed(
 ) -> OwnFinding | None:
     """The first NaN (or Inf) of what this rank contributes to the call, if there is one."""
     rank = record.ranks[record.group_rank]
-    if signature.op in ROOT_GIVES and signature.root != rank:
+    if op_of(signature.op).root == "src" and signature.root != rank:
         return None
     for index, tensor in enumerate(tensors_in(METHODS[method].given(args))):
         wrong = _first_wrong(tensor, inf_too)

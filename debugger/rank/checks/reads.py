@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ...errors.in_ranks import FindingRaised
+from ...record.ops import OF_METHOD, Operand
 from ...record.signature import Signature
 from .. import torch_private
 from ..record import call_site
@@ -32,12 +33,6 @@ from . import in_flight, layout, numpy_reads
 from .layout import Range, overlap
 from .numpy_reads import Access
 
-IN_PLACE = frozenset({"allreduce", "allreduce_coalesced", "recv", "recv_anysource"})
-"""Methods that write what they are given, on every rank."""
-AT_OTHERS = frozenset({"broadcast"})
-"""The same, but for the root."""
-AT_ROOT = frozenset({"reduce"})
-"""The same, on the root alone: what becomes of it elsewhere nobody says."""
 _MOST_ARRAYS = 1000
 _NOT_THE_PROGRAM = ("torchinductor_", "/torch/autograd/", "/torch/_inductor/", "/torch/_dynamo/")
 
@@ -150,15 +145,16 @@ def _enter() -> None:
 
 def written(method: str, args: tuple[Any, ...], record: GroupRecord, known: Known) -> list[Range]:
     """The memory that this call writes on this rank, where that can be told."""
-    if method in AT_OTHERS or method in AT_ROOT:
+    op = OF_METHOD[method]
+    if op.is_in_place and op.root:
         root = Signature.from_json(known.text).root
         is_root = root == record.ranks[record.group_rank]
-        mine = is_root == (method in AT_ROOT)
+        mine = is_root == (op.root == "dst")  # else what becomes of it nobody says
     else:
         mine = True
     if not mine or not args:
         return []
-    in_place = method in IN_PLACE or method in AT_OTHERS or method in AT_ROOT
+    in_place = op.is_in_place or op.inputs is Operand.NONE
     outputs = [(one, layout.of_tensor(one)) for one in tensors_in(args[0])]
     if not in_place and METHODS[method].gives_at != 1:
         return []

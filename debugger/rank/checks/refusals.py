@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from ...record.ops import OF_METHOD, Op, Pattern
 from ..record.describe import tensors_in
 
 Arguments = tuple[Any, ...]
@@ -183,46 +184,47 @@ def _all_to_all_single(call: Call) -> bool:
     return targets[call.rank] == sources[call.rank]
 
 
-_RIGHT: dict[str, Callable[[Call], bool]] = {
-    "allreduce": _all_reduce,
-    "allreduce_coalesced": _all_reduce_coalesced,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "allgather": _all_gather,
-    "_allgather_base": _into_one,
-    "all_gather_single": _into_one,
-    "allgather_into_tensor_coalesced": _into_several,
-    "all_gather_single_coalesced": _into_several,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce_scatter": _reduce_scatter,
-    "_reduce_scatter_base": _from_one,
-    "reduce_scatter_single": _from_one,
-    "reduce_scatter_tensor_coalesced": _from_several,
-    "reduce_scatter_single_coalesced": _from_several,
-    "alltoall": _all_to_all,
-    "alltoall_base": _all_to_all_single,
-    "all_to_all_single": _all_to_all_single,
+_RIGHT: dict[tuple[Pattern, bool], Callable[[Call], bool]] = {
+    (Pattern.ALL_REDUCE, False): _all_reduce,
+    (Pattern.BROADCAST, False): _broadcast,
+    (Pattern.REDUCE, False): _reduce,
+    (Pattern.ALL_GATHER, False): _all_gather,
+    (Pattern.ALL_GATHER, True): _into_one,
+    (Pattern.GATHER, False): _gather,
+    (Pattern.SCATTER, False): _scatter,
+    (Pattern.REDUCE_SCATTER, False): _reduce_scatter,
+    (Pattern.REDUCE_SCATTER, True): _from_one,
+    (Pattern.ALL_TO_ALL, False): _all_to_all,
+    (Pattern.ALL_TO_ALL, True): _all_to_all_single,
 }
-"""By method, whether its arguments are right for a backend; any other counts as right."""
+_RIGHT_OF_SEVERAL: dict[tuple[Pattern, bool], Callable[[Call], bool]] = {
+    (Pattern.ALL_REDUCE, False): _all_reduce_coalesced,
+    (Pattern.ALL_GATHER, True): _into_several,
+    (Pattern.REDUCE_SCATTER, True): _from_several,
+}
+"""By `Op.form`, whether the arguments are right for a backend; any other counts as right."""
 
 
 def expected(backend: str, method: str, args: Arguments, size: int, rank: int) -> bool:
     """Whether this backend refuses the call at once. Of calls on the CPU alone."""
-    strict, right = STRICT.get(backend), _RIGHT.get(method)
+    op = OF_METHOD[method]
+    strict, right = (
+        STRICT.get(backend),
+        (_RIGHT_OF_SEVERAL if op.coalesced else _RIGHT).get(op.form),
+    )
     if strict is None or right is None:
         return False
     try:
         if not all(tensor.is_cpu for tensor in tensors_in(args[:2])):
             return False
-        return not right(Call(_as_lists(method, args), size, rank, strict))
+        return not right(Call(_as_lists(op, args), size, rank, strict))
     except (TypeError, ValueError, AttributeError, IndexError):
         return False  # a form of the call that is not known here
 
 
-def _as_lists(method: str, args: Arguments) -> Arguments:
+def _as_lists(op: Op, args: Arguments) -> Arguments:
     """With the overloads that take one tensor for a list of one."""
-    if _RIGHT[method] in (_into_one, _from_one, _all_to_all_single):
+    if op.form[1] and not op.coalesced:
         return args
     first, *rest = args
     return ([first] if isinstance(first, Tensor) else first, *rest)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from torch.distributed import ProcessGroup
 
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG, BOUNDED_FLAG
-from ...record.signature import POINT_TO_POINT
+from ...record.ops import POINT_TO_POINT
 from ..checks import argument_checks, in_flight, non_finite, reads
 from ..checks.argument_checks import InvalidArgumentError
 from ..log.interruptions import is_interruption

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...record.layout import ASYNC_FLAG
-from ...record.signature import RULES
+from ...record.ops import OPS, POINT_TO_POINT, Pattern
 from ...record.writing.slots import Place, ThreadSlot
 from .. import torch_private
 from ..log.own_faults import report_own_fault
@@ -28,38 +28,12 @@ from ..torch_private.group_hooks import Found
 from . import gpu_completion, outstanding
 
 _MOST_KEPT = 100_000
-OPS = {
-    "ALLREDUCE": "all_reduce",
-    "ALLREDUCE_COALESCED": "all_reduce_coalesced",
-    "BROADCAST": "broadcast",
-    "REDUCE": "reduce",
-    "ALLGATHER": "all_gather",
-    "ALLGATHER_COALESCED": "all_gather_coalesced",
-    "ALLGATHER_BASE": "all_gather_into_tensor",
-    "ALLGATHER_INTO_TENSOR_COALESCED": "all_gather_into_tensor_coalesced",
-    "GATHER": "gather",
-    "SCATTER": "scatter",
-    "REDUCE_SCATTER": "reduce_scatter",
-    "REDUCE_SCATTER_BASE": "reduce_scatter_tensor",
-    "REDUCE_SCATTER_TENSOR_COALESCED": "reduce_scatter_tensor_coalesced",
-    "ALLTOALL": "all_to_all",
-    "ALLTOALL_BASE": "all_to_all_single",
-    "BARRIER": "barrier",
+HOOKED = {
+    (row.op_type or op.upper()).lstrip("_"): op
+    for op, row in OPS.items()
+    if op not in POINT_TO_POINT
 }
 """By torch's name of an op in its hooks: ours. Others are no collectives on tensors."""
-_MANY = {
-    "all_reduce": "all_reduce_coalesced",
-    "all_gather": "all_gather_coalesced",
-    "all_gather_into_tensor": "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor": "reduce_scatter_tensor_coalesced",
-}
-"""Ops on one tensor, and what they are on several."""
-_IN_ONE = {
-    "all_gather": "all_gather_into_tensor",
-    "reduce_scatter": "reduce_scatter_tensor",
-    "all_to_all": "all_to_all_single",
-}
-"""Ops with a tensor for each rank, and what they are where all ranks' are parts of one."""
 NOT_SEEN = "reduce ops, splits, messages (send and recv) and monitored barriers"
 
 
@@ -257,7 +231,7 @@ class HookedGroup:
         on_cpu = describe.on_cpu(facts)
         by_device = "," in group.backend
         signature = describe.signature(op, facts, group.ranks, by_device)
-        if op == "all_to_all_single":
+        if OPS[op].form == (Pattern.ALL_TO_ALL, True):
             signature = replace(signature, sends=(), receives=())
         return recorder.know(group, signature, on_cpu, facts)
 
@@ -270,24 +244,26 @@ def op_of(told: Any, size: int) -> str | None:
     tensors' numbers say which it is. In a group of one rank they do not, and no other rank's call
     depends on it.
     """
-    op = OPS.get(str(told.name).rpartition(".")[2])
+    op = HOOKED.get(str(told.name).rpartition(".")[2])
     if op is None or size == 1:
         return op
     given, made = len(told.input_tensors), len(told.output_tensors)
-    if op in _IN_ONE and given == made and (op != "all_to_all" or given == 1):
-        op = _IN_ONE[op]
-    return _MANY.get(op, op) if given > 1 else op
+    as_one = OPS[op].as_one
+    if as_one and given == made and (not OPS[op].splits or given == 1):
+        op = as_one
+    several = f"{op}_coalesced"
+    return several if given > 1 and several in OPS else op
 
 
 def facts_of(op: str, told: Any) -> describe.Facts:
     """Returns what determines the signature, as far as the hook is told: see `describe`."""
     given, result = told.input_tensors, told.output_tensors
-    principal, others = (result, given) if op == "scatter" else (given, result)
-    root = int(told.root) if RULES[op].root else None
+    row = OPS[op]
+    principal, others = (result, given) if row.pattern is Pattern.SCATTER else (given, result)
     facts = (
         tuple((one.dtype, one.shape, one.is_cpu) for one in principal),
         tuple((one.dtype, one.shape, None) for one in others),
         None,
-        root,
+        int(told.root) if row.root else None,
     )
-    return (*facts, ((), ())) if op == "all_to_all_single" else facts
+    return (*facts, ((), ())) if row.form == (Pattern.ALL_TO_ALL, True) else facts

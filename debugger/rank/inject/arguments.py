@@ -13,17 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...record.signature import POINT_TO_POINT, RULES
+from ...record.ops import OPS, POINT_TO_POINT, Operand
 from ..record.describe import METHODS, tensors_in
 from .call import Call
 from .context import CannotHappen
 
 Shape = tuple[int, ...]
 
-_INTO_ONE = frozenset({"all_gather_into_tensor", "all_gather_into_tensor_coalesced"})
-_FROM_ONE = frozenset({"reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"})
-"""Ops with one tensor for all ranks together on one side: so many times as large as the other."""
-_LISTS = frozenset({"all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"})
 _OTHER_DTYPES = {
     torch.float32: torch.float64,
     torch.float64: torch.float32,
@@ -48,11 +44,12 @@ def change(call: Call, what: str, to: Any) -> Call:
 
 def _shape(call: Call, to: Sequence[int] | None) -> Call:
     _need_tensors(call)
-    if call.op == "all_to_all_single":
+    op = OPS[call.op]
+    if op.splits and op.inputs is Operand.WHOLE:
         return _split_shape(call, to)
     size = call.group.size()
     first, *rest = call.given
-    into, out_of = call.op in _INTO_ONE, call.op in _FROM_ONE
+    into, out_of = op.outputs is Operand.WHOLE, op.inputs is Operand.WHOLE
     two_sided = METHODS[call.name].gives_at == 1
 
     def small(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,7 +123,7 @@ def _mapped(argument: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def _reduce_op(call: Call, to: str | None) -> Call:
-    if not RULES[call.op].reduces:
+    if not OPS[call.op].reduces:
         raise CannotHappen(f"{call.op} has no reduce op", here=True)
     options = _copied_options(call)
     if to is None:
@@ -141,7 +138,7 @@ def _reduce_op(call: Call, to: str | None) -> Call:
 
 
 def _root(call: Call, to: int | None) -> Call:
-    if not RULES[call.op].root:
+    if not OPS[call.op].root:
         raise CannotHappen(f"{call.op} has no root", here=True)
     group = call.group
     options = _copied_options(call)
@@ -151,13 +148,14 @@ def _root(call: Call, to: int | None) -> Call:
         raise CannotHappen(f"rank {group.ranks[root]} is the root already", here=True)
     options.rootRank = root
     changed = _with_options(call, options)
-    if call.op not in ("gather", "scatter"):
+    op = OPS[call.op]
+    if not op.has_list:
         return changed
     first, second, *rest = changed.args
-    one = next(tensors_in(second if call.op == "gather" else first))
+    one = next(tensors_in(second if op.outputs is Operand.LIST else first))
     # The root alone has a list, with a tensor for each rank.
     every = [[torch.zeros_like(one) for _ in group.ranks]] if root == group.rank() else []
-    if call.op == "gather":
+    if op.outputs is Operand.LIST:
         return changed.changed(every, second, *rest)
     return changed.changed(first, every, *rest)
 
@@ -221,9 +219,9 @@ def _group_rank(group: Any, rank: int) -> int:
 def _group(call: Call, to: str | None) -> Call:
     group = call.group
     others = [one for one in group.siblings() if to is None or to in one.names]
-    # Lists have a tensor for each rank, so for these the other group must be of the same size.
-    exact = call.op in _LISTS or call.op in _INTO_ONE or call.op in _FROM_ONE
-    exact = exact or RULES[call.op].splits
+    # Where there is a part for each rank, the other group must be of the same size.
+    op = OPS[call.op]
+    exact = op.has_list or Operand.WHOLE in (op.inputs, op.outputs)
     indices = [int(call.given[1])] if call.op in POINT_TO_POINT else []
     indices += [int(getattr(call.options, "rootRank", 0))]
     for other in others:
@@ -244,10 +242,10 @@ def _group(call: Call, to: str | None) -> Call:
 
 def _split(call: Call, to: Sequence[int] | None) -> Call:
     """Move a row from what one peer gets to what another does; `to`: the rows of all peers."""
-    if call.op == "all_to_all":
-        return _in_lists(call, to)
-    if call.op != "all_to_all_single":
+    if not OPS[call.op].splits:
         raise CannotHappen(f"{call.op} has no splits", here=True)
+    if OPS[call.op].has_list:
+        return _in_lists(call, to)
     output, given, out_splits, in_splits, *rest = _with_splits(call)
     sends = _chosen(call, in_splits, to)
     receives = list(out_splits)

@@ -25,9 +25,9 @@ from ...errors.in_ranks import FindingRaised
 from ...faults import injected, plan
 from ...faults.injected import InjectedLog
 from ...faults.plan import Plan
+from ...record.ops import POINT_TO_POINT
 from ...record.runs.planned_faults import ASKED
 from ...record.safe_files.json_objects import object_of
-from ...record.signature import POINT_TO_POINT
 from .. import torch_private
 from ..group.wrap import Groups
 from ..log import steps

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 
 from ...record.notes import UnwaitedWorkNote
-from ...record.signature import OPS, POINT_TO_POINT
+from ...record.ops import OP_NAMES, POINT_TO_POINT
 from ..group import outstanding
 from ..record.recorder import Recorder
 
@@ -67,7 +67,7 @@ class UnwaitedWork:
 
     def _count(self, number: int, kept: bool) -> None:
         call = self._recorder.writer.call_at(number)
-        if call is not None and not (kept and OPS[call[0]] in POINT_TO_POINT):
+        if call is not None and not (kept and OP_NAMES[call[0]] in POINT_TO_POINT):
             key = (*call, kept)
             self._counts[key] = self._counts.get(key, 0) + 1
 
@@ -89,5 +89,5 @@ class UnwaitedWork:
     def _note(self, key: Key) -> None:
         op_code, site, kept = key
         count = self._noted[key] = self._counts[key]
-        op = OPS[op_code]
+        op = OP_NAMES[op_code]
         self._recorder.note(UnwaitedWorkNote(op, count, kept), f"{op} was not waited for", site)

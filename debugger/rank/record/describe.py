@@ -18,11 +18,13 @@ import torch.distributed as dist
 
 from distcore.base.call_text import REDUCE_OPS
 
+from ...record.ops import OPS, POINT_TO_POINT, Op, Operand, Pattern, op_of
 from ...record.signature import ANY_SOURCE, Signature, Tensor
 from ..log.interruptions import is_interruption
 
 Facts = tuple[Any, ...]
 Arguments = tuple[Any, ...]
+Take = Callable[[Arguments], Facts]
 
 _AllreduceOptions: Any = dist.AllreduceOptions
 _BroadcastOptions: Any = dist.BroadcastOptions
@@ -172,7 +174,7 @@ _form_of = operator.attrgetter("dtype", "shape")
 _OTHER_FORM = (TypeError, ValueError, AttributeError, IndexError)
 
 
-def _all_reduce_key(args: Arguments) -> Facts:
+def all_reduce_key(args: Arguments) -> Facts:
     try:
         tensors, options = args
         if tensors.__class__ is list:
@@ -185,7 +187,7 @@ def _all_reduce_key(args: Arguments) -> Facts:
     return _in_place_reducing(args)
 
 
-def _broadcast_key(args: Arguments) -> Facts:
+def broadcast_key(args: Arguments) -> Facts:
     try:
         tensors, options = args
         if tensors.__class__ is list:
@@ -196,7 +198,7 @@ def _broadcast_key(args: Arguments) -> Facts:
     return _broadcast(args)
 
 
-def _gather_key(args: Arguments) -> Facts:
+def gather_key(args: Arguments) -> Facts:
     try:
         [outputs], [given] = args[0], args[1]
         if outputs.__class__ is list:
@@ -206,7 +208,7 @@ def _gather_key(args: Arguments) -> Facts:
     return _gathering(args)
 
 
-def _gather_into_one_key(args: Arguments) -> Facts:
+def gather_into_one_key(args: Arguments) -> Facts:
     try:
         output, given = args[0], args[1]
         return (given.dtype, given.shape, given.is_cpu, output.dtype, output.shape)
@@ -215,7 +217,7 @@ def _gather_into_one_key(args: Arguments) -> Facts:
         return _gathering(args)
 
 
-def _scatter_from_one_key(args: Arguments) -> Facts:
+def scatter_from_one_key(args: Arguments) -> Facts:
     try:
         output, given, options = args
         number = number_of(reduce_op_of_scatter(options))
@@ -225,7 +227,7 @@ def _scatter_from_one_key(args: Arguments) -> Facts:
         return _reduce_scattering(args)
 
 
-def _message_key(args: Arguments) -> Facts:
+def message_key(args: Arguments) -> Facts:
     if args[0].__class__ is list:
         try:
             tensors, peer, tag = args
@@ -247,14 +249,14 @@ class Method:
     it is made."""
 
     op: str
-    facts: Callable[[Arguments], Facts]
+    facts: Take
     options_at: int | None
     gives_at: int | None
-    short: Callable[[Arguments], Facts] | None = None
+    short: Take | None = None
     agrees: bool = True
 
     @property
-    def key(self) -> Callable[[Arguments], Facts]:
+    def key(self) -> Take:
         """Returns the function that takes from the arguments what tells this call from others of
         the op."""
         return self.short or self.facts
@@ -266,43 +268,45 @@ class Method:
         return args[min(self.gives_at, len(args) - 1)]
 
 
+_ARGUMENTS: dict[tuple[Pattern, bool], tuple[Take, int | None, int | None, Take | None]] = {
+    (Pattern.ALL_REDUCE, False): (_in_place_reducing, 1, 0, all_reduce_key),
+    (Pattern.BROADCAST, False): (_broadcast, 1, 0, broadcast_key),
+    (Pattern.REDUCE, False): (_reduce, 1, 0, None),
+    (Pattern.ALL_GATHER, False): (_gathering, 2, 1, gather_key),
+    (Pattern.ALL_GATHER, True): (_gathering, 2, 1, gather_into_one_key),
+    (Pattern.GATHER, False): (_gather, 2, 1, None),
+    (Pattern.GATHER, True): (_gather, 2, 1, None),
+    (Pattern.SCATTER, False): (_scatter, 2, 1, None),
+    (Pattern.REDUCE_SCATTER, False): (_reduce_scattering, 2, 1, None),
+    (Pattern.REDUCE_SCATTER, True): (_reduce_scattering, 2, 1, scatter_from_one_key),
+    (Pattern.ALL_TO_ALL, False): (_all_to_all, 2, 1, None),
+    (Pattern.ALL_TO_ALL, True): (_all_to_all_single, 4, 1, None),
+    (Pattern.BARRIER, False): (_nothing, 0, None, None),
+    (Pattern.MONITORED_BARRIER, False): (_nothing, None, None, None),
+    (Pattern.MESSAGE, False): (_send_or_recv, None, 0, message_key),
+}
+"""By `Op.form`: `facts`, `options_at`, `gives_at` and `short` of its methods."""
+_USUAL = (_gathering, 2, 1, None)
+"""Of an op of any other form: output, input, options, as most of torch's methods have them."""
+
+
+def _method(name: str, op: str, row: Op) -> Method:
+    facts, options_at, gives_at, short = _ARGUMENTS.get(row.form, _USUAL)
+    if name == "recv_anysource":
+        facts, short = _recv_any, None
+    return Method(
+        op,
+        facts,
+        options_at,
+        gives_at if row.inputs is not Operand.NONE else None,
+        None if row.coalesced else short,
+        # For ranks that do not come: to wait for these first would be wrong.
+        agrees=row.pattern is not Pattern.MONITORED_BARRIER,
+    )
+
+
 METHODS: dict[str, Method] = {
-    "allreduce": Method("all_reduce", _in_place_reducing, 1, 0, _all_reduce_key),
-    "allreduce_coalesced": Method("all_reduce_coalesced", _in_place_reducing, 1, 0),
-    "broadcast": Method("broadcast", _broadcast, 1, 0, _broadcast_key),
-    "reduce": Method("reduce", _reduce, 1, 0),
-    "allgather": Method("all_gather", _gathering, 2, 1, _gather_key),
-    "allgather_coalesced": Method("all_gather_coalesced", _gathering, 2, 1),
-    "_allgather_base": Method("all_gather_into_tensor", _gathering, 2, 1, _gather_into_one_key),
-    "all_gather_single": Method("all_gather_into_tensor", _gathering, 2, 1, _gather_into_one_key),
-    "allgather_into_tensor_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
-    "all_gather_single_coalesced": Method("all_gather_into_tensor_coalesced", _gathering, 2, 1),
-    "gather": Method("gather", _gather, 2, 1),
-    "gather_single": Method("gather_into_tensor", _gather, 2, 1),
-    "gather_into_tensor": Method("gather_into_tensor", _gather, 2, 1),
-    "scatter": Method("scatter", _scatter, 2, 1),
-    "reduce_scatter": Method("reduce_scatter", _reduce_scattering, 2, 1),
-    "_reduce_scatter_base": Method(
-        "reduce_scatter_tensor", _reduce_scattering, 2, 1, _scatter_from_one_key
-    ),
-    "reduce_scatter_single": Method(
-        "reduce_scatter_tensor", _reduce_scattering, 2, 1, _scatter_from_one_key
-    ),
-    "reduce_scatter_tensor_coalesced": Method(
-        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2, 1
-    ),
-    "reduce_scatter_single_coalesced": Method(
-        "reduce_scatter_tensor_coalesced", _reduce_scattering, 2, 1
-    ),
-    "alltoall": Method("all_to_all", _all_to_all, 2, 1),
-    "alltoall_base": Method("all_to_all_single", _all_to_all_single, 4, 1),
-    "all_to_all_single": Method("all_to_all_single", _all_to_all_single, 4, 1),
-    "barrier": Method("barrier", _nothing, 0, None),
-    # For ranks that do not come: to wait for these first would be wrong.
-    "monitored_barrier": Method("monitored_barrier", _nothing, None, None, agrees=False),
-    "send": Method("send", _send_or_recv, None, 0, _message_key),
-    "recv": Method("recv", _send_or_recv, None, None, _message_key),
-    "recv_anysource": Method("recv", _recv_any, None, None),
+    name: _method(name, op, row) for op, row in OPS.items() for name in row.methods
 }
 
 
@@ -326,12 +330,13 @@ def signature(op: str, facts: Facts, ranks: Sequence[int], by_device: bool = Fal
     tensors, others, reduce_op, root = facts[:4]
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
-    if op == "all_to_all":
+    splits, in_one = op_of(op).splits, op_of(op).inputs is Operand.WHOLE
+    if splits and not in_one:
         sends, receives = _counts(tensors), _counts(others)
-    elif op == "all_to_all_single":
+    elif splits:
         sends = _split(tensors[0][1], facts[4][0], len(ranks))
         receives = _split(others[0][1], facts[4][1], len(ranks))
-    peer, tag = (facts[4], facts[5]) if op in ("send", "recv") else (None, 0)
+    peer, tag = (facts[4], facts[5]) if op in POINT_TO_POINT else (None, 0)
     return Signature(
         op=op,
         tensors=_tensors(tensors),

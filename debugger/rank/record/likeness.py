@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from . import describe
 from .describe import (
+    METHODS,
     Arguments,
     Facts,
     look_again,
@@ -143,18 +145,15 @@ def _two(args: Arguments) -> Sequence[Any]:
     return (args[1], args[0])
 
 
-_INTO_ONE = Form(_two, _gather_into_one)
-_FROM_ONE = Form(_two, _scatter_from_one)
-_MESSAGE = Form(_only, _message)
+_OF_KEYS: dict[describe.Take, Form] = {
+    describe.all_reduce_key: Form(_only, _all_reduce),
+    describe.broadcast_key: Form(_only, _broadcast),
+    describe.gather_key: Form(_one_and_list, _gather),
+    describe.gather_into_one_key: Form(_two, _gather_into_one),
+    describe.scatter_from_one_key: Form(_two, _scatter_from_one),
+    describe.message_key: Form(_only, _message),
+}
 FORMS: dict[str, Form] = {
-    "allreduce": Form(_only, _all_reduce),
-    "broadcast": Form(_only, _broadcast),
-    "allgather": Form(_one_and_list, _gather),
-    "_allgather_base": _INTO_ONE,
-    "all_gather_single": _INTO_ONE,
-    "_reduce_scatter_base": _FROM_ONE,
-    "reduce_scatter_single": _FROM_ONE,
-    "send": _MESSAGE,
-    "recv": _MESSAGE,
+    name: _OF_KEYS[method.short] for name, method in METHODS.items() if method.short is not None
 }
 """By method. The calls of others are described each time."""

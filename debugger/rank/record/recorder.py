@@ -29,16 +29,9 @@ from ...record.notes import (
     PartOffNote,
     WithoutGradientNote,
 )
+from ...record.ops import OP_CODES, OP_NAMES
 from ...record.safe_text.environment import allowed
-from ...record.signature import (
-    OP_CODES,
-    OPS,
-    Signature,
-    agreement_hash,
-    exact_hash,
-    hash64,
-    split_contribution,
-)
+from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
 from ..limits import GROUP_TIMEOUT_S
@@ -438,7 +431,7 @@ class Recorder:
         self.lost_call = lost or self.lost_call
         made = self.writer.call_at(number)
         if made is not None:
-            self.left_call(OPS[made[0]], error)
+            self.left_call(OP_NAMES[made[0]], error)
 
     # -- waits that are no call ----------------------------------------------------------------
 

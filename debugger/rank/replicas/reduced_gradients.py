@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing import reductions
 
+from ...record.ops import Pattern, methods_of
 from ...record.signature import SUMS, Signature
 from .. import torch_private
 from ..checks.non_finite import After, Inspect
@@ -30,11 +31,11 @@ from .sums import Sum
 # A weak reference keeps the address of a storage from being given to another one. Torch has no
 # types for it.
 _Weak: Any = reductions.StorageWeakRef
-METHODS = frozenset({"allreduce", "allreduce_coalesced"})
+METHODS = methods_of(Pattern.ALL_REDUCE)
 GIVEN_BY_ONE = "broadcast"
 """The call by which a root hands to all what it has summed up."""
-SCATTERED = frozenset({"reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"})
-TO_ONE = frozenset({"reduce", "gather"})
+SCATTERED = methods_of(Pattern.REDUCE_SCATTER)
+TO_ONE = methods_of(Pattern.REDUCE, Pattern.GATHER)
 """The calls by which a root is given what it sums up. Before the first of these a broadcast makes
 weights equal, and the gradient of a bias may be just the next layer's weights."""
 MOST_STORAGES = 100_000

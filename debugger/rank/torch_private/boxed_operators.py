@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...record.ops import OF_METHOD
 from .groups import is_python_group
 from .modules import c10d, dist
 from .probe import DIST, Part, Private
@@ -35,29 +36,12 @@ _BEFORE_BACKENDS = "BackendSelect"
 """The dispatcher's key under which torch looks for the right device: every call comes by there,
 and torch has nothing there for these operators, since their tensors tell."""
 METHODS = {
-    "_allgather_base_": ("_allgather_base", "AllgatherOptions"),
-    "_reduce_scatter_base_": ("_reduce_scatter_base", "ReduceScatterOptions"),
-    "allgather_": ("allgather", "AllgatherOptions"),
-    "allgather_coalesced_": ("allgather_coalesced", "AllgatherOptions"),
-    "allgather_into_tensor_coalesced_": ("allgather_into_tensor_coalesced", "AllgatherOptions"),
-    "allreduce_": ("allreduce", "AllreduceOptions"),
-    "allreduce_coalesced_": ("allreduce_coalesced", "AllreduceCoalescedOptions"),
-    "alltoall_": ("alltoall", "AllToAllOptions"),
-    "alltoall_base_": ("alltoall_base", "AllToAllOptions"),
-    "barrier": ("barrier", "BarrierOptions"),
-    "broadcast_": ("broadcast", "BroadcastOptions"),
-    "gather_": ("gather", "GatherOptions"),
-    "gather_into_tensor_": ("gather_into_tensor", "GatherOptions"),
-    "monitored_barrier_": ("monitored_barrier", ""),
-    "recv_": ("recv", ""),
-    "recv_any_source_": ("recv_anysource", ""),
-    "reduce_": ("reduce", "ReduceOptions"),
-    "reduce_scatter_": ("reduce_scatter", "ReduceScatterOptions"),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter_tensor_coalesced", "ReduceScatterOptions"),
-    "scatter_": ("scatter", "ScatterOptions"),
-    "send": ("send", ""),
+    operator: (method, row.options)
+    for method, row in OF_METHOD.items()
+    for operator in (method, f"{method.replace('anysource', 'any_source')}_")
 }
-"""By operator: the method of a group that is the same, and the class of its options."""
+"""By operator, which has the name of a method or that with an underscore behind it: the method of a
+group that is the same, and the class of its options."""
 _OPTIONS = {
     "async_op": "asyncOp",
     "device_ids": "device_ids",

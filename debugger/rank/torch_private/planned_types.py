@@ -7,19 +7,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ...record.dtypes import DTYPES
 from .planned_devices import CPU, Places
 
-_TYPES = {
-    "FloatTensor": torch.float32,
-    "DoubleTensor": torch.float64,
-    "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16,
-    "LongTensor": torch.int64,
-    "IntTensor": torch.int32,
-    "ShortTensor": torch.int16,
-    "CharTensor": torch.int8,
-    "ByteTensor": torch.uint8,
-    "BoolTensor": torch.bool,
+_TYPES: dict[str, torch.dtype] = {
+    f"{row.scalar}Tensor": getattr(torch, name)
+    for name, row in DTYPES.items()
+    if not name.startswith("complex")
 }
 _NAMES = {dtype: f"torch.cuda.{name}" for name, dtype in _TYPES.items()}
 

@@ -15,9 +15,10 @@ from typing import Any
 
 from .. import layout, rank_runs
 from ..layout import Definition
+from ..ops import OP_NAMES
 from ..safe_files.bounds import finite, whole
 from ..safe_files.json_objects import cost_bytes
-from ..signature import OPS, Signature
+from ..signature import Signature
 from ..snapshot import CallSite, Creation, GroupKey, Note
 
 UNKNOWN_SIGNATURE = Signature("?")
@@ -195,7 +196,7 @@ class Definitions:
                 return Signature.from_json(raw.decode("utf-8", "replace"))
             except (ValueError, RecursionError):
                 pass  # cut off: it did not fit
-        return Signature(OPS[op_code]) if op_code < len(OPS) else UNKNOWN_SIGNATURE
+        return Signature(OP_NAMES[op_code]) if op_code < len(OP_NAMES) else UNKNOWN_SIGNATURE
 
 
 # What follows raises one of `DAMAGED` where a definition makes no sense.

@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import layout
 from ..lost_pages import keep
+from ..ops import OP_CODES, POINT_TO_POINT
 from ..safe_files.bounds import open_regular
-from ..signature import OP_CODES, POINT_TO_POINT
 from .window import Window
 
 MESSAGES = frozenset(OP_CODES[op] for op in POINT_TO_POINT)

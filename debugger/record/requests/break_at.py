@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from ..signature import OP_CODES
+from ..ops import OP_CODES
 
 _CALL = re.compile(r"([A-Za-z]\w*)#(\d{1,18})(?:@(\d{1,9}))?")
 _LINE = re.compile(r"(.+):(\d{1,9})(?:@(\d{1,9}))?", re.DOTALL)

@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import layout, rank_runs
 from ..layout import CallState, Definition, Role
-from ..signature import OP_CODES
+from ..ops import OP_CODES
 from ..snapshot import Call, CallSite, Channel, GroupKey, Rank
 from .flight_file import NOTES_BYTES
 

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from distdebug.record.layout import Definition, GroupState
+from distdebug.record.ops import OP_CODES
 from distdebug.record.runs.run_directory import BASE, RunDirectory
-from distdebug.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
+from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.writing.slots import CallDescription, Place
 from distdebug.record.writing.writer import FlightWriter
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from distdebug.diagnosis.diagnose import Diagnosis, diagnose
 from distdebug.diagnosis.limits import Limits
-from distdebug.record.signature import RULES, Signature, agreement_key
+from distdebug.record.ops import OPS
+from distdebug.record.signature import Signature, agreement_key
 from distdebug.record.snapshot import Call, Snapshot
 
 from .builder import (
@@ -195,7 +196,7 @@ class Simulation:
     def _blocks(self, rank: int, step: Step) -> bool:
         """A root's broadcast, a reduce to another and a send may be taken by a buffer."""
         signature = step.signature
-        certain = RULES[signature.op].certain
+        certain = OPS[signature.op].certain
         buffered = (
             signature.op == "send"
             or (certain == "root" and signature.root == rank)
@@ -211,7 +212,7 @@ class Simulation:
             channel = self.run.ranks[peer].channels.get(row)
             return channel is not None and channel.issued > call.seq
         needed = self.program.groups[call.group[0]]
-        rule = RULES[call.signature.op]
+        rule = OPS[call.signature.op]
         if rule.certain == "root" and call.signature.root != rank:
             assert call.signature.root is not None
             needed = (call.signature.root,)

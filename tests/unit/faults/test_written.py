@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from distdebug.faults import plan_file, random_plan
 from distdebug.faults.actions import ACTIONS, Action, Argument, Kind, Target
-from distdebug.faults.arguments import DTYPES, REDUCE_OPS
+from distdebug.faults.arguments import REDUCE_OPS
 from distdebug.faults.plan import Fault, Moment, Plan, When
 from distdebug.faults.spec import SpecError, parse
 from distdebug.faults.written import written
+from distdebug.record.dtypes import DTYPES
+from distdebug.record.ops import OPS
 from distdebug.record.safe_text.sanitize import clean
-from distdebug.record.signature import OPS
 
 from .test_spec import ACTIONS_READ, WRONG
 
@@ -91,7 +92,7 @@ def _values(argument: Argument, before: dict[str, Any]) -> st.SearchStrategy[Any
             to: dict[str, st.SearchStrategy[Any]] = {
                 "shape": st.lists(SIZES, max_size=64),
                 "split": st.lists(SIZES, max_size=9),
-                "dtype": st.sampled_from(DTYPES),
+                "dtype": st.sampled_from([*DTYPES]),
                 "reduce_op": st.sampled_from(REDUCE_OPS),
                 "root": RANKS,
                 "peer": RANKS,

@@ -16,14 +16,9 @@ import pytest
 from distdebug.record import layout
 from distdebug.record.layout import Activity, CallState, Definition, GroupState, Phase, Role
 from distdebug.record.notes import ExceptionNote
+from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightError, FlightReader
-from distdebug.record.signature import (
-    OP_CODES,
-    Signature,
-    agreement_key,
-    exact_key,
-    hash64,
-)
+from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import CallSite, Process
 from distdebug.record.writing.slots import (
     CallDescription,

@@ -14,8 +14,9 @@ import pytest
 from distdebug.cli import main
 from distdebug.errors import UsageError
 from distdebug.record.layout import RING, Definition, GroupState
+from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
-from distdebug.record.signature import OP_CODES, Signature, agreement_key, hash64
+from distdebug.record.signature import Signature, agreement_key, hash64
 from distdebug.record.snapshot import Process, Rank
 from distdebug.record.writing.slots import CallDescription, GroupSlot, Place
 from distdebug.record.writing.writer import FlightWriter

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from distdebug.rank.group import outstanding
-from distdebug.rank.group.hooked_group import OPS, HookedGroup
+from distdebug.rank.group.hooked_group import HOOKED, HookedGroup
 from distdebug.rank.record.recorder import Recorder
 from distdebug.rank.torch_private.group_hooks import Found, Ring
 from distdebug.record.layout import CallState
+from distdebug.record.ops import OPS
 from distdebug.record.reading.reader import FlightReader
-from distdebug.record.signature import RULES
 from distdebug.record.snapshot import Call, Process
 from distdebug.record.writing.writer import FlightWriter
 
@@ -196,7 +196,7 @@ def test_a_torch_that_names_the_family_alone(
         make(group, Told(f"HookOpName.{name}", number, given, made))
     of_family, of_name = (call.signature for call in calls(tmp_path))
     assert of_family == of_name
-    assert of_family.op == OPS[named]
+    assert of_family.op == HOOKED[named]
 
 
 def test_what_is_no_collective_is_left_out(group: HookedGroup, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_is_no_collective_is_left_out(group: HookedGroup, tmp_path: Path) -
     for number, name in enumerate(("SEND", "RECV", "SPLIT", "NEW_WINDOW", "UNKNOWN")):
         make(group, Told(f"HookOpName.{name}", number, [torch.ones(2)]))
     assert calls(tmp_path) == []
-    assert set(OPS.values()) <= set(RULES)
+    assert set(HOOKED.values()) <= set(OPS)
 
 
 def test_a_fault_of_ours_costs_the_record_only(

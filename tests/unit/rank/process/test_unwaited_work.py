@@ -11,7 +11,7 @@ import pytest
 from distdebug.rank.group import outstanding
 from distdebug.rank.process.unwaited_work import UnwaitedWork
 from distdebug.record.notes import UnwaitedWorkNote
-from distdebug.record.signature import OP_CODES
+from distdebug.record.ops import OP_CODES
 
 
 class Handle:

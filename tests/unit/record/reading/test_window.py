@@ -12,10 +12,11 @@ import pytest
 
 from distdebug.record import layout
 from distdebug.record.notes import ExitNote
+from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.reading.ring import OpenMaps
 from distdebug.record.reading.window import Window
-from distdebug.record.signature import OP_CODES, Signature, agreement_key, exact_key, hash64
+from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import Call, Process, Rank
 from distdebug.record.writing.slots import CallDescription, Place
 

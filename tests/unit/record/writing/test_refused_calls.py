@@ -9,14 +9,9 @@ import pytest
 
 from distdebug.record import layout
 from distdebug.record.layout import Activity, CallState, Definition, GroupState
+from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
-from distdebug.record.signature import (
-    OP_CODES,
-    Signature,
-    agreement_hash,
-    exact_hash,
-    split_contribution,
-)
+from distdebug.record.signature import Signature, agreement_hash, exact_hash, split_contribution
 from distdebug.record.snapshot import Process, Rank
 from distdebug.record.writing.slots import CallDescription, ChannelSlot, GroupSlot, Place
 from distdebug.record.writing.writer import FlightWriter

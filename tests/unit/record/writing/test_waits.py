@@ -10,8 +10,8 @@ import pytest
 
 from distdebug.record import layout
 from distdebug.record.layout import Activity, Definition
+from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
-from distdebug.record.signature import OP_CODES
 from distdebug.record.snapshot import CallSite, Process, Wait
 from distdebug.record.writing.slots import CallDescription, Place, ThreadSlot
 from distdebug.record.writing.writer import FlightWriter
