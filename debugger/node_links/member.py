@@ -13,18 +13,25 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from .agreed_keys import Pair
-from .head import LOST_AFTER_S, PING_EVERY_S
 from .hearing import Heard
 from .inbox import Intake, size_of
 from .interfaces import InterfaceError, address_towards
+from .limits import (
+    ANSWERS_S,
+    EMPTY_S,
+    HEAD_ANSWERS_S,
+    HEAD_PINGS_S,
+    HEAD_SPOKE_S,
+    LOST_AFTER_S,
+    RELAY_CLOSED_S,
+    TRIED_MS,
+)
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import Offer, OfferError
 from .relay import Relay
 from .tree import BELOW
 
-ANSWER_S = 10.0
-"""A head that has not answered by then is taken for out of reach."""
 CLOSED_TIMES = 3
 """So often a listener may close while keys are proved; it is asked ten times a second."""
 LATE_S, SILENT_S = 0.9, 1.6
@@ -35,22 +42,6 @@ those below it by then.
 So does a node that speaks to the head itself. Where four packets or more are on the way when a
 network fails, Linux takes no notice of `resend_steadily`: what was lost goes out once more after
 1.6 s, and then after 3.2 s. A new connection gets through as soon as there is a network."""
-TRIED_MS = 150
-"""A connection that nobody has taken for so long is tried anew: by itself TCP asks again after a
-second. A packet takes less from one host of a job to another."""
-NOT_NEEDED_S = 5.0
-"""So long a connection is tried of which there is no need any more. It may have been taken just
-now."""
-RELAY_CLOSED_S = 0.3
-RELAY_ANSWERS_S = 5.0
-"""So long it is tried to come below a relay."""
-HEAD_SPOKE_S = 1.0
-"""A head that its relay had heard so lately is not silent when the relay is."""
-HEAD_PINGS_S = 2 * PING_EVERY_S
-"""And one that it had heard so lately was there when the relay spoke: its next ping was to come.
-Counted from the ping before, an interruption of two seconds would be one of 2.6 here."""
-EMPTY_S = 3.0
-"""So long a relay waits at its end for those below it to leave."""
 
 
 @dataclass(slots=True)
@@ -79,7 +70,7 @@ class Connection(Link):
         self,
         say: Callable[[str], None],
         pair: Pair | None = None,
-        answer_s: float = ANSWER_S,
+        answer_s: float = HEAD_ANSWERS_S,
     ) -> None:
         super().__init__("distdebug-node", say, pair)
         self._answer_s = answer_s
@@ -261,7 +252,7 @@ class Connection(Link):
     def _go_below(self, offer: Offer) -> None:
         """Try to reach that relay; until it is reached all stays as it is."""
         if self._relay is None and self._via is None and self._next is None:
-            until_s = time.monotonic() + RELAY_ANSWERS_S
+            until_s = time.monotonic() + ANSWERS_S
             self._next = _Next(offer, until_s, *self._dial(offer))
 
     def _happened_next(self, told: Mapping[str, Any]) -> None:
@@ -328,7 +319,7 @@ class Connection(Link):
         now_s = time.monotonic()
         silent_s = self._via_heard.silent_s(self._listening.total_s)
         closed = self._via_closed_s and now_s - self._via_closed_s > RELAY_CLOSED_S
-        useless = not self._via_welcomed and now_s - self._via_since_s > RELAY_ANSWERS_S
+        useless = not self._via_welcomed and now_s - self._via_since_s > ANSWERS_S
         silent_s = max(silent_s, self._unheard_s, self._via_head_s)
         return silent_s > after_s or bool(closed or useless)
 
@@ -356,7 +347,7 @@ class Connection(Link):
             return  # it has just been found again, and is about to speak
         silent_s = max(self._via_heard.silent_s(now_s), self._unheard_s)
         urgent = self._via is None or silent_s > LATE_S
-        until_s = time.monotonic() + NOT_NEEDED_S
+        until_s = time.monotonic() + ANSWERS_S
         self._next = _Next(None, until_s, *self._dial(offer, urgent))
 
     def _give_up_next(self) -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import zmq
 
 from .head import Listener, Node, Route
+from .limits import PING_EVERY_S
 from .link import resend_steadily
 from .messages import Message, MessageError, message_of
 from .tree import BELOW
 
-TELL_EVERY_S = 0.25
 MOST_ON_THE_WAY_BYTES = 8 << 20
 """Handed on, and not taken in by the head yet; while there is more nothing is read."""
 
@@ -154,7 +154,7 @@ class Relay(Listener):
     def _tick(self) -> None:
         super()._tick()
         now_s = time.monotonic()
-        if now_s - self._told_s < TELL_EVERY_S:
+        if now_s - self._told_s < PING_EVERY_S:
             return
         self._told_s = now_s
         silent, offsets = [], []

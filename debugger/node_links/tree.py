@@ -17,9 +17,6 @@ from .offers import Offer
 
 BELOW = b"below"
 """The first part of a message of, or to, a node below a relay; its channel there follows."""
-BELOW_SILENT_S = 5.2
-"""Who was below a relay, and is told of by nobody for so long, is lost: twice as long as a relay
-may be silent before its nodes come to the head themselves."""
 _VARIABLE = "DISTDEBUG_FAN_IN"
 """For tests: with few nodes there is a tree as well."""
 

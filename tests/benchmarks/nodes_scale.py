@@ -41,12 +41,13 @@ import psutil
 import zmq
 
 from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.limits import PING_EVERY_S
 from distdebug.node_links.messages import Message, message_of
 from distdebug.node_links.mirror import process_values
 from distdebug.node_links.offers import SCHEMA, Offer
 from distdebug.node_links.pace import Pace, pace_for
 from distdebug.node_links.patches import Patch, packed
-from distdebug.node_links.relay import TELL_EVERY_S, Relay
+from distdebug.node_links.relay import Relay
 from distdebug.node_links.source import Piece, RecordSource
 from distdebug.node_links.tree import BELOW
 from distdebug.record import layout, steady_clock
@@ -236,7 +237,7 @@ class Node:
 
     def tell_of_those_below(self, now_s: float) -> None:
         """As a relay does four times a second: nobody is silent, and their clocks are as ours."""
-        if self.channels and now_s - self.told_s >= TELL_EVERY_S:
+        if self.channels and now_s - self.told_s >= PING_EVERY_S:
             self.told_s = now_s
             offsets = [[int(one), 0, BELOW_ERROR_NS] for one in self.new_below]
             self.new_below.clear()

@@ -14,8 +14,9 @@ import pytest
 from distdebug.node_links import link as link_module
 from distdebug.node_links.agreed_keys import head_pair, node_pair
 from distdebug.node_links.clocks import Offset
-from distdebug.node_links.head import LOST_AFTER_S, Listener, Node
+from distdebug.node_links.head import Listener, Node
 from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.limits import LOST_AFTER_S
 from distdebug.node_links.link import Link
 from distdebug.node_links.member import SILENT_S, Connection
 from distdebug.node_links.messages import Message
@@ -297,7 +298,7 @@ def test_a_relay_that_cannot_be_reached_is_done_without(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A firewall, say: all speak to the head, and none is missed."""
-    monkeypatch.setattr("distdebug.node_links.member.RELAY_ANSWERS_S", 0.5)
+    monkeypatch.setattr("distdebug.node_links.member.ANSWERS_S", 0.5)
     monkeypatch.setattr(Relay, "allow", lambda _self, _key: None)
     job.meet(3)
     until(lambda: job.nodes[2]._next, "it does not try")

@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from distdebug.node_links import head, member
-from distdebug.node_links.head import LOST_AFTER_S, Listener
+from distdebug.node_links.head import Listener
 from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.limits import LOST_AFTER_S
 from distdebug.node_links.member import LATE_S, Connection
 from distdebug.node_links.messages import Message
 from distdebug.node_links.offers import Offer
