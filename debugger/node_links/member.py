@@ -12,20 +12,11 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from . import limits
 from .agreed_keys import Pair
 from .hearing import Heard
 from .inbox import Intake, size_of
 from .interfaces import InterfaceError, address_towards
-from .limits import (
-    ANSWERS_S,
-    EMPTY_S,
-    HEAD_ANSWERS_S,
-    HEAD_PINGS_S,
-    HEAD_SPOKE_S,
-    LOST_AFTER_S,
-    RELAY_CLOSED_S,
-    TRIED_MS,
-)
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import Offer, OfferError
@@ -70,7 +61,7 @@ class Connection(Link):
         self,
         say: Callable[[str], None],
         pair: Pair | None = None,
-        answer_s: float = HEAD_ANSWERS_S,
+        answer_s: float = limits.HEAD_ANSWERS_S,
     ) -> None:
         super().__init__("distdebug-node", say, pair)
         self._answer_s = answer_s
@@ -155,7 +146,7 @@ class Connection(Link):
         where = f"the head at {self.offer.endpoint[6:]}" if self.offer else "the head"
         if self._heard.last_s >= 0:
             silent_s = self.silent_s
-            if silent_s < LOST_AFTER_S:
+            if silent_s < limits.LOST_AFTER_S:
                 return ""
             if absent_s := self.absent_s:
                 return f"this node was not run for {absent_s:.1f} s, and {where} has given it up"
@@ -185,7 +176,7 @@ class Connection(Link):
         dealer.sndhwm = dealer.rcvhwm = 10_000
         dealer.reconnect_ivl = 100
         if urgent:
-            dealer.connect_timeout, dealer.reconnect_ivl = TRIED_MS, TRIED_MS // 5
+            dealer.connect_timeout, dealer.reconnect_ivl = limits.TRIED_MS, limits.TRIED_MS // 5
         dealer.handshake_ivl = 15_000
         monitor = dealer.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -252,7 +243,7 @@ class Connection(Link):
     def _go_below(self, offer: Offer) -> None:
         """Try to reach that relay; until it is reached all stays as it is."""
         if self._relay is None and self._via is None and self._next is None:
-            until_s = time.monotonic() + ANSWERS_S
+            until_s = time.monotonic() + limits.ANSWERS_S
             self._next = _Next(offer, until_s, *self._dial(offer))
 
     def _happened_next(self, told: Mapping[str, Any]) -> None:
@@ -271,7 +262,7 @@ class Connection(Link):
     def _head_is_there(self) -> None:
         """Its host takes connections, and the relay is silent: it has as long as ever to speak. One
         that the relay had missed already has not."""
-        if self._via_head_s < HEAD_SPOKE_S:
+        if self._via_head_s < limits.HEAD_SPOKE_S:
             self._heard.spoke(self._listening.total_s)
 
     def _go_over(self) -> None:
@@ -318,8 +309,8 @@ class Connection(Link):
             return max(self.silent_s, self._unheard_s) > after_s
         now_s = time.monotonic()
         silent_s = self._via_heard.silent_s(self._listening.total_s)
-        closed = self._via_closed_s and now_s - self._via_closed_s > RELAY_CLOSED_S
-        useless = not self._via_welcomed and now_s - self._via_since_s > ANSWERS_S
+        closed = self._via_closed_s and now_s - self._via_closed_s > limits.RELAY_CLOSED_S
+        useless = not self._via_welcomed and now_s - self._via_since_s > limits.ANSWERS_S
         silent_s = max(silent_s, self._unheard_s, self._via_head_s)
         return silent_s > after_s or bool(closed or useless)
 
@@ -347,7 +338,7 @@ class Connection(Link):
             return  # it has just been found again, and is about to speak
         silent_s = max(self._via_heard.silent_s(now_s), self._unheard_s)
         urgent = self._via is None or silent_s > LATE_S
-        until_s = time.monotonic() + ANSWERS_S
+        until_s = time.monotonic() + limits.ANSWERS_S
         self._next = _Next(None, until_s, *self._dial(offer, urgent))
 
     def _give_up_next(self) -> None:
@@ -447,7 +438,7 @@ class Connection(Link):
             silent_s = 0.0
         self._via_heard.spoke(now_s)
         self._via_head_s = silent_s
-        spoke_s = max(0.0, now_s - (silent_s if silent_s > HEAD_PINGS_S else 0.0))
+        spoke_s = max(0.0, now_s - (silent_s if silent_s > limits.HEAD_PINGS_S else 0.0))
         if self._heard.last_s < spoke_s:
             self._heard.spoke(spoke_s)
 
@@ -476,7 +467,7 @@ class Connection(Link):
         """Those below this node get the time to leave by it."""
         relay = self._relay
         if relay is not None:
-            until_s = time.monotonic() + EMPTY_S
+            until_s = time.monotonic() + limits.EMPTY_S
             while self.is_alive() and not relay.empty and time.monotonic() < until_s:
                 time.sleep(0.02)
             relay.close()

@@ -298,7 +298,7 @@ def test_a_relay_that_cannot_be_reached_is_done_without(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A firewall, say: all speak to the head, and none is missed."""
-    monkeypatch.setattr("distdebug.node_links.member.ANSWERS_S", 0.5)
+    monkeypatch.setattr("distdebug.node_links.limits.ANSWERS_S", 0.5)
     monkeypatch.setattr(Relay, "allow", lambda _self, _key: None)
     job.meet(3)
     until(lambda: job.nodes[2]._next, "it does not try")
