@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ..record.kinds import Family
 from ..record.requests.breakpoints import any_stop
+from ..supervisor.limits import GONE_WITHIN_S
 from .channel import Channel, Message
 from .judge import Judge, make_directory
-from .limits import FAILED_GRACE_S, RAISE_GRACE_S, STATUS_S, TEARDOWN_S
+from .limits import FAILED_GRACE_S, RAISE_GRACE_S, TEARDOWN_S
 from .marks import Wanted
 from .server import ForkServer, ServerError
 
@@ -318,7 +319,7 @@ class RankTest:
     def _await_status(self, rank: Rank) -> None:
         """Waits for the status of a rank that died, which is known a moment later."""
         server = self._around.server
-        until_s = time.monotonic() + STATUS_S
+        until_s = time.monotonic() + GONE_WITHIN_S
         while (left_s := until_s - time.monotonic()) > 0 and server.alive:
             if server.exits.find(rank.pid) is not None:
                 return

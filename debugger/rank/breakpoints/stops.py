@@ -24,7 +24,7 @@ from ...record.runs.run_directory import is_live
 from ...record.safe_text.whole_numbers import whole_number
 from ...record.wording import printable
 from .. import torch_private
-from ..limits import SUPERVISOR_EVERY_S
+from ..limits import SELDOM_S
 from ..log.own_faults import at_exit, report_own_fault, say
 from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
@@ -316,7 +316,7 @@ class Breakpoints:
         before, nobody may come any more."""
         self._recorder.waits.check()
         now_s = time.monotonic()
-        if self._supervised and now_s - self._looked_s >= SUPERVISOR_EVERY_S:
+        if self._supervised and now_s - self._looked_s >= SELDOM_S:
             self._looked_s = now_s
             if not is_live(self._directory):
                 self._console.left = True

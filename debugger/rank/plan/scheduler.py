@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...record.limits import LOOK_EVERY_S
 from ..limits import (
     CHECK_S,
     LONGEST_WAIT_S,
     MEASURE_AFTER_S,
     PLANNED_GRACE_S,
-    PLANNED_RANKS_EVERY_S,
     VAIN_S,
 )
 from . import memory
@@ -113,11 +113,11 @@ class Scheduler:
                     self._end_all()
                     return
                 continue
-            self._listen(PLANNED_RANKS_EVERY_S)
+            self._listen(LOOK_EVERY_S)
             if self._board.refuted:
                 self._start_anew()
             now_s = time.monotonic()
-            if now_s - looked_s > PLANNED_RANKS_EVERY_S:
+            if now_s - looked_s > LOOK_EVERY_S:
                 looked_s = now_s
                 self._look(now_s)
 
@@ -431,7 +431,7 @@ class Scheduler:
             return True
         before = {one.rank: one.stands for one in unsure}
         doubtful = any(one.stands is not None and one.stands.doubtful for one in unsure)
-        if not self._stand_still(unsure, PLANNED_RANKS_EVERY_S if doubtful else 0.0):
+        if not self._stand_still(unsure, LOOK_EVERY_S if doubtful else 0.0):
             return True
         for one in unsure:
             found = one.stands or Standing()
@@ -453,7 +453,7 @@ class Scheduler:
         while any(one.stands is None for one in unsure) and time.monotonic() < until_s:
             if self._moved:
                 return False
-            self._listen(PLANNED_RANKS_EVERY_S)
+            self._listen(LOOK_EVERY_S)
         return not self._moved
 
     def _listen(self, longest_s: float) -> None:
