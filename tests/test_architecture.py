@@ -156,6 +156,7 @@ def test_no_rooms_use_each_other() -> None:
     assert house("distcore").circles == []
     assert house("distdebug.tui").circles == []
     assert house("distdebug.diagnosis").circles == []
+    assert house("distdebug.plan").circles == []
     assert house("distdebug").circles == []
     assert house("distdebug.rank").circles == []
     assert house("distdebug.record").circles == []
