@@ -133,7 +133,7 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
     [
         ("distdebug", 18, 67),  # 8 of them: all rooms start processes by the one loader, in hook/
         ("distdebug.rank", 15, 54),
-        ("distdebug.record", 30, 52),
+        ("distdebug.record", 30, 53),
         ("distdebug.supervisor", 30, 70),
         ("distcore", 16, 55),
     ],
@@ -181,6 +181,7 @@ def test_no_rooms_use_each_other() -> None:
     assert house("distcore").circles == []
     assert house("distdebug.tui").circles == []
     assert house("distdebug.diagnosis").circles == []
+    assert house("distdebug.plan").circles == []
     assert house("distdebug").circles == []
     assert house("distdebug.rank").circles == []
     assert house("distdebug.record").circles == []
