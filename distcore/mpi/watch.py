@@ -47,7 +47,7 @@ class Watch:
         self._all_came = True
 
     def wait(self) -> Wait:
-        """For one wait, which begins now."""
+        """Begins one wait, now."""
         now = _now()
         return Wait(self, now, now + min(_PLACE_S, (self._deadline - now) / 4))
 
