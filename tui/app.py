@@ -388,7 +388,7 @@ class TerminalApp(App[None]):
 
     @guarded("this action")
     def _take(self, action: actions.Action, **arguments: int | None) -> None:
-        """In a thread of its own: the supervisor may need a while."""
+        """Sends an action in a thread of its own: the supervisor may need a while."""
 
         def ask() -> None:
             try:

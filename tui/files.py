@@ -118,7 +118,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """The same without what follows the point."""
+    """Returns a number without what follows the point."""
     found = number(value)
     return None if found is None else int(found)
 

@@ -42,7 +42,7 @@ def judge_once(
 
 
 def in_order(findings: Iterable[Finding]) -> list[Found]:
-    """The verdict first."""
+    """Returns the findings with the verdict first."""
     return [
         Found(
             kind=one.kind,

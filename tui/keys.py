@@ -31,7 +31,7 @@ KEYS = (
 
 
 def bindings() -> list[BindingType]:
-    """All of them, for the app."""
+    """Returns the bindings of all keys, for the app."""
     found: list[BindingType] = [
         Binding(key.key, f"common({key.key!r})", show=False, priority=True) for key in KEYS
     ]

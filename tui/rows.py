@@ -89,7 +89,8 @@ def fronts(ranks: Mapping[int, Rank]) -> dict[GroupKey, int]:
 
 
 def lag_of(rank: Rank, front: Mapping[GroupKey, int]) -> int:
-    """By how many collectives the rank is behind, in the group where it is furthest behind."""
+    """Returns by how many collectives the rank is behind, in the group where it is furthest
+    behind."""
     return max(
         (
             front.get(key, 0) - group.issued

@@ -25,7 +25,7 @@ def source_of(report: Mapping[str, Any]) -> Source:
 
 
 def told_in_report(report: Mapping[str, Any]) -> tuple[Told, ...]:
-    """In the order in which it matters."""
+    """Returns what a report says, in the order in which it matters."""
     source = source_of(report)
     if source is Source.PLAN:
         return (*_not_decided(report), *_alike(report))

@@ -176,7 +176,7 @@ def escaped(text: str) -> str:
 
 
 def render(totals: CallTotals, state: State) -> str:
-    """The whole file."""
+    """Returns the whole file."""
     text = _Text()
     run = {"run": state.run, "outcome": state.outcome}
     text.metric("run_info", "gauge", "The run, and what it came to.", [(run, 1)])

@@ -288,7 +288,7 @@ def properties(test: RankTest) -> list[tuple[str, object]]:
 
 
 def _alike(rows: Iterable[tuple[str, int]]) -> list[tuple[str, list[int]]]:
-    """Ranks by text."""
+    """Returns the ranks by text."""
     found: dict[str, list[int]] = {}
     for text, number in rows:
         found.setdefault(text, []).append(number)

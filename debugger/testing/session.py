@@ -31,7 +31,7 @@ class RanksStopped(Exception):
 
 
 def distribute(item: pytest.Item, session: Callable[[], Session]) -> None:
-    """From now on the item's phases are those of its ranks: they make the fixtures, not we."""
+    """Makes the item's phases those of its ranks: they make the fixtures, not we."""
     distributed = _Distributed(item, session)
     item.stash[_TEST] = distributed
     item.setup = distributed.setup  # type: ignore[method-assign]

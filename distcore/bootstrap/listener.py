@@ -139,7 +139,7 @@ class Listener:
             return place, self._ports[place]
 
     def register(self, registration: Registration) -> None:
-        """From now on calls for this group and rank are answered."""
+        """Answers calls for this group and rank."""
         with self._lock:
             self._registrations[registration.group, registration.rank] = registration
 
@@ -361,7 +361,8 @@ class _Process:
         self.watches_forks = False
 
     def after_fork(self) -> None:
-        """In the child: the thread does not exist here, and the lock may be held by nobody."""
+        """Forgets thread and lock in a forked child: the thread does not exist here, and the lock
+        may be held for ever."""
         self.lock = threading.Lock()
         self.users = 0
         listener, self.listener = self.listener, None

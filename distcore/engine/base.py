@@ -84,7 +84,7 @@ class Engine(Protocol):
     def session(self) -> Life: ...
 
     def staging(self) -> Staging:
-        """For the tensors of one call that are not plain."""
+        """Returns a staging for the tensors of one call that are not plain."""
 
     def start(
         self, text: str, timeout_s: float, at_once: bool, body: Body, tensors: Sequence[Tensor]

@@ -37,7 +37,7 @@ class Beside(Protocol):
         """The first error, which made it unusable."""
 
     def close(self) -> None:
-        """Leave."""
+        """Leaves."""
 
 
 _open: weakref.WeakSet[Leaver] = weakref.WeakSet()
@@ -65,7 +65,7 @@ def forget(leaver: Leaver) -> None:
 
 
 def watch_beside(network: Beside) -> None:
-    """From now on `close_beside` closes it."""
+    """Registers a network that `close_beside` is to close."""
     _beside.add(network)
 
 

@@ -22,7 +22,7 @@ _BUCKET_BYTES = 256 * 1024
 
 
 class QueuedEngine:
-    """All of `engine.Engine` but the planners of the collectives."""
+    """An engine without the planners of the collectives: all else of `engine.Engine`."""
 
     def __init__(self, name: str, session: Session, reach: Reach) -> None:
         self.name = name

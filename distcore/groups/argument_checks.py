@@ -22,7 +22,7 @@ class InvalidArgument(ValueError, RuntimeError):
 
 
 class InvalidType(TypeError, RuntimeError):
-    """The same for an argument of the wrong type."""
+    """An argument of the wrong type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Caller:
         raise InvalidArgument(self._sentence(argument, expected, given, words))
 
     def wrong_type(self, argument: str, expected: object, given: object) -> NoReturn:
-        """InvalidType."""
+        """Raises InvalidType."""
         raise InvalidType(self._sentence(argument, expected, given))
 
     def _sentence(self, argument: str, expected: object, given: object, words: str = "") -> str:

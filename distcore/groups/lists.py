@@ -83,7 +83,8 @@ def all_reduce(
 def broadcast(
     tensors: Sequence[Tensor], root: int, which: int, src: int, engine: Engine
 ) -> tuple[str, Body]:
-    """The same for `tensors[which]` of group rank `root`, whose global rank is `src`."""
+    """Broadcasts `tensors[which]` of group rank `root`, whose global rank is `src`, over several
+    devices."""
     chosen = tensors[which]
     room = torch.empty(chosen.shape, dtype=chosen.dtype, device="cpu")
     send = engine.broadcast(room, root)

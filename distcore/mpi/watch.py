@@ -40,7 +40,7 @@ class Watch:
         self._all_came = True
 
     def wait(self) -> Wait:
-        """For one wait, which begins now."""
+        """Begins one wait, now."""
         now = _now()
         return Wait(self, now, now + min(PLACE_S, (self._deadline - now) / 4))
 

@@ -286,8 +286,8 @@ class NcclEngine:
         return found.pop() if found else self.meeting_place()
 
     def meeting_place(self) -> int:
-        """For a call without tensors: the device named for the group, or that of its first call,
-        or the current one."""
+        """Returns the device of a call without tensors: the one named for the group, or that of its
+        first call, or the current one."""
         if self.bound is not None:
             return self.bound
         first = next(iter(self._places), None)

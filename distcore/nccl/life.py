@@ -69,7 +69,7 @@ class Life:
 
     @property
     def described(self) -> str:
-        """For the messages."""
+        """The group's name for the messages."""
         return f"group {self.name!r} (rank {self.ranks[self.rank]})"
 
     def _look(self, now_s: float) -> None:

@@ -248,7 +248,7 @@ def _exchanged_parts(
 
 
 def _fold(reducing: Reducing, had: Sequence[Tensor], out: Tensor) -> None:
-    """In the ranks' order; `out` may be one of those that are combined."""
+    """Combines in the ranks' order; `out` may be one of those that are combined."""
     assert reducing.combine is not None
     total = reducing.view(had[0])
     for other in had[1:]:

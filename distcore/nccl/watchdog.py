@@ -145,7 +145,7 @@ class Watch:
 
 
 class Watchdog:
-    """The thread."""
+    """The thread that lets `Watch` look."""
 
     def __init__(
         self,

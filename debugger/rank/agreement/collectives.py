@@ -51,7 +51,7 @@ class Agreement:
         self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
 
     def observe(self) -> None:
-        """From now on the level switches the guards of all groups."""
+        """Lets the level switch the guards of all groups."""
         self._level.on_detail(self._switch_all)
 
     def _switch_all(self, on: bool) -> None:
@@ -250,12 +250,12 @@ class Guard:
         )
 
     def _stop(self) -> None:
-        """From now on calls go to the backend at once."""
+        """Lets calls go to the backend at once."""
         self._ended = True
         self._record.guard = None
 
     def retract(self) -> None:
-        """In a forked child: the network is its parent's."""
+        """Retracts in a forked child: the network is its parent's."""
         self._stop()
         self._record.pairs = None
         self._store = None

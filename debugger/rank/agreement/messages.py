@@ -199,7 +199,7 @@ class PairGuard:
             raise finding.raised()
 
     def _compare_later(self, heard: Note, peer: int, mine: Signature, known: Known) -> None:
-        """The same for a call that has entered the backend: the finding is put on record."""
+        """Compares a call that has entered the backend: the finding is put on record."""
         try:
             self._compare(heard, peer, mine, known)
         except RuntimeError:

@@ -160,7 +160,7 @@ class Breakpoints:
         return own.only_files(frame, event, arg)
 
     def end(self) -> None:
-        """The process ends."""
+        """Ends the prompts with the process."""
         if getpid() == self._owner:
             self._console.end(f"{self._prompt()} has ended")
 

@@ -81,7 +81,7 @@ def of_tensor(tensor: Tensor) -> Layout | None:
 
 
 def of_storage(storage: torch.UntypedStorage) -> Layout | None:
-    """The same for all of a storage."""
+    """Returns the layout of all of a storage."""
     size = storage.nbytes()
     if storage.device.type != "cpu" or not size:
         return None
@@ -89,6 +89,6 @@ def of_storage(storage: torch.UntypedStorage) -> Layout | None:
 
 
 def of_array(array: Any) -> Layout:
-    """The same for one of numpy's."""
+    """Returns the layout of an array of numpy's."""
     start = int(array.__array_interface__["data"][0])
     return Layout(start, tuple(array.shape), tuple(array.strides), int(array.itemsize))

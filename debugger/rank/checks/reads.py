@@ -122,14 +122,14 @@ def over() -> None:
 
 
 def forget() -> None:
-    """In a forked child: what its parent has under way is no matter of its."""
+    """Forgets, in a forked child, the calls that its parent has under way."""
     _thread.pending = []
     if sys.getprofile() is _hear:
         sys.setprofile(None)
 
 
 def prepare() -> None:
-    """From now on it is known which tensors have given their memory to numpy."""
+    """Begins to note which tensors have given their memory to numpy."""
     torch_private.on_reads_past_operators(_look_past_operators, _gave)
 
 
@@ -170,7 +170,7 @@ def written(method: str, args: tuple[Any, ...], record: GroupRecord, known: Know
 
 
 def _look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before an operator of this thread's; raises the finding."""
+    """Looks at an operator of this thread's before it runs; raises the finding."""
 
     def of_operator() -> Iterator[Access]:
         for given, how, whole in torch_private.accesses(operator, args, kwargs):

@@ -57,7 +57,7 @@ class UnusedParameters:
         self._models: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
 
     def observe(self) -> None:
-        """From now on the models of `watch` are looked at when a backward has ended."""
+        """Looks at the models of `watch` when a backward has ended."""
         private.on_backward_end(self._look, self._recorder.left_call)
 
     def watch(self, model: Any, name: str) -> None:

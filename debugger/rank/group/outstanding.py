@@ -163,7 +163,7 @@ def pending() -> list[int]:
 
 
 def forget() -> None:
-    """In a forked child: these calls are the parent's."""
+    """Forgets the calls in a forked child: they are the parent's."""
     works.clear()
     awaited.clear()
     kept.clear()

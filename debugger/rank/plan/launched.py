@@ -63,7 +63,7 @@ class Started:
 
 
 class Launcher:
-    """This process."""
+    """The launcher in this process."""
 
     def __init__(self, request: Request) -> None:
         self._request = request

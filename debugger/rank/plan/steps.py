@@ -23,7 +23,7 @@ class Steps:
         self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def observe(self) -> None:
-        """From now on."""
+        """Begins to count steps."""
         on_optimizer_steps(lambda _: None, self._stepped)
 
     def _stepped(self, optimizer: Any) -> None:

@@ -371,7 +371,7 @@ class Recorder:
     def know(
         self, group: GroupRecord, signature: Signature, on_cpu: bool | None, key: Facts
     ) -> Known:
-        """The same for a signature that was found in another way."""
+        """Returns what is known of a call for a signature that was found in another way."""
         op = signature.op
         channel = self._channel(group, signature) if signature.peer is not None else None
         text = signature.to_json()
@@ -472,7 +472,8 @@ class Recorder:
                 self.note(LayerOffNote(), f"{what} is switched off")
 
     def part_off(self, part: str, why: str, gaps: bool = False, said: bool = False) -> None:
-        """For the report; `gaps`: the record of calls has gaps. `said`: the user knows."""
+        """Tells the report that a part is off; `gaps`: the record of calls has gaps. `said`: the
+        user knows."""
         with contextlib.suppress(Exception):
             off = LayerOffNote if gaps else PartOffNote
             self.note(off(part=part, said=said), why)

@@ -65,13 +65,13 @@ def found_groups() -> list[Found]:
 
 
 def hook(group: Any, pre: Hook, post: Hook) -> None:
-    """From now on `pre(args)` is called before each call of the group, `post(args)` after it."""
+    """Has `pre(args)` called before each call of the group, and `post(args)` after it."""
     group.register_pre_hook(HOOK_ID, pre)
     group.register_post_hook(HOOK_ID, post)
 
 
 def unhook(group: Any) -> None:
-    """No more."""
+    """Takes the hooks away."""
     group.unregister_pre_hook(HOOK_ID)
     group.unregister_post_hook(HOOK_ID)
 

@@ -46,7 +46,8 @@ _STORE_ARGUMENTS = (
 
 
 def keep_to_loopback() -> None:
-    """From now on, in this process, if its run is on one host. Called twice it changes nothing."""
+    """Keeps this process to loopback, if its run is on one host. Called twice it changes
+    nothing."""
     if os.environ.get(ONE_HOST) != "1":
         return
     _front(getattr(dist, "TCPStore", None), _store)

@@ -26,7 +26,7 @@ _libraries: list[Any] = []
 
 
 def on_the_cpu() -> None:
-    """From now on, in this process."""
+    """Makes attention run on the CPU in this process."""
     if not ATTENTION.works or _libraries:
         return
     made: Any = torch.library.Library

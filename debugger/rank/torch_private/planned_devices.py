@@ -324,7 +324,7 @@ def _(given: str) -> Any:
 
 
 def answer(places: Places) -> None:
-    """From now on tensors, meshes and what is loaded answer for their places."""
+    """Makes tensors, meshes and what is loaded answer for their places."""
     kind: Any = Tensor
 
     def place_of(tensor: Any, frame: FrameType) -> int:

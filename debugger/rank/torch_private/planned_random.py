@@ -27,7 +27,7 @@ DTENSOR_RANDOM = Part(
 
 @DTENSOR_RANDOM
 def on_the_cpu() -> None:
-    """From now on, in this process."""
+    """Makes the random operators of DTensor run on the CPU in this process."""
     from torch.distributed.tensor import _dispatch, _random
 
     home: Any = _random

@@ -47,7 +47,7 @@ class _OwnCall(Exception):
 
 
 def share_shapes(recall: Recall, remember: Remember) -> None:
-    """From now on what one rank has found is taken by all others."""
+    """Makes all ranks take what one of them has found."""
 
     def replace(_: Any) -> None:
         if not SHAPES.works:

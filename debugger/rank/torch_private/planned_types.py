@@ -36,7 +36,7 @@ class _OldType(type):
 
 
 def answer_for_types(places: Places) -> None:
-    """From now on, in this process."""
+    """Makes the types of tensors answer for their places in this process."""
     _OldType.places = places
     by_name = {}
     for name, dtype in _TYPES.items():

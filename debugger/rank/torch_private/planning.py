@@ -39,7 +39,7 @@ SENT_OBJECTS = Part(
 
 @SENT_OBJECTS
 def write_sent_objects_with(pickler: type) -> None:
-    """From now on objects for other ranks are written with this."""
+    """Has objects for other ranks written with this."""
     c10d._pickler = pickler
 
 

@@ -80,7 +80,7 @@ class Incoming:
         self._filled = 0
 
     def expect(self, receive: Receive, call: Call, step: int) -> None:
-        """From now on the peer's next message is received for `receive`."""
+        """Receives the peer's next message for `receive`."""
         self._receive, self._expected, self._expected_step = receive, call, step
         self._got = 0
         self._begun = False
@@ -292,7 +292,7 @@ class Incoming:
         return True
 
     def _consume(self, receive: Receive, consume: Consume, available: int) -> bool:
-        """The same for a message that is handed on in segments."""
+        """Consumes a message that is handed on in segments."""
         got = self._got
         room = min(SEGMENT_BYTES - self._filled, self._left)
         if not self._filled and available == room and not self._start % 8:

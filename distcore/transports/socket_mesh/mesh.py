@@ -382,5 +382,5 @@ class Mesh(Transport):
 
     @property
     def descriptors(self) -> dict[int, int]:
-        """By peer: the descriptor of a connection that ends when the peer does."""
+        """Returns by peer the descriptor of a connection that ends when the peer does."""
         return {peer: link.descriptor for peer, link in self._links.items()}

@@ -42,7 +42,7 @@ class Answers:
         return sorted(rank for rank in chains if rank not in self.answers)
 
     def _chains(self) -> dict[int, int]:
-        """By rank that is waited for, directly or not: the one that waits for it."""
+        """Returns by rank that is waited for, directly or not, the one that waits for it."""
         found: dict[int, int] = {}
         open_ends = [self.rank]
         while open_ends:
