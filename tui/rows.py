@@ -12,7 +12,7 @@ from ..record.notes import FindingRaisedNote
 from ..record.signature import POINT_TO_POINT
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import call_text, group_name, signal_name, site_text, spans
-from .picture import Found, Progress, RankRow, State, Stood, Usage
+from .picture import Problem, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe
 
 LATE_AFTER_NS = 1_000_000_000
@@ -34,7 +34,7 @@ def state_of(
     waits: Waits,
     number: int,
     now_ns: int,
-    found: Sequence[Found] = (),
+    found: Sequence[Problem] = (),
     over: bool = False,
     stopped: bool = False,
 ) -> State:
@@ -67,7 +67,7 @@ def state_of(
     return State.COMPUTING
 
 
-def _own_end(rank: Rank, found: Sequence[Found]) -> bool:
+def _own_end(rank: Rank, found: Sequence[Problem]) -> bool:
     """Whether a finding says that the process ended by itself. Else it raised what was found, or
     was stopped for it, by distdebug or by a launcher: consequences are no findings."""
     return any(kind_of(one.kind).ends_culprits and rank.rank in one.culprits for one in found)

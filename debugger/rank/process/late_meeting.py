@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from .meeting import Meeting
+from .meeting import NodesMeeting
 
 CONNECT_S = 2.0
 AGAIN_S = 0.2
@@ -28,7 +28,7 @@ def main() -> None:
     from ..torch_private.rendezvous import connected
 
     store = connected(host, int(port), CONNECT_S)
-    Meeting(Path(directory)).join(store, host, "distdebug", HEAD_COMES_S)
+    NodesMeeting(Path(directory)).join(store, host, "distdebug", HEAD_COMES_S)
 
 
 def _is_served(host: str, port: int, within_s: float) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .planned_devices import CPU, Places
+from .planned_devices import CPU, DevicePlaces
 
 _TYPES = {
     "FloatTensor": torch.float32,
@@ -27,7 +27,7 @@ _NAMES = {dtype: f"torch.cuda.{name}" for name, dtype in _TYPES.items()}
 class _OldType(type):
     """`dtype`: of the tensors that it makes, on the device that is current."""
 
-    places: ClassVar[Places]
+    places: ClassVar[DevicePlaces]
     dtype: torch.dtype
 
     def __call__(cls, *given: Any, device: Any = None) -> Any:
@@ -41,7 +41,7 @@ class _OldType(type):
         return is_there and instance.dtype is cls.dtype
 
 
-def answer_for_types(places: Places) -> None:
+def answer_for_types(places: DevicePlaces) -> None:
     """Makes the types of tensors answer for their places in this process."""
     _OldType.places = places
     by_name = {}

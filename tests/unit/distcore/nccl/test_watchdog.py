@@ -11,10 +11,10 @@ import pytest
 from distcore.base import deadline
 from distcore.base.deadline import Deadline
 from distcore.errors import DeadlineExceeded, GroupFailed
-from distcore.nccl.communicators import Member
+from distcore.nccl.communicators import Comm
 from distcore.nccl.gpu_clock import RENEW_NS, GpuClock
 from distcore.nccl.library import Library
-from distcore.nccl.watchdog import Watch, Watchdog
+from distcore.nccl.watchdog import StreamWatch, Watchdog
 from distcore.nccl.work import StreamWork
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.recording import FakeClock, RecordingDevice, SilentCommunicator
@@ -27,10 +27,10 @@ class Case:
         self.device.lanes |= {"lane 1", "lane 2"}
         self.communicator = SilentCommunicator()
         library = Library(core)
-        self.member = Member(library, self.communicator, "group '0'", self.clock)
+        self.member = Comm(library, self.communicator, "group '0'", self.clock)
         self.failures: list[BaseException] = []
         self.peers: list[BaseException] = []
-        self.watch = Watch(
+        self.watch = StreamWatch(
             lambda: [self.member],
             self.failures.append,
             lambda: self.peers[0] if self.peers else None,
