@@ -49,7 +49,7 @@ class BodyTable(ProcessTable):
         return self._bodies.get(pid) or super().observe(pid, start_ticks)
 
 
-class Judge:
+class BodyJudge:
     """The judge of one test. `finding` is what ended it, or was found in it; None so far."""
 
     def __init__(self, directory: RunDirectory, exits: ExitLog, wanted: Wanted, level: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .choice import ALGORITHM_VARIABLE, DEFAULT, Choice, choice_from
+from .choice import ALGORITHM_VARIABLE, DEFAULT, Chooser, choice_from
 from .collectives import (
     all_gather,
     all_reduce,
@@ -18,7 +18,7 @@ from .collectives import (
 __all__ = [
     "ALGORITHM_VARIABLE",
     "DEFAULT",
-    "Choice",
+    "Chooser",
     "all_gather",
     "all_reduce",
     "all_to_all",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from . import board, bruck, chain, direct, hub, pairwise, recursive, ring, tree
 
-__all__ = ["ALGORITHM_VARIABLE", "DEFAULT", "KNOWN", "TABLE", "Choice", "Row", "choice_from"]
+__all__ = ["ALGORITHM_VARIABLE", "DEFAULT", "KNOWN", "TABLE", "Chooser", "Row", "choice_from"]
 
 ALGORITHM_VARIABLE = "DISTCORE_ALGORITHM"
 
@@ -146,7 +146,7 @@ TABLE: tuple[Row, ...] = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class Chooser:
     """The table, and what the user wishes instead, by op."""
 
     wishes: Mapping[str, str] = field(default_factory=dict)
@@ -186,11 +186,11 @@ class Choice:
         )
 
 
-DEFAULT = Choice()
+DEFAULT = Chooser()
 """The table as it is."""
 
 
-def choice_from(setting: str) -> Choice:
+def choice_from(setting: str) -> Chooser:
     """Parses `DISTCORE_ALGORITHM`: "op:algorithm" or "algorithm" (for every op that has it),
     separated by commas; an entry for an op goes before one for all. All ranks must be given the
     same. Raises ValueError for names that are not known, with those that are."""
@@ -218,4 +218,4 @@ def choice_from(setting: str) -> Choice:
             )
         else:
             particular[op] = algorithm
-    return Choice({**general, **particular})
+    return Chooser({**general, **particular})

@@ -1,7 +1,7 @@
 """The collectives on tensors: what every backend calls. Each picks its algorithm and runs it.
 
 All tensors are contiguous, on the CPU, and checked by the caller. Results are written in place.
-All ranks of the group make the same calls in the same order, with the same `Choice`. Peers and
+All ranks of the group make the same calls in the same order, with the same `Chooser`. Peers and
 roots are ranks of the group. A group of one, and tensors without elements, exchange nothing. Raises
 what `Transport.exchange` raises; the results are undefined then.
 """
@@ -26,12 +26,12 @@ from .choice import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
-    Choice,
+    Chooser,
 )
 
 
 def all_reduce(
-    net: Transport, tensor: Tensor, reduction: Reduction, choice: Choice = DEFAULT
+    net: Transport, tensor: Tensor, reduction: Reduction, choice: Chooser = DEFAULT
 ) -> None:
     """`tensor` becomes the reduction of all ranks' tensors, with the same bits on all of them."""
     if reduction.factor is not None:
@@ -43,7 +43,7 @@ def all_reduce(
 
 
 def reduce(
-    net: Transport, tensor: Tensor, root: int, reduction: Reduction, choice: Choice = DEFAULT
+    net: Transport, tensor: Tensor, root: int, reduction: Reduction, choice: Chooser = DEFAULT
 ) -> None:
     """On the root `tensor` becomes the reduction of all ranks' tensors; others keep theirs.
 
@@ -56,7 +56,7 @@ def reduce(
         REDUCE[_chosen(net, "reduce", len(data), choice)](net, data, root, reduction)
 
 
-def broadcast(net: Transport, tensor: Tensor, root: int, choice: Choice = DEFAULT) -> None:
+def broadcast(net: Transport, tensor: Tensor, root: int, choice: Chooser = DEFAULT) -> None:
     """`tensor` becomes what it is on the root."""
     data = bytes_of(tensor)
     size = net.size
@@ -65,7 +65,7 @@ def broadcast(net: Transport, tensor: Tensor, root: int, choice: Choice = DEFAUL
 
 
 def all_gather(
-    net: Transport, outputs: Sequence[Tensor], tensor: Tensor, choice: Choice = DEFAULT
+    net: Transport, outputs: Sequence[Tensor], tensor: Tensor, choice: Chooser = DEFAULT
 ) -> None:
     """`outputs[r]` becomes the tensor of rank r.
 
@@ -84,7 +84,7 @@ def gather(
     outputs: Sequence[Tensor] | None,
     tensor: Tensor,
     root: int,
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """On the root `outputs[r]` becomes the tensor of rank r; others give None. All of one size."""
     own = bytes_of(tensor)
@@ -103,7 +103,7 @@ def scatter(
     output: Tensor,
     inputs: Sequence[Tensor] | None,
     root: int,
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """`output` becomes `inputs[rank]` of the root; others give None. All of one size."""
     own = bytes_of(output)
@@ -122,7 +122,7 @@ def reduce_scatter(
     output: Tensor,
     inputs: Sequence[Tensor],
     reduction: Reduction,
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """`output` becomes the reduction of all ranks' `inputs[rank]`. The inputs do not change.
 
@@ -144,7 +144,7 @@ def all_to_all(
     net: Transport,
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """`outputs[r]` becomes what `inputs[rank]` is on rank r. Any sizes that agree pair by pair.
 
@@ -163,7 +163,7 @@ def barrier(net: Transport) -> None:
     bruck.barrier(net)
 
 
-def _chosen(net: Transport, op: str, size_bytes: int, choice: Choice) -> str:
+def _chosen(net: Transport, op: str, size_bytes: int, choice: Chooser) -> str:
     return choice.of(op, size_bytes, net.size, net.board is not None)
 
 

@@ -68,7 +68,7 @@ class _Pending:
     lane: int = -1
 
 
-class Listener:
+class RankListener:
     """The sockets, the thread and the registrations. Made by `acquire`; see the module."""
 
     def __init__(self) -> None:
@@ -351,12 +351,12 @@ class Listener:
         pending.connection.close()
 
 
-class _Process:
+class _ListeningProcess:
     """The process's listener and who uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.listener: Listener | None = None
+        self.listener: RankListener | None = None
         self.users = 0
         self.watches_forks = False
 
@@ -370,22 +370,22 @@ class _Process:
             listener.forget()
 
 
-_process = _Process()
+_process = _ListeningProcess()
 
 
-def acquire() -> Listener:
+def acquire() -> RankListener:
     """This process's listener, opened if need be; each caller gives it back with `release`."""
     with _process.lock:
         if not _process.watches_forks:
             os.register_at_fork(after_in_child=_process.after_fork)
             _process.watches_forks = True
         if _process.listener is None:
-            _process.listener = Listener()
+            _process.listener = RankListener()
         _process.users += 1
         return _process.listener
 
 
-def release(listener: Listener) -> None:
+def release(listener: RankListener) -> None:
     """Gives the listener back; the last one closes it."""
     with _process.lock:
         if listener is not _process.listener:

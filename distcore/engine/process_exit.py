@@ -29,7 +29,7 @@ class Leaver(Protocol):
         """Close this process's copies of the connections, and say nothing."""
 
 
-class Beside(Protocol):
+class SideNetwork(Protocol):
     """A network beside a group, whose calls can do without it."""
 
     @property
@@ -41,7 +41,7 @@ class Beside(Protocol):
 
 
 _open: weakref.WeakSet[Leaver] = weakref.WeakSet()
-_beside: weakref.WeakSet[Beside] = weakref.WeakSet()
+_beside: weakref.WeakSet[SideNetwork] = weakref.WeakSet()
 _watching_process = 0
 
 
@@ -64,7 +64,7 @@ def forget(leaver: Leaver) -> None:
     _open.discard(leaver)
 
 
-def watch_beside(network: Beside) -> None:
+def watch_beside(network: SideNetwork) -> None:
     """Registers a network that `close_beside` is to close."""
     _beside.add(network)
 

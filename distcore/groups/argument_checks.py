@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import torch_private
 from ..base.call_text import dtype_name
-from ..engine.staging import MAIN_MEMORY, Reach
+from ..engine.staging import MAIN_MEMORY, DeviceReach
 
 
 class InvalidArgument(ValueError, RuntimeError):
@@ -33,7 +33,7 @@ class Caller:
     call: str
     ranks: tuple[int, ...]
     rank: int
-    reach: Reach = MAIN_MEMORY
+    reach: DeviceReach = MAIN_MEMORY
 
     def wrong(self, argument: str, expected: object, given: object, words: str = "") -> NoReturn:
         """InvalidArgument; `words` are torch's own for it, which programs look for."""

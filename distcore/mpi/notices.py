@@ -25,7 +25,7 @@ from .. import errors
 from ..bootstrap.addresses import this_host
 from ..bootstrap.dial import Endpoint
 from ..bootstrap.join import Joining, Round
-from ..bootstrap.store_values import Member, shown_host_name
+from ..bootstrap.store_values import StoreMember, shown_host_name
 from ..errors import Aborted, GroupFailed, PeerLost
 from ..torch_private import dist
 
@@ -157,7 +157,7 @@ class Notices:
 
 
 def _join(store: Any, name: str, ranks: Sequence[int], rank: int, timeout_s: float) -> Round:
-    me = Member(
+    me = StoreMember(
         nonce="",
         ranks="",
         host=this_host(),

@@ -48,7 +48,7 @@ class Agreement:
         self._level = level
         self._sockets = sockets
         self._blocking = messages.BlockingMessages()
-        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._guards: weakref.WeakSet[GroupGuard] = weakref.WeakSet()
 
     def observe(self) -> None:
         """Lets the level switch the guards of all groups."""
@@ -62,7 +62,7 @@ class Agreement:
         """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
         if len(record.ranks) < 2 or not _reaches(record):
             return
-        made = Guard(self._recorder, record, store, self._sockets)
+        made = GroupGuard(self._recorder, record, store, self._sockets)
         record.keeper = made
         self._guards.add(made)
         if self._level.is_detail():
@@ -86,7 +86,7 @@ def _reaches(record: GroupRecord) -> bool:
     return UNREACHABLE.isdisjoint(by_device(record.backend).values())
 
 
-class Guard:
+class GroupGuard:
     """The guard of one group, on one rank. `enter` takes the place of the backend's method."""
 
     def __init__(

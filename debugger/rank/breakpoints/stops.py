@@ -34,7 +34,7 @@ from . import editors
 from .console import Console
 from .editors import Editors
 from .on_demand import LookOnce, OnDemand
-from .places import Places
+from .places import BreakPlaces
 
 if TYPE_CHECKING:
     from .prompt import RankPdb
@@ -61,7 +61,7 @@ class Breakpoints:
         self._console = Console(self._look)
         self._editors = Editors()
         self._looked_s = 0.0
-        self.places = Places.from_environment()
+        self.places = BreakPlaces.from_environment()
         self._blind = False
 
     def observe(self, look_once: LookOnce) -> None:

@@ -24,7 +24,7 @@ from ..log.own_faults import report_own_fault
 from ..record import describe
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private import group_hooks
-from ..torch_private.group_hooks import Found
+from ..torch_private.group_hooks import FoundGroup
 from . import gpu_completion, outstanding
 
 _MOST_KEPT = 100_000
@@ -92,7 +92,7 @@ class HookedGroup:
     """A group of this process that was found. `found`: the group; `record`: its place in the flight
     record."""
 
-    def __init__(self, recorder: Recorder, found: Found, record: GroupRecord) -> None:
+    def __init__(self, recorder: Recorder, found: FoundGroup, record: GroupRecord) -> None:
         self.found = found
         self.record = record
         self.live = False

@@ -28,7 +28,7 @@ _MOST_SPLITS = 64
 """The most splits of a group on record: programs make them at the start."""
 
 
-class Agreement(Protocol):
+class GroupAgreement(Protocol):
     """The agreement of a group's ranks on what they do."""
 
     def guard(self, record: GroupRecord, store: Any) -> None:
@@ -53,7 +53,7 @@ class Groups:
         forks: Forks,
         timeouts: Timeouts,
         pipeline: Pipeline,
-        agreement: Agreement,
+        agreement: GroupAgreement,
         in_cleanup: Callable[[int, bool], None],
     ) -> None:
         self._recorder = recorder

@@ -13,7 +13,7 @@ class EnoughSteps(SystemExit):
     """The rank has made as many steps as the plan is asked for. `finally` blocks run."""
 
 
-class Steps:
+class StepLimit:
     """Counts those of each optimiser; the first that comes to `most` ends the program, which
     `enough` is told."""
 

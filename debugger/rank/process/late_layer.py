@@ -121,7 +121,7 @@ class LateLayer:
         self._hooked_ns = time.time_ns()
         self._in = True
 
-    def _take(self, found: group_hooks.Found) -> None:
+    def _take(self, found: group_hooks.FoundGroup) -> None:
         record = self.recorder.new_group(
             found.name, found.desc, found.ranks, found.group.rank(), found.backend, None
         )

@@ -53,7 +53,7 @@ def observe_launcher() -> None:
             for pid in pids:
                 tell_asked(RunDirectory(directory).exits, pid, signal.SIGTERM, replaced=True)
 
-    on_launcher_store(Meeting(directory).begin, begins)
+    on_launcher_store(NodesMeeting(directory).begin, begins)
     with contextlib.suppress(ImportError, AttributeError):
         on_new_world(ends)
 
@@ -72,7 +72,7 @@ def meet_nodes(directory: Path) -> None:
         nodes = nodes_of_environment(os.environ) if several == PERHAPS else None
         if nodes is not None and nodes[1] == 1:
             return  # all ranks are on this one
-        meeting = Meeting(directory, nodes)
+        meeting = NodesMeeting(directory, nodes)
         known = None
         if several != PERHAPS or nodes is not None:
             known = store_of_environment(meeting.is_wanted)
@@ -104,7 +104,7 @@ def nodes_of_environment(environment: Mapping[str, str]) -> tuple[int, int] | No
     return (1, 1) if here >= ranks else (2, ranks - here + 1)
 
 
-class Meeting:
+class NodesMeeting:
     """The meeting of this process, for the supervisor of this run directory. `nodes`: how many
     there are, where the supervisor may not know it."""
 

@@ -41,7 +41,7 @@ from ..log.own_faults import report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
 from .left_calls import LeftCalls
-from .waiting import NoVerdict, Verdict, WaitFunction, Waits
+from .waiting import BackendWaits, NoVerdict, WaitEnd, WaitFunction
 
 _MOST_SITES = 10_000
 LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
@@ -144,10 +144,10 @@ class Recorder:
     line says nothing, and the graph below tells (see `_in_graph`)."""
 
     def __init__(
-        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: Verdict | None = None
+        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: WaitEnd | None = None
     ) -> None:
         """`verdict`: what may end the waits of this process, if anything does."""
-        self.waits = Waits(verdict if verdict is not None else NoVerdict())
+        self.waits = BackendWaits(verdict if verdict is not None else NoVerdict())
         self.lines_in_graph: LinesInGraph = lambda _frame: ()
         """The lines of a call that the code of a graph makes, innermost first."""
         self.off: set[str] = set()

@@ -18,9 +18,9 @@ import torch
 from ...record.ops import OF_METHOD
 from .groups import is_python_group
 from .modules import c10d, dist
-from .probe import DIST, Part, Private
+from .probe import DIST, Private, WatchedPart
 
-BOXED = Part(
+BOXED = WatchedPart(
     "boxed_groups",
     "calls of torch.ops.c10d are not recorded",
     Private(DIST, "ProcessGroup.boxed", ("self",), called=True),

@@ -29,7 +29,7 @@ _RINGS = {"nccl": ("nccl2", "nccl")}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundGroup:
     """A group of this process: torch's object, names, global ranks in the order of the group."""
 
     group: Any
@@ -53,14 +53,16 @@ def unhooked() -> str:
     return ""
 
 
-def found_groups() -> list[Found]:
+def found_groups() -> list[FoundGroup]:
     """The groups that this process is in."""
     world = c10d._world
     found = []
     for group, name in list(world.pg_names.items()):
         members = world.pg_group_ranks.get(group, {})
         ranks = tuple(sorted(members, key=members.__getitem__))
-        found.append(Found(group, str(name), str(group.group_desc), ranks, backend_name(group)))
+        found.append(
+            FoundGroup(group, str(name), str(group.group_desc), ranks, backend_name(group))
+        )
     return found
 
 

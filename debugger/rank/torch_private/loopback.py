@@ -17,14 +17,14 @@ from typing import Any
 from distcore.base.wrapping import around
 
 from .modules import c10d, dist
-from .probe import Part
+from .probe import WatchedPart
 from .probe import c10d as private
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""
 GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
-GLOO = Part(
+GLOO = WatchedPart(
     "loopback",
     "gloo listens where the host's name leads, as without distdebug",
     private("ProcessGroupGloo._Options._devices"),

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .probe import Part, Private
+from .probe import Private, WatchedPart
 
-ATTENTION = Part(
+ATTENTION = WatchedPart(
     "planned_attention",
     "attention of tensors that are spread over a mesh is refused where GPUs are pretended",
     Private("torch", "ops.aten._scaled_dot_product_flash_attention.default"),

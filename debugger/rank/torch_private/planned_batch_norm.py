@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from .modules import Wrapped
-from .probe import Part, Private, patch
+from .probe import Private, WatchedPart, patch
 
-SYNC_BATCH_NORM = Part(
+SYNC_BATCH_NORM = WatchedPart(
     "planned_batch_norm",
     "SyncBatchNorm is refused where GPUs are pretended",
     Private("torch._C", "_get_privateuse1_backend_name", (), called=True),
