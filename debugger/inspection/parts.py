@@ -15,7 +15,7 @@ from .stance import Doing, Stance
 from .suspicions import Look
 
 MARK = "distdebug-part:"
-_SCHEMA = "distdebug.look/1"
+_SCHEMA = "distdebug.look/2"
 _MOST_TEXT = 512
 _MOST_LINES = 60
 _MOST_RANKS = 1 << 17
@@ -127,8 +127,9 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "still_s": round(one.still_s, 3),
         "running": one.running,
         "group": one.group,
-        "members": one.members,
+        "not_in": list(one.not_in),
         "peers": list(one.peers),
+        "way": [list(made) for made in one.way],
         "keys": list(one.keys),
         "arguments": dict(one.arguments),
         "cause": one.cause,
@@ -137,8 +138,6 @@ def _of_stance(one: Stance) -> dict[str, Any]:
         "at_work": one.at_work,
         "serves": one.serves,
         "wakes_in_s": one.wakes_in_s,
-        "way": [list(made) for made in one.way],
-        "made": {str(line): ranks for line, ranks in one.made.items()},
         "lines": list(one.lines),
     }
 
@@ -176,7 +175,6 @@ def _stance(told: Mapping[str, Any]) -> Stance:
     if told["site"] is not None:
         file, line, function, through = told["site"]
         site = CallSite(_text(file), int(line), _text(function), _text(through))
-    members = told["members"]
     return Stance(
         doing=Doing[str(told["doing"])],
         op=_text(told["op"]),
@@ -185,8 +183,9 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         still_s=float(told["still_s"]),
         running=bool(told["running"]),
         group=None if told["group"] is None else _text(told["group"]),
-        members=None if members is None else tuple(map(_rank, members)),
-        peers=tuple(map(_rank, told.get("peers", ()))),
+        not_in=tuple(map(_text, told["not_in"])),
+        peers=tuple(map(_rank, told["peers"])),
+        way=tuple(MadeCall(_text(op), int(line)) for op, line in told["way"]),
         keys=tuple(map(_text, told["keys"])),
         arguments={_text(name): _text(value) for name, value in told["arguments"].items()},
         cause=None if told["cause"] is None else _text(told["cause"]),
@@ -195,8 +194,6 @@ def _stance(told: Mapping[str, Any]) -> Stance:
         at_work=bool(told.get("at_work")),
         serves=_text(told.get("serves", "")),
         wakes_in_s=None if (wakes := told.get("wakes_in_s")) is None else float(wakes),
-        way=tuple(MadeCall(_text(op), int(line)) for op, line in told.get("way", ())),
-        made={int(line): _text(ranks) for line, ranks in told.get("made", {}).items()},
         lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
     )
 

@@ -6,10 +6,11 @@ import inspect
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupMember
 from torch.distributed.elastic.utils import store as elastic
 
 from distdebug.inspection import source
-from distdebug.inspection.stance import Doing, stance
+from distdebug.inspection.stance import _NOT_A_MEMBER, Doing, stance
 from distdebug.supervisor.stacks.sights import Sight
 from distdebug.supervisor.stacks.stacks import Frame
 
@@ -23,6 +24,7 @@ def test_where_torch_has_the_group() -> None:
             assert parameters[place] == "group", name
     for name in ("all_reduce", "broadcast", "all_gather", "all_to_all", "send", "recv", "isend"):
         assert list(inspect.signature(getattr(dist, name)).parameters)[2] == "group", name
+    assert str(GroupMember.NON_GROUP_MEMBER) == _NOT_A_MEMBER
 
 
 def test_who_waits_for_the_store_inside_of_torch(tmp_path: Path) -> None:
