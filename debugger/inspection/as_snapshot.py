@@ -18,7 +18,6 @@ from ..record.layout import Activity, CallState, GroupState
 from ..record.signature import ANY_SOURCE, RULES, Signature, agreement_key, hash64
 from ..record.snapshot import (
     Call,
-    CallSite,
     Channel,
     Creation,
     Group,
@@ -91,14 +90,13 @@ def as_snapshot(
     """
     elsewhere = set(range(look.world_size)) - set(look.ranks) - set(look.missing)
     world = tuple(sorted({*look.ranks, *look.missing, *look.never_came, *elsewhere}))
-    ranks = {}
-    for rank in sorted({*waiting, *late, *ended}):
-        one = waiting.get(rank) or look.ranks.get(rank) or Stance(Doing.GONE)
-        outside = {r for r, other in look.ranks.items() if one.group in other.not_in}
-        members = tuple(r for r in world if r not in outside)
-        away = bool(late or ended)
-        reading = _Reading(rank, one, world, members, waiting, away, apart or away, by_way)
-        ranks[rank] = reading.rank(ended=rank in ended)
+    stances = {
+        rank: waiting.get(rank) or look.ranks.get(rank) or Stance(Doing.GONE)
+        for rank in sorted({*waiting, *late, *ended})
+    }
+    away = bool(late or ended)
+    reader = _Reader(look, world, stances, waiting, away=away, apart=apart or away, by_way=by_way)
+    ranks = {rank: reader.rank(rank, ended=rank in ended) for rank in stances}
     rivals = [replace(ranks[rank], pid=ranks[rank].pid + 1) for rank in look.twice if rank in ranks]
     unknown = set(world) - set(ranks) - set(look.never_came)
     now = Snapshot(
@@ -112,39 +110,52 @@ def as_snapshot(
     return now, replace(now, ranks={rank: replace(one) for rank, one in ranks.items()})
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """One rank, of which this is the stance."""
+class _Reader:
+    """Makes the ranks of a snapshot of their stances."""
 
-    number: int
-    one: Stance
-    world: tuple[int, ...]
-    members: tuple[int, ...]
-    waiting: Mapping[int, Stance]
-    away: bool
-    apart: bool
-    by_way: bool
+    def __init__(
+        self,
+        look: Look,
+        world: tuple[int, ...],
+        stances: Mapping[int, Stance],
+        waiting: Mapping[int, Stance],
+        *,
+        away: bool,
+        apart: bool,
+        by_way: bool,
+    ) -> None:
+        self._world, self._stances, self._waiting = world, stances, waiting
+        self._away, self._apart, self._by_way = away, apart, by_way
+        self._members = {
+            name: tuple(r for r in world if r not in look.ranks or name not in look.ranks[r].not_in)
+            for name in {one.group for one in stances.values()}
+        }
+        self._all_make_groups = all(one.doing is Doing.JOIN for one in waiting.values())
+        self._all_make_the_first = bool(waiting) and all(
+            one.op in _FIRST for one in waiting.values()
+        )
 
-    def rank(self, *, ended: bool) -> Rank:
-        one = self.one
-        waits = self.number in self.waiting
-        calls = self._way() if self.by_way else [self._call()] if waits else []
-        made = [call for call in calls if call is not None]
+    def rank(self, number: int, *, ended: bool) -> Rank:
+        """This rank. Its main thread has the number of its process, and is its only one."""
+        one, waits = self._stances[number], number in self._waiting
+        made = self._way(number) if self._by_way else self._call(number) if waits else []
         call = made[-1] if made else None
-        groups = {} if self._has_no_group() else dict(self._groups(call))
         # Where somebody is away, no cycle of others is looked for: who is in which group, and at
         # which place of its sequence, is not known well enough for one that explains more.
-        acts = self.away or not waits
-        state = "T" if one.cause == "stopped" else "R" if one.running or acts else "S"
+        acts = self._away or not waits
+        still = None
+        if not (ended or self._waiting):
+            since_ns, leaving = _since_ns(one), one.doing is Doing.ENDING
+            still = Standstill(since_ns, site=one.site, leaving=leaving)
         return Rank(
-            rank=self.number,
-            world_size=len(self.world),
-            pid=self.number * 2 + 1,
+            rank=number,
+            world_size=len(self._world),
+            pid=_main_thread(number),
             process=Process(
                 alive=not ended,
-                state=state,
+                state="T" if one.cause == "stopped" else "R" if one.running or acts else "S",
                 exit_code=0 if ended else None,
-                standstill=None if ended or self.waiting else self._standstill(),
+                standstill=still,
             ),
             job=one.arguments.get("port", ""),
             heartbeat_ns=0 if one.cause == "gil_held" else TAKEN_NS,
@@ -152,95 +163,51 @@ class _Reading:
             exit_code=0 if ended else None,
             free_threads=int(acts),
             location=one.site,
-            groups=groups,
+            groups=dict(self._groups(one, call)),
             channels=tuple(self._channels(call)),
-            creations=tuple(self._creations()),
-            waits=(self._wait(call),) if waits or one.doing is Doing.STORE else (),
+            creations=tuple(self._creations(one)),
+            waits=(self._wait(number, call),) if waits or one.doing is Doing.STORE else (),
             history=FewCalls(made),
         )
 
-    def _has_no_group(self) -> bool:
-        """Whether it makes the default group with all others, or has not come to them."""
-        return bool(self.waiting) and self._all_make_the_first
-
-    @property
-    def _all_make_the_first(self) -> bool:
-        return all(one.op in _FIRST for one in self.waiting.values())
-
-    @property
-    def _all_make_groups(self) -> bool:
-        return all(one.doing is Doing.JOIN for one in self.waiting.values())
-
-    def _call(self) -> Call | None:
-        """The call that it waits in; None where it makes a group, or waits for a store."""
-        one = self.one
+    def _call(self, number: int) -> list[Call]:
+        """The call that it waits in; none where it makes a group, or waits for a store."""
+        one = self._stances[number]
         if one.doing in (Doing.JOIN, Doing.STORE):
-            return None
+            return []
         if one.doing is Doing.MESSAGE:
-            peer = None if one.of_unknown(self.waiting) else one.peer
-            signature = Signature(
-                "send" if one.sends and peer is not None else "recv",
-                peer=ANY_SOURCE if peer is None else peer,
-                tag=one.number("tag") or 0,
-            )
-            key = _WORLD
-        else:
-            word = RULES[one.op].root if one.op in RULES else ""
-            root = next((n for w in (word, "src", "dst") if (n := one.number(w)) is not None), None)
-            signature = Signature(one.op, root=root)
-            key = self._key()
-        return self._made(0, key, signature, one.site, chain=0)
+            peer = None if one.of_unknown(self._waiting) else one.peer
+            op = "send" if one.sends and peer is not None else "recv"
+            peer = ANY_SOURCE if peer is None else peer
+            signature = Signature(op, peer=peer, tag=one.number("tag") or 0)
+            return [_made(number, 0, _WORLD, signature, one)]
+        word = RULES[one.op].root if one.op in RULES else ""
+        root = next((n for w in (word, "src", "dst") if (n := one.number(w)) is not None), None)
+        group = (one.group, 0) if one.group else _WORLD
+        if self._apart:
+            group = (f"{one.group or ''}:{one.op}:{one.number('src')}:{one.number('dst')}", 0)
+        return [_made(number, 0, group, Signature(one.op, root=root), one)]
 
-    def _way(self) -> list[Call]:
+    def _way(self, number: int) -> list[Call]:
         """The calls that its function has made."""
+        one = self._stances[number]
         calls: list[Call] = []
-        for op, line in self.one.way:
-            site = self.one.site and replace(self.one.site, line=line)
+        for op, line in one.way:
+            at = replace(one, site=one.site and replace(one.site, line=line))
             chain = calls[-1].chain if calls else 0
-            calls.append(self._made(len(calls), _WORLD, Signature(op), site, chain))
+            calls.append(_made(number, len(calls), _WORLD, Signature(op), at, chain))
         return calls
 
-    def _made(
-        self, number: int, key: GroupKey, signature: Signature, site: CallSite | None, chain: int
-    ) -> Call:
-        return Call(
-            number=number,
-            group=key,
-            seq=number,
-            signature=signature,
-            site=site,
-            thread=self.number * 2 + 1,
-            state=CallState.STARTED,
-            chain=hash64((chain, agreement_key(signature))),
-            issued_ns=self._since_ns(),
-            started_ns=self._since_ns(),
-        )
-
-    def _key(self) -> GroupKey:
-        group = self.one.group or ""
-        if self.apart:
-            return f"{group}:{self.one.op}:{self.one.number('src')}:{self.one.number('dst')}", 0
-        return (group, 0) if group else _WORLD
-
-    def _groups(self, call: Call | None) -> Iterable[tuple[GroupKey, Group]]:
-        left = self.one.doing is Doing.ENDING
-        state = GroupState.DESTROYED if left else GroupState.READY
-        yield _WORLD, Group(_WORLD, DEFAULT_GROUP, self.world, "", state)
+    def _groups(self, one: Stance, call: Call | None) -> Iterable[tuple[GroupKey, Group]]:
+        if self._all_make_the_first:
+            return
+        state = GroupState.DESTROYED if one.doing is Doing.ENDING else GroupState.READY
+        yield _WORLD, Group(_WORLD, DEFAULT_GROUP, self._world, "", state)
         if call is not None and call.signature.peer is None:
-            desc = self.one.group or DEFAULT_GROUP
-            yield (
-                call.group,
-                Group(
-                    call.group,
-                    desc,
-                    self.members,
-                    "",
-                    state,
-                    issued=call.seq + 1,
-                    chain=call.chain,
-                    last=call.number,
-                ),
-            )
+            members = self._members[one.group] if one.group else self._world
+            made = Group(call.group, one.group or DEFAULT_GROUP, members, "", state)
+            issued, chain, last = call.seq + 1, call.chain, call.number
+            yield call.group, replace(made, issued=issued, chain=chain, last=last)
 
     def _channels(self, call: Call | None) -> Iterable[Channel]:
         if call is not None and call.signature.peer is not None:
@@ -248,16 +215,15 @@ class _Reading:
             assert what.peer is not None
             yield Channel(call.group, what.op, what.peer, what.tag, 1, 0, 0)
 
-    def _creations(self) -> Iterable[Creation]:
+    def _creations(self, one: Stance) -> Iterable[Creation]:
         """What ranks that make the same groups have in common. Where others stand elsewhere, it is
         those that have not come, whoever is meant to be in the group."""
-        one = self.one
         if one.doing is Doing.JOIN and self._all_make_groups and one.op not in _FIRST:
             name = " ".join(one.arguments.get(word, "") for word in ("group_name", "ranks"))
-            yield Creation(0, (name, 0), self.world, "", one.site, 0, self._since_ns())
+            yield Creation(0, (name, 0), self._world, "", one.site, 0, _since_ns(one))
 
-    def _wait(self, call: Call | None) -> Wait:
-        one = self.one
+    def _wait(self, number: int, call: Call | None) -> Wait:
+        one = self._stances[number]
         activity = Activity.IN_CALL
         detail: dict[str, object] = {}
         if one.doing is Doing.STORE:
@@ -266,20 +232,39 @@ class _Reading:
             # Who makes groups by one function makes them with the others, whoever is in them.
             activity = Activity.INIT if self._all_make_the_first else Activity.NEW_GROUP
             name = (one.call or "").partition("(")[0]
-            detail = {"op": one.op, "name": name, "ranks": self.world}
+            detail = {"op": one.op, "name": name, "ranks": self._world}
         return Wait(
-            thread=self.number * 2 + 1,
+            thread=_main_thread(number),
             activity=activity,
             serial=1,
-            since_ns=self._since_ns(),
+            since_ns=_since_ns(one),
             call=None if call is None else call.number,
             detail=detail,
             site=one.site,
         )
 
-    def _standstill(self) -> Standstill:
-        one = self.one
-        return Standstill(self._since_ns(), site=one.site, leaving=one.doing is Doing.ENDING)
 
-    def _since_ns(self) -> int:
-        return TAKEN_NS - int(self.one.still_s * SECOND_NS)
+def _made(
+    rank: int, number: int, group: GroupKey, signature: Signature, by: Stance, before: int = 0
+) -> Call:
+    """The call with this number, of a rank that stands so. `before`: the chain up to it."""
+    return Call(
+        number=number,
+        group=group,
+        seq=number,
+        signature=signature,
+        site=by.site,
+        thread=_main_thread(rank),
+        state=CallState.STARTED,
+        chain=hash64((before, agreement_key(signature))),
+        issued_ns=_since_ns(by),
+        started_ns=_since_ns(by),
+    )
+
+
+def _main_thread(rank: int) -> int:
+    return rank * 2 + 1  # what is odd is no rival's
+
+
+def _since_ns(one: Stance) -> int:
+    return TAKEN_NS - int(one.still_s * SECOND_NS)

@@ -118,18 +118,29 @@ def _only_lines(loop: ast.While | ast.For) -> range:
     return range(loop.lineno, body.stop) if waits_in_head or body.start == loop.lineno else range(0)
 
 
+def message_at(frame: Frame) -> tuple[str, int] | None:
+    """The message that the line starts and waits for, `isend` or `irecv`, and to or from whom it
+    is; None where there is none, or more than one, or where its peer or tag is not known."""
+    here = [one for one in _calls_at(frame) if called(one) in ("isend", "irecv")]
+    if len(here) != 1 or len(here[0].args) > 2:
+        return None  # a number in a group may be another one in the world
+    if not {one.arg for one in here[0].keywords} <= {"src", "dst"}:
+        return None
+    peer = _peer_of(here[0], dict(frame.values))
+    return None if peer is None else (called(here[0]), peer)
+
+
 def peers_around(frame: Frame) -> tuple[int, ...]:
-    """To and from whom the messages are that the line starts, or else the user's function: () where
-    one of them is not known, as in a loop over peers."""
+    """To and from whom the messages are that the user's function starts: () where one of them is
+    not known, as in a loop over peers."""
     around = list(_around(frame))
-    targets = [
-        one.target for one in around if isinstance(one, (ast.For, ast.comprehension, ast.AugAssign))
-    ]
-    changing = {one.id for node in targets for one in ast.walk(node) if isinstance(one, ast.Name)}
+    loops = [one for one in around if isinstance(one, (ast.For, ast.comprehension, ast.AugAssign))]
+    changing = {
+        one.id for loop in loops for one in ast.walk(loop.target) if isinstance(one, ast.Name)
+    }
     known = {name: text for name, text in frame.values if name not in changing}
     started = [one for one in around if isinstance(one, ast.Call) and called(one) in _PEER_IS_AT]
-    here = [one for one in _calls_at(frame) if called(one) in _PEER_IS_AT]
-    found = {_peer_of(one, known) for one in here or started}
+    found = {_peer_of(one, known) for one in started}
     return () if None in found else tuple(sorted(peer for peer in found if peer is not None))
 
 

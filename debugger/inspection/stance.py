@@ -358,6 +358,11 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
     site = CallSite(frame.file, frame.line, frame.function, through)
     below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
     doing, op, call, arguments = _reading(below, frame, thread)
+    message = sources.message_at(frame) if doing is Doing.MESSAGE and op == "wait" else None
+    if message is not None:
+        op, peer = message  # the rank stands in it, though by its handle
+        arguments = {"dst" if op == "isend" else "src": str(peer)}
+        call = _printed(op, arguments)
     cause = None
     if sight.stopped:
         cause = "stopped"

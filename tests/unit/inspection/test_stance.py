@@ -220,7 +220,13 @@ def test_the_message_at_the_line_itself_counts(tmp_path: Path) -> None:
     file.write_text(f"def step(rank):\n    dist.isend(x, 3)\n{text}")
     user = Frame("step", str(file), 4, values=(("rank", "1"),))
     found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
-    assert (found.doing, found.peers, found.peer) == (Doing.MESSAGE, (0,), 0)
+    assert (found.doing, found.op, found.call) == (Doing.MESSAGE, "irecv", "irecv(src=0)")
+    assert (found.peer, found.of_unknown({0: found})) == (0, False)
+    file.write_text(f"def step(rank):\n    dist.isend(x, 3)\n{text}".replace("1)", "1, tag=2)"))
+    user = Frame("step", str(tmp_path / "other.py"), 4, values=(("rank", "1"),))
+    (tmp_path / "other.py").write_text(file.read_text())
+    found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
+    assert (found.op, found.peers) == ("wait", (0, 3))
 
 
 FSDP = [
