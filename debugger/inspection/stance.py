@@ -203,7 +203,7 @@ def stance(sight: Sight) -> Stance:
     if own.doing is Doing.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
-        return _with_cause(own, "gil_held")
+        return replace(own, cause="gil_held")
     return own
 
 
@@ -495,7 +495,3 @@ def _printed(name: str, arguments: Mapping[str, str]) -> str:
         and not (key.startswith("group_") and key.removeprefix("group_") in arguments)
     ]
     return f"{name}({', '.join(shown)})"
-
-
-def _with_cause(known: Stance, cause: str) -> Stance:
-    return replace(known, cause=cause)
