@@ -28,6 +28,8 @@ STEPS: Mapping[str, str] = {
     "attempt": "the launcher's attempt that it is of was added",
     # Of one look at the rank's own clock.
     "host clock": "it was told as one host's clock has it",
+    # Of a look at a job that is not watched.
+    "stacks alone": "it was told in words of the stacks, which have no sequence numbers",
     # In a plan.
     "order of messages": "it is a warning, for another order of messages may avoid it",
     "needs luck": "it is a warning, for it depends on what a backend buffers",

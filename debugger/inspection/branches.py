@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..supervisor.stacks.stacks import Frame
-from .source import NOWHERE, Place, body_of, bound_by, called, known_numbers, whole_number
+from .source import body_of, called, whole_number
 
 _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -37,13 +37,11 @@ class _Unknown(Exception):
     """A branch in which a call is made, and of which nobody knows whether it was taken."""
 
 
-def calls_made(
-    frame: Frame, names: Collection[str], place: Place = NOWHERE
-) -> tuple[MadeCall, ...]:
+def calls_made(frame: Frame, names: Collection[str]) -> tuple[MadeCall, ...]:
     """Which of the calls named the function has made up to the frame's line, in their order; of a
     loop around it those of this round, of another loop those of one. () where that is not known."""
     body = body_of(frame)
-    way = _Way(frame.line, names, known_numbers(frame, place), _bound_at(body))
+    way = _Way(frame.line, names, dict(frame.values), _bound_at(body))
     try:
         return tuple(way.through(body))
     except _Unknown:
@@ -54,8 +52,8 @@ def _bound_at(body: Collection[ast.stmt]) -> dict[str, list[int]]:
     """The lines at which names are given values."""
     lines: dict[str, list[int]] = {}
     for node in (one for statement in body for one in ast.walk(statement)):
-        for name, _ in bound_by(node):
-            lines.setdefault(name, []).append(getattr(node, "lineno", 0))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            lines.setdefault(node.id, []).append(node.lineno)
     return lines
 
 

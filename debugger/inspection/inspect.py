@@ -24,7 +24,6 @@ from .lateness import Limits
 from .parts import Part, Whole
 from .processes import Job, below_launchers, find_jobs, is_loopback
 from .rights import needed
-from .source import Place
 from .stance import (
     WAITS,
     Doing,
@@ -37,9 +36,8 @@ from .stance import (
     waits_for_children,
 )
 from .surroundings import Surroundings, look_around
-from .suspicions import NOT_IN_RECORD, Look
+from .suspicions import NOT_IN_RECORD, Look, evidence
 from .threads import of_one_kind
-from .words import evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +132,9 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
         sights = look([one.pid for one in job.processes], limits.still_s, problems, native)
     ranks, twice = _who_is_who(job, sights)
     pids = {rank: sight.pid for rank, sight in ranks.items()}
-    told = max((one.world_size for one in job.processes if one.world_size), default=None)
-    places = {rank: Place(rank, told) for rank in ranks}
     stances = of_one_kind(
-        {rank: stance(sight, places[rank]) for rank, sight in ranks.items()},
-        {rank: of_threads(sight, places[rank]) for rank, sight in ranks.items()},
+        {rank: stance(sight) for rank, sight in ranks.items()},
+        {rank: of_threads(sight) for rank, sight in ranks.items()},
     )
     by_pid = {one.pid: one for one in job.processes}
     around = look_around(job, {rank: by_pid[pid] for rank, pid in pids.items()}, stances, ask)

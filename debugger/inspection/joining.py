@@ -11,8 +11,7 @@ from . import surroundings
 from .lateness import Limits
 from .stance import Doing
 from .surroundings import Surroundings
-from .suspicions import Look
-from .words import evidence
+from .suspicions import Look, evidence
 
 
 def joined(

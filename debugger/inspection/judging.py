@@ -1,74 +1,163 @@
-"""What the stances of all ranks of a job let one suspect: stances in, findings out. Pure.
+"""Which ranks of a look may be judged yet, and what the diagnosis says of them. Pure.
 
-The rules, in their order; each needs ranks that have waited in a call for a while:
+A look shows no order of events, so how long ranks have stood decides what counts:
 
-1. *Gone*: a rank's process is not there any more, and all others wait, or do not come. Who waits
-   for a message of anybody waits for nobody in particular: where only such ranks are left, it is
-   they that have one receive too many, or the others that sent one too few.
-2. *Absent*: a rank stands in its own code, in the store, at its end, or is stopped. One that sleeps
-   at one place is late after `Limits.still_s`, one that polls or goes round at one place after
-   `busy_s`, one that moves, or computes, or saves, or waits for what it has started and that is at
-   work (a process, or one of its threads), after `moving_s`: a job at work has slow ranks, too.
-   Where others have just come to wait, the job moves (the first stage of a pipeline waits for
-   long): then it has to have slept for so long itself, or others have to have waited for
-   `moving_s`. A server that waits for a client is not late, and one that sleeps until a time of its
-   own is not where that comes soon. While one that is not late is on its way, others that are may
-   wait for it, for its lock or its file: only who is stopped is named before `moving_s`.
-3. *Messages*: who waits for whom, by the peers on the stacks. A peer that is no rank of the world
-   is an invalid argument; a cycle is a deadlock; a send and a receive that face each other with
-   different tags are a mismatch.
-4. *Groups*: ranks make groups of other ranks, or only some make one.
-5. *Calls*: ranks wait in different calls of one group (or with different roots).
-6. *Sub-groups*: everybody waits in calls of groups, and nobody is absent: a cycle of groups.
-7. *Stalled*: everybody waits in the same call.
+1. Some rank has waited for `Limits.waiting_s`, else the job moves.
+2. *Gone* is who has no process any more, *late* who stands outside all calls for longer than
+   `lateness` grants it. While another one is at work, those that are gone or late may be waited
+   for in vain for its lock, its file or its message: then only who is stopped counts, until others
+   have waited for `moving_s`.
+3. Where nobody is gone or late, all ranks have to wait, and for `still_s`: who is first to be
+   through with a call that moves much data waits in the next one. That all of them wait in one call
+   means something after `moving_s` alone, for it may be under way.
+4. Where no rank is in a call, all of them have to wait for the store, or to sleep.
 
-The last five need all ranks to have waited for `still_s`: who is first to be through with a call
-that moves much data waits in the next one. Who is known not to be waited for is not named.
-
-Nothing is proven: a stack has no sequence numbers, shapes, dtypes or reduce ops.
+What is wrong then, the diagnosis tells from the look as a snapshot (`as_snapshot`). Nothing is
+proven: a stack has no sequence numbers, shapes, dtypes or reduce ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
+from ..diagnosis.diagnose import diagnose
 from ..diagnosis.findings import Finding
-from ..record.wording import at_site, ranks_text, seconds, site_text, verb
-from .all_waiting import all_waiting
-from .awaiting import may_await, of_anybody
-from .in_store import all_in_store, in_store
+from ..diagnosis.limits import Limits as At
+from ..record.snapshot import Snapshot
+from ..record.wording import ranks_text, seconds, verb
+from .as_snapshot import as_snapshot
 from .lateness import Limits, is_asleep, is_coming, is_idle, late_ranks
 from .stance import Doing, Stance
-from .suspicions import Look, finding, who
-from .words import state
+from .suspicions import Look, each, is_unserved, said, state, went_apart
+
+_AT_ONCE = At(hang_timeout_s=0.0, settle_s=0.0, undecided_s=0.0, agreeing_s=0.0, heartbeat_s=1e9)
+"""Who has not waited for long enough is not shown to the diagnosis."""
 
 
 def judge(look: Look, limits: Limits) -> list[Finding]:
     """The finding, if there is one."""
     waiting = {rank: one for rank, one in look.ranks.items() if one.waits}
-    longest_s = max((one.still_s for one in waiting.values()), default=0.0)
-    if not waiting and (said := all_in_store(look.ranks, look.world_size, limits.busy_s)):
-        return [finding("missing_rank", said, sorted(look.ranks), look, cause="store")]
-    if not waiting and any(map(in_store, look.ranks.values())):
-        return _beside_store(look, limits)
     if not waiting:
-        return _asleep(look, limits)
+        in_store = {rank: one for rank, one in look.ranks.items() if one.in_store}
+        if not in_store:
+            return _asleep(look, limits)
+        if len(in_store) == len(look.ranks) >= look.world_size:
+            lasted = min(one.still_s for one in in_store.values()) >= limits.busy_s
+            return _judged(look, {}, sorted(look.ranks)) if lasted else []
+        # As elastic's barrier waits: a call of all ranks to those that do not come to it.
+        waiting = {
+            rank: replace(one, doing=Doing.COLLECTIVE, group="") for rank, one in in_store.items()
+        }
+    longest_s = max(one.still_s for one in waiting.values())
     if longest_s < limits.waiting_s:
         return []
-    found = _twice(look, waiting) or _gone(look, waiting, limits) or _absent(look, waiting, limits)
-    if found is None and len(waiting) == len(look.ranks):
-        found = all_waiting(look, waiting, limits)
-    return [found] if found else []
+    late, ended = _away(look, waiting, limits)
+    found: list[Finding] = []
+    if ended or look.twice:
+        found = _judged(look, waiting, ended=ended)
+    if late and not found:
+        found = _judged(look, waiting, late, ended)
+    if not found and len(waiting) == len(look.ranks):
+        # The ranks of other nodes may start later.
+        came = look if longest_s >= limits.moving_s else replace(look, never_came=())
+        found = _judged(came, waiting, lasted=lambda one: _has_lasted(one, look, waiting, limits))
+    return found
 
 
-def _beside_store(look: Look, limits: Limits) -> list[Finding]:
-    """Some wait for the store, as elastic's barrier does, and nobody for a call: who of the others
-    has gone, or does not come?"""
-    waiting = {rank: one for rank, one in look.ranks.items() if in_store(one)}
-    if max(one.still_s for one in waiting.values()) < limits.waiting_s:
+def _judged(
+    look: Look,
+    waiting: Mapping[int, Stance],
+    late: Collection[int] = (),
+    ended: Collection[int] = (),
+    lasted: Callable[[Finding], bool] = lambda _: True,
+) -> list[Finding]:
+    """What is wrong, if anything is: where ranks are away, with them."""
+    away = {*late, *ended}
+    errors: list[Finding] = []
+    if away and waiting and not look.twice:
+        # Or nobody is left to send what one of those that wait receives of anybody.
+        errors = [
+            one
+            for one in _errors(as_snapshot(look, waiting, late, ended))
+            if not away.isdisjoint(one.culprits) or one.kind == "unmatched_p2p"
+        ]
+    elif away or look.twice:
+        errors = _errors(as_snapshot(look, waiting, late, ended))
+    else:
+        errors = _to_nobody(look, waiting)
+        talking = {rank for rank, one in waiting.items() if one.doing is Doing.MESSAGE}
+        if talking and not errors:
+            # Who waits for a message keeps others from coming to the call that they would be in.
+            found = _errors(as_snapshot(look, waiting, apart=True))
+            errors = [one for one in found if not talking.isdisjoint(one.culprits)]
+        if went_apart(waiting) and not errors:
+            found = _errors(as_snapshot(look, waiting, by_way=True))
+            errors = [one for one in found if one.kind == "op_mismatch"]
+        errors = errors or _errors(as_snapshot(look, waiting))
+    return [said(one, look, waiting, ended) for one in errors[:1] if lasted(one)]
+
+
+def _errors(looks: tuple[Snapshot, Snapshot]) -> list[Finding]:
+    found = diagnose(*looks, _AT_ONCE).findings
+    return [one for one in found if one.severity == "error"]
+
+
+def _away(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> tuple[list[int], list[int]]:
+    """Who is late, and who is gone, as far as either may be blamed yet."""
+    longest_s = max(one.still_s for one in waiting.values())
+    joining = all(one.doing is Doing.JOIN for one in waiting.values())
+    late = late_ranks(look.ranks, waiting, limits)
+    ended = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
+    # Ranks may be started one after the other, and who comes last has no process yet. Who dials a
+    # store again and again sleeps for a short while each time: then the job's age tells.
+    if joining and longest_s < limits.still_s and look.age_s < limits.moving_s:
+        ended = []
+    # Whether they were in a group of some ranks nobody can tell any more.
+    if all(one.group for one in waiting.values()) and longest_s < limits.moving_s:
+        ended = []
+    others = [one for r, one in look.ranks.items() if r not in {*waiting, *late, *ended}]
+    if others and longest_s < limits.moving_s:
+        ended = []  # who is ready first may end first
+        if any(map(is_coming, others)):
+            late = [rank for rank in late if look.ranks[rank].cause == "stopped"]
+    return late, ended
+
+
+def _to_nobody(look: Look, waiting: Mapping[int, Stance]) -> list[Finding]:
+    """A message to or from a rank that no world of this size has: the diagnosis takes ranks that it
+    does not know for ranks that have not come."""
+    for rank, one in sorted(waiting.items()):
+        if one.peer is not None and 0 < look.world_size <= one.peer:
+            message = f"there is no rank {one.peer} in a world of {look.world_size}"
+            return [Finding("invalid_argument", message, (rank,))]
+    return []
+
+
+def _has_lasted(found: Finding, look: Look, waiting: Mapping[int, Stance], limits: Limits) -> bool:
+    """Whether what is said where all ranks wait has lasted for long enough."""
+    waits_s = [one.still_s for one in waiting.values()]
+    if found.cause == "elsewhere" or is_unserved(look, waiting):
+        return min(waits_s) >= limits.waiting_s
+    if max(waits_s) < limits.moving_s and (found.kind == "stalled" or went_apart(waiting)):
+        return False
+    # The messages of two that wait for handles may be under way.
+    unknown = all(one.of_unknown(waiting) for one in waiting.values())
+    for_s = limits.busy_s if unknown else limits.still_s
+    return all(
+        # Of who waits on a core no look shows since when.
+        one.still_s >= (min(for_s, limits.waiting_s) if one.running else for_s)
+        for one in waiting.values()
+    )
+
+
+def _asleep(look: Look, limits: Limits) -> list[Finding]:
+    """No rank is in a call, and all that are left have slept for as long as a job at work may."""
+    left = {rank: one for rank, one in look.ranks.items() if one.doing is not Doing.GONE}
+    if not left or not all(is_asleep(one, limits.moving_s) for one in left.values()):
         return []
-    found = _gone(look, waiting, limits) or _absent(look, waiting, limits)
-    return [found] if found else []
+    ended = sorted({*look.missing, *(set(look.ranks) - set(left))})
+    return _judged(look, {}, sorted(left), ended)
 
 
 def at_work(look: Look) -> str:
@@ -83,14 +172,14 @@ def at_work(look: Look) -> str:
             f"the stacks of {ranks_text(unreadable)} cannot be read: what "
             f"{'they do' if len(unreadable) > 1 else 'it does'} is not known"
         )
-    if all(map(in_store, look.ranks.values())):
+    if all(one.in_store for one in look.ranks.values()):
         return f"{ranks_text(look.ranks)} {verb(others, 'waits', 'wait')} for the store"
     if not waiting:
-        return f"no rank is in a call ({_each(look.ranks)}); nothing is wrong that can be seen"
-    longest = max(waiting.values(), key=lambda one: one.still_s)
+        return f"no rank is in a call ({each(look.ranks)}); nothing is wrong that can be seen"
+    longest_s = max(one.still_s for one in waiting.values())
     if not others:
         return (
-            f"all ranks are in calls, for {seconds(int(longest.still_s * 1e9))} at most; nothing "
+            f"all ranks are in calls, for {seconds(int(longest_s * 1e9))} at most; nothing "
             "is wrong that can be seen"
         )
     idle = [rank for rank in others if is_idle(look.ranks[rank])]
@@ -99,109 +188,6 @@ def at_work(look: Look) -> str:
     doing += [f"rank {rank} {state(look.ranks[rank])}" for rank in idle]
     return (
         f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, for "
-        f"{seconds(int(longest.still_s * 1e9))} at most, while {' and '.join(doing)}; "
+        f"{seconds(int(longest_s * 1e9))} at most, while {' and '.join(doing)}; "
         "nothing is wrong that can be seen"
     )
-
-
-# -- the rules ----------------------------------------------------------------------------------
-
-
-def _twice(look: Look, waiting: Mapping[int, Stance]) -> Finding | None:
-    if not look.twice:
-        return None
-    return finding(
-        "join_timeout",
-        f"suspected: two processes say that they are {ranks_text(look.twice)}, and {who(waiting)}",
-        look.twice,
-        look,
-    )
-
-
-def _asleep(look: Look, limits: Limits) -> list[Finding]:
-    """No rank is in a call, and all that are left have slept for as long as a job at work may."""
-    left = {rank: one for rank, one in look.ranks.items() if one.doing is not Doing.GONE}
-    if not left or not all(is_asleep(one, limits.moving_s) for one in left.values()):
-        return []
-    ended = len(left) < len(look.ranks) or bool(look.missing)
-    leaves = ended or any(one.doing is Doing.ENDING for one in left.values())
-    slept = seconds(int(min(one.still_s for one in left.values()) * 1e9))
-    said = f"suspected: no rank is in a call, and nothing has moved for {slept}: {_each(left)}"
-    kind, cause = ("missing_rank", "user_code") if leaves else ("stalled", None)
-    return [finding(kind, said, sorted(left), look, cause=cause)]
-
-
-def _each(ranks: Mapping[int, Stance]) -> str:
-    """`ranks 0,1 in its own code at train.py:8 in main`: each place once."""
-    places: dict[str, list[int]] = {}
-    for rank, one in sorted(ranks.items()):
-        doing = "asleep" if is_asleep(one) and one.cause in (None, "user_code") else state(one)
-        places.setdefault(f"{doing}{at_site(one.site)}", []).append(rank)
-    return "; ".join(f"{ranks_text(who)}: {place}" for place, who in places.items())
-
-
-def _gone(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
-    ended = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
-    gone = _of_those_waited_for(ended, waiting)
-    joining = all(one.doing is Doing.JOIN for one in waiting.values())
-    # Ranks may be started one after the other, and who comes last has no process yet. Who dials a
-    # store again and again sleeps for a short while each time.
-    longest_s = max(one.still_s for one in waiting.values())
-    if not gone or (joining and longest_s < limits.still_s and look.age_s < limits.moving_s):
-        return None
-    # Who is ready first may end first, while others are at work for those that wait.
-    late = late_ranks(look.ranks, waiting, limits)
-    at_work = [rank for rank in look.ranks if rank not in {*waiting, *gone, *late}]
-    if at_work and longest_s < limits.moving_s:
-        return None
-    left = max(look.world_size, len({*look.ranks, *gone})) - len(gone)
-    if left == len(waiting) and all(map(of_anybody, waiting.values())):
-        # Nobody is left to send one, and whose message it should have been is not known.
-        return finding(
-            "unmatched_p2p",
-            f"suspected: {who(waiting)}, for a message of anybody, and {ranks_text(gone)}, of all "
-            f"others, {verb(gone, 'has', 'have')} no process any more",
-            sorted(waiting),
-            look,
-            missing=tuple(look.missing),
-        )
-    return finding(
-        "join_timeout" if joining else "early_exit",
-        f"suspected: {ranks_text(gone)} {verb(gone, 'has', 'have')} no process any more, and "
-        f"{who(waiting)}",
-        gone,
-        look,
-        missing=tuple(look.missing),
-    )
-
-
-def _absent(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> Finding | None:
-    away = late_ranks(look.ranks, waiting, limits)
-    late = _of_those_waited_for(away, waiting)
-    others = [one for rank, one in look.ranks.items() if rank not in {*waiting, *away}]
-    longest_s = max(one.still_s for one in waiting.values())
-    if any(map(is_coming, others)) and longest_s < limits.moving_s:
-        # They may wait for that one: for a lock that it holds, a file that it writes, a key.
-        late = [rank for rank in late if look.ranks[rank].cause == "stopped"]
-    if not late:
-        return None
-    first = look.ranks[late[0]]
-    joining = all(one.doing is Doing.JOIN for one in waiting.values())
-    ending = all(look.ranks[rank].doing is Doing.ENDING for rank in late)
-    kind = "join_timeout" if joining else "early_exit" if ending else "missing_rank"
-    where = f" at {site_text(first.site)}" if first.site is not None else ""
-    cause = first.cause if first.cause != "unknown" or kind == "missing_rank" else None
-    return finding(
-        kind,
-        f"suspected: {who(waiting)}, and {ranks_text(late)} {verb(late, 'does', 'do')} not come: "
-        f"rank {late[0]} {state(first)}{where}",
-        late,
-        look,
-        cause=cause if kind == "missing_rank" else None,
-    )
-
-
-def _of_those_waited_for(ranks: Sequence[int], waiting: Mapping[int, Stance]) -> list[int]:
-    """Those of the ranks that one may wait for."""
-    awaited_by = [may_await(one) for one in waiting.values()]
-    return [rank for rank in ranks if any(whom is None or rank in whom for whom in awaited_by)]

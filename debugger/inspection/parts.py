@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..record.limits import MOST_RANKS
@@ -16,7 +16,7 @@ from .stance import Doing, Stance
 from .suspicions import Look
 
 MARK = "distdebug-part:"
-_SCHEMA = "distdebug.look/1"
+_SCHEMA = "distdebug.look/2"
 _MOST_TEXT = 512
 _MOST_LINES = 60
 
@@ -50,7 +50,10 @@ def written(part: Part) -> str:
         {
             "schema": _SCHEMA,
             "host": part.host,
-            "ranks": {str(rank): _of_stance(one) for rank, one in look.ranks.items()},
+            "ranks": {
+                str(rank): {**asdict(one), "doing": one.doing.name}
+                for rank, one in look.ranks.items()
+            },
             "missing": look.missing,
             "twice": look.twice,
             "never_came": look.never_came,
@@ -117,32 +120,6 @@ def whole(parts: Sequence[Part]) -> Whole:
     )
 
 
-def _of_stance(one: Stance) -> dict[str, Any]:
-    site = one.site
-    return {
-        "doing": one.doing.name,
-        "op": one.op,
-        "call": one.call,
-        "site": None if site is None else [site.file, site.line, site.function, site.through],
-        "still_s": round(one.still_s, 3),
-        "running": one.running,
-        "group": one.group,
-        "members": one.members,
-        "peers": list(one.peers),
-        "keys": list(one.keys),
-        "arguments": dict(one.arguments),
-        "cause": one.cause,
-        "computes": one.computes,
-        "moves_data": one.moves_data,
-        "at_work": one.at_work,
-        "serves": one.serves,
-        "wakes_in_s": one.wakes_in_s,
-        "way": [list(made) for made in one.way],
-        "made": {str(line): ranks for line, ranks in one.made.items()},
-        "lines": list(one.lines),
-    }
-
-
 def _part(told: Mapping[str, Any]) -> Part:
     if told["schema"] != _SCHEMA:
         raise ValueError(f"it is {told['schema']!r}, and this is {_SCHEMA}")
@@ -172,34 +149,46 @@ def _rank(value: object) -> int:
 
 
 def _stance(told: Mapping[str, Any]) -> Stance:
-    site = None
-    if told["site"] is not None:
-        file, line, function, through = told["site"]
-        site = CallSite(_text(file), int(line), _text(function), _text(through))
-    members = told["members"]
-    return Stance(
-        doing=Doing[str(told["doing"])],
-        op=_text(told["op"]),
-        call=None if told["call"] is None else _text(told["call"]),
-        site=site,
-        still_s=float(told["still_s"]),
-        running=bool(told["running"]),
-        group=None if told["group"] is None else _text(told["group"]),
-        members=None if members is None else tuple(map(_rank, members)),
-        peers=tuple(map(_rank, told.get("peers", ()))),
-        keys=tuple(map(_text, told["keys"])),
-        arguments={_text(name): _text(value) for name, value in told["arguments"].items()},
-        cause=None if told["cause"] is None else _text(told["cause"]),
-        computes=bool(told.get("computes")),
-        moves_data=bool(told.get("moves_data")),
-        at_work=bool(told.get("at_work")),
-        serves=_text(told.get("serves", "")),
-        wakes_in_s=None if (wakes := told.get("wakes_in_s")) is None else float(wakes),
-        way=tuple(MadeCall(_text(op), int(line)) for op, line in told.get("way", ())),
-        made={int(line): _text(ranks) for line, ranks in told.get("made", {}).items()},
-        lines=tuple(map(_text, told["lines"][:_MOST_LINES])),
-    )
+    return Stance(**{name: read(told[name]) for name, read in _FIELDS.items()})
+
+
+def _site(told: Mapping[str, Any]) -> CallSite:
+    file, function, through = (_text(told[name]) for name in ("file", "function", "through"))
+    return CallSite(file, int(told["line"]), function, through)
+
+
+def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+def _each(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda values: tuple(map(read, values[:_MOST_LINES]))
 
 
 def _text(value: object) -> str:
     return clean(str(value), _MOST_TEXT)
+
+
+_FIELDS: Mapping[str, Callable[[Any], Any]] = {
+    "doing": lambda name: Doing[str(name)],
+    "op": _text,
+    "call": _optional(_text),
+    "site": _optional(_site),
+    "still_s": float,
+    "running": bool,
+    "group": _optional(_text),
+    "not_in": _each(_text),
+    "peers": _each(_rank),
+    "way": _each(lambda made: MadeCall(_text(made[0]), int(made[1]))),
+    "keys": _each(_text),
+    "arguments": lambda told: {_text(name): _text(value) for name, value in told.items()},
+    "cause": _optional(_text),
+    "computes": bool,
+    "moves_data": bool,
+    "at_work": bool,
+    "serves": _text,
+    "wakes_in_s": _optional(float),
+    "lines": _each(_text),
+}
+"""How each field of a stance is read: another node has told it. That of `thread` has served its
+purpose where the node looked."""

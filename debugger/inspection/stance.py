@@ -83,6 +83,8 @@ _OPERATORS = re.compile(r"/torch/(?:_ops\.py|_library/|_functorch/|_inductor/)")
 _OF_A_STORE = re.compile(r"store\w*\.(?:get|wait|set|add|compare_set|multi_get|barrier)\(", re.I)
 _MAKES_A_STORE = re.compile(r"\bTCPStore\(")
 """Whose host waits in C++ for those that it was made for."""
+_NOT_A_MEMBER = "-100"
+"""What `new_group` returns to a rank that is not in the group (`GroupMember.NON_GROUP_MEMBER`)."""
 _TELL_THE_RANK = ("init_process_group", "_create_c10d_store", "_env_rendezvous_handler")
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
 
@@ -93,15 +95,15 @@ class Stance:
 
     `op`: the innermost call of torch's that is known by name; `call` is how it is printed. `group`
     is the source text of its group argument, "" for the default group, None where that is not
-    known; `members` are its ranks, where the source tells. `peers` are those of the messages that a
-    handle is of, where the source tells all of them. `arguments` are those of `_ARGUMENTS` and
-    `_OF_JOINS` that are on the stack. `keys` are those that a rank waits for at the store.
+    known; `not_in` are the variables that would have a group if the rank were in it. `arguments`
+    are those of `_ARGUMENTS` and `_OF_JOINS` that are on the stack. `keys` are those that a rank
+    waits for at the store. `peers` are those of the messages that a handle is of, where the source
+    and the variables tell all of them. `way`: of one that waits for a handle, the calls that its
+    function has made in this round of its loops.
     `cause`: of a rank in its own code, as `missing_rank` has it. `computes`: it uses a core within
     one call, which may take its time, and not in a loop of which one sees the whole. `moves_data`,
     `at_work`, `serves`: as the process does, and is. `wakes_in_s`: as the thread does. `thread`:
-    the user's function that the thread began with, where it is not the main one. `made`: the ranks
-    of the groups that the user's function has made, by line, as its variables have them. `way`: of
-    one that waits for a handle, the calls that its function has made in this round of its loops.
+    the user's function that the thread began with, where it is not the main one.
     """
 
     doing: Doing
@@ -111,8 +113,9 @@ class Stance:
     still_s: float = 0.0
     running: bool = False
     group: str | None = None
-    members: tuple[int, ...] | None = None
+    not_in: tuple[str, ...] = ()
     peers: tuple[int, ...] = ()
+    way: tuple[MadeCall, ...] = ()
     keys: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None
@@ -122,8 +125,6 @@ class Stance:
     serves: str = ""
     wakes_in_s: float | None = None
     thread: str = ""
-    made: Mapping[int, str] = field(default_factory=dict)
-    way: tuple[MadeCall, ...] = ()
     lines: Sequence[str] = ()
     """Its stack, innermost call first."""
 
@@ -134,22 +135,49 @@ class Stance:
         moves = self.running and not self.still_s
         return self.doing in WAITS and not moves and self.cause != "stopped"
 
+    @property
+    def in_store(self) -> bool:
+        """Whether it waits for a key of a store."""
+        return self.doing is Doing.STORE and not self.running and self.cause != "stopped"
+
+    @property
+    def sends(self) -> bool:
+        """Of one that stands in a message: whether it is a send."""
+        return "send" in self.op
+
+    @property
+    def peer(self) -> int | None:
+        """The other end of the message that it stands in; None where it is not known."""
+        if self.doing is not Doing.MESSAGE:
+            return None
+        names = ("dst", "group_dst") if self.sends else ("src", "group_src")
+        told = next((peer for name in names if (peer := self.number(name)) is not None), None)
+        return self.peers[0] if told is None and len(self.peers) == 1 else told
+
+    def of_unknown(self, waiting: Mapping[int, Stance]) -> bool:
+        """Whether it waits for a message of which nobody knows whose it is: also where it waits for
+        the handle of one, and so does the rank at its other end, perhaps of this very message."""
+        if self.doing is not Doing.MESSAGE or self.peer is None:
+            return self.doing is Doing.MESSAGE
+        other = waiting.get(self.peer)
+        return self.op == "wait" and other is not None and bool(other.peers)
+
     def number(self, name: str) -> int | None:
         """An argument that is a rank or a tag."""
         text = self.arguments.get(name, "")
         return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
-def stance(sight: Sight, place: sources.Place = sources.NOWHERE) -> Stance:
-    """What the process, a rank at this place, does. Of its threads the main one counts, unless that
-    waits for one that communicates, or another rank waits for one by RPC."""
+def stance(sight: Sight) -> Stance:
+    """What the process does. Of its threads the main one counts, unless that waits for one that
+    communicates, or another rank waits for one by RPC."""
     if not sight.state:
         return Stance(Doing.GONE)
     main = sight.main
-    found = of_threads(sight, place)
+    found = of_threads(sight)
     own = Stance(Doing.CODE, cause="unknown")
     if main is not None:
-        own = _of_thread(main, sight, place)
+        own = _of_thread(main, sight)
     if main is not None and main.stack.source == "proc" and own.cause != "stopped":
         return Stance(Doing.UNREADABLE, still_s=own.still_s, running=own.running)
     if own.doing in (Doing.CODE, Doing.ENDING) and not own.running and own.cause != "stopped":
@@ -171,15 +199,15 @@ def stance(sight: Sight, place: sources.Place = sources.NOWHERE) -> Stance:
     if own.doing is Doing.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
-        return _with_cause(own, "gil_held")
+        return replace(own, cause="gil_held")
     return own
 
 
-def of_threads(sight: Sight, place: sources.Place = sources.NOWHERE) -> list[Stance]:
+def of_threads(sight: Sight) -> list[Stance]:
     """What its threads do, without the main one."""
     return [
         _as_late_as_its_threads(
-            replace(_of_thread(one, sight, place), thread=_begun_with(one)), one, sight
+            replace(_of_thread(one, sight), thread=_begun_with(one)), one, sight
         )
         for one in _others(sight)
     ]
@@ -292,7 +320,7 @@ def _runs_for_another(thread: Thread) -> bool:
     return any(one.file.endswith(file) and one.function == function for one in thread.stack.frames)
 
 
-def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
+def _of_thread(thread: Thread, sight: Sight) -> Stance:
     frames = thread.stack.python_frames
     found = users_frame(frames)
     still_s, running = thread.still_s, thread.running
@@ -326,10 +354,10 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
     site = CallSite(frame.file, frame.line, frame.function, through)
     below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
     doing, op, call, arguments = _reading(below, frame, thread)
-    message = sources.message_at(frame, place) if doing is Doing.MESSAGE and op == "wait" else None
+    message = sources.message_at(frame) if doing is Doing.MESSAGE and op == "wait" else None
     if message is not None:
-        # The handle's one message is known: this rank stands in it.
-        op, arguments = message.op, _of_message(message)
+        op, peer = message  # the rank stands in it, though by its handle
+        arguments = {"dst" if op == "isend" else "src": str(peer)}
         call = _printed(op, arguments)
     cause = None
     if sight.stopped:
@@ -340,7 +368,6 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         cause = "lock" if waits_for_lock(thread.stack) else "user_code"
         if thread.stack.holds_gil and thread.still_s:
             cause = "gil_held"
-    group = sources.group_argument(frame, (call or op).partition("(")[0])
     return Stance(
         doing=doing,
         op=op,
@@ -348,9 +375,10 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         site=site,
         still_s=still_s,
         running=running,
-        group=group,
-        members=sources.group_members(frame, group, place) if group else None,
-        peers=sources.peers_around(frame, place) if doing is Doing.MESSAGE and op == "wait" else (),
+        group=sources.group_argument(frame, (call or op).partition("(")[0]),
+        peers=sources.peers_around(frame) if doing is Doing.MESSAGE and op == "wait" else (),
+        way=calls_made(frame, COLLECTIVES) if doing is Doing.HANDLE else (),
+        not_in=tuple(name for name, value in frame.values if value == _NOT_A_MEMBER),
         keys=sources.store_keys(below[0] if below else frame) if doing is Doing.STORE else (),
         arguments=arguments,
         cause=cause,
@@ -359,8 +387,6 @@ def _of_thread(thread: Thread, sight: Sight, place: sources.Place) -> Stance:
         at_work=sight.at_work,
         serves=sight.serves,
         wakes_in_s=thread.wakes_in_s,
-        made=sources.groups_made(frame),
-        way=calls_made(frame, COLLECTIVES | MESSAGES, place) if doing is Doing.HANDLE else (),
         lines=lines,
     )
 
@@ -445,12 +471,6 @@ def _waits_for_a_store(frame: Frame) -> bool:
     return _OF_TORCH.search(frame.file) is not None and bool(_OF_A_STORE.search(line_of(frame)))
 
 
-def _of_message(message: sources.Message) -> Mapping[str, str]:
-    """A message as the arguments of its call."""
-    found = {"dst" if message.op == "isend" else "src": str(message.peer)}
-    return found if message.tag is None else {**found, "tag": str(message.tag)}
-
-
 def _of_join(frames: Sequence[Frame]) -> Mapping[str, str]:
     """What torch's functions that make a group have in hand, the outermost first to tell."""
     found: dict[str, str] = {}
@@ -471,7 +491,3 @@ def _printed(name: str, arguments: Mapping[str, str]) -> str:
         and not (key.startswith("group_") and key.removeprefix("group_") in arguments)
     ]
     return f"{name}({', '.join(shown)})"
-
-
-def _with_cause(known: Stance, cause: str) -> Stance:
-    return replace(known, cause=cause)

@@ -14,6 +14,20 @@ from .layout import Activity, CallState, GroupState, Phase
 from .ops import POINT_TO_POINT
 from .signature import ANY_SOURCE, Signature
 
+QUESTIONS = frozenset(
+    {
+        "sequence",
+        "shapes",
+        "reduce_op",
+        "root",
+        "splits",
+        "tag",
+        "completion",
+        "members",
+        "clock",
+    }
+)
+"""What a rule may ask of a snapshot that not every source of one can answer."""
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
 
@@ -374,6 +388,7 @@ class Snapshot:
     far its times may be off, which are given by this node's clock.
     `unreadable`: ranks that are there, as their records' names say, and whose records nobody can
     read: why, each as the note of a layer that is off.
+    `knows`: the questions that its source can answer; a rule that asks another one abstains.
     """
 
     taken_ns: int
@@ -385,6 +400,7 @@ class Snapshot:
     lost: Sequence[LostNode] = ()
     clock_errors_ns: Mapping[int, int] = field(default_factory=dict)
     unreadable: Mapping[int, Note] = field(default_factory=dict)
+    knows: frozenset[str] = QUESTIONS
 
     @property
     def world(self) -> tuple[str, int]:

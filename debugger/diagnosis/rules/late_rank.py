@@ -162,9 +162,11 @@ def _awaited_thread_waits(
 
 def _stopped_inside(world: World, pending: Pending) -> Set[int]:
     view = world.view(pending.rank, pending.call.group) if pending.call else None
-    if view is None:
+    if view is None or pending.call is None:
         return set()
-    return world.stopped & set(view.states) if world.stopped else set()
+    peer = pending.call.signature.peer  # a message holds up its two ends alone
+    inside = set(view.states) if peer is None else {peer}
+    return world.stopped & inside if world.stopped else set()
 
 
 def _waiting_with(world: World, pending: Pending, culprits: tuple[int, ...]) -> tuple[int, ...]:

@@ -30,8 +30,8 @@ LATEST_NS = SECOND_NS
 
 def stuck(world: World, needs: Needs) -> list[Candidate]:
     """At most one finding, for where nobody is missing (see `late_rank.missing_ranks`)."""
-    if world.paused:
-        return []
+    if world.paused or "sequence" not in world.snapshot.knows:
+        return []  # ranks that are in one call now need not have come to it as the same one
     seen: set[object] = set()  # of a call that all are in, one rank's view is enough
     for pending in failed_calls(world):
         note = last_exception(world, pending.rank)

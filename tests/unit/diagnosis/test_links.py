@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from distdebug.diagnosis.diagnose import diagnose
 from distdebug.diagnosis.rules.late_rank import refine_cause
+from distdebug.record.snapshot import QUESTIONS
 from distdebug.record.states import RankState
 
 from .builder import Run, all_reduce, recv, send
@@ -119,6 +123,14 @@ class TestStuck:
         assert "though all 2 ranks have entered it" in found.message
         assert "nothing comes through between some of them" in found.message
         assert refine_cause(found, {0: RankState.WAITS_FOR_LOCK}) == found
+
+    def test_whose_sequence_is_not_known_may_be_in_different_calls(self) -> None:
+        """Of one name, as in what a look at stacks shows."""
+        run = stuck_in_the_second(2, (1,))
+        before = replace(run.snapshot(), knows=QUESTIONS - {"sequence"})
+        run.passes(WAITED_S)
+        now = replace(run.snapshot(), knows=before.knows)
+        assert [one.kind for one in diagnose(now, before, run.limits).findings] == ["stalled"]
 
     def test_not_before_the_limit(self) -> None:
         run = stuck_in_the_second(2, (1,))

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from distdebug.inspection.branches import calls_made
-from distdebug.inspection.source import NOWHERE, Place
 from distdebug.inspection.stance import COLLECTIVES
 from distdebug.supervisor.stacks.stacks import Frame
-from tests.unit.inspection.test_source import SIXTH_OF_EIGHT, frame_in
 
 LOOP = """
 def step(rank):
@@ -31,8 +29,16 @@ FIRST = ("barrier", "broadcast", "all_reduce")
 SECOND = ("barrier", "all_reduce", "broadcast")
 
 
-def ops(frame: Frame, place: Place = NOWHERE) -> tuple[str, ...]:
-    return tuple(made.op for made in calls_made(frame, COLLECTIVES, place))
+def frame_in(folder: Path, text: str, **local: str) -> Frame:
+    """A frame that stands at the line of this program that is marked."""
+    file = folder / f"train{len(list(folder.iterdir()))}.py"  # a source is read once
+    file.write_text(text)
+    line = next(at for at, row in enumerate(text.splitlines(), 1) if "# here" in row)
+    return Frame("step", str(file), line, values=tuple(local.items()))
+
+
+def ops(frame: Frame) -> tuple[str, ...]:
+    return tuple(made.op for made in calls_made(frame, COLLECTIVES))
 
 
 @pytest.mark.parametrize(
@@ -72,15 +78,3 @@ def step():
 """
     (made,) = calls_made(frame_in(tmp_path, text), COLLECTIVES)
     assert (made.op, "work = " in text.splitlines()[made.line - 1]) == ("broadcast", True)
-
-
-def test_what_the_environment_tells(tmp_path: Path) -> None:
-    text = """
-rank = dist.get_rank()
-if rank == 6:
-    work = dist.all_reduce(x, async_op=True)
-work.wait()  # here
-"""
-    frame = frame_in(tmp_path, text)
-    module = type(frame)("<module>", frame.file, frame.line)
-    assert ops(module, SIXTH_OF_EIGHT) == ("all_reduce",)

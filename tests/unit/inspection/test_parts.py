@@ -24,10 +24,10 @@ WAITS = Stance(
     site=CallSite("train.py", 9, "step", "accelerate/state.py:4"),
     still_s=30.0,
     group="tensor",
-    members=(0, 1, 3),
-    arguments={"src": "0"},
-    made={4: "[0, 2]"},
+    not_in=("data",),
+    peers=(2, 3),
     way=(MadeCall("broadcast", 7),),
+    arguments={"src": "0"},
     lines=("step (train.py:9)",),
 )
 LATE = Stance(

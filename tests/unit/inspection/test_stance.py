@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.inspection import source
 from distdebug.inspection.stance import (
     Doing,
     Stance,
@@ -93,22 +92,11 @@ def test_keys_of_the_store(
     assert (found.doing, found.cause, found.keys) == (Doing.STORE, "store", keys)
 
 
-@pytest.mark.parametrize(
-    ("before", "group", "members"),
-    [
-        ("pair = dist.new_group([2, 0])\n", "pair", (0, 2)),
-        ("pair = dist.new_group(ranks=(1, 3))\n", "pair", (1, 3)),
-        ("pair = dist.new_group(made)\n", "pair", None),
-        ("pair = dist.new_group([0, 1])\npair = dist.new_group([2, 3])\n", "pair", None),
-        ("", "pair", None),
-    ],
-)
-def test_members_of_groups(
-    tmp_path: Path, before: str, group: str, members: tuple[int, ...] | None
-) -> None:
+def test_what_the_variable_of_a_group_has_where_the_rank_is_no_member(tmp_path: Path) -> None:
     inside = ("all_reduce", "distributed/distributed_c10d.py")
-    found = seen(tmp_path, "dist.all_reduce(x, group=pair)", inside, before=before)
-    assert (found.group, found.members) == (group, members)
+    local = (("pair", "-100"), ("row", "<ProcessGroup at 0x7f1c>"))
+    found = seen(tmp_path, "dist.all_reduce(x, group=row)", inside, local=local)
+    assert (found.group, found.not_in) == ("row", ("pair",))
 
 
 def test_which_of_several_groups(tmp_path: Path) -> None:
@@ -182,6 +170,24 @@ def test_a_group_may_have_no_name(tmp_path: Path) -> None:
         assert found.group == group, line
 
 
+@pytest.mark.parametrize(
+    ("made", "doing"),
+    [
+        ("reqs = [dist.isend(x, peer), dist.irecv(y, 0)]", Doing.MESSAGE),
+        ("reqs = dist.batch_isend_irecv(ops)", Doing.MESSAGE),
+        ("reqs = [dist.isend(x, peer), dist.all_reduce(x, async_op=True)]", Doing.HANDLE),
+        ("reqs = started()", Doing.HANDLE),
+    ],
+)
+def test_what_the_handles_of_a_function_are_of(tmp_path: Path, made: str, doing: Doing) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"def step(peer):\n    {made}\n    for req in reqs:\n        req.wait()\n")
+    user = Frame("step", str(file), 4, values=(("peer", "1"),))
+    found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
+    assert (found.doing, found.op, found.peer) == (doing, "wait", None)
+    assert found.of_unknown({}) is (doing is Doing.MESSAGE)
+
+
 SENDS, RECEIVES = "dist.P2POp(dist.isend, x, peer)", "dist.P2POp(dist.irecv, y, 0)"
 
 
@@ -207,15 +213,20 @@ def test_whose_messages_a_handle_waits_for(
     assert (found.doing, found.op, found.peers) == (Doing.MESSAGE, "wait", peers)
 
 
-def test_a_handle_whose_message_is_known_is_that_message(tmp_path: Path) -> None:
-    """So that who waits for whom is known, and a cycle is seen."""
-    before = "import torch.distributed as dist\nrank = dist.get_rank()"
-    sight = at(tmp_path, "dist.irecv(x, src=rank + 1, tag=3).wait()", before=before)
-    found = stance(sight, source.Place(2, 4))
-    assert (found.doing, found.op, found.call) == (Doing.MESSAGE, "irecv", "irecv(src=3, tag=3)")
-    assert found.number("src") == 3
-    unknown = stance(sight)
-    assert (unknown.doing, unknown.op, unknown.peers) == (Doing.MESSAGE, "wait", ())
+def test_the_message_at_the_line_itself_counts(tmp_path: Path) -> None:
+    """And not those of the branches that others take."""
+    text = "    if rank:\n        dist.irecv(x, src=rank - 1).wait()\n"
+    file = tmp_path / "train.py"
+    file.write_text(f"def step(rank):\n    dist.isend(x, 3)\n{text}")
+    user = Frame("step", str(file), 4, values=(("rank", "1"),))
+    found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
+    assert (found.doing, found.op, found.call) == (Doing.MESSAGE, "irecv", "irecv(src=0)")
+    assert (found.peer, found.of_unknown({0: found})) == (0, False)
+    file.write_text(f"def step(rank):\n    dist.isend(x, 3)\n{text}".replace("1)", "1, tag=2)"))
+    user = Frame("step", str(tmp_path / "other.py"), 4, values=(("rank", "1"),))
+    (tmp_path / "other.py").write_text(file.read_text())
+    found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
+    assert (found.op, found.peers) == ("wait", (0, 3))
 
 
 FSDP = [

@@ -15,7 +15,7 @@ from distdebug.diagnosis.rules.late_rank import latest, refine_cause
 from distdebug.record.snapshot import CallSite, History
 from distdebug.record.states import RankState
 
-from ..builder import Run, all_reduce
+from ..builder import Run, all_reduce, recv, send
 
 
 def main_thread_late() -> Run:
@@ -170,3 +170,16 @@ def test_who_is_late_is_known_without_the_calls_of_all_that_wait(missing: bool) 
     found = latest(world, Needs(world, Channels(world)), SECOND_NS)
     assert (found.culprits if found else ()) == ((63,) if missing else ())
     assert len(asked) <= (2 if missing else 0)
+
+
+def test_a_message_is_held_up_by_a_stopped_rank_that_is_one_of_its_ends() -> None:
+    """And by no other one, though it is in the group, too."""
+    run = Run(3)
+    run[0].calls(send(1, 8), waits=True)
+    run[1].calls(recv(0, 8), waits=True)
+    run[2].is_stopped()
+    run.passes(100)
+    assert all(2 not in found.culprits for found in run.errors())
+    run[1].is_stopped()
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.cause) == ("missing_rank", (1,), "stopped")
