@@ -1,4 +1,4 @@
-"""What a backend is to distcore: a name that torch knows, and how a group on it is made."""
+"""The interface of a backend: a name that torch knows, and how a group on it is made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .groups.process_group import CoreGroup, Origin
 
 
 class Backend(Protocol):
-    """One of distcore's backends."""
+    """A backend of distcore."""
 
     @property
     def name(self) -> str: ...
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Creator:
-    """What torch calls to create a group on `backend`."""
+    """The function that torch calls to create a group on `backend`."""
 
     backend: Backend
 

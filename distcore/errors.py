@@ -1,4 +1,4 @@
-"""What can go wrong on the wire. Each error is one of torch's, so that `except` clauses hold."""
+"""The errors of a group. Each is one of torch's as well, so that `except` clauses hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GroupFailed(DistBackendError):
     """
 
     in_torchs_words = ""
-    """What programs look for in the messages of torch's own backends."""
+    """The words that programs look for in the messages of torch's own backends."""
     and_no_more = ""
 
     def __init__(
@@ -61,7 +61,7 @@ class DeadlineExceeded(GroupFailed, TimeoutError):
 
 
 class CorruptFrame(GroupFailed, DistNetworkError):
-    """What arrived is not what was sent: a wrong checksum, length or order."""
+    """The bytes that arrived are not those that were sent: a wrong checksum, length or order."""
 
 
 class Aborted(GroupFailed):
@@ -77,7 +77,7 @@ class StoreFailed(RendezvousError, DistStoreError):
 
 
 def unusable(name: str, ranks: Sequence[int], first: BaseException | None) -> GroupFailed:
-    """What every call of a group raises after its first failure, or its end."""
+    """Returns the error that every call of a group raises after its first failure, or its end."""
     message = f"group {name!r} (global ranks {list(ranks)}) cannot be used any more"
     if isinstance(first, Aborted):
         return GroupFailed(f"{message}: {first}")

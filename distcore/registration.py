@@ -22,6 +22,9 @@ from .tcp.backend import TcpBackend
 Function = Callable[..., Any]
 
 _BACKENDS = (TcpBackend(), MpiBackend(), NcclBackend())
+UNBUFFERED = (TcpBackend.name,)
+"""The backends of which no send is over before its receive has taken it, be it empty (see
+`transports.messages`). What others buffer is for the libraries below them to say."""
 _BACKEND_AT = {"init_process_group": 0, "_new_group_with_tag": 2, "_new_process_group_helper": 3}
 """torch's functions that are given the name of a backend, and where among their arguments."""
 _registered = False

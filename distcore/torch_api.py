@@ -16,7 +16,7 @@ from .groups.process_group import CoreGroup
 from .nccl import library
 
 _OURS = {"nccl": "distcore_nccl"}
-"""What a program that says `import distcore as dist` means by torch's name of a backend."""
+"""The backend that a program means by torch's name where it says `import distcore as dist`."""
 
 
 def named(backend: Any) -> Any:

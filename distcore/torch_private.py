@@ -38,12 +38,8 @@ def _outside_of_splits() -> Any:
 
 
 OUTSIDE_OF_SPLITS = _outside_of_splits()
-"""What `split_group` of this torch gives a rank that no list has: None, which the other functions
-take for all ranks, or what new_group gives (2.15)."""
-
-
-def _nobody_listens() -> bool:
-    return False
+"""The value that `split_group` of this torch gives a rank that no list has: None, which the other
+functions take for all ranks, or what new_group gives (2.15)."""
 
 
 unwatched: Callable[[], AbstractContextManager[object]] = getattr(
@@ -53,9 +49,9 @@ unwatched: Callable[[], AbstractContextManager[object]] = getattr(
 each attribute of a tensor is one, and a mode makes it thirty times as expensive."""
 
 profiler_enabled: Callable[[], bool] = getattr(
-    getattr(torch._C, "_autograd", None), "_profiler_enabled", _nobody_listens
+    getattr(torch._C, "_autograd", None), "_profiler_enabled", lambda: False
 )
-"""Whether somebody listens to what is recorded; asked for every call, so it must be cheap."""
+"""Whether a profiler records; asked for every call, so it must be cheap."""
 
 
 def premul_sum(factor: Any) -> Any:
@@ -132,8 +128,8 @@ def make_backend(
     ranks: Sequence[int],
     planned: Any = None,
 ) -> Any:
-    """One of torch's own backends, or of another package's, for another device of a group of ours.
-    `planned`: the group that torch was about to make.
+    """Makes one of torch's own backends, or of another package's, for another device of a group of
+    ours. `planned`: the group that torch was about to make.
 
     Raises ValueError for a backend that torch does not have.
     """
@@ -164,7 +160,7 @@ def _counting(backend: Any) -> Any:
 
 
 def _plugin(name: str) -> Any:
-    """How a backend is made that is in torch's table. Since 2.14 torch's own are there as well, and
+    """Returns how a backend of torch's table is made. Since 2.14 torch's own are there as well, and
     the table says which of its backends for NCCL is "nccl" (TORCH_DIST_USE_NCCL2)."""
     load = getattr(dist.Backend, "_ensure_backend_registered", None)
     if load is not None:
@@ -291,8 +287,8 @@ def register_work(tensor: torch.Tensor, work: Any) -> None:
 
 
 def coalesced(group: Any, device: Any, p2p_ops: Sequence[Any]) -> list[Any]:
-    """What torch's `batch_isend_irecv` does for backends that run calls together. Raises ValueError
-    for ops of several groups' backends, RuntimeError for what is no P2POp."""
+    """Runs calls together as torch's `batch_isend_irecv` does for backends that can. Raises
+    ValueError for ops of several groups' backends, RuntimeError for what is no P2POp."""
     check = getattr(c10d, "_check_p2p_op_list", None)
     gather = getattr(c10d, "_coalescing_manager", None)
     if check is None or gather is None:
@@ -324,7 +320,7 @@ def default_backend() -> str:
 
 
 def rename_backend(group: Any, before: str, after: str) -> None:
-    """What torch says of this group's backend from now on."""
+    """Changes the name by which torch calls this group's backend."""
     world = getattr(c10d, "_world", None)
     if group in getattr(world, "pg_map", ()):
         assert world is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,24 @@ def test_a_package_is_understood_from_its_folders(
     found = house(package)
     assert len(found.arrows) <= most_rooms, sorted(found.arrows)
     assert found.count <= most_arrows, found.arrows
+
+
+LIMIT_OF_TIME = re.compile(r"^_?[A-Z][A-Z0-9_]*_(?:S|NS|MS)\b(?::[^=\n]+)? =", re.MULTILINE)
+WITH_LIMITS = ("distcore", "debugger/rank", "debugger/supervisor", "debugger/testing", "tui")
+LIMITS_OF_THEIR_OWN = {
+    "debugger/supervisor/command/warden.py": "started as a file, alone: it imports nothing of ours",
+    "debugger/supervisor/several_nodes/": "goes with `node_links`, as one room",
+    "debugger/rank/ddp/statistics.py": "how many nanoseconds a millisecond has",
+    "tui/tracks.py": "the axis of a drawing",
+}
+
+
+def test_a_limit_of_time_stands_once_in_its_rooms_limits() -> None:
+    for room in WITH_LIMITS:
+        for file in sorted((ROOT / room).rglob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            if file.name != "limits.py" and not name.startswith(tuple(LIMITS_OF_THEIR_OWN)):
+                assert LIMIT_OF_TIME.findall(file.read_text(encoding="utf-8")) == [], name
 
 
 def test_no_rule_uses_a_rule() -> None:

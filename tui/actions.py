@@ -1,4 +1,5 @@
-"""What a user may do to a run, each asked for confirmation; and the export of what is shown."""
+"""The actions on a run that a user can take, each asked for confirmation; and the export of what is
+shown."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from .picture import Picture, Stage
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action. `question` is asked first; `{rank}` is the chosen rank. `all_too`: it may also be
+    """An action. `question` is asked first; `{rank}` is the chosen rank. `all_too`: it may also be
     asked for all ranks. `supervised`: it is the supervisor that does it."""
 
     key: str

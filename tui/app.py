@@ -54,7 +54,7 @@ def _faulty(sentence: str, width: int) -> list[Line]:
 
 
 def _commands() -> type[Provider]:
-    """Of the command palette, which the first screen does not wait for."""
+    """Returns the provider of the command palette, which the first screen does not wait for."""
     from .commands import Commands
 
     return Commands
@@ -252,7 +252,11 @@ class TerminalApp(App[None]):
             case "slash":
                 self._ask_filter()
             case "space":
-                self._pause()
+                if self.missed is None:
+                    self.missed = 0
+                else:
+                    self.missed = None
+                    self.picture = self.newest
             case "f":
                 self.chosen.follow = not self.chosen.follow
                 rank = f" rank {self.chosen.rank}" if self.chosen.rank is not None else ""
@@ -295,13 +299,6 @@ class TerminalApp(App[None]):
         await self._check_bindings(key.key, priority=True)
 
     # -- what keys do --------------------------------------------------------------------------
-
-    def _pause(self) -> None:
-        if self.missed is None:
-            self.missed = 0
-        else:
-            self.missed = None
-            self.picture = self.newest
 
     def _help(self) -> None:
         from .screens.dialogs import help_lines

@@ -1,4 +1,4 @@
-"""What the command palette offers: every screen, key and action by its words, ranks and groups by
+"""The offers of the command palette: every screen, key and action by its words, ranks and groups by
 their names."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class Command(NamedTuple):
-    """One thing to do, in the words that it is found by, and what there is to say of it."""
+    """A thing to do, in the words that it is found by, and what there is to say of it."""
 
     words: str
     about: str
@@ -29,7 +29,7 @@ class Command(NamedTuple):
 
 
 class Shown(Protocol):
-    """What the commands ask of the app."""
+    """The app, as the commands see it."""
 
     picture: Picture
     view: View
@@ -47,23 +47,24 @@ class Shown(Protocol):
         """Ask for that action."""
 
     def action_common(self, key: str) -> None:
-        """As if that key was pressed, which works on every screen."""
+        """Act as if that key was pressed, which works on every screen."""
 
     def action_press(self, key: str) -> None:
-        """As if that key of this screen was pressed."""
+        """Act as if that key of this screen was pressed."""
 
 
 class Commands(Provider):
     """Commands for what is on the screen now."""
 
     async def discover(self) -> Hits:
-        """What is offered before anything was typed: all but ranks, groups and keys of a screen."""
+        """Yields the offers before anything was typed: all but ranks, groups and keys of a
+        screen."""
         for one in self._fixed():
             yield DiscoveryHit(one.words, one.do, help=one.about)
 
     async def search(self, query: str) -> Hits:
-        """What the words fit, the best first. A rank is found by its number, also where only those
-        that stand out have rows."""
+        """Yields what the words fit, the best first. A rank is found by its number, also where only
+        those that stand out have rows."""
         matcher = self.matcher(query)
         for one in (*self._of_query(query), *self._fixed(), *self._own_keys(), *self._named()):
             score = matcher.match(one.words)

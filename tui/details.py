@@ -1,8 +1,11 @@
-"""What the reader gathers for one screen alone: a group's last collectives, or one rank."""
+"""The details that the reader gathers for one screen alone: a group's last collectives, or a
+rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+
+from distdebug.record.limits import SHOWN_RANKS
 
 from ..record.majority import vote
 from ..record.ops import OPS
@@ -13,8 +16,7 @@ from .files import RankLogs
 from .picture import Matrix, RankDetail
 
 COLUMNS = 64
-"""So many of a group's last collectives are looked at."""
-MOST_RANKS = 128
+"""The number of a group's last collectives that are shown."""
 RECENT = 64
 
 
@@ -27,7 +29,7 @@ def matrix_of(
         return None
     members = sorted({rank for group in states.values() for rank in group.ranks} | set(states))
     shown = list(dict.fromkeys([*(rank for rank in first if rank in members), *members]))
-    rows = tuple(members if len(members) <= MOST_RANKS else shown[:MOST_RANKS])
+    rows = tuple(members if len(members) <= SHOWN_RANKS else shown[:SHOWN_RANKS])
     front = max(group.issued for group in states.values())
     start = max(0, front - COLUMNS)
     seqs = tuple(range(start, front))
@@ -59,19 +61,16 @@ def _odd(
         for rank in ranks:
             call = calls.get((rank, seq))
             if call is not None:
-                answers.setdefault(_key(call), []).append(rank)
+                op = call.signature.op
+                key = exact_key(call.signature) if op in OPS else (op,)
+                answers.setdefault(key, []).append(rank)
         if len(answers) > 1:
             found[seq] = frozenset(vote(answers, 0).culprits)
     return found
 
 
-def _key(call: Call) -> tuple[object, ...]:
-    known = call.signature.op in OPS
-    return exact_key(call.signature) if known else (call.signature.op,)
-
-
 def detail_of(number: int, rank: Rank | None, logs: RankLogs) -> RankDetail:
-    """One rank from close up."""
+    """Returns the details of one rank."""
     history = rank.history if rank is not None else None
     return RankDetail(
         rank=number,

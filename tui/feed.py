@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from distdebug.record.limits import MOST_RANKS
+
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.waits import Waits, waits
 from ..diagnosis.limits import Limits
@@ -31,7 +33,17 @@ from ..record.runs.run_directory import (
 )
 from ..record.snapshot import Rank, Snapshot
 from . import files, rows
-from .picture import Focus, Found, Picture, Progress, RankRow, Source, Stage, Timeline, Usage
+from .limits import (
+    END_S,
+    EVERY_S,
+    FAR_ALIVE_NS,
+    LATE_AFTER_NS,
+    NOTICE_NS,
+    OVER_EVERY_S,
+    RATE_OVER_S,
+    SMALL_S,
+)
+from .picture import Focus, Found, Picture, Progress, RankRow, Source, Stage, Usage
 from .processes import Processes
 from .text import safe
 from .told import source_of, told_in_report
@@ -40,27 +52,16 @@ from .tracks import Tracks
 if TYPE_CHECKING:
     from .judging import Judge
 
-EVERY_S = 0.25
-OVER_EVERY_S = 0.5
 SHARE = 4
 """A look is followed by a rest of so many times its own length."""
-SMALL_S = 0.02
-"""A diagnosis that takes longer is not made at every look."""
-FAR_ALIVE_NS = 10_000_000_000
-"""A run on another host lives while a heartbeat is younger than this."""
-NOTICE_NS = 15_000_000_000
-"""A supervisor's notice is shown for so long: it repeats those that hold every ten seconds."""
-RATE_OVER_S = 1.0
-END_S = 1.0
 OVER = (Stage.ENDED, Stage.KILLED)
-MOST_RANKS = 1 << 17
 MOST_COMMAND = 2000
 MOST_BRIEF = 4000
 """More calls are not read for the first screen, but for the second one, which follows at once."""
 
 Post = Callable[[Picture], object]
 Marks = tuple[object, ...]
-"""What changes when the files of a run do."""
+"""Marks that change when the files of a run do."""
 
 
 class Feed:
@@ -81,7 +82,7 @@ class Feed:
         self._picture = Picture(path)
         self._mark: object = None
         self.looks = 0
-        """How many pictures the thread has posted."""
+        """The number of pictures that the thread has posted."""
 
     def start(self) -> None:
         """Begin to read and post."""
@@ -98,7 +99,7 @@ class Feed:
             self._job.close()
 
     def show(self, focus: Focus) -> None:
-        """What the next pictures need; a look follows at once."""
+        """Tell the reader what the next pictures need; it reads at once."""
         if focus != self._focus:
             self._focus = focus
             self._wake.set()
@@ -137,10 +138,10 @@ class Feed:
         return self.look(focus, False, marks)
 
     def look(self, focus: Focus, brief: bool = False, marks: Marks | None = None) -> Picture:
-        """One picture of the run as it is now. Never raises: a fault is a state on the screen.
-        A `brief` look at a live run makes no diagnosis of its own: that needs two looks anyway.
-        `marks`, of before this look: a run that is over, and has the same ones as at the last
-        look, is not read and judged again."""
+        """Returns a picture of the run as it is now. Never raises: a fault is a state on the
+        screen. A `brief` look at a live run makes no diagnosis of its own: that needs two looks
+        anyway. `marks`, of before this look: a run that is over, and has the same ones as at the
+        last look, is not read and judged again."""
         try:
             # `latest` may come to mean another run: this app stays with the one it has opened.
             if self._job is None:
@@ -173,7 +174,7 @@ def _marks(path: Path) -> Marks:
 
 
 class _Run:
-    """What is remembered of a run between two looks."""
+    """The state of a run that is kept between two looks."""
 
     def __init__(self, directory: RunDirectory, clock: Callable[[], int]) -> None:
         self.directory = directory
@@ -194,7 +195,7 @@ class _Run:
         self.stale = False
         """Whether it goes on, and what other nodes do is not seen any more."""
         self._kept: tuple[object, Picture, int] | None = None
-        """Of a run that is over, for any screen: what its files were, what they held, and when."""
+        """For a run that is over, and any screen: what its files were, what they held, and when."""
 
     def _failed(self, part: str, error: Exception) -> None:
         """A rule, or the reading of one record, raised: the picture is made without it."""
@@ -207,16 +208,21 @@ class _Run:
         if marks is None or self._kept is None or self._kept[0] != mark:
             self._kept = (mark, *self._read(brief))
         _, picture, seen_ns = self._kept
-        # Dumps do not say when a call was over, on which strips are built.
-        wanted = picture.source is not Source.DUMPS and not (brief and _many(picture.ranks))
+        # The first screen does not wait for the strips where calls are many. Dumps do not say when
+        # a call was over, on which strips are built.
+        ranks = picture.ranks.values()
+        late = brief and sum(min(rank.calls, RING) for rank in ranks) > MOST_BRIEF
+        wanted = picture.source is not Source.DUMPS and not late
         if picture.timeline is None and wanted:
-            timeline = self._timeline(picture.ranks, picture.stage, picture.now_ns)
+            over = picture.stage is not Stage.LIVE
+            timeline = self._tracks.look(picture.ranks, picture.now_ns, over)
             picture = replace(picture, timeline=timeline)
         self._kept = (mark, picture, seen_ns) if picture.stage in OVER else None
         return self._draw(replace(picture, focus=focus), seen_ns)
 
     def _read(self, brief: bool) -> tuple[Picture, int]:
-        """What there is to see on any screen, but for the strips; and when the ranks stood so."""
+        """Reads what any screen shows, but for the strips; and the time at which the ranks were
+        so."""
         run = self._document(self.directory.run_json)
         report_json = self.directory.report_json
         report, no_report = files.report_in(report_json, self._document(report_json))
@@ -228,7 +234,10 @@ class _Run:
         limits = Limits.of_run(run)
         source = source_of(report)
         stage, snapshots = self._snapshots(run, bool(report or no_report), source, now_ns)
-        snapshots = [_believable(one) for one in snapshots]
+        # A damaged record may claim a world of two thousand million ranks.
+        snapshots = [
+            one if one.world_size <= MOST_RANKS else replace(one, world_size=0) for one in snapshots
+        ]
         ended_ns = self._ended_ns(stage, run, report, snapshots)
         if stage is Stage.KILLED:
             now_ns = max((one.taken_ns for one in snapshots), default=now_ns)
@@ -270,9 +279,6 @@ class _Run:
             _seen_ns(source, found, snapshots, now_ns),
         )
 
-    def _timeline(self, ranks: Mapping[int, Rank], stage: Stage, now_ns: int) -> Timeline | None:
-        return self._tracks.look(ranks, now_ns, stage is not Stage.LIVE)
-
     def _document(self, path: Path) -> dict[str, Any]:
         mark = files.mark_of(path)
         known = self._documents.get(path)
@@ -294,7 +300,8 @@ class _Run:
         if is_live(path):
             return Stage.LIVE, self._records.snapshots(self._processes.observe, now_ns=now_ns)
         elsewhere = run.get("host") not in (None, platform.node())
-        if elsewhere and now_ns - self._last_beat_ns() < FAR_ALIVE_NS:
+        last_beat_ns = max((one.heartbeat_ns for one in self._records.readers), default=0)
+        if elsewhere and now_ns - last_beat_ns < FAR_ALIVE_NS:
             return Stage.LIVE, self._records.snapshots(self._processes.observe, now_ns=now_ns)
         if run.get("supervised") is False:
             found = self._records.snapshots(self._processes.observe, now_ns=now_ns)
@@ -307,15 +314,14 @@ class _Run:
     def _ended(self, now_ns: int) -> list[Snapshot]:
         """All processes are gone; how each of them ended is in exits.jsonl."""
         found = self._records.snapshots(now_ns=now_ns, finished=True)
-        return [
-            replace(
-                one, ranks={n: _with_end(rank, self._processes) for n, rank in one.ranks.items()}
-            )
-            for one in found
-        ]
+        return [replace(one, ranks=self._with_ends(one.ranks)) for one in found]
 
-    def _last_beat_ns(self) -> int:
-        return max((one.heartbeat_ns for one in self._records.readers), default=0)
+    def _with_ends(self, ranks: Mapping[int, Rank]) -> dict[int, Rank]:
+        gone = self._processes.gone
+        return {
+            number: replace(rank, process=gone(rank.pid, rank.process.ended_ns, rank.started_ns))
+            for number, rank in ranks.items()
+        }
 
     def _ended_ns(
         self,
@@ -405,12 +411,14 @@ class _Run:
         }
         made = {number: _sure_of(picture.source, row) for number, row in made.items()}
         calls = sum(rank.calls for rank in ranks.values())
+        backends = (group.backend for rank in ranks.values() for group in rank.groups.values())
+        backend = safe(next(backends, ""), 40)
         picture = replace(
             picture,
             states=states,
             rows=made,
             groups=tuple(groups.items()),
-            backend=_backend(ranks),
+            backend=backend,
             has_gpus=self._host.has_gpus,
             calls=calls,
             calls_per_s=self._rate(picture, calls),
@@ -461,7 +469,7 @@ def _seen_ns(
     if not (source.stands and snapshots):
         return now_ns
     late = source is Source.DUMPS and any(one.is_error for one in found)
-    return snapshots[-1].taken_ns + (rows.LATE_AFTER_NS if late else 0)
+    return snapshots[-1].taken_ns + (LATE_AFTER_NS if late else 0)
 
 
 def _sure_of(source: Source, row: RankRow) -> RankRow:
@@ -473,27 +481,3 @@ def _sure_of(source: Source, row: RankRow) -> RankRow:
     if source is Source.DUMPS and row.is_message:
         return replace(row, seq=None)
     return row
-
-
-def _believable(snapshot: Snapshot) -> Snapshot:
-    """A damaged record may claim a world of two thousand million ranks."""
-    if snapshot.world_size <= MOST_RANKS:
-        return snapshot
-    return replace(snapshot, world_size=0)
-
-
-def _many(ranks: Mapping[int, Rank]) -> bool:
-    """Whether their calls are so many that the first screen does not wait for their strips."""
-    return sum(min(rank.calls, RING) for rank in ranks.values()) > MOST_BRIEF
-
-
-def _with_end(rank: Rank, processes: Processes) -> Rank:
-    ended = processes.gone(rank.pid, rank.process.ended_ns, rank.started_ns)
-    return replace(rank, process=ended)
-
-
-def _backend(ranks: Mapping[int, Rank]) -> str:
-    for rank in ranks.values():
-        for group in rank.groups.values():
-            return safe(group.backend, 40)
-    return ""

@@ -1,4 +1,4 @@
-"""What lies in a run directory beside the flight records: samples, events, logs, stacks."""
+"""The files of a run directory beside the flight records: samples, events, logs, stacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .text import safe
 REPORT_SCHEMA = "distdebug.report/1"
 TAIL_BYTES = 1 << 16
 MOST_SAMPLE_BYTES = 1 << 24
-"""Of one sample of host.jsonl: 128 bytes for each of 131,072 ranks."""
+"""The most bytes of one sample of host.jsonl: 128 bytes for each of 131,072 ranks."""
 MOST_SAMPLES = 1000
 LOG_BYTES = 1 << 18
 MOST_LOG_LINES = 2000
@@ -200,7 +200,7 @@ def _found(row: Mapping[str, Any], told_by: str) -> Found:
 
 
 def stood_in_report(report: Mapping[str, Any]) -> dict[int, Stood]:
-    """How the ranks stood at the verdict, as a report.json tells it."""
+    """Returns how the ranks stood at the verdict, as a report.json tells it."""
     findings = report.get("findings")
     first = findings[0] if isinstance(findings, list) and findings else None
     found: dict[int, Stood] = {}
@@ -315,7 +315,10 @@ def _nodes(rows: object, depth: int) -> tuple[StackNode, ...]:
     for row in rows:
         if not isinstance(row, dict):
             continue
-        frames = [one for one in _list(row.get("frames")) if isinstance(one, dict)]
+        frames = row.get("frames")
+        frames = (
+            [one for one in frames if isinstance(one, dict)] if isinstance(frames, list) else []
+        )
         notes = row.get("notes")
         found.append(
             StackNode(
@@ -327,10 +330,6 @@ def _nodes(rows: object, depth: int) -> tuple[StackNode, ...]:
             )
         )
     return tuple(found)
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _ranks(value: object) -> tuple[int, ...]:

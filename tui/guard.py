@@ -37,7 +37,7 @@ class Guard:
     def run(
         self, place: str, make: Callable[[], Result], otherwise: Callable[[str], Result]
     ) -> Result:
-        """What `make` returns; where it raises, what `otherwise` makes of the sentence."""
+        """Returns what `make` returns; where it raises, what `otherwise` makes of the sentence."""
         try:
             return make()
         except Exception as error:
@@ -45,7 +45,7 @@ class Guard:
 
 
 class Guarded(Protocol):
-    """Who has a guard, and a place for sentences."""
+    """A part of the app with a guard, and a place for sentences."""
 
     guard: Guard
 

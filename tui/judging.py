@@ -23,7 +23,7 @@ class Judge:
         self._seen: set[tuple[object, ...]] = set()
 
     def look(self, snapshots: Sequence[Snapshot], limits: Limits) -> tuple[list[Found], list[str]]:
-        """What is wrong with a live run, seen twice; and notices."""
+        """Returns what is wrong with a live run, seen twice; and notices."""
         self._judge.limits = limits
         judged = self._judge.look(snapshots)
         confirmed = [one for one in judged.findings if one.identity in self._seen]
@@ -37,7 +37,7 @@ def judge_once(
     limits: Limits,
     on_fault: OnFault | None = None,
 ) -> list[Found]:
-    """What is wrong with a run that is over."""
+    """Returns what is wrong with a run that is over."""
     return in_order(judging.judge(snapshots, before, limits, on_fault).findings)
 
 
@@ -57,7 +57,8 @@ def in_order(findings: Iterable[Finding]) -> list[Found]:
 
 
 def together(supervisors: Sequence[Found], own: Sequence[Found], supervised: bool) -> list[Found]:
-    """What a live run's supervisor has said comes first; of the app's own what it may add."""
+    """Joins findings: what a live run's supervisor has said comes first, then what the app may
+    add."""
     found = list(supervisors)
     if any(one.is_error for one in supervisors):
         return found  # what comes after the verdict is its consequence

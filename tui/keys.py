@@ -1,4 +1,4 @@
-"""Which keys there are: on every screen, on one, for an action; and which are told at the foot."""
+"""The keys: on every screen, on one, for an action; and those that the foot tells."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ..record.snapshot import Call, GroupKey, Rank
 
 
 class State(enum.Enum):
-    """What a rank does, in one word of the overview; the gravest first."""
+    """The state of a rank, in one word of the overview; the gravest first."""
 
     DEAD = "dead"
     STOPPED = "stopped"
@@ -30,7 +30,7 @@ class State(enum.Enum):
 
 
 class Doing(enum.Enum):
-    """What a rank did at a time, as a letter of its strip."""
+    """The doing of a rank at a time, as a letter of its strip."""
 
     COMPUTING = "."
     BACKGROUND = "="
@@ -41,7 +41,7 @@ class Doing(enum.Enum):
 
 
 class Stage(enum.Enum):
-    """How far the run has come."""
+    """The stage of the run."""
 
     READING = "being read"
     NOTHING = "nothing to show"
@@ -52,7 +52,7 @@ class Stage(enum.Enum):
 
 
 class Source(enum.Enum):
-    """What the run directory is of."""
+    """The source of the run directory."""
 
     RUN = "run"
     PLAN = "plan"
@@ -77,8 +77,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Stood:
-    """How a rank stood at the verdict, or at the end: `waits in`, `all_reduce(...)`, `train.py:8 in
-    f`. All texts are printable; "" is unknown. `last`: the call is the one before that state."""
+    """The state of a rank at the verdict, or at the end: `waits in`, `all_reduce(...)`, `train.py:8
+    in f`. All texts are printable; "" is unknown. `last`: the call is the one before that state."""
 
     state: str = ""
     call: str = ""
@@ -119,7 +119,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a rank takes of its machine (None: not known). `gpu_percent` is its device's."""
+    """The share of its machine that a rank takes (None: not known). `gpu_percent` is its
+    device's."""
 
     cpu_percent: float | None = None
     rss_bytes: int | None = None
@@ -130,7 +131,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the program has logged of itself: the fields `step` and `loss` of its last lines."""
+    """The progress that the program has logged: the fields `step` and `loss` of its last lines."""
 
     step: str = ""
     loss: str = ""
@@ -170,9 +171,9 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What one rank did: a letter (see `Doing`) for each part of the axis, all of the same length;
-    " " where it did not run, or nothing is known. `waits` and `calls`: the shares of its time in
-    which it waited for others, and in which it was in calls that all had entered."""
+    """The strip of one rank: a letter (see `Doing`) for each part of the axis, all of the same
+    length; " " where it did not run, or nothing is known. `waits` and `calls`: the shares of its
+    time in which it waited for others, and in which it was in calls that all had entered."""
 
     letters: str
     waits: float
@@ -181,7 +182,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What the ranks did over the last `span_ns`, by rank."""
+    """The strips of the ranks over the last `span_ns`, by rank."""
 
     span_ns: int
     tracks: Mapping[int, Track]
@@ -189,7 +190,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """What the screen shows at the moment: the reader gathers details for that alone."""
+    """The screen's present view: the reader gathers details for that alone."""
 
     view: str = "overview"
     rank: int | None = None
@@ -213,7 +214,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class RankDetail:
-    """One rank from close up. `logs` are printable lines by source (`stdout`, `stderr`, `log`)."""
+    """The details of one rank. `logs` are printable lines by source (`stdout`, `stderr`, `log`)."""
 
     rank: int
     calls: tuple[Call, ...] = ()
@@ -255,7 +256,7 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One run at one moment. `problem` says why there is nothing, or nothing new, to show."""
+    """A run at one moment. `problem` says why there is nothing, or nothing new, to show."""
 
     directory: Path
     now_ns: int = 0
@@ -278,7 +279,7 @@ class Picture:
     faults: tuple[str, ...] = ()
     source: Source = Source.RUN
     told: tuple[Told, ...] = ()
-    """What the report of a plan, or of dumps, says beside its findings."""
+    """The words of a plan's report, or of one of dumps, beside its findings."""
     table: tuple[str, ...] = ()
     """Calls, bytes and times by group and op, of a plan: lines of text."""
     states: Mapping[int, State] = field(default_factory=dict)
@@ -286,10 +287,10 @@ class Picture:
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     waits: Waits = field(default_factory=Waits)
     stood: Mapping[int, Stood] = field(default_factory=dict)
-    """Of a run that has a report."""
+    """By rank, for a run that has a report."""
     groups: tuple[tuple[GroupKey, str], ...] = ()
     timeline: Timeline | None = None
-    """Of a world that has a row for each rank."""
+    """The strips, for a world that has a row for each rank."""
     focus: Focus = field(default_factory=Focus)
     matrix: Matrix | None = None
     detail: RankDetail | None = None

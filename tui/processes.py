@@ -18,7 +18,7 @@ class Processes:
         self._ended_ns: dict[tuple[int, int], int] = {}
 
     def observe(self, pid: int, start_ticks: int = 0) -> Process:
-        """What /proc says of the process that began at these clock ticks after boot."""
+        """Returns what /proc says of the process that began at these clock ticks after boot."""
         stat = read_stat(pid)
         alive = (
             stat is not None

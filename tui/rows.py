@@ -11,14 +11,15 @@ from ..record.layout import Activity, GroupState, Phase
 from ..record.notes import FindingRaisedNote
 from ..record.ops import POINT_TO_POINT
 from ..record.snapshot import Call, GroupKey, Rank
+from ..record.states import RankState
 from ..record.wording import call_text, group_name, signal_name, site_text, spans
+from .limits import LATE_AFTER_NS
 from .picture import Found, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe
 
-LATE_AFTER_NS = 1_000_000_000
-"""Others have waited this long for a rank before it is called late."""
 MOST_ROWS = 64
-"""Of a larger world only the odd ranks have rows; the heat map shows all."""
+"""The most ranks that all have rows; of a larger world only the odd ones; the heat map shows
+all."""
 MOST_ODD = 200
 MOST_NAME = 80
 _STOPPED = frozenset("Tt")
@@ -178,7 +179,8 @@ def _ending(rank: Rank) -> str:
 
 
 def _status(rank: Rank) -> int | None:
-    """It was on its way out when the others' end, or a launcher, made it short."""
+    """Returns the rank's status. It was on its way out when the others' end, or a launcher, made it
+    short."""
     return rank.exit_code or exit_status(rank)
 
 
@@ -196,13 +198,13 @@ def words_of(rank: Rank, state: State, waits: Waits, number: int) -> str:
             return f"ended by {signal_name(rank.process.signal)}"
         return "ended with the run"
     if state is State.FINISHED:
-        return "finished"
+        return RankState.FINISHED
     if state is State.STOPPED:
-        return "stopped by a signal"
+        return RankState.STOPPED
     if state is State.LATE:
         return "others wait for it"
     if state is State.BREAKPOINT:
-        return "at a breakpoint"
+        return RankState.AT_BREAKPOINT
     awaited = next((row for row in waits.rows.get(number, ()) if row.for_ranks), None)
     if awaited is not None:
         what = "one of " if awaited.any_of and len(awaited.for_ranks) > 1 else ""

@@ -17,9 +17,10 @@ from typing import Any, TextIO, cast
 
 from textual.drivers.linux_driver import LinuxDriver
 
+from .limits import EVERY_S
+
 HANGUP = 128 + signal.SIGHUP
 """The exit code of an app whose terminal has vanished: a shell's for a SIGHUP."""
-_LOOK_EVERY_S = 0.25
 _STANDARD_STREAMS = (0, 1, 2)
 
 
@@ -62,7 +63,7 @@ class LastingDriver(LinuxDriver):
             self._leave()
         else:
             loop = asyncio.get_running_loop()
-            self._next_look = loop.call_later(_LOOK_EVERY_S, self._look)
+            self._next_look = loop.call_later(EVERY_S, self._look)
 
     def _leave(self) -> None:
         """Whatever is still said on the way out goes nowhere, also at the interpreter's own end."""
@@ -75,7 +76,8 @@ class LastingDriver(LinuxDriver):
 
 
 class _Drawn:
-    """What is drawn; what the terminal does not take is lost, and its writer's thread lives on."""
+    """The file for what is drawn; what the terminal does not take is lost, and its writer's thread
+    lives on."""
 
     def __init__(self, file: TextIO) -> None:
         self._to = file

@@ -40,7 +40,7 @@ def plain(row: Line) -> str:
 
 
 def width_of(row: Line) -> int:
-    """How many cells a line takes."""
+    """Returns how many cells a line takes."""
     return sum(cell_len(text) for text, _ in row)
 
 

@@ -1,5 +1,5 @@
-"""What a report says beside its findings: of a plan what was undecided and which ranks do the same,
-of dumps of another recorder what they are and what is missing. It may come from anywhere."""
+"""The words of a report beside its findings: of a plan what was undecided and which ranks do the
+same, of dumps of another recorder what they are and what is missing. It may come from anywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_RANK = 1 << 20
 
 
 def source_of(report: Mapping[str, Any]) -> Source:
-    """What the run was."""
+    """Returns what the run was."""
     if isinstance(report.get("plan"), dict):
         return Source.PLAN
     return Source.DUMPS if report.get("source") == "flight_recorder" else Source.RUN
@@ -40,7 +40,9 @@ def _not_decided(report: Mapping[str, Any]) -> Iterator[Told]:
     rows = _rows(report.get("undecided"))
     for row in rows[:MOST_PLACES]:
         where = f"{_place(row)} in {safe(row.get('function', '?'), 200)}"
-        sentence = f"{safe(row.get('what', '?'), 500)} at {where}{_who(row)}"
+        ranks = _ranks(row.get("ranks"))
+        who = f" ({ranks_text(ranks)})" if ranks else ""
+        sentence = f"{safe(row.get('what', '?'), 500)} at {where}{who}"
         yield Told("undecided: ", sentence, doubt=True)
     if len(rows) > MOST_PLACES:
         yield Told("undecided: ", f"and {len(rows) - MOST_PLACES} more places", doubt=True)
@@ -77,11 +79,6 @@ def _class_text(row: Mapping[str, Any], ranks: Sequence[int]) -> str:
 def _place(row: Mapping[str, Any]) -> str:
     file = safe(os.path.basename(str(row.get("file", "?"))), 200)
     return f"{file}:{safe(row.get('line', '?'), 12)}"
-
-
-def _who(row: Mapping[str, Any]) -> str:
-    ranks = _ranks(row.get("ranks"))
-    return f" ({ranks_text(ranks)})" if ranks else ""
 
 
 def _rows(value: object) -> list[Mapping[str, Any]]:

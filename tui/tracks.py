@@ -1,4 +1,4 @@
-"""What each rank did over the last 30 seconds: the strips of the overview, on one common time axis.
+"""The strips of the overview: each rank over the last 30 seconds, on one common time axis.
 
 A flight record has the last 4,096 calls with their times, and what each thread waits for now. From
 these follows when a rank was in calls; and since the others' records say when they entered the
@@ -17,21 +17,21 @@ from .picture import Doing, Timeline, Track
 
 S = 1_000_000_000
 AXES_S = (1, 5, 15, 30)
-"""How long the axis may be: as long as is needed for what is known, each a multiple of the last."""
+"""The lengths of the axis: as long as is needed for what is known, each a multiple of the last."""
 BINS = 240
 """The axis has so many parts; the rank is said to do what it did for most of a part."""
 PART_NS = S // BINS
 """The length of a part where the axis has one second: those of longer ones are whole multiples."""
-MOST_RANKS = 64
+MOST_TRACKS = 64
 MOST_CALLS = 24_000
-"""So many calls are read at a look, of all ranks together: 50 to 100 ms. Of a rank that makes more
-the newest are read, and what lies between counts as more of the same."""
+"""The most calls that are read at a look, of all ranks together: 50 to 100 ms. Of a rank that makes
+more the newest are read, and what lies between counts as more of the same."""
 _FORGET_NS = 2 * AXES_S[-1] * S
 
 WAITING, CALLING, PAUSED, BACKGROUND, UNREAD = range(5)
 NUMBERS = 5
-"""What a rank did, by number: the times of each are summed thousands of times a second. A part that
-is `UNREAD` has more calls than were read."""
+"""The doings of a rank, by number: the times of each are summed thousands of times a second. A part
+that is `UNREAD` has more calls than were read."""
 _LETTERS = "".join(
     doing.value for doing in (Doing.WAITING, Doing.CALLING, Doing.PAUSED, Doing.BACKGROUND)
 )
@@ -44,16 +44,16 @@ _JOINING = frozenset({Activity.INIT, Activity.NEW_GROUP, Activity.STORE})
 
 
 class _Parts:
-    """How long a rank did what in each part of the axis, by the part's number since 1970."""
+    """The times of a rank's doings in each part of the axis, by the part's number since 1970."""
 
     def __init__(self) -> None:
         self.of: dict[int, list[int]] = {}
         """The times by the numbers of what it did."""
         self.seen: dict[int, _Part] = {}
-        """What came of parts that nothing was added to since."""
+        """The results of parts that nothing was added to since."""
 
     def add(self, doing: int, from_ns: int, until_ns: int, part_ns: int) -> None:
-        """It did that from then until then."""
+        """Adds the time from then until then to a doing."""
         while from_ns < until_ns:
             part = from_ns // part_ns
             end_ns = min(until_ns, (part + 1) * part_ns)
@@ -74,7 +74,7 @@ class _Parts:
                 into[doing] += time_ns
 
     def forget(self, before: int) -> None:
-        """What lies before that part."""
+        """Forgets what lies before that part."""
         for parts in (self.of, self.seen):
             for part in [part for part in parts if part < before]:
                 del parts[part]
@@ -82,7 +82,7 @@ class _Parts:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is remembered of a rank between two looks."""
+    """The state of a rank that is kept between two looks."""
 
     process: tuple[int, int]
     """Its id and when it began: a rank that is started again is another one."""
@@ -103,7 +103,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Met:
-    """Who has entered a call: how many, and when the last of them did."""
+    """The ranks that have entered a call: how many, and when the last of them did."""
 
     count: int = 0
     last_ns: int = 0
@@ -121,7 +121,7 @@ class Tracks:
     def look(self, ranks: Mapping[int, Rank], now_ns: int, over: bool) -> Timeline | None:
         """The strips up to now; None of more ranks than have rows. Of a run that is `over` they end
         with its last process, or with the last sign of life."""
-        if not 0 < len(ranks) <= MOST_RANKS:
+        if not 0 < len(ranks) <= MOST_TRACKS:
             return None
         self._ranks = ranks
         if over:
@@ -163,7 +163,12 @@ class Tracks:
         again = history.timings(seen.open)
         new = history.timings(range(first, rank.calls))
         if new and new[0].number > seen.next:
-            self._jump(seen, new[0])
+            # Calls before this one were lost, or were too many to read.
+            issued_ns = new[0].issued_ns
+            if seen.next:
+                seen.gaps.append((max(seen.last_ns, seen.known_ns), issued_ns))
+            else:
+                seen.known_ns = issued_ns
         seen.next = rank.calls
         for call in new:
             met = self._met.setdefault(_meeting(number, call), _Met())
@@ -175,13 +180,6 @@ class Tracks:
             seen.last_ns = done[-1].completed_ns
         oldest_ns = now_ns - _FORGET_NS
         return [call for call in done if call.completed_ns > oldest_ns]
-
-    def _jump(self, seen: _Seen, call: Timing) -> None:
-        """Calls before this one were lost, or were too many to read."""
-        if not seen.next:
-            seen.known_ns = call.issued_ns
-            return
-        seen.gaps.append((max(seen.last_ns, seen.known_ns), call.issued_ns))
 
     def _stretch(self, ranks: Mapping[int, Rank], now_ns: int) -> None:
         """The axis becomes as long as what is known; it never becomes shorter."""
@@ -256,7 +254,8 @@ class Tracks:
         now_ns: int,
         part_ns: int,
     ) -> _Parts:
-        """What is not counted yet: calls and waits that go on, and calls that have just ended."""
+        """Returns what is not counted yet: calls and waits that go on, and calls that have just
+        ended."""
         parts = _Parts()
         end_ns = _end_ns(rank, now_ns)
         least_ns = now_ns - AXES_S[-1] * S
@@ -305,7 +304,7 @@ def _meeting(number: int, call: Timing) -> Meeting:
 
 
 def _doing(wait: Wait) -> int:
-    """Of a wait that is for no call on record."""
+    """Returns the doing in a wait that is for no call on record."""
     if wait.activity is Activity.PAUSED:
         return PAUSED
     return WAITING if wait.activity in _JOINING else CALLING
@@ -347,8 +346,9 @@ def _track(seen: _Seen, present: _Parts, rank: Rank, now_ns: int, end: int, part
 
 
 def _part_of(counted: list[int] | None, coming: list[int] | None, length_ns: int) -> _Part:
-    """What is in no call is the rank's own, with a call in the background or without. Threads may
-    be in several calls at a time: together they fill no more than the part."""
+    """Returns what fills a part. What is in no call is the rank's own, with a call in the
+    background or without. Threads may be in several calls at a time: together they fill no more
+    than the part."""
     sums = counted or coming
     if sums is None:
         return (Doing.COMPUTING.value, 0, 0, length_ns)
@@ -372,7 +372,7 @@ def _part_of(counted: list[int] | None, coming: list[int] | None, length_ns: int
 
 
 def _filled(letters: str) -> str:
-    """What was not read, because calls were too many, as what follows."""
+    """Fills what was not read, because calls were too many, with what follows."""
     found: list[str] = []
     follows = Doing.NOTHING.value
     for letter in reversed(letters):

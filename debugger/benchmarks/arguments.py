@@ -12,6 +12,7 @@ import psutil
 
 from ..errors import UsageError
 from .comm_figures import size_text
+from .limits import DAY_S
 
 OPS = (
     "all_reduce",
@@ -28,9 +29,8 @@ GPU_BACKENDS = ("distcore_nccl", "nccl")
 """On tensors of a GPU; ours and torch's."""
 BACKENDS = (*TORCH_BACKENDS, "mpi", "openmpi", *GPU_BACKENDS)
 TRANSPORTS = ("auto", "tcp", "shm")
-MOST_RANKS = 64
+MOST_MEASURED = 64
 MOST_BYTES = 1 << 34
-DAY_S = 86_400
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 _SIZE = re.compile(r"([0-9]{1,12})([KMG]?)(?:I?B)?", re.IGNORECASE)
 
@@ -115,9 +115,9 @@ def read_ranks(text: str) -> list[int]:
     """Numbers of ranks, from "2,4,8". Raises UsageError."""
     ranks: list[int] = []
     for part in _distinct(text, "-n"):
-        if not (part.isascii() and part.isdigit() and 2 <= int(part[:9]) <= MOST_RANKS):
+        if not (part.isascii() and part.isdigit() and 2 <= int(part[:9]) <= MOST_MEASURED):
             raise UsageError(
-                f"-n {text}: {part!r} is no number of ranks from 2 to {MOST_RANKS}; "
+                f"-n {text}: {part!r} is no number of ranks from 2 to {MOST_MEASURED}; "
                 "write them as 2,4,8"
             )
         ranks.append(int(part))

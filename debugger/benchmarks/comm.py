@@ -10,9 +10,9 @@ from ..errors import UsageError
 from ..hook.loading import command
 from . import arguments as read
 from . import comm_figures, comm_plot, program
+from .limits import BUDGET_S
 
 SCHEMA = "distdebug.bench.comm/1"
-BUDGET_S = 120.0
 EPILOG = """\
 The backends take turns: each round measures every one of them once, so that what else the machine
 does hits all alike. Time is the median round, and in it the slowest rank's mean; sizes, algbw and

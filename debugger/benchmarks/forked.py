@@ -26,10 +26,8 @@ import torch
 import distcore
 
 from . import gpu, open_mpi
+from .limits import DEATH_S, END_S, SILENCE_S
 
-SILENCE_S = 300.0
-END_S = 10.0
-DEATH_S = 0.5
 Row = dict[str, Any]
 Body = Callable[[int, int, Path, float], Iterator[Row]]
 """What a rank does: `body(rank, size, directory, ends_at)`, where `directory` is the same empty one

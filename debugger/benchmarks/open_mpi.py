@@ -29,13 +29,11 @@ import psutil
 import torch.distributed as dist
 
 from ..hook.loading import command
+from .limits import END_S, REPLY_S, START_S
 
 NAME = "openmpi"
 OURS = "mpi"
 INSTALL = "pip install 'distdebug[mpi]'"
-START_S = 60.0
-REPLY_S = 120.0
-END_S = 10.0
 
 
 def unavailable() -> str | None:

@@ -15,15 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .limits import TURN_S, WARM_UP_BELOW_S
+
 Way = Callable[[int, bool], tuple[float, float]]
 """`way(times, warm_up)` does it `times` times in a row, after once more that does not count where
 `warm_up`; seconds and this process' CPU seconds (all threads) that one execution took."""
-TURN_S = (0.005, 0.03)
-"""The shortest and the longest that one turn of one way is meant to take."""
 ENOUGH_ROUNDS = 5
 """Before there are so many, shorter turns are taken."""
 MOST_EXECUTIONS = 5000
-WARM_UP_BELOW_S = 0.02
 
 
 def _is_over() -> None:

@@ -18,6 +18,7 @@ from ..benchmarks import arguments as bench_arguments
 from ..benchmarks import comm
 from ..benchmarks import program as bench_program
 from ..benchmarks.comm_figures import size_text
+from ..benchmarks.limits import SILENCE_S
 from ..errors import DistdebugError
 from ..hook import loading
 from .base import Command
@@ -31,7 +32,6 @@ REFERENCE_US = 3.1
 Another machine is as much faster or slower at the layer's Python as at torch's, so that what is
 added is also given, and the bars with it, as a share of that call in the same run."""
 STEP_BAR_PERCENT = 3.0
-LIMIT_S = 300.0
 BEATS_PER_S = 10
 DETAIL_SHARE_BAR = 0.2
 DETAIL_LARGE_BAR_PERCENT = 10.0
@@ -154,9 +154,9 @@ def _start(program: str, world_size: int, arguments: list[str]) -> dict[str, Any
                 )
             )
         try:
-            stdout, stderr = processes[0].communicate(timeout=LIMIT_S)
+            stdout, stderr = processes[0].communicate(timeout=SILENCE_S)
         except subprocess.TimeoutExpired:
-            raise DistdebugError(f"{module} did not end within {LIMIT_S:.0f} s") from None
+            raise DistdebugError(f"{module} did not end within {SILENCE_S:.0f} s") from None
         finally:
             for process in processes:
                 if processes[0].returncode != 0:

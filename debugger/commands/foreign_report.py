@@ -15,6 +15,7 @@ from ..foreign.trace import Trace, traced
 from ..record.runs.run_directory import RunDirectory
 from ..record.runs.unpacking import scratch_folder
 from ..record.safe_text.sanitize import clean
+from ..record.states import RankState
 from ..record.wording import ranks_text
 from ..reports import document
 from ..reports.stored import Document
@@ -135,7 +136,7 @@ def _rank(trace: Trace, rank: int) -> Document:
     entries = trace.dumps[rank].entries
     pending = trace.first_pending(rank)
     shown = pending or (entries[-1] if entries else None)
-    state = "waits in" if pending else "was last in" if shown else "has nothing pending"
+    state = RankState.WAITS_IN if pending else "was last in" if shown else "has nothing pending"
     return {
         "pid": 0,
         "host": "",

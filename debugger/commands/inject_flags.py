@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..faults import plan_file, random_plan
 from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
-from ..record.network import MOST_RANKS
+from ..record.network import MOST_ADDRESSES
 from ..record.safe_text.sanitize import clean
 from ..record.safe_text.whole_numbers import whole_number
 from ..supervisor.rank_network import namespaces
@@ -113,8 +113,8 @@ def own_network(args: argparse.Namespace, world_size: int | None) -> int:
             "--netns needs the number of ranks, on one host, before they start; use `distdebug run "
             "-n N`, or set WORLD_SIZE"
         )
-    if world_size > MOST_RANKS:
-        raise UsageError(f"--netns has room for {MOST_RANKS} ranks, not for {world_size}")
+    if world_size > MOST_ADDRESSES:
+        raise UsageError(f"--netns has room for {MOST_ADDRESSES} ranks, not for {world_size}")
     if args.debugger != "pdb":
         raise UsageError(
             "--netns: no editor reaches a rank that has a network of its own; leave out "

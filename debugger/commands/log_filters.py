@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..errors import UsageError
+from ..record.limits import MOST_RANKS
 from ..record.logs.log_levels import at_least
 from ..record.logs.log_reader import Entry
 from ..record.ops import OP_CODES
 
 PRINTED_AS = "info"
 """The level of a line that a rank has printed."""
-_MOST_RANKS = 1 << 20
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _CLOCK = re.compile(r"(\d\d?):(\d\d):(\d\d)(\.\d{1,9})?")
 _SECONDS = re.compile(r"\d{1,9}(\.\d*)?|\.\d+")
@@ -83,7 +83,7 @@ def parse_ranks(text: str) -> frozenset[int]:
         match = _RANGE.fullmatch(part.strip())
         first = int(match[1]) if match else 0
         last = int(match[2] or match[1]) if match else -1
-        if last < first or last - first > _MOST_RANKS:
+        if last < first or last - first > MOST_RANKS:
             raise UsageError(f"--rank takes ranks such as 2 or 0,4-7, not {text!r}")
         ranks.update(range(first, last + 1))
     return frozenset(ranks)

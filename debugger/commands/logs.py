@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ..errors import UsageError
+from ..record.limits import POLL_EVERY_S
 from ..record.logs.log_file import RECORDS, STDERR, STDOUT, STREAMS
 from ..record.logs.log_form import readable
 from ..record.logs.log_levels import LEVELS
@@ -22,7 +23,6 @@ from .base import Command, add_run_argument
 from .log_filters import Filter, parse_ranks, parse_time
 from .whole_job import followed_whole
 
-POLL_EVERY_S = 0.1
 PIECE_CHARACTERS = 1 << 16
 """Written at once: a line at a time takes a hundred times as long where stdout has no buffer."""
 

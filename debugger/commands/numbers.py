@@ -6,8 +6,8 @@ import argparse
 import math
 from collections.abc import Callable
 
-MOST_S = 1e9
-"""Thirty years: what is longer cannot be slept."""
+from ..record.limits import MOST_S
+
 MOST = (1 << 63) - 1
 
 

@@ -168,7 +168,7 @@ def _planned(
     if itself:
         plan_exec.check_programs(programs)
         directory.write_json("run.json", {**told, "world_size": outcome.world_size})
-    model = Model(own.buffered_sends)
+    model = Model(own.buffered_sends, unbuffered=outcome.unbuffered)
     return programs, conclude(directory, programs, model, facts, injection.settle)
 
 
@@ -269,7 +269,7 @@ def _add_how(group: argparse._ArgumentGroup) -> None:
         type=numbers.size_bytes,
         metavar="N",
         help="sends of up to N bytes a channel do not wait for their receives (default: as the "
-        "backend does: none on gloo, which never sends before, 65536 on others)",
+        "backend does: none on gloo and tcp, which never send before, 65536 on others)",
     )
 
 

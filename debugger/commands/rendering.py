@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 FORMS = ("text", "json", "junit")
 
 
-def add_form_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--text`, `--json`, `--junit`: which form is wanted, as `form`."""
+def add_form_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """`--text`, `--json`, `--junit`: which form is wanted, as `form`. Returns their group, for a
+    form that one command has alone."""
     form = parser.add_mutually_exclusive_group()
     helps = ("for people (default)", "the report.json document", "JUnit XML, for CI")
     for name, said in zip(FORMS, helps, strict=True):
         form.add_argument(
             f"--{name}", dest="form", action="store_const", const=name, default="text", help=said
         )
+    return form
 
 
 def rendered(report: Document, form: str, source: object) -> str:
@@ -36,6 +38,10 @@ def rendered(report: Document, form: str, source: object) -> str:
             from ..reports import junit
 
             return junit.render(report)
+        if form == "story":
+            from ..reports import story
+
+            return story.render(report)
         from ..reports import text
         from ..supervisor.output.lines import colour_wanted
 

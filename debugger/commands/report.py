@@ -50,7 +50,13 @@ class ReportCommand(Command):
             help="the calls and bytes of the ranks by group, op and step instead (--json: as JSON)",
         )
         add_link_flags(parser)
-        add_form_arguments(parser)
+        add_form_arguments(parser).add_argument(
+            "--story",
+            dest="form",
+            action="store_const",
+            const="story",
+            help="which rule made each finding, and what has changed it since",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         from ..foreign.dump_files import looks_like_dumps
@@ -69,7 +75,7 @@ class ReportCommand(Command):
         from ..plan.traffic import document, table
         from .compare import read
 
-        if args.form == "junit":
+        if args.form in ("junit", "story"):
             raise UsageError("--traffic is text or --json")
         found = table.traffic(read(args.run)[1], link_of(args))
         if args.form == "json":

@@ -5,12 +5,12 @@ Pure: no I/O but what `History` reads, no clock but the snapshot's, no state bet
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
+from . import story
 from .facts.agreed import with_agreement
 from .facts.caught import with_caught
 from .facts.channels import Channels
@@ -129,6 +129,7 @@ def diagnose(
     return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
 
 
+@story.step("attempt")
 def _of_attempt(world: World, finding: Finding) -> Finding:
     """The finding with the attempt that it is of, where the launcher restarts what fails."""
     about = [world.ranks[rank] for rank in finding.culprits if rank in world.ranks]
@@ -138,7 +139,7 @@ def _of_attempt(world: World, finding: Finding) -> Finding:
     said = f"attempt {made} (after restart {made}{f' of {most}' if most else ''}): "
     said = said if made else "attempt 0 (before any restart): " if most else ""
     headline = finding.headline and said + finding.headline
-    return replace(finding, message=said + finding.message, headline=headline)
+    return replace(finding, message=said + finding.message, headline=headline) if said else finding
 
 
 class _Guarded:
@@ -161,16 +162,8 @@ class _Guarded:
 
     def rule(self, part: Callable[..., Iterable[_T]], *arguments: Any) -> list[_T]:
         """All that a rule finds; some find as they go."""
-        found: list[_T] = self.call(_listed(part), [], *arguments)
+        found: list[_T] = self.call(story.rule(part), [], *arguments)
         return found
-
-
-def _listed(part: Callable[..., Iterable[_T]]) -> Callable[..., list[_T]]:
-    @functools.wraps(part)
-    def listed(*arguments: Any) -> list[_T]:
-        return list(part(*arguments))
-
-    return listed
 
 
 def verdict(findings: Iterable[Finding]) -> Finding | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..record.kinds import KINDS, Kind
 from ..record.snapshot import CallSite, Group
+from ..record.states import RankState
 from ..record.wording import printable
 
 
@@ -31,7 +32,7 @@ class CallIs(str, Enum):
         state = str(evidence.get("state"))
         if state.startswith(("called #", "sends", "receives")):
             return cls.ALL
-        return cls.OBJECT if state.startswith(("waits in", "stopped in")) else cls.LAST
+        return cls.OBJECT if state in (RankState.WAITS_IN, RankState.STOPPED_IN) else cls.LAST
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,9 @@ class Finding:
     `message` is one sentence without newlines. `details` are further lines for the text report
     (a unified diff, the cycle, the calls that agreed), each one printable line. `headline` is the
     message without the calls of each rank, for where a table of them follows ("": the message as
-    it is), `story` what one rank did differently, where that could be told; `cycle` tells a
-    deadlock's, in order.
+    it is), `difference` what one rank did differently, where that could be told; `cycle` tells a
+    deadlock's, in order. `story` names the rule that made it, and then what has changed it since
+    (see `story`).
 
     From a foreign record: `side` is "host" (the call was never issued) or "device" (issued, and
     never completed); `not_in_record` names what of a call that kind of record does not hold.
@@ -105,12 +107,13 @@ class Finding:
     ranks: Mapping[int, RankEvidence] = field(default_factory=dict)
     details: Sequence[str] = ()
     headline: str = ""
-    story: str = ""
+    difference: str = ""
     cycle: tuple[Step, ...] = ()
     observable_ns: int = 0
     data: Mapping[str, Any] = field(default_factory=dict)
     side: str | None = None
     not_in_record: tuple[str, ...] = ()
+    story: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def identity(self) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ from .findings import Finding
 from .limits import Limits
 from .notices import Notice
 from .rules.straggler import stragglers
+from .story import rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ def judge(
     return worlds.look(snapshots)
 
 
+@rule
 def slow_ranks(snapshots: Iterable[Snapshot]) -> list[Finding]:
     """What is worth a warning at the end of a run in which nothing went wrong."""
     return [one for snapshot in snapshots for one in stragglers(snapshot)]

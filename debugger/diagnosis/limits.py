@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..record.limits import MOST_S
 from ..record.majority import Vote
 from .findings import Finding
 
 SECOND_NS = 1_000_000_000
-MOST_S = 1e9
-"""No run waits for longer than this: thirty years."""
 ROUNDING = 1e-6
 """Of the largest element: eight units in the last place of a float32 at 1, where norms begin."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..record.layout import Activity
 from ..record.notes import ForkedNote, NotInGroupNote
 from ..record.snapshot import Note
+from ..record.states import RankState
 from ..record.wording import (
     at_site,
     call_text,
@@ -71,7 +72,7 @@ def _where(world: World, culprits: tuple[int, ...]) -> str:
     it = "it" if len(culprits) == 1 else f"rank {culprits[0]}"
     cause = cause_of(world, culprits[0])
     if cause == "stopped":
-        return f"; {it} is stopped by a signal{at_site(where.location)}"
+        return f"; {it} is {RankState.STOPPED}{at_site(where.location)}"
     if any(
         row.call is not None or row.wait.activity is Activity.STORE
         for row in world.pending(culprits[0])

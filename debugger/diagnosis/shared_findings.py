@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..record.states import RankState
 from ..record.wording import at_site, printable, ranks_text, verb
 from .facts.evidence import chosen, of_call, standing
 from .facts.needs import Needs
@@ -19,7 +20,7 @@ def evidence(
     found = {rank: standing(world, rank) for rank in chosen(first, others)}
     for link in links:
         if link.rank in found and link.call is not None:
-            found[link.rank] = of_call("waits in", link.call, link.site)
+            found[link.rank] = of_call(RankState.WAITS_IN, link.call, link.site)
     return found
 
 

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..record.dtypes import scalar_of
 from ..record.layout import CallState
 from ..record.ops import POINT_TO_POINT, dumped_name
+from ..record.sizes import scalar_of
 from ..record.snapshot import Call, Group, GroupKey, Rank
 from .torch_words import MOST_CALLS, group_word, sides_as_one
 

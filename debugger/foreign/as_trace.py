@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..record.dtypes import scalar_of
 from ..record.ops import op_of
 from ..record.safe_text.sanitize import clean
-from ..record.snapshot import Call, Rank
-from ..record.ties import tie_of
+from ..record.sizes import scalar_of
+from ..record.snapshot import Call, Rank, tie_of
 from ..record.wording import group_name
 from .torch_words import MOST_CALLS, elements, group_word, sides
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..diagnosis.findings import CallIs, RankEvidence
+from ..record.states import RankState
 from .flight_recorder import Entry, libraries
 from .trace import Trace
 from .waits import Wait
@@ -50,7 +51,7 @@ def of_waiting(trace: Trace, waits: Sequence[Wait]) -> dict[int, RankEvidence]:
     for rank in evident((), (rank for wait in waits for rank in wait.waiting)):
         entry = trace.first_pending(rank)
         if entry is not None:
-            found[rank] = standing("waits in", entry)
+            found[rank] = standing(RankState.WAITS_IN, entry)
     return found
 
 

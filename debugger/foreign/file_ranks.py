@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .flight_recorder import MOST_RANKS, Dump
+from ..record.limits import MOST_RANKS
+from .flight_recorder import Dump
 
 NUMBER = re.compile(r"\d+")
 

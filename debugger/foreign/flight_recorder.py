@@ -20,9 +20,10 @@ from itertools import islice
 from operator import attrgetter, itemgetter, lt
 from typing import Any, NamedTuple, TypeAlias
 
-from ..record.dtypes import name_of
+from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
 from ..record.signature import Signature, Tensor
+from ..record.sizes import name_of
 from ..record.snapshot import CallSite
 from .plain_pickle import NotPlain, loads, may_be_deep, survives
 
@@ -30,7 +31,6 @@ MOST_ENTRIES = 1 << 20
 ABORTING_NS = 10**9
 """Before the first aborted call is found complete others may have been, in the order of looking."""
 MOST_FRAMES = 200
-MOST_RANKS = 1 << 20
 _DIGITS = re.compile(r"\d+")
 _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)")

@@ -53,7 +53,8 @@ def drained(streams: tuple[int, int]) -> dict[str, str]:
 
 
 def _identity(descriptor: int) -> str:
-    """What a descriptor leads to, so that a rank can tell whether its output still goes there."""
+    """Returns what a descriptor leads to, so that a rank can tell whether its output still goes
+    there."""
     try:
         status = os.fstat(descriptor)
     except OSError:

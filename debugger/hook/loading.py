@@ -269,7 +269,7 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 
 
 def dependency(name: str) -> Any:
-    """What we need by this name, also where a module of the program's has the same name.
+    """Imports what we need by this name, also where a module of the program's has the same name.
 
     It is looked for where packages are installed, then in the folders `borrowed`; the program's
     own module stays what its `import` gives. Raises ModuleNotFoundError.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..record.limits import MOST_RANKS
 from ..record.safe_text.sanitize import clean
 from ..record.snapshot import CallSite
 from .branches import MadeCall
@@ -18,7 +19,6 @@ MARK = "distdebug-part:"
 _SCHEMA = "distdebug.look/1"
 _MOST_TEXT = 512
 _MOST_LINES = 60
-_MOST_RANKS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def _part(told: Mapping[str, Any]) -> Part:
 
 
 def _rank(value: object) -> int:
-    if not re.fullmatch(r"\d{1,6}", str(value)) or int(str(value)) > _MOST_RANKS:
+    if not re.fullmatch(r"\d{1,6}", str(value)) or int(str(value)) > MOST_RANKS:
         raise ValueError(f"{value!r} is no rank")
     return int(str(value))
 

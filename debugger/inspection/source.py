@@ -14,6 +14,7 @@ from itertools import product
 from math import prod
 from typing import TypeVar
 
+from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
 from ..record.safe_text import whole_numbers as wholes
 from ..supervisor.stacks.source_text import text_of
@@ -40,7 +41,6 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.FloorDiv: operator.floordiv,
     ast.BitXor: operator.xor,
 }
-_MOST_RANKS = 1 << 20
 _MOST_DIMENSIONS = 6
 _MOST_LISTED = 1 << 14
 _OF_TORCH = r"(?:(?:torch\.)?distributed\.|dist\.)?"
@@ -392,7 +392,7 @@ def whole_number(node: ast.AST, local: Mapping[str, str]) -> int | None:
             return -size if size is not None and text.startswith("-") else size
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _ARITHMETIC:
             one, other = whole_number(left, local), whole_number(right, local)
-            if one is None or other is None or max(abs(one), abs(other)) > _MOST_RANKS:
+            if one is None or other is None or max(abs(one), abs(other)) > MOST_RANKS:
                 return None
             is_division = isinstance(sign, (ast.Mod, ast.FloorDiv))
             return None if is_division and not other else _ARITHMETIC[type(sign)](one, other)

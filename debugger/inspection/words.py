@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from ..diagnosis.findings import RankEvidence
+from ..record.states import CAUSES
 from ..record.wording import printable, seconds
 from .lateness import is_idle
 from .stance import Doing, Stance
 
-_STATES = {
-    "stopped": "stopped by a signal",
-    "lock": "waits for a lock",
-    "gil_held": "does not let go of the GIL",
-    "store": "waits for the store",
-}
-
 
 def state(one: Stance) -> str:
     """What a rank does, in words."""
-    if one.cause in _STATES:
-        return _STATES[one.cause]
+    if one.cause in CAUSES:
+        return CAUSES[one.cause]
     if one.waits:
         return f"waits, for {seconds(int(one.still_s * 1e9))} at least"
     if is_idle(one):

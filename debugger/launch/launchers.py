@@ -1,4 +1,5 @@
-"""What a launcher's command line starts: of how many ranks, on nodes of which size, which program.
+"""The job that a launcher's command line starts: how many ranks, on nodes of which size, which
+program.
 
 For `distdebug plan exec -- CMD`, which starts no launcher: it plans what the launcher would start.
 Each launcher's flags are read exactly or not at all: a flag that may change the ranks and is not
@@ -50,9 +51,9 @@ _ACCELERATE_BARE = {"--multi_gpu", "--cpu", "--same_network", "-q", "--quiet", "
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What would be started. `ranks` is None where the command line does not say it, and why is
-    `unsaid`; `starts_itself`: the program is one process, which starts its ranks. `program` is what
-    follows `distdebug plan -n N`."""
+    """The job that would be started. `ranks` is None where the command line does not say it, and
+    why is `unsaid`; `starts_itself`: the program is one process, which starts its ranks. `program`
+    is what follows `distdebug plan -n N`."""
 
     program: tuple[str, ...]
     ranks: int | None = None
@@ -63,7 +64,7 @@ class Job:
 
 
 def read(command: Sequence[str]) -> Job:
-    """What the command would start.
+    """Reads what the command would start.
 
     Raises:
         UsageError: no launcher and no Python, a flag whose meaning is not known, no program.
@@ -176,7 +177,7 @@ _MPI_VARIABLES = (
     *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     *("OMPI_COMM_WORLD_LOCAL_SIZE", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""What it says to each rank, which gets its own."""
+"""The variables that it gives to each rank, which gets its own."""
 
 
 def _mpi(name: str, words: list[str]) -> Job:
@@ -207,8 +208,8 @@ def _mpi(name: str, words: list[str]) -> Job:
 
 
 def _program(launcher: str, words: Sequence[str], settings: dict[str, str]) -> tuple[str, ...]:
-    """Of the program that each rank is, what follows `distdebug plan -n N`; what Python's flags
-    mean is added to the settings."""
+    """Returns what follows `distdebug plan -n N` of the program that each rank is; what Python's
+    flags mean is added to the settings."""
     if not words or words == ["-m"]:
         raise UsageError(f"plan exec -- {launcher}: there is no script behind it")
     if words[0] == "-m" or words[0].endswith(".py"):

@@ -29,7 +29,8 @@ _OF_TORCHRUN = {"module", "no_python", "nproc_per_node"}
 
 @dataclass(frozen=True)
 class MpiJob:
-    """What to run, with which variables more, and the directory that is to go with it (or "")."""
+    """The command to run, with which variables more, and the directory that is to go with it (or
+    "")."""
 
     command: list[str]
     environment: dict[str, str]
@@ -66,7 +67,7 @@ def why_not_mpi(request: RunRequest) -> None:
 
 
 def program_of(request: RunRequest) -> list[str]:
-    """What each rank is to run."""
+    """Returns what each rank is to run."""
     program = [request.script, *request.script_arguments]
     if request.torchrun.no_python:
         return program

@@ -24,7 +24,7 @@ _HANDED_ON = (
     *("PATH", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV", "CONDA", "OMP_", "MKL_", "CUDA_"),
     *("TORCH", "NCCL_", "GLOO_", "TP_", "DISTDEBUG_", "DISTCORE_", "HF_", "ON_TCP"),
 )
-"""What Open MPI does not give to ranks on other hosts by itself; variables that begin so."""
+"""The beginnings of variables that Open MPI does not give to ranks on other hosts by itself."""
 _NOT_FOR_EACH = ("--launcher", "--hostfile", "--run-dir", "--python")
 _NOT_HERE = {
     "--tui": "open it beside the run, on the head's node: distdebug tui",
@@ -34,8 +34,8 @@ _NOT_HERE = {
 
 @dataclass(frozen=True)
 class Command:
-    """What to become: `words`, with these variables more. `holder` keeps the ranks' port for them
-    where the first of the hosts is this one."""
+    """The command to become: `words`, with these variables more. `holder` keeps the ranks' port for
+    them where the first of the hosts is this one."""
 
     words: list[str]
     environment: dict[str, str]
@@ -75,7 +75,7 @@ def command_over_nodes(
 
 
 def _first_host(file: Path) -> str:
-    """Where rank 0 will be. The file's lines are `host slots=4`, or `host:4`."""
+    """Returns the host of rank 0. The file's lines are `host slots=4`, or `host:4`."""
     try:
         text = read_regular(file, _MOST_BYTES).decode("utf-8", "replace")
     except OSError as error:
@@ -97,7 +97,8 @@ def _flags_of_each(request: RunRequest) -> Sequence[str]:
 
 
 def _distdebug() -> list[str]:
-    """How each rank's host starts it: by the script beside this Python, as it is installed."""
+    """Returns how each rank's host starts distdebug: by the script beside this Python, as it is
+    installed."""
     script = Path(sys.executable).with_name("distdebug")
     if script.exists():
         return [str(script)]

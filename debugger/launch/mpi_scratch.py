@@ -22,9 +22,10 @@ _SEGMENTS = (
     "OMPI_MCA_osc_sm_backing_directory",
     "OMPI_MCA_osc_rdma_backing_directory",
 )
-"""Where the ranks' shared memory goes."""
+"""The variables for the directory of the ranks' shared memory."""
 _SESSION = "PRTE_MCA_prte_local_tmpdir_base"
-"""Where the launcher's own files go, on this host; on others it stays as it is."""
+"""The variable for the directory of the launcher's own files, on this host; on others it stays as
+it is."""
 _OTHERS_SESSION = ("PRTE_MCA_prte_tmpdir_base", "PRTE_MCA_prte_remote_tmpdir_base")
 
 

@@ -84,7 +84,7 @@ def _read(words: list[str]) -> NodesOfLauncher | None:
 
 
 def _accelerate(words: Sequence[str]) -> NodesOfLauncher | None:
-    """Of the flags before the script; what stands in accelerate's configuration is not known."""
+    """Reads the flags before the script; what stands in accelerate's configuration is not known."""
     values: dict[str, str] = {}
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")

@@ -54,8 +54,8 @@ def this() -> Python:
 
 
 def asked(executable: str) -> Python:
-    """What the Python says of itself. Raises UsageError: there is no such program, or it is no
-    Python that distdebug can run in."""
+    """Asks a Python about itself. Raises UsageError: there is no such program, or it is no Python
+    that distdebug can run in."""
     found = shutil.which(executable)
     if found is None:
         inside = os.path.join(executable, "bin", "python")

@@ -52,7 +52,7 @@ _RENDEZVOUS = (
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What one `distdebug run` command line asks for.
+    """The request of one `distdebug run` command line.
 
     Attributes:
         own: distdebug's options, as its parser made them.
@@ -76,7 +76,7 @@ class RunRequest:
 
     @property
     def command_line(self) -> list[str]:
-        """What follows "torchrun" on the command line that starts the ranks."""
+        """The words that follow "torchrun" on the command line that starts the ranks."""
         return [*self.torchrun_arguments, self.script, *self.script_arguments]
 
 

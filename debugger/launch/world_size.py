@@ -1,4 +1,4 @@
-"""How many ranks a torchrun command line starts, and which of its numbers contradict that."""
+"""The number of ranks that a torchrun command line starts, and its numbers that contradict that."""
 
 from __future__ import annotations
 

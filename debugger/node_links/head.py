@@ -15,8 +15,8 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
-from ..record.safe_files.bounds import MOST_RANKS
 from .agreed_keys import Pair
 from .clocks import Offset
 from .hearing import Heard

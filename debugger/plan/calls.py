@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-from ..diagnosis.facts.needs import bytes_of
 from ..record.ops import op_of
 from ..record.signature import (
     ANY_SOURCE,
@@ -15,6 +14,7 @@ from ..record.signature import (
     exact_hash,
     hash64,
 )
+from ..record.sizes import call_bytes
 from ..record.snapshot import Call
 from .meetings import End, Meeting, MeetingPlace, Posted, Tree
 from .model import Model, Waits, backend_of, on_device
@@ -173,7 +173,7 @@ class Calls:
         end = End()
         if self._model.strict and call.number in rank.lost:
             return seq, end
-        posted = Posted(end, own, now_ns, next(self._order), bytes_of(signature))
+        posted = Posted(end, own, now_ns, next(self._order), call_bytes(signature))
         if signature.op == "send":
             other = place.receive_for(own, peer, tag)
             if other is None:

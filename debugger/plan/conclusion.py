@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..diagnosis.findings import Finding
+from ..diagnosis.story import step
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text.sanitize import clean
 from ..record.snapshot import Rank
@@ -129,6 +130,7 @@ def _report(
     return made
 
 
+@step("last words")
 def _with_last_words(finding: Finding, directory: RunDirectory) -> Finding:
     """What a rank wrote that ended by itself is shown nowhere else: a plan keeps it in a file."""
     if finding.kind != "rank_died":

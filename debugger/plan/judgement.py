@@ -18,6 +18,7 @@ from ..diagnosis.diagnose import verdict, verdict_first
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge
 from ..diagnosis.limits import SECOND_NS, Limits
+from ..diagnosis.story import step
 from ..record.kinds import KINDS
 from ..record.notes import ExceptionNote
 from ..record.notes import raised as raised_by
@@ -145,6 +146,7 @@ def _took_another_way(outcome: Outcome) -> bool:
     return False
 
 
+@step("order of messages")
 def _by_order_of_messages(finding: Finding) -> Finding:
     if finding.kind not in NEEDS_LUCK:
         return finding
@@ -158,6 +160,7 @@ def _by_order_of_messages(finding: Finding) -> Finding:
     )
 
 
+@step("needs luck")
 def _needs_luck(finding: Finding) -> Finding:
     luck = "needs luck: it ends well only where messages and roots need not wait for the others"
     return replace(
@@ -169,6 +172,7 @@ def _needs_luck(finding: Finding) -> Finding:
     )
 
 
+@step("all alike")
 def _alike(finding: Finding, outcome: Outcome) -> Finding:
     """A program that fails alike on all ranks has failed once."""
     ranks = outcome.now.ranks

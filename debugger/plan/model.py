@@ -13,11 +13,12 @@
     all on NCCL           -                                 the device alone: the program goes on,
                                                             but in barrier, and waits at its end
 
-gloo sends nothing before the other side has posted its receive, so its messages are never buffered,
-and a broadcast goes down a binomial tree (gloo's `broadcast.cc`). A call of no elements sends
-nothing. Of other backends the table is what they may do at best: whoever is stuck by it is stuck
-wherever the program runs. `strict` is the other extreme: nothing is buffered, every call waits for
-its whole group, and all streams of a device are one. What is stuck only by that needs luck.
+gloo sends nothing before the other side has posted its receive, so its messages are never buffered
+(nor are those of distcore's tcp, which says so itself), and a broadcast goes down a binomial tree
+(gloo's `broadcast.cc`). A call of no elements sends nothing. Of other backends the table is what
+they may do at best: whoever is stuck by it is stuck wherever the program runs. `strict` is the
+other extreme: nothing is buffered, every call waits for its whole group, and all streams of a
+device are one. What is stuck only by that needs luck.
 
 `in_order` is at best, but for what a device does: calls of one stream follow each other there, and
 so does a program that stands still at each that it waits for (`streams` says where that is so).
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..record.backend_names import by_device
@@ -51,11 +52,13 @@ class Waits(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Model:
     """`buffered_bytes`: of each channel of messages, on every backend; None: as the backend does.
+    `unbuffered`: backends whose sends wait even where they are empty.
     `strict`: nobody is lucky. `in_order`: the program goes on when the device has."""
 
     buffered_bytes: int | None = None
     strict: bool = False
     in_order: bool = False
+    unbuffered: Collection[str] = ()
 
     def collective(self, backend: str, signature: Signature, size: int, rank: int) -> Waits:
         """What ends this call of a group with so many ranks, for this global rank."""
@@ -72,13 +75,16 @@ class Model:
         return Waits.FOR_ALL if is_root else Waits.FOR_NOBODY
 
     def room_bytes(self, backend: str) -> int:
-        """How much of a channel's messages is taken before their receives are posted."""
+        """How much of a channel's messages is taken before their receives are posted; below 0: not
+        even an empty one."""
         if self.strict:
             return 0
         if self.buffered_bytes is not None:
             return self.buffered_bytes
         if self.in_order and on_device(backend):
             return sys.maxsize  # it depends on links and versions
+        if backend in self.unbuffered:
+            return -1
         return 0 if backend == "gloo" else EAGER_BYTES
 
     def blocks_host(self, backend: str, op: str) -> bool:

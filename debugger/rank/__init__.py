@@ -1,1 +1,1 @@
-"""What runs inside a rank: records every call, forwards it untouched, raises the verdict."""
+"""The layer inside a rank: records every call, forwards it untouched, raises the verdict."""

@@ -1,4 +1,4 @@
-"""What programs call: `distdebug.install()` in one that distdebug did not start, and
+"""The functions that programs call: `distdebug.install()` in one that distdebug did not start, and
 `distdebug.inject()`, for faults that a program asks for itself, before its first process group."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from . import install as layer
 from .log import debug_level
 
 FOLDERS = ("ranks", "logs", "stacks")
-"""What the layer writes into in a run directory."""
+"""The folders of a run directory that the layer writes into."""
 
 _asked: list[Fault] = []
 """The faults that the program has asked for and that are in no plan yet."""
@@ -165,7 +165,7 @@ def _take() -> None:
 
 
 def _write_plan(directory: Path) -> None:
-    """What was asked for is in the plan of this run directory from now on. Raises UsageError."""
+    """Adds the faults that were asked for to the plan of this run directory. Raises UsageError."""
     if not _asked:
         return
     try:

@@ -101,7 +101,7 @@ def install(
 
 
 def installed() -> Layer | None:
-    """What observes this process; None where nothing does."""
+    """Returns the layer that observes this process; None where nothing does."""
     return _layer
 
 
@@ -124,7 +124,7 @@ class Layer:
 
     agreeing: Callable[..., Agreement] = Agreement
     remembering: Callable[[], GlooSockets] = GlooSockets
-    """How ranks agree on what they do."""
+    """The parts by which ranks agree on what they do."""
 
     def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:
         """`writer`: where the record goes, if not into a new flight record of this process."""
@@ -209,7 +209,8 @@ class Layer:
         self.forks.observe(directory, identity, self._begin)
 
     def _observe_further(self) -> None:
-        """What fails of this is left out, and takes nothing else with it."""
+        """Installs the further parts. One that fails is left out, and takes nothing else with
+        it."""
         recorder = self.recorder
         parts: dict[str, Callable[[], None]] = {
             "meeting the other nodes": lambda: meeting.meet_nodes(self.directory),
@@ -274,7 +275,14 @@ class Layer:
         """With every heartbeat."""
         if lost_pages() and not self._told_of_lost_pages:
             self._told_of_lost_pages = True
-            _tell_of_lost_pages()
+            # A supervisor sees it, and says it in the report.
+            text = (
+                "the flight record was cut short, or its disk fails: "
+                "what this rank does is not recorded"
+            )
+            rank_log.put("own_fault", "warning", {"message": text}, printed=True)
+            if STARTED not in os.environ:
+                say(f"{text}; the program goes on")
         self.verdict.look()
         self.timeouts.look()
         self.breakpoints.look()
@@ -287,23 +295,12 @@ class Layer:
             self._heartbeat.stop()
         ended_well = not (self.exits.failed or self.verdict.was_raised)
         if ended_well:
-            self._tell_unfinished()
+            # A program that never asks for what its GPU does ends well: no other rank would tell.
+            gpu_completion.poll()
+            numbers = gpu_completion.unfinished()
+            if numbers:
+                self.recorder.note(UnfinishedNote(numbers), "ended before its GPU was through")
         self.unwaited.last_report(ended_well)
-
-    def _tell_unfinished(self) -> None:
-        """Nobody else would: a program that never asks for what its GPU does ends well."""
-        gpu_completion.poll()
-        numbers = gpu_completion.unfinished()
-        if numbers:
-            self.recorder.note(UnfinishedNote(numbers), "ended before its GPU was through")
-
-
-def _tell_of_lost_pages() -> None:
-    """A supervisor sees it, and says it in the report."""
-    text = "the flight record was cut short, or its disk fails: what this rank does is not recorded"
-    rank_log.put("own_fault", "warning", {"message": text}, printed=True)
-    if STARTED not in os.environ:
-        say(f"{text}; the program goes on")
 
 
 def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:

@@ -40,10 +40,6 @@ what readers do (in `reader`):
   call, and when the thread enters something else within it, the wait is written with its activity.
 - The serial of the layer is DYNAMIC's plus the words of all threads: each of them only rises.
 
-Version 1, in which the runs below `fixtures/recorded` are, has all of this written out, and no such
-words (they are 0): it reads the same way, but for the counts, which are always in the slots of
-groups and channels. Version 2 is not read.
-
 **Definitions.** Each is `<IBxxxI` (length of text in bytes, kind, id), then UTF-8 JSON. The
 dynamic header's `heap_used` is raised after the text is in place. Ids count from 1 per kind; id 0
 means unknown.
@@ -60,7 +56,9 @@ from struct import Struct
 
 MAGIC = b"DDFLIGHT"
 VERSION = 3
-READABLE = (1, 3)
+READERS = {1: "0.1.0", 2: "0.1.0"}
+"""Which distdebug reads the records of an earlier version. This one does not: a second way through
+the ring would have to be right in each reader, and a run of before still has its `report.json`."""
 VERSION_AT = 8
 
 HEADER = Struct("<8sIIiiiiBxxxIqqQQ")

@@ -22,13 +22,13 @@ LAUNCHER = f"{_NET}254"
 SWITCH = f"{_NET}253"
 """The switch's own address; a rank sends a datagram there when its default group is made."""
 BEGUN_PORT = 9
-MOST_RANKS = 250
+MOST_ADDRESSES = 250
 
 
 def address(rank: int) -> str:
     """The address of this global rank."""
-    if not 0 <= rank < MOST_RANKS:
-        raise ValueError(f"rank {rank}: such a network has ranks 0 to {MOST_RANKS - 1}")
+    if not 0 <= rank < MOST_ADDRESSES:
+        raise ValueError(f"rank {rank}: such a network has ranks 0 to {MOST_ADDRESSES - 1}")
     return f"{_NET}{rank + 1}"
 
 
@@ -39,7 +39,7 @@ def rank_at(text: str) -> int | None:
     except ValueError:
         return None
     rank = packed[3] - 1
-    return rank if 0 <= rank < MOST_RANKS and text == address(rank) else None
+    return rank if 0 <= rank < MOST_ADDRESSES and text == address(rank) else None
 
 
 @dataclass(frozen=True, slots=True)

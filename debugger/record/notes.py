@@ -12,7 +12,8 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, TypedDict, TypeVar
 
 from .kinds import KINDS
-from .safe_files.bounds import MOST_RANKS, finite
+from .limits import MOST_RANKS
+from .safe_files.bounds import finite
 from .snapshot import Note
 
 N = TypeVar("N", bound="NoteData")

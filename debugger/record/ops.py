@@ -1,7 +1,7 @@
-"""The one table of ops: what each is called elsewhere, what must agree between its ranks, which
+"""The one table of ops: the names of each elsewhere, what must agree between its ranks, which
 tensors it takes and gives, and for whom it waits.
 
-Who adds an op adds a row here; the order of rows is that of numbers in records (`OP_CODES`).
+A new op is a new row at the end: the order of rows is that of the numbers in records (`OP_CODES`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 
 class Pattern(enum.Enum):
-    """Who sends to whom: what the arguments of a call look like, and what it costs."""
+    """The pattern of communication, from which follow the arguments of a call and its cost."""
 
     ALL_REDUCE = enum.auto()
     BROADCAST = enum.auto()
@@ -29,7 +29,7 @@ class Pattern(enum.Enum):
 
 
 class Operand(enum.Enum):
-    """What the inputs, or the outputs, of a call are."""
+    """The inputs of a call, or its outputs."""
 
     NONE = enum.auto()
     ONE = enum.auto()
@@ -83,18 +83,18 @@ class Op:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether what it gives is written into what it takes."""
+        """Returns whether the result is written into the input."""
         return self.outputs is Operand.IN_PLACE
 
     @property
     def has_list(self) -> bool:
-        """Whether inputs or outputs are a list with a tensor for each rank."""
+        """Returns whether inputs or outputs are a list with a tensor for each rank."""
         return Operand.LIST in (self.inputs, self.outputs)
 
     @property
     def form(self) -> tuple[Pattern, bool]:
-        """What the arguments of its methods look like: whether one of them is a tensor with the
-        parts of all ranks."""
+        """Returns what determines the arguments of its methods: the pattern, and whether one of them
+        is a tensor with the parts of all ranks."""
         return self.pattern, Operand.WHOLE in (self.inputs, self.outputs)
 
 
@@ -259,17 +259,17 @@ OP_NAMES: tuple[str, ...] = tuple(OPS)
 OP_CODES: dict[str, int] = {op: code for code, op in enumerate(OP_NAMES)}
 POINT_TO_POINT = frozenset(op for op, row in OPS.items() if row.pattern is Pattern.MESSAGE)
 UNKNOWN = Op(Pattern.OTHER)
-"""What is taken for granted of an op that the table does not have: it needs all ranks, which agree
-on dtype and number of elements."""
+"""An op that the table does not have is taken to need all ranks, which agree on dtype and number of
+elements."""
 
 
 def op_of(name: str) -> Op:
-    """The op of that name; `UNKNOWN` for a name that the table does not have."""
+    """Returns the op of that name; `UNKNOWN` for a name that the table does not have."""
     return OPS.get(name, UNKNOWN)
 
 
 def dumped_name(op: str) -> str:
-    """What torch's flight recorder calls the op."""
+    """Returns the name of the op in dumps of torch's flight recorder."""
     return next(iter(op_of(op).dumped), op)
 
 
@@ -278,5 +278,5 @@ OF_METHOD: dict[str, Op] = {method: row for row in OPS.values() for method in ro
 
 
 def methods_of(*patterns: Pattern) -> frozenset[str]:
-    """The methods of torch's ProcessGroup that make ops of these patterns."""
+    """Returns the methods of torch's ProcessGroup that make ops of these patterns."""
     return frozenset(method for method, row in OF_METHOD.items() if row.pattern in patterns)

@@ -12,7 +12,8 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from .safe_files.bounds import MOST_RANKS, whole
+from .limits import MOST_RANKS
+from .safe_files.bounds import whole
 
 FEW = 64
 """So many ranks are written one by one."""

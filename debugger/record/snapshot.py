@@ -6,12 +6,13 @@ since most of the time nobody asks. Times are Unix time in nanoseconds, on every
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from .layout import Activity, CallState, GroupState, Phase
-from .signature import Signature
+from .ops import POINT_TO_POINT
+from .signature import ANY_SOURCE, Signature
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
@@ -400,3 +401,16 @@ class Snapshot:
         return max(
             (errors.get(a, 0) + errors.get(b, 0) for a in ours for b in theirs if a != b), default=0
         )
+
+
+def tie_of(rank: int, call: Call, group: GroupKey) -> tuple[Hashable, ...]:
+    """What calls of several ranks have in common that belong together: a collective's, or a send
+    and its receive. `group`: what the call's is to be taken for. Of a receive from any source
+    nobody knows what it belongs to."""
+    signature = call.signature
+    if signature.op not in POINT_TO_POINT:
+        return ("collective", group, call.seq)
+    if signature.peer in (None, ANY_SOURCE):
+        return ("alone", group, rank, call.number)
+    ends = (rank, signature.peer) if signature.op == "send" else (signature.peer, rank)
+    return ("message", group, ends, signature.tag, call.seq)

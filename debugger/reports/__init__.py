@@ -1,1 +1,1 @@
-"""What a run found, for people and for machines: report.json, report.txt and junit.xml."""
+"""The findings of a run, for people and for machines: report.json, report.txt and junit.xml."""

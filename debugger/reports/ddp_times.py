@@ -13,7 +13,7 @@ from ..record.wording import ranks_text
 
 TIMES = ("forward_ms", "backward_compute_ms", "backward_comm_ms", "overlap_ms")
 HEADS = ("forward", "backward", "communication", "overlap")
-MOST_RANKS = 8
+MOST_ROWS = 8
 MOST_MODELS = 4
 
 
@@ -41,7 +41,7 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for model, name in models[:MOST_MODELS]:
         found = [row for row in rows if row["model"] == model and row["module_name"] == name]
         found.sort(key=lambda row: (-row["backward_compute_ms"], row["rank"]))
-        shown = sorted(found[:MOST_RANKS], key=lambda row: row["rank"])
+        shown = sorted(found[:MOST_ROWS], key=lambda row: row["rank"])
         upto = max(row["iteration"] for row in found)
         number = f" (model {model})" if names[name] > 1 else ""
         yield f"  DDP {name}{number}, averages in ms up to iteration {upto}:"
@@ -50,7 +50,7 @@ def lines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for row in shown:
             numbers = "".join(f"   {row[time]:>13.3f}" for time in TIMES)
             yield f"  {ranks_text([row['rank']]):<{width}}{numbers}"
-        if len(found) > MOST_RANKS:
-            yield f"  ... and {len(found) - MOST_RANKS} more ranks in report.json"
+        if len(found) > MOST_ROWS:
+            yield f"  ... and {len(found) - MOST_ROWS} more ranks in report.json"
     if len(models) > MOST_MODELS:
         yield f"  ... and {len(models) - MOST_MODELS} more models in report.json"

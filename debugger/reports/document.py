@@ -108,10 +108,14 @@ def _finding(
         "seq": finding.seq,
         "message": clean(finding.message),
         "headline": clean(finding.headline or finding.message),
-        "story": clean(finding.story) or None,
+        "difference": clean(finding.difference) or None,
+        "story": list(finding.story),
         "cycle": [_step(one) for one in finding.cycle],
         "ranks": {
-            str(rank): _evidence(one, stacks.get(rank, ()))
+            str(rank): {
+                **_stand(one),
+                "stack": [clean(line) for line in one.stack or stacks.get(rank, ())],
+            }
             for rank, one in sorted(finding.ranks.items())
         },
         "details": [clean(line) for line in finding.details],
@@ -127,7 +131,7 @@ _OF_DIVERGENCE = ("quantity", "name", "axis", "step", "max_difference")
 
 
 def _divergence(finding: Finding) -> Document:
-    """What a divergence has of its own, beside `data`."""
+    """Returns what a divergence has of its own, beside `data`."""
     if finding.kind != "divergence":
         return {}
     return {name: _plain(finding.data.get(name)) for name in _OF_DIVERGENCE}
@@ -148,12 +152,9 @@ def _group(group: GroupEvidence | None) -> Document | None:
     return {"name": clean(group.name), "desc": clean(group.desc), "ranks": list(group.ranks)}
 
 
-def _evidence(evidence: RankEvidence, stack: Sequence[str]) -> Document:
-    return {**_stand(evidence), "stack": [clean(line) for line in evidence.stack or stack]}
-
-
 def _stand(evidence: RankEvidence) -> Document:
-    """Where it stood and, where those are others, the line and the thread that made the call."""
+    """Returns where the rank stood and, where those are others, the line and the thread that made
+    the call."""
     more = {"called_at": location(evidence.called_at), "thread": clean(evidence.thread)}
     return {
         "state": clean(evidence.state),
@@ -198,7 +199,7 @@ def _ranks(ranks: Mapping[int, Rank], ends: Mapping[int, Rank], world_size: int)
 
 
 def _hosts(ranks: Mapping[int, Rank]) -> Document:
-    """Which ranks are on which host. Nodes of one name are told apart by their number."""
+    """Returns which ranks are on which host. Nodes of one name are told apart by their number."""
     found: dict[tuple[str, int], list[int]] = {}
     for number, rank in sorted(ranks.items()):
         found.setdefault((clean(rank.host), rank.node), []).append(number)

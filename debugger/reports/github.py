@@ -17,8 +17,8 @@ SUMMARY_BYTES = 1 << 19
 
 
 def annotated(document: Mapping[str, Any], workspace: str) -> list[str]:
-    """One workflow command, a line without its end, for each finding and each line of code at which
-    its culprits stand; one without a line for a failure that has none.
+    """Returns a workflow command, a line without its end, for each finding and each line of code at
+    which its culprits stand; one without a line for a failure that has none.
 
     Files below the directory `workspace` are named relative to it. Others are not in the
     repository, where GitHub could show them: they are named in the message alone.
@@ -90,7 +90,7 @@ def _of_finding(
 
 
 def _doing(one: Mapping[str, Any]) -> str:
-    """What a rank did at the line of the annotation."""
+    """Tells what a rank did at the line of the annotation."""
     where = f"{table.doing(one)} in {one['location']['function']}"
     if one["location"].get("through"):
         where += f", through {one['location']['through']}"

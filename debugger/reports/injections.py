@@ -1,5 +1,5 @@
-"""What the report says of faults that were injected: which happened, which did not and why, and
-which finding is explained by one."""
+"""The report's words on faults that were injected: which happened, which did not and why, and which
+finding is explained by one."""
 
 from __future__ import annotations
 

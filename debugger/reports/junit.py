@@ -12,7 +12,7 @@ from . import injections, planned, table, text
 
 _SUITE = "distdebug"
 _LEVEL = 2
-"""Of a case, below the two that hold all."""
+"""The depth of a case, below the two elements that hold all."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 

@@ -1,4 +1,4 @@
-"""Which parts of the watching were off, and why: so that nobody takes silence for health."""
+"""The parts of the watching that were off, and why: so that nobody takes silence for health."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..record.wording import ranks_text
 def of_ranks(
     ranks: Mapping[int, Rank], unreadable: Mapping[int, Note] = MappingProxyType({})
 ) -> list[dict[str, Any]]:
-    """One row for each part and reason: `part`, `why` (a sentence), `ranks`. `unreadable`: what is
-    said of ranks whose records cannot be read."""
+    """Returns a row for each part and reason: `part`, `why` (a sentence), `ranks`. `unreadable`:
+    what is said of ranks whose records cannot be read."""
     found: dict[tuple[str, str], list[int]] = {}
     for number, note, off in _notes(ranks, unreadable):
         at = found.setdefault((clean(off.part), clean(note.message)), [])
@@ -44,7 +44,7 @@ def news(
 def _notes(
     ranks: Mapping[int, Rank], unreadable: Mapping[int, Note]
 ) -> Iterator[tuple[int, Note, OffNote]]:
-    """Of each rank what it or others say to be off."""
+    """Yields what each rank, or others for it, say to be off."""
     notes: dict[int, Sequence[Note]] = {n: rank.notes for n, rank in sorted(ranks.items())}
     notes |= {n: (note,) for n, note in unreadable.items() if n not in ranks}
     for number, given in notes.items():

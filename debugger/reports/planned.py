@@ -1,4 +1,4 @@
-"""What a report says of a plan alone: what could not be decided, which ranks do the same, how much
+"""The report's words on a plan alone: what could not be decided, which ranks do the same, how much
 was planned. A run has none of it.
 
 In report.json: `undecided` (`file`, `line`, `function`, `what`, `ranks`), `classes` (`ranks` that
@@ -48,7 +48,7 @@ def failed(document: Mapping[str, Any]) -> str:
 
 
 def last_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Who does the same as whom, and how much was planned."""
+    """Yields which ranks do the same, and how much was planned."""
     if not is_plan(document):
         return
     classes = document.get("classes", ())

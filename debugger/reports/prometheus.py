@@ -34,7 +34,7 @@ Labels = Mapping[str, str]
 
 @dataclass(slots=True)
 class _Op:
-    """One rank's calls of one op in one group."""
+    """The calls of one rank of one op in one group."""
 
     calls: int = 0
     size_bytes: int = 0
@@ -43,14 +43,14 @@ class _Op:
 
 @dataclass(slots=True)
 class _Process:
-    """How far a process's calls have been counted."""
+    """The calls of a process that have been counted."""
 
     number: int = 0
     open: list[int] = field(default_factory=list)
 
 
 class CallTotals:
-    """What the ranks of a run have called, counted while their rings are looked at."""
+    """The calls of the ranks of a run, counted while their rings are read."""
 
     def __init__(self) -> None:
         self.ops: dict[tuple[int, GroupKey, str, str], _Op] = {}
@@ -219,7 +219,10 @@ def _of_findings(text: _Text, state: State) -> None:
 
 
 def _of_ranks(text: _Text, state: State) -> None:
-    up = {number: _is_up(rank, state) for number, rank in state.ranks.items()}
+    up = {
+        number: state.lives and rank.process.alive and rank.phase is not Phase.ENDED
+        for number, rank in state.ranks.items()
+    }
     text.metric(
         "rank_up",
         "gauge",
@@ -256,10 +259,6 @@ def _of_ranks(text: _Text, state: State) -> None:
         "For how long a rank has waited in the call that it is in.",
         [(_labels(*place), seconds) for place, seconds in sorted(waiting.items())],
     )
-
-
-def _is_up(rank: Rank, state: State) -> bool:
-    return state.lives and rank.process.alive and rank.phase is not Phase.ENDED
 
 
 def _of_calls(text: _Text, totals: CallTotals) -> None:

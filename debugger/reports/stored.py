@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..record.safe_files.bounds import MOST_RANKS, MOST_WHOLE, read_regular
+from ..record.limits import MOST_RANKS
+from ..record.safe_files.bounds import MOST_WHOLE, read_regular
 from ..record.safe_files.json_objects import MOST_BYTES, TooCostly, parsed
 from ..record.safe_text.sanitize import clean
 
@@ -81,7 +82,7 @@ def received(value: Any) -> Document | None:
 
 
 def _problem(document: Document) -> str | None:
-    """What makes this no report that can be read field by field; None where nothing does."""
+    """Tells what makes this no report that can be read field by field; None where nothing does."""
     for field, kind in _FIELDS.items():
         if not isinstance(document.get(field), kind):
             return f"{field} is missing or of another type"

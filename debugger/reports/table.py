@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..diagnosis.findings import CallIs
+from ..record.states import RankState
 from ..record.wording import LOOK_HERE
 
 MOST_ROWS = 12
 
 NO_EVIDENCE = "not looked at"
-NEVER_SEEN = "never seen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Table:
 def of_finding(
     finding: Mapping[str, Any], standing: Mapping[str, Any], without: Iterable[int] = ()
 ) -> Table:
-    """Where each rank of a finding stood, but for those in `without`. `standing` is the
+    """Returns where each rank of a finding stood, but for those in `without`. `standing` is the
     document's own `ranks`, used for those that the finding gives no evidence for."""
     culprits = set(finding["culprits"])
     evidence = finding["ranks"]
@@ -59,7 +59,7 @@ def of_finding(
             seen.setdefault((one["call"], where), what)
         else:
             known = standing.get(str(rank))
-            missing = NEVER_SEEN if rank in finding["missing"] else NO_EVIDENCE
+            missing = RankState.UNSEEN if rank in finding["missing"] else NO_EVIDENCE
             where = places.text(known) if known else ""
             what = doing(known) if known else missing
             what = seen.get((known["call"], where), what) if known and known["call"] else what
@@ -71,14 +71,14 @@ def of_finding(
 
 
 def of_ranks(standing: Mapping[str, Any], world_size: int) -> Table:
-    """Where every rank of the run stood."""
+    """Returns where every rank of the run stood."""
     places = Places(standing.values())
     rows: dict[tuple[str, str], list[int]] = {}
     for name, one in standing.items():
         rows.setdefault((doing(one), places.text(one)), []).append(int(name))
     never = [rank for rank in range(world_size) if str(rank) not in standing]
     if never:
-        rows[NEVER_SEEN, ""] = never
+        rows[RankState.UNSEEN, ""] = never
     return limited(Row(tuple(ranks), what, where) for (what, where), ranks in rows.items())
 
 
@@ -112,7 +112,7 @@ def limited(rows: Iterable[Row]) -> Table:
 
 
 def doing(evidence: Mapping[str, Any]) -> str:
-    """What one rank does or did: `all_reduce(sum, float32[8])`, `finished, last call ...`."""
+    """Tells what one rank does or did: `all_reduce(sum, float32[8])`, `finished, last call ...`."""
     state, call = str(evidence["state"]), evidence["call"]
     thread = f' in thread "{evidence["thread"]}"' if evidence.get("thread") else ""
     if not call:

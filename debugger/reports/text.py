@@ -17,7 +17,7 @@ from .table import Row, Table
 
 WIDTH = 120
 MOST_HOSTS = 16
-"""Of more, those are shown that something is wrong on."""
+"""The most hosts that are shown; of more, those that something is wrong on."""
 _MOST_FURTHER = 8
 _MOST_STACK = 12
 _GAP = "   "
@@ -126,8 +126,8 @@ class _Text:
         return f"watched {len(self.watched['ranks'])} of {self.watched['of']} ranks"
 
     def _hosts(self) -> Iterator[str]:
-        """Who is where, if not all are on one host, and something is wrong. A plan has no hosts: it
-        gives each of its nodes a name."""
+        """Yields which ranks are on which host, if there are several, and something is wrong. A
+        plan has no hosts: it gives each of its nodes a name."""
         hosts = self.document.get("hosts")
         if not isinstance(hosts, Mapping) or len(hosts) < 2 or planned.is_plan(self.document):
             return
@@ -176,22 +176,23 @@ class _Text:
             yield f"  ... and {rounds} more in the cycle, back to rank {first}"
         if undecided:
             yield "  no majority: any of them may be the one that is wrong"
-        yield from self._details(details, finding["story"])
+        yield from self._details(details, finding.get("difference"))
         yield from self._stack(finding)
 
-    def _details(self, details: Sequence[str], story: str | None) -> Iterator[str]:
+    def _details(self, details: Sequence[str], difference: str | None) -> Iterator[str]:
         """Sentences first, then the unified diff, whose lines must keep their first column."""
         start = next(
             (at for at, line in enumerate(details) if line.startswith("--- ")), len(details)
         )
-        for line in [*details[:start], *([story] if story else [])]:
+        for line in [*details[:start], *([difference] if difference else [])]:
             yield from self._wrap(line, "  ", "    ")
         for line in details[start:]:
             colour = {"-": RED, "+": GREEN}.get(line[:1])
             yield "    " + (self.paint(line, colour) if colour else line)
 
     def _stack(self, finding: Mapping[str, Any]) -> Iterator[str]:
-        """Of the first culprit alone; the others are in the file with all stacks."""
+        """Yields the stack of the first culprit alone; the others are in the file with all
+        stacks."""
         if not kind_of(finding["kind"]).stack_tells:
             return
         for rank in finding["culprits"][:1]:
@@ -294,7 +295,7 @@ class _Text:
             yield f"  ... and {shown.left_out} more rank{'s' if shown.left_out > 1 else ''}"
 
     def _stacked(self, name: str, what: str, row: Row) -> list[str]:
-        """One row on several lines, for a terminal that is too narrow for the table."""
+        """Returns a row on several lines, for a terminal that is too narrow for the table."""
         start = f"  {name}{_GAP}"
         lines: list[str] = []
         if len(start) > self.width // 2:

@@ -13,7 +13,7 @@ _ALL = 1 << 20
 
 
 def why_not(fault: Fault, number: int, rank: Rank | None, namespaces: bool = False) -> str:
-    """What this rank, the `number`-th of the world, did instead of what the fault waited for.
+    """Tells what this rank, the `number`-th of the world, did instead of what the fault waited for.
     `namespaces`: as in `Plan`."""
     who = f"rank {number}"
     if rank is None:
@@ -25,7 +25,12 @@ def why_not(fault: Fault, number: int, rank: Rank | None, namespaces: bool = Fal
     moment = fault.moment
     match moment.when:
         case When.OP:
-            return f"{who} made {_ops(rank, moment.op)}{_at_most(moment, _made(rank, moment.op))}"
+            kept = rank.history.recent(_ALL) if rank.history is not None else []
+            made = sum(call.signature.op == moment.op for call in kept)
+            overwritten = rank.history is not None and len(kept) < rank.calls
+            least = "at least " if overwritten else ""
+            count = _calls(made, f"{moment.op} call")
+            return f"{who} made {least}{count}{_at_most(moment, made)}"
         case When.CALL:
             return f"{who} made {_calls(rank.calls, 'call')}{_at_most(moment, rank.calls)}"
         case When.SEQ:
@@ -38,23 +43,6 @@ def why_not(fault: Fault, number: int, rank: Rank | None, namespaces: bool = Fal
             return f"{who} sent no frame {moment.first} on that link"
 
 
-def _ops(rank: Rank, op: str) -> str:
-    count = _made(rank, op)
-    least = "at least " if rank.history is not None and _overwritten(rank) else ""
-    return least + _calls(count, f"{op} call")
-
-
-def _made(rank: Rank, op: str) -> int:
-    """Calls of the op that are still on record."""
-    if rank.history is None:
-        return 0
-    return sum(call.signature.op == op for call in rank.history.recent(_ALL))
-
-
-def _overwritten(rank: Rank) -> bool:
-    return rank.history is not None and len(rank.history.recent(_ALL)) < rank.calls
-
-
 def _collectives(who: str, moment: Moment, groups: Iterable[Group]) -> str:
     named = [one for one in groups if not moment.group or moment.group in (one.key[0], one.desc)]
     if not named:
@@ -65,7 +53,7 @@ def _collectives(who: str, moment: Moment, groups: Iterable[Group]) -> str:
 
 
 def _at_most(moment: Moment, count: int) -> str:
-    """Where the moment came and the fault did not."""
+    """Tells that the moment came and the fault did not."""
     return ", and none that it could happen to" if count > moment.first else ""
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..record import steady_clock
 from ..record.layout import Phase
+from ..record.limits import POLL_EVERY_S
 from ..record.requests import break_requests
 from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
 from ..record.runs.planned_faults import ASKED, planned_faults
@@ -25,16 +26,8 @@ from ..record.safe_files.readable import readable
 from ..record.snapshot import Rank
 from ..record.wording import at_site, printable, spans
 from .control import Action
+from .limits import ASKED_STACKS_S, GOES_S, SILENT_S, STANDS_S
 from .stacks.evidence import gather
-
-STACKS_S = 10.0
-STANDS_S = 2.0
-"""For so long the answer waits for the rank to stand; the request holds on."""
-GOES_S = 5.0
-"""A rank at its prompt answers at once; one that does not is stopped by a signal, say."""
-SILENT_S = 3.0
-"""A heartbeat older than this comes from a process that cannot run Python."""
-_LOOK_EVERY_S = 0.02
 
 
 class Actions:
@@ -64,7 +57,7 @@ class Actions:
         ranks = self._ranks()
         if not any(rank.process.alive for rank in ranks.values()):
             raise ValueError("no rank is running yet")
-        evidence = gather(self._directory, ranks, request.get("native") is True, STACKS_S)
+        evidence = gather(self._directory, ranks, request.get("native") is True, ASKED_STACKS_S)
         return f"took the stacks of {len(evidence.stacks)} of {len(ranks)} ranks"
 
     # -- break ---------------------------------------------------------------------------------
@@ -92,7 +85,7 @@ class Actions:
                 break_requests.withdraw(directory, rank.pid)
                 raise ValueError(f"rank {number} has ended before it stood")
             rank = now
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
         if not break_requests.is_asked(directory, rank.pid) and self._standing(rank.pid) is None:
             raise ValueError(f"rank {number} passes over breakpoints: it is a forked process")
         return (

@@ -10,9 +10,8 @@ from ..record.reading.records import newest_ranks, unreadable_ranks
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text.sanitize import clean
 from ..reports import off
+from .limits import NOTICE_EVERY_S
 from .watch import Look
-
-NOTICE_EVERY_S = 10.0
 
 
 class Announcements:

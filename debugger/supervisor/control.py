@@ -13,8 +13,7 @@ from typing import Any
 
 from ..record.requests.control import NAME, address, receive_line
 from ..record.safe_files.unix_sockets import user_of
-
-REQUEST_S = 2.0
+from .limits import REQUEST_S
 
 Action = Callable[[Mapping[str, Any]], str]
 """Does what was asked with these arguments; returns a sentence. A ValueError is a refusal."""

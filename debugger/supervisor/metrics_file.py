@@ -12,11 +12,8 @@ from ..record.reading.records import newest_ranks
 from ..record.snapshot import Snapshot
 from ..reports import prometheus
 from ..reports.stored import Document
+from .limits import METRICS_EVERY_S, SAMPLE_EVERY_S
 from .watch import Look
-
-WRITE_EVERY_S = 10.0
-COUNT_EVERY_S = 1.0
-"""A ring has room for the calls of a second, at 4,096 calls a second."""
 
 
 class MetricsFile:
@@ -35,11 +32,11 @@ class MetricsFile:
     def look(self, look: Look) -> None:
         """As the ranks are now."""
         now_s = time.monotonic()
-        if self._path is None or now_s - self._counted_s < COUNT_EVERY_S:
+        if self._path is None or now_s - self._counted_s < SAMPLE_EVERY_S:
             return
         self._counted_s = now_s
         self._take(look)
-        if now_s - self._written_s >= WRITE_EVERY_S:
+        if now_s - self._written_s >= METRICS_EVERY_S:
             self._written_s = now_s
             self._write("running", None)
 

@@ -26,11 +26,11 @@ from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
 from .fault_watch import FaultWatch
+from .limits import SECOND_LOOK_AFTER_S
 from .machine.processes import ProcessTable
 from .own_faults import OwnFaults
 from .run_reader import LocalReader
 
-SECOND_LOOK_AFTER_S = 0.4
 EXIT_KILLED = 128 + signal.SIGKILL
 EXIT_FAILED = 1
 

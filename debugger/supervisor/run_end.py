@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from ..diagnosis.findings import Finding
+from ..record.limits import POLL_EVERY_S
 from ..record.reading.records import newest_ranks
 from .command.ending import can_raise
 from .command.interrupts import Interrupts
@@ -19,6 +20,7 @@ from .command.launch import Launch
 from .command.reach import Reach
 from .command.unrecorded import early_death
 from .guarded_watch import GuardedWatch
+from .limits import END_GRACE_S, INTERRUPTED_S, LEFT_GRACE_S, RAISE_GRACE_S, STACKS_S
 from .machine import listeners
 from .machine.oom import OomWatch
 from .own_faults import OwnFaults
@@ -26,13 +28,6 @@ from .run_options import Options
 from .run_ranks import RunRanks
 from .stacks.evidence import Evidence
 from .watch import Look
-
-LEFT_GRACE_S = 0.4
-INTERRUPT_STACKS_S = 0.6
-STACKS_S = 5.0
-END_GRACE_S = 2.0
-RAISE_GRACE_S = 3.0
-RAISED_LOOK_EVERY_S = 0.05
 
 
 @dataclass(slots=True)
@@ -55,7 +50,7 @@ class RunEnd:
         ranks = newest_ranks(look.snapshots)
         if self.interrupts.signal is not None:
             with self.faults.guard("the stacks"):
-                self.evidence = self.ranks.stacks(ranks, False, INTERRUPT_STACKS_S)
+                self.evidence = self.ranks.stacks(ranks, False, INTERRUPTED_S)
             if look.notices:
                 with self.faults.guard("the suspects at the interrupt"):
                     suspects = [self.evidence.refine(one) for one in self.watch.suspects()]
@@ -151,4 +146,4 @@ class RunEnd:
             look = self.watch.silent_look()
             if not any(can_raise(rank) for rank in newest_ranks(look.snapshots).values()):
                 return
-            time.sleep(RAISED_LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)

@@ -34,6 +34,7 @@ from .command.reach import Reach
 from .control import ControlServer
 from .guarded_watch import GuardedWatch
 from .injection import Injection
+from .limits import INTERRUPTED_S, ORPHAN_GRACE_S, OUTPUT_S, PROCESSES_EVERY_S
 from .machine.host import HostSampler
 from .machine.oom import OomWatch
 from .machine.processes import ProcessTable
@@ -57,12 +58,6 @@ from .several_nodes.reader import JobReader
 from .stacks.standstill_watch import StandstillWatch
 from .terminal_app import Beside
 from .watch import Look, Policy, Watch, without_deaths_by
-
-ORPHAN_GRACE_S = 1.0
-OUTPUT_S = 60.0
-INTERRUPT_OUTPUT_S = 0.5
-"""How long to go on printing what the ranks have printed before they ended."""
-LOOK_FOR_UNREACHED_EVERY_S = 0.5
 
 
 class Supervisor:
@@ -333,9 +328,7 @@ class Supervisor:
     def _finish_output(self) -> None:
         # After Ctrl-C nobody wants to see the rest of a flood.
         if self._output is not None:
-            self._output.finish(
-                INTERRUPT_OUTPUT_S if self._interrupts.signal is not None else OUTPUT_S
-            )
+            self._output.finish(INTERRUPTED_S if self._interrupts.signal is not None else OUTPUT_S)
 
     def _look_for_unreached(self, launch: Launch, look: Look) -> Look:
         """As long as not all are seen: whom the hook cannot reach, and who is on the way. The look
@@ -343,7 +336,7 @@ class Supervisor:
         now_s = time.monotonic()
         if len(self._watch.ranks) >= self._watch.world_size:
             self._suspected = None
-        elif now_s - self._unreached_asked_s >= LOOK_FOR_UNREACHED_EVERY_S:
+        elif now_s - self._unreached_asked_s >= PROCESSES_EVERY_S:
             self._unreached_asked_s = now_s
             pids = launch.descendants()
             self._reach.look(pids)

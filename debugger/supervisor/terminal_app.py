@@ -14,12 +14,12 @@ from typing import IO, TextIO
 
 from ..errors import UsageError
 from ..hook.loading import command
+from ..record.limits import POLL_EVERY_S
+from .limits import GONE_WITHIN_S
 
 _HANGUP = 128 + signal.SIGHUP
 """The app's exit code where its terminal has vanished."""
-_END_S = 5.0
 _MOST_BYTES = 1 << 16
-_LOOK_EVERY_S = 0.05
 
 
 def need_terminal() -> None:
@@ -70,7 +70,7 @@ class Beside:
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait for the user to leave the app, or for that to come true."""
         while self.open and not until():
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
 
     def __enter__(self) -> Beside:
         return self
@@ -92,7 +92,7 @@ class Beside:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
-                self._process.wait(_END_S)
+                self._process.wait(GONE_WITHIN_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

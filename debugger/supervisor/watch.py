@@ -16,37 +16,34 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.judging import Judge, judge
 from ..diagnosis.limits import Limits
 from ..diagnosis.notices import Notice
+from ..diagnosis.story import step
 from ..record import steady_clock
 from ..record.logs.log_levels import INFO, OFF
 from ..record.snapshot import Snapshot
+from .limits import (
+    ANSWERS_S,
+    CONFIRM_AFTER_S,
+    MOMENT_S,
+    PROCESSES_EVERY_S,
+    RECORDS_EVERY_S,
+    SETTLING_S,
+    STILL_EVERY_S,
+)
 from .run_reader import RunReader
 
-LOOK_EVERY_S = 0.1
-CONFIRM_AFTER_S = 0.05
 REST, CONFIRM_REST = 2.0, 0.25
 """So many times what looks take of the processor is the pause after one, at least."""
 USUAL_OF = 5
 """Of so many of the last looks that is the mean: all together they take no more of the processor,
 and one that takes long, since much has happened, is not followed by a pause as long in which a
 fault would wait for the next one."""
-START_EVERY_S = 0.5
-STILL_EVERY_S = 0.25
-"""While nothing changes, only the clock can bring a finding: looking less often is enough."""
 CALLING_REST, CALLING_EVERY_S = 25.0, 32.0
 """While ranks of many nodes go on calling and nothing else is reported, the last look holds for so
 many times what looks take, and no longer than this; what is asked meanwhile is whether there is
 more."""
-SETTLING_S = 0.5
-"""But none holds for longer than it has been, at the look, since more was reported, or than this:
-much that is reported is believed only when it has lasted, half a second or one minute."""
 CALM_REST, CALM_EVERY_S = 100.0, 96.0
 """The same of a look that came after such a time, and saw nobody wait for long: no clock runs that
 could bring a finding."""
-ANSWERS_S = 2.0
-"""So long before such a look all are asked how far they are; within it they have answered."""
-MOMENT_S = 1.0
-"""In which many nodes tell what their ranks have in common, at most; then they are looked at. As
-soon as all have, it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +124,8 @@ class Watch:
         if self._candidate is not None:
             return max(CONFIRM_AFTER_S, CONFIRM_REST * usual_s)
         if self._held:
-            return LOOK_EVERY_S if self._news_s else STILL_EVERY_S
-        return max(LOOK_EVERY_S, self._rest_s)
+            return RECORDS_EVERY_S if self._news_s else STILL_EVERY_S
+        return max(RECORDS_EVERY_S, self._rest_s)
 
     @property
     def _rest_s(self) -> float:
@@ -187,7 +184,7 @@ class Watch:
         rests = self._held or (self._spare_s > 0 and not self._rest_s)
         if rests:
             self._news_s = now_s
-        return rests and usual_s > LOOK_EVERY_S
+        return rests and usual_s > RECORDS_EVERY_S
 
     def _somebody_waits(self, look: Look) -> bool:
         """For so long that it is to be said before long. Ranks that call wait a moment each time,
@@ -243,11 +240,11 @@ class Watch:
 
     def _may_still_come(self, found: Finding) -> bool:
         """Ranks are missed of which nothing was seen, while processes are still starting up. Asked
-        at most every `START_EVERY_S`, so that a process at work has used some time in between."""
+        at most every `PROCESSES_EVERY_S`: a process at work has used some time in between."""
         if found.kind != "join_timeout" or found.proven or not found.missing:
             return False
         now_s = time.monotonic()
-        if now_s - self._start_asked_s >= START_EVERY_S:
+        if now_s - self._start_asked_s >= PROCESSES_EVERY_S:
             self._start_asked_s = now_s
             self._starting = self._reader.starting()
         return self._starting
@@ -262,6 +259,7 @@ class Watch:
             )
             self.detected_after_s[finding.identity] = max(0.0, after_s)
 
+    @step("restart")
     def _graded(self, finding: Finding, snapshot: Snapshot) -> Finding:
         """A failure that the launcher answers with a restart is only a warning. On several nodes
         launchers restart one after the other, and so do ranks that meet nobody meanwhile."""

@@ -19,7 +19,7 @@ from .running import Rank
 
 
 class Prompt:
-    """Of one session. `test` is the one that runs."""
+    """The prompt of one session. `test` is the one that runs."""
 
     def __init__(self, config: pytest.Config, capture: Any) -> None:
         self._config = config
@@ -51,7 +51,7 @@ class Prompt:
             pytest.exit("Quitting debugger")
 
     def _tell(self, rank: Rank) -> None:
-        """What brings us here: the traceback, where there is one."""
+        """Prints what brings us here: the traceback, where there is one."""
         said = [f"{self.test}, rank {rank.number}"]
         for data, _ in rank.reports.values():
             if data["outcome"] == "failed":

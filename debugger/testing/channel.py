@@ -15,7 +15,8 @@ _MOST_DESCRIPTORS = 250
 
 
 class Channel:
-    """One end. A process that is interrupted in `ask` or `receive` loses nothing by it."""
+    """An end of a channel. A process that is interrupted in `ask` or `receive` loses nothing by
+    it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -54,7 +55,7 @@ class Channel:
             return bool(selector.select(limit_s))
 
     def receive(self) -> list[Message]:
-        """What has come; waits for some. Empty with `ended` set: no more will come."""
+        """Returns what has come; waits for some. Empty with `ended` set: no more will come."""
         if self._descriptors_wanted:
             data, found, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
             for descriptor in found:
@@ -88,7 +89,7 @@ class Channel:
     _descriptors_wanted = False
 
     def take_descriptors(self, count: int) -> list[int]:
-        """Those that came with the last message."""
+        """Returns the descriptors that came with the last message."""
         found, self._descriptors = self._descriptors[:count], self._descriptors[count:]
         return found
 

@@ -14,7 +14,7 @@ PROCESS_START = "COVERAGE_PROCESS_START"
 
 
 def asked() -> dict[str, Any] | None:
-    """How this process is measured, for its ranks; None where it is not."""
+    """Returns how this process is measured, for its ranks; None where it is not."""
     module = sys.modules.get("coverage")
     current = getattr(module, "Coverage", None) and module.Coverage.current()  # type: ignore[union-attr]
     if current:

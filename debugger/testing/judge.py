@@ -18,17 +18,15 @@ from ..record.reading.records import Records, newest_ranks
 from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Process, Rank
 from ..reports import document, text
+from ..supervisor.limits import STACKS_S
 from ..supervisor.machine.oom import OomWatch
 from ..supervisor.machine.processes import ProcessTable
 from ..supervisor.run_reader import LocalReader
 from ..supervisor.stacks import stack_tree
 from ..supervisor.stacks.evidence import Evidence, gather
 from ..supervisor.watch import Look, Policy, Watch
+from .limits import LATE_S
 from .marks import Wanted
-
-STACKS_S = 5.0
-LATE_S = 0.5
-"""At the test's timeout, a rank that others wait for by this much is named."""
 
 
 class BodyTable(ProcessTable):
@@ -52,7 +50,7 @@ class BodyTable(ProcessTable):
 
 
 class Judge:
-    """Of one test. `finding` is what ended it, or was found in it; None so far."""
+    """The judge of one test. `finding` is what ended it, or was found in it; None so far."""
 
     def __init__(self, directory: RunDirectory, exits: ExitLog, wanted: Wanted, level: str) -> None:
         self._directory = directory
@@ -73,7 +71,7 @@ class Judge:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait until the next look."""
+        """The seconds to wait until the next look."""
         return self._watch.pause_s
 
     @property
@@ -81,7 +79,7 @@ class Judge:
         return newest_ranks(self._look.snapshots)
 
     def pause(self) -> None:
-        """Somebody stands at a breakpoint: nobody is late meanwhile."""
+        """Holds the clock: a rank is at a breakpoint, and no rank is late meanwhile."""
         self._watch.pause()
 
     def look(self) -> Finding | None:
@@ -164,12 +162,12 @@ class Judge:
         return words
 
     def write_run(self, nodeid: str) -> None:
-        """Who made this directory, for `distdebug report` and `distdebug tui`."""
+        """Writes what made this directory, for `distdebug report` and `distdebug tui`."""
         about: dict[str, Any] = {"command": ["pytest", nodeid], "started_ns": time.time_ns()}
         self._directory.write_json(self._directory.run_json.name, about)
 
     def endings(self, pids: Iterable[int]) -> dict[int, str]:
-        """How these processes have ended, by pid; those of which it is known."""
+        """Returns how these processes have ended, by pid; those of which it is known."""
         found = {pid: self._exits.find(pid) for pid in pids}
         return {pid: str(status) for pid, status in found.items() if status is not None}
 

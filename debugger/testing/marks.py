@@ -1,4 +1,4 @@
-"""What `@pytest.mark.distributed` asks for: how many ranks, on which backend, for how long."""
+"""The arguments of `@pytest.mark.distributed`: how many ranks, on which backend, for how long."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .pytest_private import value_of
 MARK = "distributed"
 NPROC, BACKEND = "distdebug_nproc", "distdebug_backend"
 """The parameters that lists in the mark become."""
-MOST_RANKS = 1024
+MOST_FORKED = 1024
 _NAMES = ("nproc", "backend", "timeout", "hang_timeout", "level", "check", "ignore")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Of one test. Times are in seconds; `level` None: as the session has it."""
+    """The wishes of one test. Times are in seconds; `level` None: as the session has it."""
 
     nproc: int
     backend: str
@@ -48,7 +48,7 @@ def generate(metafunc: pytest.Metafunc) -> None:
 
 
 def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) -> Wanted:
-    """What the mark of this test asks for; the arguments are the session's defaults.
+    """Returns what the mark of this test asks for; the arguments are the session's defaults.
 
     Raises ValueError with a sentence for the user.
     """
@@ -66,8 +66,8 @@ def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) ->
     for name, value in (("nproc", nproc), ("backend", backend)):
         if isinstance(value, list | tuple):
             raise ValueError(f"cannot parametrise this test by {name}={value!r}: it is no function")
-    if not isinstance(nproc, int) or not 1 <= nproc <= MOST_RANKS:
-        raise ValueError(f"wants nproc from 1 to {MOST_RANKS}, not {nproc!r}")
+    if not isinstance(nproc, int) or not 1 <= nproc <= MOST_FORKED:
+        raise ValueError(f"wants nproc from 1 to {MOST_FORKED}, not {nproc!r}")
     if not isinstance(backend, str) or not backend:
         raise ValueError(f"wants the name of a backend, not {backend!r}")
     level = given.get("level")

@@ -27,7 +27,7 @@ _Report = tuple[int, Message, Message]
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one phase, of all ranks together: as the fields of pytest's report."""
+    """The outcome of one phase, of all ranks together: as the fields of pytest's report."""
 
     outcome: str = "passed"
     longrepr: Any = None
@@ -54,7 +54,7 @@ class _Failed:
 
 
 class Merger:
-    """Of one test; remembers what an earlier phase has reported already."""
+    """The outcomes of one test; remembers what an earlier phase has reported already."""
 
     def __init__(self, test: RankTest, config: pytest.Config, location: tuple[str, int]) -> None:
         self._test = test
@@ -71,16 +71,22 @@ class Merger:
         errors = [one for one in test.ranks if one.error]
         broken = not self._told and (bool(test.reason) or self._finding is not None)
         failed = {rank for rank, (data, _) in reports.items() if data["outcome"] == "failed"}
-        xfailed = {rank for rank, (data, _) in reports.items() if _is_xfailed(data)}
+        xfailed = {
+            rank
+            for rank, (data, _) in reports.items()
+            if data["outcome"] == "skipped" and "wasxfail" in data
+        }
         folded = self._consequences(reports, failed | xfailed, bool(dead or errors))
         causes = failed - folded
         subtests = self._subtests(bool(dead or errors or causes))
         if xfailed and not errors and not subtests:
-            strict = {rank for rank in causes if _is_strict_pass(reports[rank][0])}
+            strict = {
+                rank for rank in causes if str(reports[rank][0]["longrepr"]).startswith(_STRICT)
+            }
             if causes == strict and not dead and not test.reason:
                 self._told = True
                 first = reports[min(xfailed - folded or xfailed)][0]
-                return Outcome("skipped", _text_of(first), str(first["wasxfail"]))
+                return Outcome("skipped", str(_harmless(_message(first))), str(first["wasxfail"]))
         if broken or dead or errors or causes or subtests:
             failures = [*subtests, *((rank, *reports[rank]) for rank in causes)]
             made = Outcome("failed", self._failure(failures, causes, folded, dead, errors, when))
@@ -109,26 +115,25 @@ class Merger:
         return found
 
     def _undisputed(self, reports: dict[int, tuple[Message, Message]], folded: set[int]) -> Outcome:
-        """Nobody failed."""
+        """Returns the outcome of a phase in which no rank failed."""
         skipped = {rank for rank, (data, _) in reports.items() if data["outcome"] == "skipped"}
         others = set(reports) - skipped
         if skipped - folded and others:
             first = reports[min(skipped)][0]["longrepr"]
             words = first[2] if isinstance(first, list) else str(first)
-            return self._plain(
+            path, line = self._location
+            text = (
                 f"{ranges(skipped)} skipped the test ({words}), {ranges(others)} did not: "
                 "skip it in all ranks or in none"
             )
+            return Outcome("failed", failure([(native(text), None, None)], path, line, text))
         if skipped:
-            return Outcome("skipped", _skip_of(reports[min(skipped)][0]))
+            found = _harmless(reports[min(skipped)][0]["longrepr"])
+            return Outcome("skipped", tuple(found) if isinstance(found, list) else found)
         for data, _ in reports.values():
             if "wasxfail" in data:
                 return Outcome("passed", None, str(data["wasxfail"]))
         return Outcome()
-
-    def _plain(self, text: str) -> Outcome:
-        path, line = self._location
-        return Outcome("failed", failure([(native(text), None, None)], path, line, text))
 
     def _consequences(
         self, reports: dict[int, tuple[Message, Message]], stopped: set[int], dead: bool
@@ -222,7 +227,7 @@ class Merger:
     def _folded(
         self, folded: set[int], causes: set[int], dead: Sequence[Rank], when: str
     ) -> list[str]:
-        """Who was ended because of that, and where."""
+        """Returns which ranks were ended because of that, and where."""
         finding = self._finding
         stuck = {one.number for one in self._test.ranks if when not in one.reports and not one.died}
         ended = sorted(folded | (stuck - causes))
@@ -246,7 +251,7 @@ class Merger:
 
 
 def sections(test: RankTest, captured: bool) -> list[tuple[str, str]]:
-    """What the ranks have printed and logged so far, the same of several ranks once."""
+    """Returns what the ranks have printed and logged so far, the same of several ranks once."""
     found: list[tuple[str, str]] = []
     for ending, name in (("out", "stdout"), ("err", "stderr")) if captured else ():
         rows = [
@@ -337,23 +342,6 @@ def _crash(data: Message) -> Message | None:
 def _message(data: Message) -> str:
     crash = _crash(data)
     return str(crash["message"] if crash is not None else data["longrepr"])
-
-
-def _is_xfailed(data: Message) -> bool:
-    return data["outcome"] == "skipped" and "wasxfail" in data
-
-
-def _is_strict_pass(data: Message) -> bool:
-    return str(data["longrepr"]).startswith(_STRICT)
-
-
-def _text_of(data: Message) -> str:
-    return str(_harmless(_message(data)))
-
-
-def _skip_of(data: Message) -> Any:
-    found = _harmless(data["longrepr"])
-    return tuple(found) if isinstance(found, list) else found
 
 
 def _output(path: Path) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ..record.limits import MOST_S
+
 if TYPE_CHECKING:
     from .run_fixture import RunScript
     from .session import Session
@@ -19,7 +21,6 @@ RANK = "distdebug-rank"
 MARK = "distributed"
 SESSION = pytest.StashKey["Session"]()
 TIMES = ("timeout", "hang_timeout")
-MOST_S = 1e7
 _REQUIREMENTS = ("requires_gpus", "requires_mpi")
 
 
@@ -82,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def seconds(config: pytest.Config, name: str) -> float | None:
-    """What the command line, or else the ini file, has for one of TIMES; None: nothing.
+    """Returns what the command line, or else the ini file, has for one of TIMES; None: nothing.
 
     Raises pytest.UsageError.
     """
@@ -107,7 +108,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if not _in_rank(item.config) and item.get_closest_marker(MARK) is not None:
+    in_rank = item.config.pluginmanager.has_plugin(RANK)
+    if not in_rank and item.get_closest_marker(MARK) is not None:
         from .session import distribute
 
         distribute(item, lambda: session_of(item.config))
@@ -151,7 +153,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def dist_rank(request: pytest.FixtureRequest) -> DistRank:
-    """Which rank of a distributed test this is: rank, world_size, local_rank, backend, device."""
+    """The rank of a distributed test: rank, world_size, local_rank, backend, device."""
     rank: Any = request.config.pluginmanager.get_plugin(RANK)
     if rank is None:
         pytest.fail(
@@ -190,10 +192,6 @@ def distdebug_run(
     from .run_fixture import RunScript
 
     return RunScript(tmp_path_factory.mktemp("distdebug_run"), request.path.parent)
-
-
-def _in_rank(config: pytest.Config) -> bool:
-    return bool(config.pluginmanager.has_plugin(RANK))
 
 
 def session_of(config: pytest.Config) -> Session:

@@ -74,7 +74,7 @@ def nodeid_of(item: pytest.Item) -> str:
 
 
 def temporary(config: pytest.Config) -> pytest.TempPathFactory:
-    """What the fixture `tmp_path_factory` gives, without a test that asks for it."""
+    """Returns what the fixture `tmp_path_factory` gives, without a test that asks for it."""
     found: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
     return found
 
@@ -109,8 +109,8 @@ def failure(
 
 
 def subtest_of(data: Mapping[str, Any]) -> str | None:
-    """What a report as text says of the part of a test that it is about, `subtest [part] (i=1)`;
-    None where it is about the whole."""
+    """Returns what a report as text says of the part of a test that it is about, `subtest [part]
+    (i=1)`; None where it is about the whole."""
     context = data.get("_subtest.context")
     if data.get("_report_type") != "SubTestReport" or not isinstance(context, dict):
         return None

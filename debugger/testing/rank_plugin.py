@@ -28,7 +28,7 @@ class Abandoned(pytest.skip.Exception):  # type: ignore[name-defined,misc]
 
 
 class RankPlugin:
-    """Of one rank, for one test."""
+    """The plugin of one rank, for one test."""
 
     def __init__(self, channel: Channel, world: World, nodeid: str, *, post_mortem: bool) -> None:
         self._channel = channel
@@ -151,8 +151,9 @@ class RankPlugin:
             self._layer.exceptions.record(error)
 
     def _of(self, error: BaseException) -> dict[str, Any]:
-        """What tells a cause from a consequence: a finding that the rank was told of (`told`), and
-        an error of the communication, which another rank's failure may have brought."""
+        """Returns what tells a cause from a consequence: a finding that the rank was told of
+        (`told`), and an error of the communication, which another rank's failure may have brought.
+        """
         if isinstance(error, FindingRaised):
             return {"finding": error.kind, "told": not error.own}
         lost = False

@@ -32,8 +32,8 @@ def missing(item: pytest.Item) -> str | None:
 
 
 def usable_gpus() -> int:
-    """How many NVIDIA GPUs a process of this environment sees; asked without CUDA, which a process
-    that forks must not start."""
+    """Returns how many NVIDIA GPUs a process of this environment sees; asked without CUDA, which a
+    process that forks must not start."""
     try:
         pynvml = dependency("pynvml")
         pynvml.nvmlInit()

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from ..hook import loading
+from .limits import END_S, RUN_TIMEOUT_S
 from .run_report import Report
 
-TIMEOUT_S = 120.0
-END_S = 30.0
 _ENVIRONMENT_OF_OTHERS = ("DISTDEBUG_", "TORCHELASTIC_", "PET_")
 _OF_AN_OUTER_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
 class RunScript:
-    """Of one test; each call is a run of its own, whose record lies below the test's folder."""
+    """The runs of one test; each call is a run of its own, whose record lies below the test's
+    folder."""
 
     def __init__(self, place: Path, scripts: Path) -> None:
         self._place = place
@@ -37,7 +37,7 @@ class RunScript:
         nproc: int = 2,
         inject: str | Sequence[str] | None = None,
         backend: str | None = None,
-        timeout: float = TIMEOUT_S,
+        timeout: float = RUN_TIMEOUT_S,
         level: str | None = None,
         check: str | None = None,
         env: Mapping[str, str] | None = None,

@@ -1,4 +1,4 @@
-"""What a run that a test started came to, and what a test may expect of it."""
+"""The outcome of a run that a test started, and what a test may expect of it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _within(limit_s: float | None, found: dict[str, Any]) -> str | None:
 
 
 def _no_kind(kind: str) -> str:
-    """What is said of a kind that no finding ever has."""
+    """Returns what is said of a kind that no finding ever has."""
     if kind in KINDS:
         return ""
     near = difflib.get_close_matches(kind, KINDS, n=1)

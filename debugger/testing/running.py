@@ -10,30 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..diagnosis.findings import Finding
 from ..record.kinds import Family
 from ..record.requests.breakpoints import any_stop
 from .channel import Channel, Message
 from .judge import Judge, make_directory
+from .limits import FAILED_GRACE_S, RAISE_GRACE_S, STATUS_S, TEARDOWN_S
 from .marks import Wanted
 from .server import ForkServer, ServerError
 
 START, CALL, TEARDOWN, END = range(4)
-"""How far a rank has come. At CALL and TEARDOWN it waits to be told to go on."""
+"""The stages of a rank. At CALL and TEARDOWN it waits to be told to go on."""
 REACHED = {"call": CALL, "teardown": TEARDOWN}
-RAISE_GRACE_S = 6.0
-"""How long a rank that has got a finding may take to come to the end of its body."""
-FAILED_GRACE_S = 5.0
-"""How long the others may go on where one has failed, and none of them waits for it: what they say
-of the same failure counts as much, and where tests run side by side they may be given no core."""
-TEARDOWN_S = 10.0
-STATUS_S = 5.0
 
 
 @dataclass(slots=True)
 class Rank:
-    """One rank of the test, as pytest sees it. `reports` are pytest's, by phase, each with what
-    the rank says about its error."""
+    """A rank of the test, as pytest sees it. `reports` are pytest's, by phase, each with what the
+    rank says about its error."""
 
     number: int
     channel: Channel
@@ -42,9 +35,9 @@ class Rank:
     done: bool = False
     reports: dict[str, tuple[Message, Message]] = field(default_factory=dict)
     subtests: list[tuple[Message, Message]] = field(default_factory=list)
-    """As `reports`, of each subtest that failed; the body went on after it."""
+    """The reports, as `reports`, of each subtest that failed; the body went on after it."""
     error: str = ""
-    """What no report says: that it could not collect the test, or pytest itself failed."""
+    """The error that no report tells: it could not collect the test, or pytest itself failed."""
 
     @property
     def died(self) -> bool:
@@ -53,7 +46,7 @@ class Rank:
 
     @property
     def stopped_early(self) -> bool:
-        """It failed, or skipped the rest."""
+        """Whether it failed, or skipped the rest."""
         return any(data["outcome"] != "passed" for data, _ in self.reports.values())
 
     @property
@@ -66,9 +59,9 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a test needs of the pytest process. `request` is the same for all ranks, without what
-    is the test's own; `at_prompt` shows the prompt of the rank that stands at a breakpoint, in the
-    run directory it is given; `warn` takes the warnings of ranks."""
+    """The parts of the pytest process that a test needs. `request` is the same for all ranks,
+    without what is the test's own; `at_prompt` shows the prompt of the rank that stands at a
+    breakpoint, in the run directory it is given; `warn` takes the warnings of ranks."""
 
     server: ForkServer
     request: Message
@@ -79,7 +72,7 @@ class Surroundings:
 
 
 class RankTest:
-    """One test. The methods `setup`, `call` and `teardown` are pytest's phases."""
+    """A test of ranks. The methods `setup`, `call` and `teardown` are pytest's phases."""
 
     def __init__(self, nodeid: str, wanted: Wanted, place: Path, around: Surroundings) -> None:
         self.nodeid = nodeid
@@ -150,7 +143,8 @@ class RankTest:
             self._end(keep)
 
     def broken_off(self, reason: str) -> None:
-        """Somebody else's time is up (pytest-timeout's): look where the ranks stand, and end."""
+        """Ends the test where another's time is up (pytest-timeout's), and notes where the ranks
+        stand."""
         self.reason = self.reason or reason
         if self.judge is not None:
             self._give_up(reason)
@@ -218,26 +212,22 @@ class RankTest:
             self._over = now_s >= self._ends_by_s
             return
         found = judge.look()
-        if found is not None and self._is_for(found, judge, target):
+        # Where a rank has failed, the others may still do the same; only when they wait for it they
+        # are told.
+        if found is not None and (
+            found.about.family is not Family.FAILURE or self._nobody_gets_on(judge, target)
+        ):
             if found.about.family is not Family.FAILURE:
                 self.stacks = judge.gather()
             judge.stop(found)
             self._ends_by_s = time.monotonic() + RAISE_GRACE_S
-        elif self._one_has_failed(target) and self._nobody_gets_on(judge, target):
+        elif any(
+            rank.at >= target and (rank.stopped_early or rank.died) for rank in self.ranks
+        ) and self._nobody_gets_on(judge, target):
             judge.raise_in_ranks("rank_exception", "another rank of the test has failed")
             self._ends_by_s = now_s + RAISE_GRACE_S
         elif now_s >= self._deadline_s:
             self._give_up(f"the test did not end within {self.wanted.timeout_s:g} s")
-
-    def _is_for(self, found: Finding, judge: Judge, target: int) -> bool:
-        """Whether the finding ends the test now. Where a rank has failed, the others may still do
-        the same; only when they wait for it they are told."""
-        if found.about.family is not Family.FAILURE:
-            return True
-        return self._nobody_gets_on(judge, target)
-
-    def _one_has_failed(self, target: int) -> bool:
-        return any(rank.at >= target and (rank.stopped_early or rank.died) for rank in self.ranks)
 
     def _nobody_gets_on(self, judge: Judge, target: int) -> bool:
         now_s = time.monotonic()
@@ -261,7 +251,7 @@ class RankTest:
         self._ends_by_s = time.monotonic() + RAISE_GRACE_S
 
     def _pause(self, judge: Judge) -> None:
-        """Somebody may stand at a breakpoint: show the prompt here."""
+        """Shows the prompt here if a rank stands at a breakpoint."""
         if not any_stop(self._directory.path):
             return
         began_s = time.monotonic()
@@ -326,7 +316,7 @@ class RankTest:
                 pass
 
     def _await_status(self, rank: Rank) -> None:
-        """How it died is known a moment later."""
+        """Waits for the status of a rank that died, which is known a moment later."""
         server = self._around.server
         until_s = time.monotonic() + STATUS_S
         while (left_s := until_s - time.monotonic()) > 0 and server.alive:
@@ -335,6 +325,6 @@ class RankTest:
             server.await_news(left_s)
 
     def ending(self, rank: Rank) -> str:
-        """How a rank that died has ended: `exit code 3`, `SIGKILL`."""
+        """Tells how a rank that died has ended: `exit code 3`, `SIGKILL`."""
         status = self._around.server.exits.find(rank.pid)
         return str(status) if status is not None else "no trace"

@@ -17,10 +17,7 @@ from typing import Any, NoReturn
 from ..hook.loading import command
 from ..record.exits import ExitLog
 from .channel import Channel, Message
-
-READY_S = 300.0
-START_S = 60.0
-KILL_S = 30.0
+from .limits import END_S, READY_S, START_S
 
 
 class ServerError(Exception):
@@ -28,8 +25,8 @@ class ServerError(Exception):
 
 
 class ForkServer:
-    """One a pytest process. `log` is where its stderr goes; `preload` are modules that it imports
-    for all ranks; `blocked` are plugins that the user has blocked, as `no:NAME`."""
+    """The server of a pytest process. `log` is where its stderr goes; `preload` are modules that it
+    imports for all ranks; `blocked` are plugins that the user has blocked, as `no:NAME`."""
 
     def __init__(self, log: Path, preload: Sequence[str] = (), blocked: Sequence[str] = ()) -> None:
         self._log = log
@@ -39,7 +36,7 @@ class ForkServer:
         self._channel: Channel | None = None
         self._load_plugins = True
         self.exits = ExitLog()
-        """How the ranks of the last test ended."""
+        """The ends of the ranks of the last test."""
 
     def __repr__(self) -> str:
         return f"<ForkServer {self._process.pid if self._process else 'not started'}>"
@@ -115,7 +112,7 @@ class ForkServer:
             return
         self._channel.send({"kill": True})
         try:
-            self._await("killed", KILL_S)
+            self._await("killed", END_S)
         except ServerError:
             self.close()  # the next test gets another
 
@@ -165,7 +162,7 @@ class ForkServer:
             self._channel = None
         if self._process is not None:
             try:
-                self._process.wait(KILL_S)
+                self._process.wait(END_S)
             except subprocess.TimeoutExpired:
                 self._process.send_signal(signal.SIGKILL)
                 self._process.wait()

@@ -15,6 +15,7 @@ import pytest
 from . import coverage_in_ranks
 from .at_prompt import Prompt
 from .channel import Message
+from .limits import TIMEOUT_S
 from .marks import Wanted, wanted
 from .outcome import Merger, Outcome, properties, sections
 from .plugin import seconds
@@ -22,7 +23,6 @@ from .pytest_private import NEUTRAL, nodeid_of, temporary
 from .running import RankTest, Surroundings
 from .server import ForkServer, dump
 
-TIMEOUT_S = 60.0
 _TEST = pytest.StashKey["_Distributed"]()
 
 
@@ -40,7 +40,7 @@ def distribute(item: pytest.Item, session: Callable[[], Session]) -> None:
 
 
 class _Distributed:
-    """One item, however often it is run."""
+    """A distributed item, however often it is run."""
 
     def __init__(self, item: pytest.Item, session: Callable[[], Session]) -> None:
         self._item = item
@@ -94,7 +94,7 @@ class _Distributed:
 
 
 class Session:
-    """One a pytest process, made by its first distributed test."""
+    """The session of a pytest process, made by its first distributed test."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -132,7 +132,7 @@ class Session:
         return RankTest(nodeid_of(item), asked, place, around)
 
     def _request(self, item: pytest.Item) -> Message:
-        """What is the same for all ranks, but for what the mark says."""
+        """Returns what is the same for all ranks, but for what the mark says."""
         level = self._option.distdebug_level or os.environ.get("TORCH_DISTRIBUTED_DEBUG", "INFO")
         return {
             "level": level.upper() or "INFO",

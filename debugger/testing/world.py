@@ -13,7 +13,7 @@ STORE_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class DistRank:
-    """What the fixture `dist_rank` gives: which rank this is, of how many, on what.
+    """The value of the fixture `dist_rank`: which rank this is, of how many, on what.
 
     `device` is a torch.device: a GPU of the rank's own for backends with NCCL, else the CPU.
     """

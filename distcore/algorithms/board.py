@@ -168,7 +168,7 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
 
 
 def meet(net: Transport) -> None:
-    """Nobody leaves before all have come. Steps: 2. Sent: a byte by each, n-1 by rank 0."""
+    """No rank returns before all have come. Steps: 2. Sent: a byte by each, n-1 by rank 0."""
     if net.rank:
         net.exchange([Send(0, _TOKEN)], NO_RECEIVES)
         net.exchange(NO_SENDS, [Receive(0, memoryview(bytearray(1)))])

@@ -61,7 +61,7 @@ def reduce(net: Transport, data: memoryview, root: int, reduction: Reduction) ->
 
 
 def _block(data: memoryview, number: int) -> memoryview:
-    """That block; an empty one before the first and after the last."""
+    """Returns block `number`: an empty one before the first and after the last."""
     if number < 0:
         return data[:0]
     return data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]

@@ -1,4 +1,4 @@
-"""Which algorithm runs: one table by op, size and number of ranks, and the user's own wish.
+"""The choice of an algorithm: one table by op, size and number of ranks, and the user's own wish.
 
 All ranks of a group must choose alike, so only what all of them know is asked: the op, the group's
 size, and bytes that are the same everywhere.
@@ -191,10 +191,9 @@ DEFAULT = Choice()
 
 
 def choice_from(setting: str) -> Choice:
-    """What `DISTCORE_ALGORITHM` asks for: "op:algorithm" or "algorithm" (for every op that has it),
+    """Parses `DISTCORE_ALGORITHM`: "op:algorithm" or "algorithm" (for every op that has it),
     separated by commas; an entry for an op goes before one for all. All ranks must be given the
-    same. Raises ValueError for names that are not known, with those that are.
-    """
+    same. Raises ValueError for names that are not known, with those that are."""
     general: dict[str, str] = {}
     particular: dict[str, str] = {}
     for entry in filter(None, (part.strip() for part in setting.split(","))):

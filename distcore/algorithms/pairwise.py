@@ -1,4 +1,4 @@
-"""One pair after the other: n-1 steps, for many ranks and large messages.
+"""Exchanges with one peer after the other: n-1 steps, for many ranks and large messages.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
 MPICH" (2005).

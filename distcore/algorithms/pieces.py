@@ -1,4 +1,4 @@
-"""What the algorithms share: how a message is cut, scratch memory, operands in the order of ranks.
+"""Parts that the algorithms share: how a message is cut, scratch memory, operands in rank order.
 
 An algorithm works on bytes. Every rank of the group makes the same number of exchanges in a call,
 empty ones where it has nothing to do, so that the numbers of the steps agree on all ranks. A
@@ -27,8 +27,8 @@ _scratches: list[bytearray] = []
 
 @lru_cache(maxsize=4096)
 def edges(length_bytes: int, parts: int, item_bytes: int = 1) -> tuple[int, ...]:
-    """Where `parts` chunks of whole items begin, and where the last ends. The first ones are longer
-    by an item where they cannot be equal; a chunk may be empty."""
+    """Returns where `parts` chunks of whole items begin, and where the last ends. The first ones
+    are longer by an item where they cannot be equal; a chunk may be empty."""
     short, longer = divmod(length_bytes // item_bytes, parts)
     return tuple((part * short + min(part, longer)) * item_bytes for part in range(parts + 1))
 
@@ -56,7 +56,7 @@ def take_scratch(length_bytes: int) -> memoryview:
 
 
 def give_back(scratch: memoryview) -> None:
-    """Nobody uses it any more."""
+    """Keeps scratch memory that is no longer used, for the next call of `take_scratch`."""
     memory = scratch.obj
     if isinstance(memory, bytearray) and len(memory) == SCRATCH_BYTES and len(_scratches) < _KEPT:
         _scratches.append(memory)

@@ -142,7 +142,7 @@ def _fold_in(net: Transport, data: memoryview, powers: int, reduction: Reduction
 
 
 def _fold_out(net: Transport, data: memoryview, powers: int) -> None:
-    """They get the result. One step."""
+    """The ranks that folded in get the result. One step."""
     rank, size = net.rank, net.size
     if powers == size:
         return

@@ -16,7 +16,8 @@ from .pieces import NO_RECEIVES, NO_SENDS, SCRATCH_BYTES, blocks, give_back, tak
 
 
 def broadcast(net: Transport, data: memoryview, root: int) -> None:
-    """Who has the message hands it on. Steps: ceil(log2 n). Sent: N ceil(log2 n) by the root."""
+    """Every rank that has the message hands it on. Steps: ceil(log2 n). Sent: N ceil(log2 n) by the
+    root."""
     rank, size = net.rank, net.size
     place = (rank - root) % size
     distance = 1 << (size - 1).bit_length()
@@ -32,7 +33,7 @@ def broadcast(net: Transport, data: memoryview, root: int) -> None:
 
 
 def reduce(net: Transport, data: memoryview, root: int, reduction: Reduction) -> None:
-    """Who has combined all it will get hands the result on.
+    """A rank that has combined all it will get hands the result on.
 
     Steps: ceil(log2 n). Sent: N, by the root nothing. Scratch: N on ranks in between, whose data
     does not change; in blocks of as many steps each above 4 MiB (for 2 ranks there are none in
@@ -66,7 +67,7 @@ def reduce(net: Transport, data: memoryview, root: int, reduction: Reduction) ->
 def gather(
     net: Transport, outputs: Sequence[memoryview] | None, data: memoryview, root: int
 ) -> None:
-    """Who has all it will get hands it on. All parts have m bytes.
+    """A rank that has all it will get hands it on. All parts have m bytes.
 
     Steps: ceil(log2 n). Sent: m times the ranks behind the sender, itself included. Scratch: as
     much, on the root n m, however large: meant for small messages.
@@ -98,7 +99,7 @@ def gather(
 def scatter(
     net: Transport, output: memoryview, inputs: Sequence[memoryview] | None, root: int
 ) -> None:
-    """Who has parts for others hands half of them on. All parts have m bytes.
+    """A rank that has parts for others hands half of them on. All parts have m bytes.
 
     Steps: ceil(log2 n). Sent: (n-1) m by the root. Scratch: m times the ranks behind, on the root
     n m, however large: meant for small messages.
@@ -128,5 +129,5 @@ def scatter(
 
 
 def _reach(place: int, size: int) -> int:
-    """How many ranks from `place` on are in its subtree, were the tree full."""
+    """Returns how many ranks from `place` on are in its subtree, were the tree full."""
     return place & -place if place else size

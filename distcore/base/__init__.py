@@ -1,1 +1,1 @@
-"""What everything else here builds on: bytes, reductions, deadlines, and the store as a type."""
+"""The base that everything else here builds on: bytes, reductions, deadlines, the store's type."""

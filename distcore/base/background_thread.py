@@ -16,11 +16,12 @@ from os import getpid
 from typing import Any
 
 _MOST_NAME_BYTES = 15
-"""What Linux keeps of a thread's name."""
+"""The longest name of a thread that Linux keeps."""
 
 
 class BackgroundThread:
-    """As a daemon of `threading.Thread`. `name` is what the system shows, as far as it has room."""
+    """A thread like a daemon of `threading.Thread`. The system shows `name`, as far as it has
+    room."""
 
     def __init__(
         self, target: Callable[..., object], name: str, args: tuple[Any, ...] = ()
@@ -55,10 +56,15 @@ class BackgroundThread:
             self._ended.wait(timeout_s)
 
     def _bootstrap(self) -> None:
-        """Named as in `threading`: by that a dump of stacks tells that it is no main thread."""
+        """The thread's body, named as in `threading`: by that a dump of stacks tells that it is no
+        main thread."""
         self.ident = threading.get_ident()  # who began it may be given no core to hear of that
         try:
-            _show(self.name)
+            with (
+                contextlib.suppress(OSError),
+                open("/proc/thread-self/comm", "wb", buffering=0) as comm,
+            ):
+                comm.write(self.name.encode()[:_MOST_NAME_BYTES])
             self._target(*self._args)
         except SystemExit:
             pass
@@ -67,8 +73,3 @@ class BackgroundThread:
         finally:
             del self._target, self._args  # what they hold is the group's
             self._ended.set()
-
-
-def _show(name: str) -> None:
-    with contextlib.suppress(OSError), open("/proc/thread-self/comm", "wb", buffering=0) as file:
-        file.write(name.encode()[:_MOST_NAME_BYTES])

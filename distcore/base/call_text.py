@@ -1,4 +1,4 @@
-"""How a call is printed: the words that the ranks must agree on, and that their errors show.
+"""The text of a call: the words that the ranks must agree on, and that their errors show.
 
 Only what must be equal on all ranks is in it: `all_reduce(sum, float32[1024])`, with element
 counts, for equal counts in another shape are no mistake; no splits, for they differ by pair; no
@@ -23,7 +23,7 @@ REDUCE_OPS: dict[int, str] = {
 PREMUL_SUM = int(dist.ReduceOp.RedOpType.__members__["PREMUL_SUM"].value)
 
 _LISTED = 8
-"""Of a longer list of tensors, the rest is printed as a checksum."""
+"""The most tensors of a list that are printed; a checksum stands for the rest."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -35,7 +35,7 @@ class Deadline(float):
 
     @classmethod
     def after(cls, limit_s: float) -> Deadline:
-        """That many seconds from now."""
+        """Returns the deadline `limit_s` seconds from now."""
         began = _now()
         made = cls(began + limit_s)
         made.began = began
@@ -44,8 +44,8 @@ class Deadline(float):
 
 
 def timed_out(deadline: float) -> str:
-    """As torch's own backends say it, for programs that look for it: ` (timed out after 300ms)`;
-    nothing where it is not known how long that was."""
+    """Returns ` (timed out after 300ms)`, as torch's own backends say it, for programs that look
+    for it; nothing where it is not known how long that was."""
     limit_s = getattr(deadline, "limit_s", None)
     return "" if limit_s is None else f" (timed out after {1000 * limit_s:.0f}ms)"
 

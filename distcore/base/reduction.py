@@ -1,4 +1,4 @@
-"""What a reduce op does to elements: one table of ops and dtypes, and the arithmetic on bytes.
+"""The reduce ops: one table of ops and dtypes, and the arithmetic on bytes.
 
 Nothing here starts threads of torch: every operation is cut into pieces that torch computes on the
 calling thread. A parallel region per piece costs more than it gains, and where several ranks share
@@ -49,7 +49,7 @@ _ELEMENTWISE: dict[str, Elementwise] = {
     "BXOR": torch.bitwise_xor,
 }
 NAMES = tuple(_ELEMENTWISE)
-"""Of all reduce ops, as torch calls them."""
+"""All reduce ops, as torch calls them."""
 # A bool is a byte of 0 or 1; torch's bitwise operations on bytes are vectorised, those on bool not.
 _LOGICAL: dict[str, Elementwise] = {
     "SUM": torch.bitwise_or,
@@ -91,8 +91,8 @@ class Reduction:
     # -- on tensors: contiguous, on the CPU, of this dtype ---------------------------------------
 
     def prepare(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """What this rank contributes: the tensor itself, or for PREMUL_SUM the tensor times the
-        factor, in `out` (which may be the tensor) or in new memory."""
+        """Returns this rank's contribution: the tensor itself, or for PREMUL_SUM the tensor times
+        the factor, in `out` (which may be the tensor) or in new memory."""
         if self.factor is None:
             return tensor
         if out is None:
@@ -112,7 +112,8 @@ class Reduction:
         self.merge(own, bytes_of(other), own)
 
     def finish(self, tensor: Tensor, size: int) -> None:
-        """What remains to be done, in place, once the parts of `size` ranks are combined."""
+        """Completes the reduction in place once the parts of `size` ranks are combined: AVG
+        divides."""
         if self.divides:
             self.finish_bytes(bytes_of(tensor), size)
 

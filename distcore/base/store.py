@@ -1,4 +1,5 @@
-"""What distcore asks of torch's store, as a type: torch exports its class without saying so."""
+"""The part of torch's store that distcore uses, as a type: torch exports its class without saying
+so."""
 
 from __future__ import annotations
 

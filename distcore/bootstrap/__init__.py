@@ -1,1 +1,1 @@
-"""How the ranks of a group find each other, prove who they are, and connect."""
+"""Bootstrap: the ranks of a group find each other, prove who they are, and connect."""

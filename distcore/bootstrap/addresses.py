@@ -1,4 +1,4 @@
-"""Which of this machine's addresses the other ranks reach, and who shares a machine with whom.
+"""The address of this machine that the other ranks reach, and which ranks share a machine.
 
 The rule, for the TCP listener of one rank:
 
@@ -10,7 +10,7 @@ The rule, for the TCP listener of one rank:
    the interface that reaches a rank of another host.
 4. A store without a host (`FileStore` on a shared file system): what this host's name resolves to,
    unless that is loopback.
-5. Otherwise `RendezvousError`: listening where nobody can reach it would end in a timeout.
+5. Otherwise `RendezvousError`: listening on an address that no peer reaches would end in a timeout.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 """Linux's request for the address in a `struct ifreq`, which begins with the interface's name."""
 _LINK_LOCAL = "20"
-"""As /proc/net/if_inet6 writes the scope of an address."""
+"""The scope of a link-local address, as /proc/net/if_inet6 writes it."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where a process runs. Equal: loopback and abstract UNIX sockets reach from one to the other.
+    """The host of a process. Loopback and abstract UNIX sockets reach from one process to another
+    where their hosts are equal.
 
     Containers share the machine's boot id, but have a network namespace of their own.
     """
@@ -143,7 +144,8 @@ def candidate_address(store: KeyValueStore) -> str | None:
 def listening_address(
     rank: int, hosts: Sequence[Host], candidates: Sequence[str | None]
 ) -> str | None:
-    """Where group rank `rank` listens; None: on loopback (`hosts` and `candidates` by group rank).
+    """Returns the address on which group rank `rank` listens; None: on loopback. `hosts` and
+    `candidates` are by group rank.
 
     Raises RendezvousError when the ranks are on several hosts and no address was found that the
     others reach.

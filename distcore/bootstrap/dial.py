@@ -20,19 +20,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..limits import CHECK_EVERY_S, DIAL_PAUSE_S
 from . import handshake, sockets
 
-_SLICE_S = 0.1
 # A listener that is flooded may drop a good caller before its hello was read.
 _ATTEMPTS = 3
-_PAUSE_S = 0.05
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a rank is called: its TCP address, and its UNIX socket's token, if it has one."""
+    """The address at which a rank is called: TCP, and its UNIX socket's token, if it has one."""
 
     address: str
     port: int
@@ -51,7 +50,7 @@ class Late(Exception):
 
 
 class TurnedAway(ConnectionError):
-    """Somebody listens there, but ends the connection instead of answering the hello."""
+    """A process listens there, but ends the connection instead of answering the hello."""
 
 
 def dial(
@@ -79,7 +78,7 @@ def dial(
             connection.close()
             if attempt == _ATTEMPTS:
                 raise
-            _pause(_PAUSE_S * attempt, deadline, check)
+            _pause(DIAL_PAUSE_S * attempt, deadline, check)
             attempt += 1
         except BaseException:
             connection.close()
@@ -179,7 +178,7 @@ def _wait(
     while True:
         check()
         left = deadline - time.monotonic()
-        if poller.poll(max(0.0, min(left, _SLICE_S)) * 1000):
+        if poller.poll(max(0.0, min(left, CHECK_EVERY_S)) * 1000):
             return
         if left <= 0:
             raise Late("the deadline has passed")

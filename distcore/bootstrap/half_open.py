@@ -17,9 +17,9 @@ import time
 import weakref
 from collections import deque
 
+from ..limits import LONGEST_HALF_OPEN_PAUSE_S, SHORTEST_HALF_OPEN_PAUSE_S
+
 _SUSPICIOUS = 0.3
-_LONGEST_PAUSE_S = 2.0
-_SHORTEST_PAUSE_S = 0.05
 _INFO = struct.Struct("<BBBBBBBB13I")
 """The beginning of Linux's struct tcp_info."""
 _PROBES, _UNACKED, _SINCE_ACK_MS = 3, 12, 20
@@ -40,7 +40,7 @@ class HalfOpen:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         self._new.append(_Watched(connection, timeout_ms))
-        self.due = min(self.due, time.monotonic() + _SHORTEST_PAUSE_S)
+        self.due = min(self.due, time.monotonic() + SHORTEST_HALF_OPEN_PAUSE_S)
         return True
 
     def look(self) -> None:
@@ -52,14 +52,14 @@ class HalfOpen:
             self._watched.append(self._new.popleft())
         self._watched = [one for one in self._watched if one.look()]
         pauses = [one.timeout_ms / 15_000 for one in self._watched]
-        pause_s = max(_SHORTEST_PAUSE_S, min([*pauses, _LONGEST_PAUSE_S]))
+        pause_s = max(SHORTEST_HALF_OPEN_PAUSE_S, min([*pauses, LONGEST_HALF_OPEN_PAUSE_S]))
         self.due = now + pause_s if pauses else NEVER
         if self._new:  # they came meanwhile
-            self.due = now + _SHORTEST_PAUSE_S
+            self.due = now + SHORTEST_HALF_OPEN_PAUSE_S
 
 
 class _Watched:
-    """One of them, for as long as somebody else holds it."""
+    """A watched connection, for as long as its owner holds it."""
 
     def __init__(self, connection: socket.socket, timeout_ms: int) -> None:
         self._connection = weakref.ref(connection)

@@ -1,4 +1,4 @@
-"""How two ranks prove to each other that they know the group's secret: bytes in, bytes out.
+"""The handshake by which two ranks prove that they know the group's secret: bytes in, bytes out.
 
     dialler  -> acceptor   hello     magic, version, lane, from, to, group, nonce      82 bytes
     acceptor -> dialler    reply     nonce, HMAC(secret, "acceptor", hello, nonce)     64 bytes
@@ -9,8 +9,8 @@ so no part can be exchanged, and the acceptor's nonce is new each time, so a rec
 nothing. Every message has one length: nothing is parsed that was not proven, but the hello.
 
 The secret comes through the group's store, so without a key of the job (see `job_key`) whoever
-reaches the store can join. What follows the handshake is neither encrypted nor signed: somebody who
-can alter packets between the hosts can alter data.
+reaches the store can join. What follows the handshake is neither encrypted nor signed: an attacker
+who can alter packets between the hosts can alter data.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class HandshakeRefused(Exception):
 
 @dataclass(frozen=True)
 class Hello:
-    """Who calls whom: group ranks, the lane, and the group's digest (`GROUP_BYTES`)."""
+    """The caller and the called: group ranks, the lane, and the group's digest (`GROUP_BYTES`)."""
 
     group: bytes
     lane: int

@@ -16,7 +16,8 @@ from ..errors import RendezvousError
 
 KEY_FILE_VARIABLE = "DISTCORE_KEY_FILE"
 _LAUNCHERS = "DISTDEBUG_KEY_FILE"
-"""Of a key that a launcher has made for the ranks of one host, where the user names none."""
+"""The variable of a key that a launcher has made for the ranks of one host; the user's goes before
+it."""
 LEAST_BYTES = 32
 _MOST_BYTES = 4096
 _known: dict[str, bytes] = {}

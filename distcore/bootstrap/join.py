@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other through torch's store, also a store with old data in it.
+"""The ranks of a group find each other through torch's store, also a store with old data in it.
 
 Keys, below `dc/<digest of the group's name>/` (values: see `store_values`):
 
@@ -32,6 +32,7 @@ from typing import NoReturn
 
 from ..base.store import KeyValueStore
 from ..errors import RendezvousError, StoreFailed
+from ..limits import FIRST_STORE_PAUSE_S, LOOK_AGAIN_S
 from . import handshake, job_key
 from .dial import Endpoint
 from .store_values import (
@@ -44,15 +45,13 @@ from .store_values import (
     unpack_id,
 )
 
-_SHORTEST_PAUSE_S = 0.0002
-_LONGEST_PAUSE_S = 0.2
-_LOOK_AGAIN_S = 0.2
 _NOTHING = "-"
 
 
 @dataclass(frozen=True)
 class Round:
-    """What all ranks of one attempt agree on: who they are, the group's digest and secret."""
+    """The result of one attempt, on which all ranks agree: who they are, the group's digest and
+    secret."""
 
     group: bytes
     secret: bytes
@@ -64,12 +63,12 @@ Listen = Callable[[Round], Endpoint | None]
 
 
 def ranks_digest(ranks: Sequence[int]) -> str:
-    """What `Member.ranks` holds."""
+    """Returns the digest that `Member.ranks` holds."""
     return hashlib.sha256(repr([int(rank) for rank in ranks]).encode()).hexdigest()[:32]
 
 
 class Joining:
-    """One rank's attempt to make the group; `run` once."""
+    """An attempt of one rank to make the group; `run` once."""
 
     def __init__(
         self,
@@ -200,12 +199,20 @@ class Joining:
         return tuple(found.values())
 
     def _propose(self, proposal: Proposal, members: Sequence[Member]) -> tuple[str, str]:
-        """Writes it and points these ranks to it. Returns its id and its key."""
+        """Writes the proposal and points these ranks to it. Returns its id and its key."""
         identity = secrets.token_hex(16)
         key = self._key("proposal", identity)
         self._put(key, proposal.pack())
-        others = [member.nonce for member in members if member.nonce != self._nonce]
-        self._put_all({self._key("answer", nonce): identity for nonce in others})
+        answers = {
+            self._key("answer", member.nonce): identity
+            for member in members
+            if member.nonce != self._nonce
+        }
+        if self._store.has_extended_api():
+            self._store.multi_set(list(answers), list(answers.values()))
+        else:
+            for answer, value in answers.items():
+                self._store.set(answer, value)
         return identity, key
 
     def _refuse(self, proposal: Proposal, conflict: int) -> NoReturn:
@@ -242,12 +249,12 @@ class Joining:
             now = time.monotonic()
             if now >= self._deadline:
                 raise RendezvousError(self._lateness(sources))
-            if now - looked >= _LOOK_AGAIN_S:
+            if now - looked >= LOOK_AGAIN_S:
                 self._check_double()
                 if is_outdated is not None and is_outdated():
                     return False
                 looked = time.monotonic()
-            pause = min(max((now - began) / 10, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+            pause = min(max((now - began) / 10, FIRST_STORE_PAUSE_S), LOOK_AGAIN_S)
             time.sleep(min(pause, self._deadline - now))
         return True
 
@@ -293,13 +300,6 @@ class Joining:
 
     def _put(self, key: str, value: str) -> None:
         self._store.set(key, value)
-
-    def _put_all(self, values: dict[str, str]) -> None:
-        if self._store.has_extended_api():
-            self._store.multi_set(list(values), list(values.values()))
-        else:
-            for key, value in values.items():
-                self._store.set(key, value)
 
     def _get(self, keys: Sequence[str]) -> list[bytes]:
         """Values of keys that are known to be there (a missing one would be waited for)."""

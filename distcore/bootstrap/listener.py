@@ -1,12 +1,12 @@
-"""One listener per process, for all groups: one thread that accepts, checks who calls, hands over.
+"""The listener of a process, for all groups: one thread accepts, checks who calls, hands over.
 
 It is opened for the first group and closed with the last. Groups come to it as `Registration`s,
 by (group digest, own rank), so that several ranks of one group may live in one process. It has
 one UNIX socket (abstract name, random) and a TCP socket per address that a group asked for.
 
-Who is no rank of the job costs little: a fixed number of bytes is read from each, in one thread
-that never waits for any of them, `PENDING_LIMIT` at once, `PENDING_S` long. When more come, the
-longest silent one gives way.
+A caller that is no rank of the job costs little: a fixed number of bytes is read from each, in one
+thread that never waits for any of them, `PENDING_LIMIT` at once, `PENDING_S` long. When more come,
+the longest silent one gives way.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..base.background_thread import BackgroundThread
+from ..limits import HELLO_S, PENDING_S
 from . import handshake, sockets
 from .half_open import NEVER, HalfOpen
 
 PENDING_LIMIT = 128
-PENDING_S = 5.0
-# A good peer's hello follows at once; who has been silent this long may be dropped for others.
-_GRACE_S = 0.05
 _BACKLOG = 1024
 
 
 @dataclass(frozen=True)
 class Registration:
-    """One rank of one group, ready to be called. `deliver(sender, lane, connection)` takes an
+    """A rank of a group, ready to be called. `deliver(sender, lane, connection)` takes an
     authenticated connection, or returns False when it has no use for it."""
 
     group: bytes
@@ -75,7 +73,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.rejected = 0
-        """How many connections were dropped: garbage, unauthenticated, duplicate or silent ones."""
+        """The number of connections dropped: garbage, unauthenticated, duplicate or silent ones."""
         self.unix_token: str | None = None
         self._lock = threading.Lock()
         self._ports: dict[str, int] = {}
@@ -237,7 +235,7 @@ class Listener:
         return None if until == NEVER else max(0.0, until - time.monotonic())
 
     def _accept(self, listening: socket.socket) -> None:
-        """Somebody is waiting at this socket, maybe several."""
+        """Accepts the callers that wait at this socket, as many as there is room for."""
         if not self._has_room(time.monotonic()):
             self._pause()
             return
@@ -272,7 +270,7 @@ class Listener:
         """Whether one more may come, if need be in place of the one longest silent."""
         if len(self._pending) < PENDING_LIMIT:
             return True
-        return now - self._longest_silent().since >= _GRACE_S
+        return now - self._longest_silent().since >= HELLO_S
 
     def _longest_silent(self) -> _Pending:
         return min(self._pending, key=lambda each: (bool(each.hello), each.since))
@@ -280,7 +278,7 @@ class Listener:
     def _pause(self) -> None:
         """Lets callers wait in the kernel's queue for a moment."""
         if self._paused_until is None:
-            self._paused_until = time.monotonic() + _GRACE_S
+            self._paused_until = time.monotonic() + HELLO_S
             for listening in self._listening:
                 self._selector.unregister(listening)
 

@@ -1,4 +1,4 @@
-"""How a rank comes into its group: joins through torch's store, then connects to peers."""
+"""The rendezvous: a rank joins its group through torch's store, then connects to its peers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ..base.store import KeyValueStore
 from ..errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
+from ..limits import FIRST_PROBE_S, LONGEST_PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from . import handshake, listener, sockets
 from .addresses import Host, candidate_address, listening_address, this_host
 from .dial import Endpoint, Late, TurnedAway, dial
@@ -24,9 +25,6 @@ FREE_LANE = LANES - 1
 """The one on which either rank calls the other when it likes, once in each direction."""
 
 # A rank that waits to be called asks now and then whether the caller is still there.
-_FIRST_PROBE_S = 0.3
-_LONGEST_PROBE_INTERVAL_S = 1.0
-_PROBE_TIMEOUT_S = 0.5
 
 
 class Rendezvous:
@@ -264,7 +262,7 @@ class Rendezvous:
 
     def _await(self, peer: int, lane: int, deadline: float) -> socket.socket:
         """Until the lower rank has called."""
-        interval = _FIRST_PROBE_S
+        interval = FIRST_PROBE_S
         lost: GroupFailed | None = None
         while True:
             until = min(deadline, time.monotonic() + interval)
@@ -286,14 +284,14 @@ class Rendezvous:
                     f"{self._ranks[self.rank]} before the call's deadline"
                 )
             lost = self._probe(peer, deadline)
-            interval = min(2 * interval, _LONGEST_PROBE_INTERVAL_S)
+            interval = min(2 * interval, LONGEST_PROBE_INTERVAL_S)
 
     def _probe(self, peer: int, deadline: float) -> GroupFailed | None:
         """Asks whether a rank is still in the group; returns the error when it is not.
 
         Only a certain no counts: a rank that is stopped or busy does not answer either.
         """
-        soon = min(deadline, time.monotonic() + _PROBE_TIMEOUT_S)
+        soon = min(deadline, time.monotonic() + PROBE_TIMEOUT_S)
         try:
             self._call(peer, handshake.PROBE_LANE, soon).close()
         except (ConnectionRefusedError, TurnedAway, handshake.HandshakeRefused) as error:
@@ -326,7 +324,7 @@ class Rendezvous:
         return connection
 
     def _failure(self, peer: int, error: Exception) -> GroupFailed:
-        """What it means that a call to a peer ended like this."""
+        """Returns the error of the group that a failed call to a peer means."""
         assert self._round is not None
         endpoint, culprit = self._endpoints[peer], self._ranks[peer]
         what = f"group {self.name!a}: rank {culprit} ({self._round.members[peer]})"

@@ -1,4 +1,4 @@
-"""What distcore's stream sockets have in common: options, UNIX names, the other end's user."""
+"""Common parts of distcore's stream sockets: options, UNIX names, the other end's user."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import socket
 import struct
 
+from ..limits import USER_TIMEOUT_S
+
 USER_TIMEOUT_VARIABLE = "DISTCORE_TCP_USER_TIMEOUT_S"
-_USER_TIMEOUT_S = 30.0
-"""More than a switch takes to find another way, or a virtual machine to be moved."""
 _CREDENTIALS = struct.Struct("iII")
 
 HAVE_UNIX = hasattr(socket, "AF_UNIX") and hasattr(socket, "SO_PEERCRED")
@@ -17,13 +17,13 @@ HAVE_UNIX = hasattr(socket, "AF_UNIX") and hasattr(socket, "SO_PEERCRED")
 
 
 def user_timeout_ms() -> int:
-    """How long a peer may be out of reach before its connection is given up.
+    """Returns for how long a peer may be out of reach before its connection is given up.
 
     Raises ValueError for a value that is no positive number of seconds.
     """
     text = os.environ.get(USER_TIMEOUT_VARIABLE)
     if text is None:
-        return round(_USER_TIMEOUT_S * 1000)
+        return round(USER_TIMEOUT_S * 1000)
     try:
         seconds = float(text)
     except ValueError:

@@ -1,4 +1,5 @@
-"""What a rendezvous writes into the store: JSON, read strictly: anybody may have written it.
+"""The values that a rendezvous writes into the store: JSON, read strictly, since anybody may have
+written it.
 
 A value is refused as a whole, with one sentence, when it is too long, no JSON, has other fields, or
 a field of another type or form. Nothing from the store is resolved, evaluated or used as a path,
@@ -48,7 +49,7 @@ _ALGORITHMS = re.compile(r"[a-z_:,]{0,256}")
 
 @dataclass(frozen=True)
 class Member:
-    """One rank of one attempt: `nonce` is its own, `ranks` a digest of the ranks it expects."""
+    """A rank of one attempt: `nonce` is its own, `ranks` a digest of the ranks it expects."""
 
     nonce: str
     ranks: str
@@ -58,7 +59,7 @@ class Member:
     candidate: str | None
     transport: str
     algorithms: str
-    """What the user wishes, for all ranks must choose alike."""
+    """The user's choice of algorithms; all ranks must choose alike."""
     key: str = ""
     """The fingerprint of the job's key; empty where the rank has none."""
 
@@ -105,8 +106,8 @@ class Member:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Who rank 0 thinks is here; or, with `conflict`, that this rank expects another group than
-    rank 0 does: then `members` are just these two, and there will be no group."""
+    """The ranks that rank 0 has found; or, with `conflict`, that this rank expects another group
+    than rank 0 does: then `members` are just these two, and there will be no group."""
 
     secret: bytes
     members: tuple[Member, ...]
@@ -132,7 +133,7 @@ class Proposal:
 
 
 def pack_endpoint(endpoint: Endpoint | None) -> str:
-    """Where a rank listens; None: it found no address that the others reach."""
+    """Packs the address on which a rank listens; None: it found none that the others reach."""
     if endpoint is None:
         return _dump(address=None, port=0, unix=None)
     return _dump(address=endpoint.address, port=endpoint.port, unix=endpoint.unix_token)

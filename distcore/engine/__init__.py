@@ -1,1 +1,1 @@
-"""How a group's calls are run: their queue, their handles, the life and the end of a group."""
+"""Engines run a group's calls: their queue, their handles, the life and the end of a group."""

@@ -1,8 +1,8 @@
-"""What a group needs of its backend: somebody who plans a checked call, runs it, and ends with it.
+"""The engine's interface: it plans a checked call of a group, runs it, and ends with the group.
 
 The group (`CoreGroup`) checks the arguments, writes the call's text and decides what is copied
 first. The engine does the rest. `tcp.engine` runs our own algorithms on a mesh of connections;
-`queued` is what engines share whose calls take turns on threads.
+`queued` is shared by the engines whose calls take turns on threads.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Life(Protocol):
     def calls(self) -> int: ...
     @property
     def failure(self) -> BaseException | None:
-        """What made the group unusable."""
+        """The first error, which made the group unusable."""
 
     @property
     def token(self) -> str:
         """Different for groups of the same name that were made one after the other in a store."""
 
     def unusable(self) -> BaseException:
-        """What every call raises after the first failure, or the end."""
+        """Returns the error that every call raises after the first failure, or the end."""
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until no call runs or waits; whether that came true in time."""
@@ -47,23 +47,23 @@ class Life(Protocol):
 
 
 class Message(NamedTuple):
-    """One between two ranks, which do not wait for the group's collectives."""
+    """A message between two ranks; it does not wait for the group's collectives."""
 
     text: str
     timeout_s: float
     tensor: Tensor
-    """What moves, or is written."""
+    """The tensor that is sent, or received into."""
     peer: int | None
     """None: whoever sends."""
     tag: int
     tensors: Sequence[Tensor]
-    """They live until the handle is done; the first is its result."""
+    """The tensors that live until the handle is done; the first is its result."""
     arrived: Callable[[], None] | None = None
     """Called once, before it counts as done."""
 
 
 class Engine(Protocol):
-    """One group's transport. Ranks are the group's own.
+    """The transport of one group. Ranks are the group's own.
 
     The planners (`all_reduce` to `together`) are called on the caller's thread, in the order of the
     calls, and give the call's body, which `start` runs; a body may plan and run more. Their tensors
@@ -78,7 +78,7 @@ class Engine(Protocol):
 
     @property
     def reach(self) -> Reach:
-        """Which devices' tensors it takes as they lie, and which as copies."""
+        """The devices whose tensors it takes as they lie, and those whose tensors it copies."""
 
     @property
     def session(self) -> Life: ...
@@ -107,7 +107,7 @@ class Engine(Protocol):
         self, tensors: Sequence[Tensor], reductions: Sequence[Reduction]
     ) -> Body: ...
     def together(self, bodies: Sequence[Body]) -> Body:
-        """One call that does what these do; they were planned by this engine."""
+        """Returns a call that does what these do; they were planned by this engine."""
 
     def send(self, message: Message) -> CallWork: ...
     def receive(self, message: Message) -> CallWork: ...
@@ -115,4 +115,4 @@ class Engine(Protocol):
     # Between the two, the program starts calls that belong together, and waits for none.
     def begin_batch(self) -> None: ...
     def end_batch(self, works: Sequence[Any]) -> CallWork:
-        """One handle for all calls since `begin_batch`."""
+        """Returns a handle for all calls since `begin_batch`."""

@@ -1,4 +1,4 @@
-"""Whose turn it is: a group's calls run one at a time, in the order they were made.
+"""The order of calls: a group's calls run one at a time, in the order they were made.
 
 A caller who waits for its call runs it on its own thread. The calls of the others run on one
 thread of the group, which is started by the first of them.

@@ -1,9 +1,9 @@
-"""Where the callbacks of futures run: on threads of their own, for a callback may make the group's
-next call and wait for it.
+"""Threads for the callbacks of futures: their own, for a callback may make the group's next call
+and wait for it.
 
 Callbacks run one after another, in the order in which their calls ended, so that what they call
 comes in one order on every rank. Those of calls that a callback made run beside it, a level below:
-it may wait for them. And one that holds up others for `LONGEST_S` may be waiting for those, so
+it may wait for them. And one that holds up others for `CALLBACK_S` may be waiting for those, so
 they begin.
 """
 
@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from ..base.background_thread import BackgroundThread
+from ..limits import CALLBACK_S
 
-LONGEST_S = 0.1
 _Job = Callable[[], None]
 _now = time.monotonic
 
@@ -29,13 +29,13 @@ _here = _Here()
 
 
 def level() -> int:
-    """How deep in callbacks the current thread is; 0 outside of them. A call made here has its own
-    callbacks on this level."""
+    """Returns how deep in callbacks the current thread is; 0 outside of them. A call made here has
+    its own callbacks on this level."""
     return _here.level
 
 
 class Callbacks:
-    """Of one group. Its threads are started by the first callback of a level."""
+    """The callbacks of one group. Its threads are started by the first callback of a level."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -134,7 +134,7 @@ class _Level:
                     return None
                 self._changed.wait()
                 continue
-            left_s = max(self._running.values(), default=0.0) + LONGEST_S - _now()
+            left_s = max(self._running.values(), default=0.0) + CALLBACK_S - _now()
             if not self._running or left_s <= 0:
                 return self._jobs.popleft()
             self._changed.wait(left_s)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 class Parts(Sequence[Tensor]):
-    """What one contiguous tensor is cut into: flat, in its order, without gaps. It is cut when
-    somebody looks at a part."""
+    """The parts of one contiguous tensor: flat, in its order, without gaps. It is cut when a part
+    is accessed."""
 
     __slots__ = ("_counts", "_cut", "_size", "each", "whole")
 
@@ -24,7 +24,8 @@ class Parts(Sequence[Tensor]):
 
     @classmethod
     def even(cls, whole: Tensor, size: int) -> Parts:
-        """As many parts of one size, which is `each`; where the sizes were given, that is -1."""
+        """Returns `size` parts of one length, which is `each`; where the sizes were given, that is
+        -1."""
         made = cls(whole, ())
         made.each = whole.numel() // size
         made._size = size

@@ -1,4 +1,4 @@
-"""What becomes of a process's groups when it ends, or forks, with groups still open.
+"""The end of a process, or its fork, with groups still open.
 
 Programs end without destroying their groups. Peers that need nothing from such a rank any more must
 not take it for lost: it closes the connections gracefully. A forked child holds copies of its
@@ -16,7 +16,7 @@ from typing import Protocol
 
 
 class Leaver(Protocol):
-    """What a group must be able to do."""
+    """The methods by which a group leaves."""
 
     def close_gracefully(self) -> None:
         """Finish what was begun, and tell the peers that this rank will take no part any more.
@@ -34,7 +34,7 @@ class Beside(Protocol):
 
     @property
     def failure(self) -> BaseException | None:
-        """What made it unusable."""
+        """The first error, which made it unusable."""
 
     def close(self) -> None:
         """Leave."""
@@ -46,7 +46,7 @@ _watching_process = 0
 
 
 def watch(leaver: Leaver) -> None:
-    """From now on it is taken care of."""
+    """Registers a group, which is closed when the process ends."""
     global _watching_process
     _open.add(leaver)
     if _watching_process == os.getpid():
@@ -60,7 +60,7 @@ def watch(leaver: Leaver) -> None:
 
 
 def forget(leaver: Leaver) -> None:
-    """It has been closed."""
+    """Removes a group that has been closed."""
     _open.discard(leaver)
 
 

@@ -1,4 +1,4 @@
-"""What engines share whose calls run one at a time on threads, in a `Session`."""
+"""The base of engines whose calls run one at a time on threads, in a `Session`."""
 
 from __future__ import annotations
 

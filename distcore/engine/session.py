@@ -15,22 +15,18 @@ from torch import Tensor
 
 from ..base.deadline import Deadline
 from ..errors import Aborted, GroupFailed, unusable
+from ..limits import DRAIN_S, EXIT_DRAIN_S
 from . import process_exit
 from .call_queue import CallQueue
 from .callbacks import Callbacks
 from .work import FINISHED, CallWork, PendingWork
 
-DRAIN_S = 10.0
-"""How long the group's end waits for calls that nobody waited for."""
-EXIT_DRAIN_S = 2.0
-"""The same where the process ends by an exception: somebody may have interrupted it."""
-
 Body = Callable[[Any], object]
-"""What a call does once it has its turn, on the network of the group's collectives."""
+"""The body of a call, which runs in its turn on the network of the group's collectives."""
 
 
 class Session:
-    """What a group's calls run in: the network of its collectives, and of its messages. It owns
+    """The networks in which a group's calls run: of its collectives, and of its messages. It owns
     them, and the rendezvous they came from."""
 
     def __init__(
@@ -65,7 +61,7 @@ class Session:
 
     @property
     def failure(self) -> BaseException | None:
-        """What made the group unusable."""
+        """The first error, which made the group unusable."""
         return self._failure
 
     @property
@@ -112,7 +108,7 @@ class Session:
             raise
 
     def run_in_turn(self, text: str, timeout_s: float, body: Body) -> None:
-        """As `run`, after the calls that were made before."""
+        """Runs a body as `run` does, after the calls that were made before."""
         if self._failure is not None:
             raise self.unusable()
         queue = self.queue
@@ -129,7 +125,7 @@ class Session:
         return self._mailbox
 
     def unusable(self) -> GroupFailed:
-        """What every call raises after the first failure, or the end."""
+        """Returns the error that every call raises after the first failure, or the end."""
         return unusable(self.name, self.ranks, self._failure)
 
     def _broken(self, error: BaseException, what: str) -> None:

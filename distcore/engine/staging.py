@@ -40,10 +40,6 @@ def _plain_on_a_gpu(tensor: Any) -> bool:
     )
 
 
-def _plain_on_either(tensor: Any) -> bool:
-    return _plain_in_main_memory(tensor) or _plain_on_a_gpu(tensor)
-
-
 @dataclass(frozen=True)
 class Reach:
     """The kinds of devices whose tensors an engine takes: as they lie, and as copies."""
@@ -64,13 +60,17 @@ class Reach:
 
 
 MAIN_MEMORY = Reach(("cpu",), ("cuda",), _plain_in_main_memory)
-EITHER = Reach(("cpu", "cuda"), (), _plain_on_either)
+EITHER = Reach(
+    ("cpu", "cuda"),
+    (),
+    lambda tensor: _plain_in_main_memory(tensor) or _plain_on_a_gpu(tensor),
+)
 GPU_ONLY = Reach(("cuda",), (), _plain_on_a_gpu)
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """One tensor and its stand-in. `ready`: an event before which it must not be copied."""
+    """A tensor and its stand-in. `ready`: an event before which it must not be copied."""
 
     original: Tensor
     scratch: Tensor

@@ -24,7 +24,7 @@ NO_TIMEOUT = timedelta(0)
 
 
 class Posting(Protocol):
-    """What the mailbox gives for a message: see `distcore.transports.messages.mailbox`."""
+    """A message's state as the mailbox has it: see `distcore.transports.messages.mailbox`."""
 
     @property
     def done(self) -> bool: ...
@@ -53,7 +53,7 @@ def _too_late(what: str, timeout: timedelta) -> DeadlineExceeded:
 
 
 class CallWork(Work):
-    """What torch may ask of every handle; the subclasses say when it is over."""
+    """The base of all handles; the subclasses say when the call is over."""
 
     __slots__ = ("_record",)
 
@@ -104,7 +104,7 @@ class CallWork(Work):
         raise NotImplementedError("this backend does not time its calls: use torch.profiler")
 
     def record_future(self) -> Any:
-        """As `get_future`, for the profiler's record: done as soon as the call is, whatever other
+        """Returns a future for the profiler's record: done as soon as the call is, whatever other
         callbacks wait for."""
         return self.get_future()
 
@@ -119,7 +119,7 @@ def _succeeded(future: Any) -> int:
 
 
 class FinishedWork(CallWork):
-    """Of a call that was complete when it returned."""
+    """The handle of a call that was complete when it returned."""
 
     __slots__ = ()
 
@@ -152,8 +152,8 @@ FINISHED = FinishedWork()
 
 
 class PendingWork(CallWork):
-    """Of a call in the group's queue, which calls `finish` once. `threads` run what futures' users
-    want done then: the group's own thread is needed for the next call."""
+    """The handle of a call in the group's queue, which calls `finish` once. `threads` run what
+    futures' users want done then: the group's own thread is needed for the next call."""
 
     __slots__ = (
         "_callbacks",
@@ -240,7 +240,8 @@ class PendingWork(CallWork):
 
 
 class PostedWork(CallWork):
-    """Of a message in the mailbox; `arrived` is called once, before the handle counts as done."""
+    """The handle of a message in the mailbox; `arrived` is called once, before it counts as
+    done."""
 
     __slots__ = ("_arrived", "_lock", "_posting", "_tensors", "text")
 
@@ -328,7 +329,7 @@ class PostedWork(CallWork):
 
 
 class JoinedWork(CallWork):
-    """Of several calls that were started together."""
+    """The handle of several calls that were started together."""
 
     __slots__ = ("_works",)
 

@@ -1,4 +1,4 @@
-"""What is wrong with a call's own arguments: said before anything is sent.
+"""Checks of a call's own arguments, made before anything is sent.
 
 Every message names the call, the argument, this rank, what was expected and what was given.
 """
@@ -18,7 +18,7 @@ from ..engine.staging import MAIN_MEMORY, Reach
 
 
 class InvalidArgument(ValueError, RuntimeError):
-    """What torch's own backends raise for it is a RuntimeError."""
+    """An invalid argument. torch's own backends raise a RuntimeError for it."""
 
 
 class InvalidType(TypeError, RuntimeError):
@@ -27,8 +27,8 @@ class InvalidType(TypeError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls what; `ranks` are the group's global ranks, `rank` this one's place in them,
-    `reach` the devices that its backend takes tensors of."""
+    """The caller, for messages: `ranks` are the group's global ranks, `rank` this one's place in
+    them, `reach` the devices that its backend takes tensors of."""
 
     call: str
     ranks: tuple[int, ...]
@@ -165,7 +165,7 @@ def root(caller: Caller, argument: str, given: Any) -> int:
 
 
 def root_tensor(caller: Caller, given: int, tensors: Sequence[Any]) -> int:
-    """Which of the root's tensors it is about."""
+    """Returns which of the root's tensors the call is about."""
     if not 0 <= given < len(tensors):
         expected = f"the index of one of {len(tensors)} tensors"
         caller.wrong("rootTensor", expected, given, f"invalid root tensor: {given}")

@@ -20,7 +20,7 @@ class Coalesced(Collectives):
     """Mixed into the process group."""
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        """As one all_reduce for each tensor; the tensors may differ in dtype."""
+        """Makes one all_reduce for each tensor; the tensors may differ in dtype."""
         opts = options(AllReduceCoalesced, opts)
         caller = self._caller("all_reduce_coalesced")
         tensors = _list(caller, "tensors", tensors, written=True)
@@ -34,7 +34,7 @@ class Coalesced(Collectives):
         return self._issue("allreduce_coalesced_", text, opts, staging.around(body), tensors)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        """As one all_gather_into_tensor for each pair."""
+        """Makes one all_gather_into_tensor for each pair."""
         opts = options(AllGather, opts)
         caller = self._caller("all_gather_into_tensor_coalesced")
         outputs, inputs = _pairs(caller, outputs, inputs)
@@ -58,7 +58,7 @@ class Coalesced(Collectives):
         inputTensors: Any,
         opts: Any = None,
     ) -> Any:
-        """As one reduce_scatter_tensor for each pair."""
+        """Makes one reduce_scatter_tensor for each pair."""
         opts = options(ReduceScatter, opts)
         caller = self._caller("reduce_scatter_tensor_coalesced")
         outputs, inputs = _pairs(caller, outputTensors, inputTensors)
@@ -84,8 +84,8 @@ class Coalesced(Collectives):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> Any:
-        """As one all_gather for each input; `output_lists[rank][index]` is where input `index` of
-        that rank goes."""
+        """Makes one all_gather for each input; `output_lists[rank][index]` is where input `index`
+        of that rank goes."""
         opts = options(AllGather, opts)
         caller = self._caller("all_gather_coalesced")
         inputs = _list(caller, "input_list", input_list)

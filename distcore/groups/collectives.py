@@ -38,7 +38,8 @@ class Collectives(Exchanging):
     """Mixed into the process group."""
 
     def _reduction(self, kind: int, op: Any, dtype: torch.dtype) -> Any:
-        """How to combine; `kind` is the number of the op. Raises as `reduction_for` does."""
+        """Returns how to combine; `kind` is the number of the op. Raises as `reduction_for`
+        does."""
         known = _reductions.get((kind, dtype))
         if known is None:
             known = reduction_for(op, dtype, self._engine.name)
@@ -305,8 +306,8 @@ class Collectives(Exchanging):
         return self._issue("gather_", text, opts, body, outputs)
 
     def gather_single(self, output: Any, input: Any, opts: Any = None) -> Any:  # noqa: A002
-        """As gather, into one tensor on the root; what the others give for it is not looked at.
-        Since torch 2.14."""
+        """Gathers into one tensor on the root; the other ranks' output is ignored. Since torch
+        2.14."""
         opts = options(Gather, opts)
         caller = self._caller("gather_into_tensor")
         data = argument_checks.tensor(caller, "tensor", input)

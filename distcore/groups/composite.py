@@ -75,8 +75,9 @@ class CompositeGroup(CoreGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> CoreGroup | None:
-        """As `CoreGroup.split_group`, for all devices whose groups are ours. Torch's own backends
-        are not split: their devices' tensors go to this group's backend, if it takes them."""
+        """Splits the group as `CoreGroup.split_group` does, for all devices whose groups are ours.
+        Torch's own backends are not split: their devices' tensors go to this group's backend, if it
+        takes them."""
         how = (new_ranks, timeout, opts, group_name, group_desc, device_types)
         ours = {device: one for device, one in self.others.items() if isinstance(one, CoreGroup)}
         parts = {device: one.split_group(*how) for device, one in ours.items()}

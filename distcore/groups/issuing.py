@@ -1,4 +1,4 @@
-"""How a checked call is handed to the engine: alone, under the profiler, or in a batch."""
+"""The hand-over of a checked call to the engine: alone, under the profiler, or in a batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .call_options import time_limit
 
 
 class Issuing:
-    """What the calls of a group share. The group sets the attributes."""
+    """The base of a group's calls. The group sets the attributes."""
 
     _engine: Engine
     _is_plain: Callable[[Tensor], bool]
@@ -32,7 +32,7 @@ class Issuing:
     _profiled = staticmethod(profiler_enabled)
 
     def _caller(self, call: str) -> Caller:
-        """Who calls, for the messages of the checks."""
+        """Returns the caller, for the messages of the checks."""
         known = self._callers.get(call)
         if known is None:
             known = self._callers[call] = Caller(call, self._ranks, self._rank, self._engine.reach)
@@ -85,7 +85,7 @@ class Issuing:
         self._engine.begin_batch()
 
     def _end_coalescing(self, _device: Any = None) -> CallWork:
-        """One handle for all calls since `_start_coalescing`."""
+        """Returns a handle for all calls since `_start_coalescing`."""
         works, self._coalescing = self._coalescing or [], None
         return self._engine.end_batch(works)
 

@@ -1,4 +1,5 @@
-"""monitored_barrier: which ranks did not come, through the store, so that the group survives it.
+"""monitored_barrier: names the ranks that did not come, through the store, so that the group
+survives.
 
 Every rank leaves a key when it arrives. The group's first rank waits for all of them and answers
 with one key: whether all came, or who did not. When the first rank does not come, the others give
@@ -17,15 +18,7 @@ from typing import Any
 from torch.distributed import DistBackendError
 
 from ..base.deadline import Deadline, extended
-
-_FIRST_PAUSE_S = 0.0005
-_LAST_PAUSE_S = 0.02
-_ANSWER_S = 5.0
-"""How much longer than its own time a rank waits for the first rank's answer, which may come at
-the very end of that rank's time."""
-_READ_S = 5.0
-"""How long the first rank waits for the others to read its answer: a moment, and longer where the
-machine is crowded, or one has come and died."""
+from ..limits import ANSWER_S, FIRST_STORE_PAUSE_S, REST_PAUSE_S
 
 
 class BarrierFailed(DistBackendError, TimeoutError):
@@ -37,11 +30,7 @@ class BarrierFailed(DistBackendError, TimeoutError):
         self.missing = tuple(missing)
         self.reason = reason
         self.finding: object = None
-        """What an observer makes of it."""
-
-
-def _nothing_more(_missing: Sequence[int]) -> str:
-    return ""
+        """The finding that an observer made of it."""
 
 
 def monitored_barrier(
@@ -51,7 +40,7 @@ def monitored_barrier(
     number: int,
     timeout_s: float,
     wait_all_ranks: bool,
-    explain: Callable[[Sequence[int]], str] = _nothing_more,
+    explain: Callable[[Sequence[int]], str] = lambda _missing: "",
 ) -> None:
     """Return when all ranks have called it. `ranks`: the group's global ranks; `number`: the how
     many-th of the group. Raises BarrierFailed, which names the first missing rank, or all, and ends
@@ -64,7 +53,7 @@ def monitored_barrier(
         late = [ranks[1 + arrivals.index(key)] for key in _missing(store, arrivals, deadline)]
     else:
         store.set(arrivals[rank - 1], "")
-        came = _wait(store, [answer], Deadline.after(timeout_s + _ANSWER_S))
+        came = _wait(store, [answer], Deadline.after(timeout_s + ANSWER_S))
         late = [] if came else [ranks[0]]
     named = late if wait_all_ranks else late[:1]
     text = ""
@@ -83,7 +72,7 @@ def monitored_barrier(
     else:
         # The store may end with this process: not before those that came know the answer.
         there = len(ranks) - 1 - len(late)
-        _wait_until(lambda: store.add(read, 0) >= there, time.monotonic() + _READ_S)
+        _wait_until(lambda: store.add(read, 0) >= there, time.monotonic() + ANSWER_S)
     if given["missing"]:
         reason = text = given["text"]
         if given["by"] != ranks[rank]:
@@ -118,7 +107,7 @@ def _wait(store: Any, keys: Sequence[str], deadline: float) -> bool:
 
 def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
     """Whether it came true in time."""
-    pause_s = _FIRST_PAUSE_S
+    pause_s = FIRST_STORE_PAUSE_S
     while not condition():
         left_s = deadline - time.monotonic()
         if left_s <= 0:
@@ -127,7 +116,7 @@ def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
             if left_s <= 0:
                 return False
         time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+        pause_s = min(2 * pause_s, REST_PAUSE_S)
     return True
 
 

@@ -25,7 +25,7 @@ from .point_to_point import PointToPoint
 
 @dataclass
 class GroupOptions:
-    """What torch calls a backend's options; here only what torch itself reads."""
+    """A backend's options, as torch calls them; here only what torch itself reads."""
 
     backend: str
     _timeout: timedelta
@@ -35,7 +35,7 @@ class GroupOptions:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a group comes from: what it takes to make another like it."""
+    """The origin of a group: all that it takes to make another like it."""
 
     backend: str
     store: Any

@@ -59,7 +59,7 @@ class MpiBackend:
 
 
 def _communicator(world: World, origin: Origin, notices: Notices) -> Any:
-    """Of the group's ranks alone, in the group's order."""
+    """Makes a communicator of the group's ranks alone, in the group's order."""
     if max(origin.ranks) >= world.size:
         raise RendezvousError(
             f"group {origin.name!r}: rank {max(origin.ranks)} is not in MPI's world of "

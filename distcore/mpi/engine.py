@@ -363,4 +363,4 @@ class MpiEngine(QueuedEngine):
 
 
 def _nothing(net: Line) -> None:
-    """Of a call without elements."""
+    """The body of a call without elements."""

@@ -19,15 +19,13 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..engine import process_exit
+from ..limits import FAILED_DRAIN_S, REST_PAUSE_S
 
 INSTALL = "pip install 'distdebug[mpi]'"
-_END_S = 5.0
-"""How long a rank whose group failed waits at its end for the others to get there."""
-_PAUSE_S = 0.02
 
 
 class Members(Protocol):
-    """Of a group, what is known of its ranks."""
+    """The members of a group, as far as this rank knows of them."""
 
     def all_left(self) -> bool:
         """Whether all others have left it."""
@@ -36,7 +34,7 @@ class Members(Protocol):
 _lock = threading.Lock()
 _loaded: Any = None
 _process = 0
-"""Which has loaded it."""
+"""The process that has loaded the library."""
 _abandoned: list[object] = []
 _others_left: list[Callable[[], bool]] = []
 _groups: weakref.WeakSet[Members] = weakref.WeakSet()
@@ -115,23 +113,26 @@ def ask_at_end(others_left: Callable[[], bool]) -> None:
 
 
 def group_made(members: Members) -> None:
-    """If something beside the groups has failed, it is one of those that are asked about."""
+    """Registers a group. If a side channel has failed, the groups are asked who has left."""
     _groups.add(members)
 
 
 def _end() -> None:
-    """At the process's end. MPI_Finalize waits for the other ranks: after a failure only where they
-    are known to come to it, or else this process ends without, and the launcher ends the others."""
-    if _loaded is None or _loaded.Is_finalized() or _forked():
+    """Ends MPI at the process's end. MPI_Finalize waits for the other ranks: after a failure only
+    where they are known to come to it, or else this process ends without, and the launcher ends the
+    others."""
+    # A forked child is not MPI's. (One that was forked before the start, by a parent that had only
+    # imported this, may start MPI as well, and is one of its ranks.)
+    if _loaded is None or _loaded.Is_finalized() or os.getpid() != _process:
         return
     if process_exit.close_beside():
         # Some rank did not come, and no group has heard of it: its call has not entered MPI.
         _others_left.extend(group.all_left for group in list(_groups))
-    until = time.monotonic() + _END_S
+    until = time.monotonic() + FAILED_DRAIN_S
     while not all(left() for left in _others_left):
         if time.monotonic() >= until:
             return
-        time.sleep(_PAUSE_S)
+        time.sleep(REST_PAUSE_S)
     alone = _loaded.COMM_WORLD.Get_size() == 1
     segments = _mapped("sm_segment.") if alone else []
     _loaded.Finalize()
@@ -139,12 +140,6 @@ def _end() -> None:
     for path in segments:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def _forked() -> bool:
-    """Whether this is a child of the process that has started MPI. (One that was forked before, by
-    a parent that had imported this already, may start it as well, and is one of MPI's own.)"""
-    return os.getpid() != _process
 
 
 def query_cuda() -> bool:

@@ -19,23 +19,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import CallMismatch, GroupFailed, PeerLost
+from ..limits import CALL_PAUSE_S, CHECK_EVERY_S, FIRST_PAUSE_S, MOST_SPIN_S, SPIN_S
 from . import library
 from .blocking import BlockingThread
 from .notices import Notices, fingerprint
 from .watch import Watch
 
 _TESTS = 50
-SPIN_S = 0.0002
 SPIN_S_PER_BYTE = 2e-9
 """MPI moves data only inside its own calls: no pauses for about as long as it is on its way."""
-MOST_SPIN_S = 0.05
-_FIRST_PAUSE_S = 0.00005
-_LAST_PAUSE_S = 0.001
 _APART_BYTES = 24 * 1024 * 1024
 """From here on (DDP's buckets are above it) a thread makes the blocking call. That costs 15 us and
 warm caches, some 5 % of 4 to 16 MiB in shared memory; below, whoever waits is at MPI's mercy while
 the data is on its way."""
-_SLICE_S = 0.05
 _LOST = ("ERR_PROC_FAILED", "ERR_REVOKED", "ERR_PROC_ABORTED")
 _now = time.monotonic
 
@@ -170,7 +166,7 @@ class Line:
         self._apart.start(call, *args)
         wait = self._watch.wait()
         try:
-            while not self._apart.over(_SLICE_S):
+            while not self._apart.over(CHECK_EVERY_S):
                 wait.look()
         except self._mpi.Exception:
             raise
@@ -195,11 +191,11 @@ class Line:
                 if test():
                     return
         wait = self._watch.wait()
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while not test():
             wait.look()
             time.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, _LAST_PAUSE_S)
+            pause_s = min(1.2 * pause_s, CALL_PAUSE_S)
 
     def _trouble(self, error: Any) -> GroupFailed:
         return from_mpi(self._mpi, error, self._watch.who)

@@ -1,4 +1,4 @@
-"""How tensors lie in memory, in the terms of MPI's calls: pieces that it can count, and bytes."""
+"""The memory of tensors in the terms of MPI's calls: pieces that it can count, and bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def unpack(packed: Tensor, into: Sequence[Tensor]) -> None:
 
 
 def starts(counts: Sequence[int]) -> list[int]:
-    """Where each part begins."""
+    """Returns where each part begins."""
     return [0, *accumulate(counts[:-1])]
 
 

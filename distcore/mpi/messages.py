@@ -11,22 +11,17 @@ import threading
 import time
 from typing import Any
 
+from .. import limits
 from ..base.background_thread import BackgroundThread
 from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from . import library
-from .line import MOST_SPIN_S, SPIN_S, SPIN_S_PER_BYTE, from_mpi
+from .line import SPIN_S_PER_BYTE, from_mpi
 from .notices import Notices
 from .tags import Tags
 
 _TESTS = 50
-_FIRST_PAUSE_S = 0.00005
-_LAST_PAUSE_S = 0.002
 _IDLE_PAUSES = 50
-_LOOK_S = 0.25
-_LEFT_S = 0.5
-"""How long after a peer's leaving its last message may still be on the way."""
-_DRAIN_S = 10.0
 _BLOCK_BYTES = 1024 * 1024
 _now = time.monotonic
 
@@ -97,7 +92,7 @@ class Posting:
         self._finish(wrong)
 
     def fail(self, error: GroupFailed) -> None:
-        """It will never be over by itself: MPI is told that nobody wants it any more."""
+        """Fails the message, which will never be over by itself: MPI is told to give it up."""
         with self._lock:
             if self.done:
                 return
@@ -131,7 +126,7 @@ class Posting:
 
     def _spin(self) -> bool:
         """Wait for about as long as the data needs, at which MPI works only when it is called."""
-        until = _now() + min(SPIN_S + len(self._data) * SPIN_S_PER_BYTE, MOST_SPIN_S)
+        until = _now() + min(limits.SPIN_S + len(self._data) * SPIN_S_PER_BYTE, limits.MOST_SPIN_S)
         while not self.test():
             if _now() >= until:
                 return False
@@ -150,7 +145,7 @@ class Posting:
             return
         if self._left_at is None:
             self._left_at = now
-        elif now >= self._left_at + _LEFT_S:
+        elif now >= self._left_at + limits.LEFT_S:
             if not isinstance(gone, GroupFailed):
                 rank = None if self.peer is None else self._messages.notices.ranks[self.peer]
                 gone = PeerLost(f"{self.what}: {gone}", rank)
@@ -226,7 +221,7 @@ class Messages:
     def wait(self, posting: Posting, timeout_s: float | None) -> bool:
         """On the thread of whoever waits."""
         until = None if timeout_s is None else _now() + timeout_s
-        pause_s = _FIRST_PAUSE_S
+        pause_s = limits.FIRST_PAUSE_S
         while not posting.test():
             now = _now()
             if until is not None and now >= until:
@@ -234,15 +229,16 @@ class Messages:
             self._look(now)
             posting.look(now)
             time.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, _LAST_PAUSE_S)
+            pause_s = min(1.2 * pause_s, limits.MESSAGE_PAUSE_S)
         return True
 
     def _run(self) -> None:
-        """What nobody waits for gets on as well. Those who wait are faster: it is in no hurry, and
-        sleeps on for a while where there is nothing, so that nobody has to wake it."""
+        """Tests the messages that no thread waits for. A waiting thread is faster: this one is in
+        no hurry, and sleeps on for a while where there is nothing, so that a post need not wake it.
+        """
         idle = 0
         while True:
-            time.sleep(_LAST_PAUSE_S)
+            time.sleep(limits.MESSAGE_PAUSE_S)
             with self._changed:
                 idle = 0 if self._pending else idle + 1
                 if idle > _IDLE_PAUSES and not self._ended:
@@ -264,7 +260,7 @@ class Messages:
                     posting.look(now)
 
     def _look(self, now: float) -> None:
-        if now < self._looked + _LOOK_S:
+        if now < self._looked + limits.LOOK_AGAIN_S:
             return
         self._looked = now
         self._told = self.notices.told()
@@ -309,13 +305,13 @@ class Messages:
 
     def close(self) -> None:
         """Let sends get through for a while, then leave."""
-        until = _now() + _DRAIN_S
+        until = _now() + limits.DRAIN_S
         while self._error is None and _now() < until:
             with self._changed:
                 sending = [one for one in self._pending if one.expected < 0]
             if all(one.test() for one in sending):
                 break
-            time.sleep(_LAST_PAUSE_S)
+            time.sleep(limits.MESSAGE_PAUSE_S)
         self.fail(Aborted(f"group {self.notices.name!r} was destroyed"))
         with self._changed:
             self._ended = True

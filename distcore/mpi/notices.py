@@ -1,5 +1,5 @@
-"""What the ranks of a group on MPI tell each other beside MPI, through the store: where a rank that
-waits long is, that one has left, that one has given up.
+"""Notices between the ranks of a group on MPI, beside MPI, through the store: the call in which a
+rank waits long, a rank that has left, a rank that has given up.
 
 MPI itself waits for ever, and a call that does not end says nothing. A rank that has waited for a
 moment writes down in which call; so a deadline can tell who has not come, and two ranks that are in
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 class Notices:
-    """One rank's view. The constructor returns when all ranks of the group have come.
+    """The notices as one rank sees them. The constructor returns when all ranks have come.
 
     RendezvousError names those who did not within `timeout_s`. All else answers at once, and never
     raises: without a store that answers nothing is known.

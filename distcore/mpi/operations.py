@@ -1,4 +1,4 @@
-"""Which MPI operation and datatype do what one of our reductions does.
+"""The MPI operation and datatype for each of our reductions.
 
 MPI's own where its arithmetic is ours: sums and products of integers (on their unsigned types, in C
 the only ones that wrap around by rule) and of float32 and float64, minimum, maximum and bits of

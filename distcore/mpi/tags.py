@@ -11,7 +11,8 @@ from typing import Any
 
 
 class Tags:
-    """Of one group; `store` has a prefix that only this group uses (None: a group of one)."""
+    """The tags of one group; `store` has a prefix that only this group uses (None: a group of
+    one)."""
 
     def __init__(self, store: Any, bound: int) -> None:
         self._store = store

@@ -15,11 +15,11 @@ from typing import Any
 
 from .. import torch_private
 from ..base.backend_names import by_device, renamed
+from ..limits import GROUP_TIMEOUT_S
 from . import library, world
 
 SHOWN = "mpi"
 REGISTERED = "distcore_mpi"
-_DEFAULT_S = 1800.0
 
 
 def answer_for_torch() -> None:
@@ -75,10 +75,14 @@ def initialisation(theirs: Any) -> Any:
         if not _is_ours(backend):
             return theirs(backend, init_method, timeout, world_size, rank, store, *args, **more)
         _check_available()
-        limit_s = _DEFAULT_S if timeout is None else timeout.total_seconds()
+        limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
         everybody = world.join(limit_s)
         world.check_agrees(everybody, rank, world_size)
-        if store is None and not _leads_somewhere(init_method):
+        # "env://" says where the ranks' store is only if the variables do; else MPI connects them.
+        leads_somewhere = init_method is not None
+        if init_method == "env://":
+            leads_somewhere = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+        if store is None and not leads_somewhere:
             init_method, store = None, world.make_store(everybody, limit_s)
         return theirs(
             _translated(backend),
@@ -92,13 +96,6 @@ def initialisation(theirs: Any) -> Any:
         )
 
     return init
-
-
-def _leads_somewhere(init_method: str | None) -> bool:
-    """Whether the program says where the ranks' store is; otherwise MPI connects them."""
-    if init_method == "env://":
-        return {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-    return init_method is not None
 
 
 def _new_group_with_tag(theirs: Any) -> Any:
@@ -132,7 +129,7 @@ def _create_group(theirs: Any) -> Any:
             _check_available()
             backend = torch_private.dist.Backend(_translated(backend))
         if REGISTERED in str(backend) and not global_ranks_in_group and group_rank < 0:
-            limit_s = _DEFAULT_S if timeout is None else timeout.total_seconds()
+            limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
             everybody = world.join(limit_s)
             world.check_agrees(everybody, -1, -1)
             group_size, group_rank = everybody.size, everybody.rank
@@ -160,4 +157,4 @@ ADAPTED: dict[str, Callable[[Any], Any]] = {
     "_new_group_with_tag": _new_group_with_tag,
     "_new_process_group_helper": _create_group,
 }
-"""How to make torch's functions take the name "mpi": from torch's own to one that goes in front."""
+"""By torch's function: what makes one that takes the name "mpi" and goes in front of it."""

@@ -1,4 +1,4 @@
-"""What ends a collective that MPI would never end: its deadline, an abort, what other ranks say."""
+"""The watch over a collective that MPI would never end: its deadline, an abort, what ranks say."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ import time
 
 from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, PeerLost
+from ..limits import CALL_PAUSE_S, LOOK_AGAIN_S, PLACE_S, STOPPED_S, WORD_S
 from .notices import Notices
 
-_FIRST_LOOK_S = 0.1
-_LAST_LOOK_S = 0.5
-_PLACE_S = 0.5
-"""After so much waiting, or a quarter of the time limit, a rank tells where it waits."""
-_STOPPED_S = 1.0
-"""A rank that has not looked for so long was stopped itself: first it hears what the others say."""
-_WORD_S = 2.0
-_PAUSE_S = 0.001
 _now = time.monotonic
 
 
 class Watch:
-    """Of one group on one rank; `begin` for each call, `wait` for each wait in it."""
+    """The watch of one group on one rank; `begin` for each call, `wait` for each wait in it."""
 
     def __init__(self, notices: Notices) -> None:
         self.notices = notices
@@ -49,7 +42,7 @@ class Watch:
     def wait(self) -> Wait:
         """For one wait, which begins now."""
         now = _now()
-        return Wait(self, now, now + min(_PLACE_S, (self._deadline - now) / 4))
+        return Wait(self, now, now + min(PLACE_S, (self._deadline - now) / 4))
 
     @property
     def who(self) -> str:
@@ -61,11 +54,11 @@ class Watch:
     def mismatch(self) -> CallMismatch:
         """Other ranks are in other calls: which, as soon as one tells."""
         self.tell()
-        until = _now() + _WORD_S
+        until = _now() + WORD_S
         try:
             while _now() < until:
                 self.compare()
-                time.sleep(_PAUSE_S)
+                time.sleep(CALL_PAUSE_S)
         except CallMismatch as found:
             return found
         return CallMismatch(f"{self.who}: the other ranks are in other calls")
@@ -127,22 +120,21 @@ class Watch:
 
 
 class Wait:
-    """When to look, in one wait: often at first, then seldom."""
+    """When to look, in one wait."""
 
-    __slots__ = ("_look_after_s", "_looked", "_next_look", "_place_at", "_watch")
+    __slots__ = ("_looked", "_next_look", "_place_at", "_watch")
 
     def __init__(self, watch: Watch, began: float, place_at: float) -> None:
         self._watch = watch
         self._looked = began
-        self._look_after_s = _FIRST_LOOK_S
-        self._next_look = began + _FIRST_LOOK_S
+        self._next_look = began + LOOK_AGAIN_S
         self._place_at = place_at
 
     def look(self) -> None:
         """Raises what ends the call, if anything does."""
         now = _now()
         watch = self._watch
-        if now > self._looked + _STOPPED_S:
+        if now > self._looked + STOPPED_S:
             watch.look()
         self._looked = now
         watch.check(now)
@@ -152,5 +144,4 @@ class Wait:
             watch.tell()
         if now >= self._next_look:
             watch.look()
-            self._look_after_s = min(2 * self._look_after_s, _LAST_LOOK_S)
-            self._next_look = now + self._look_after_s
+            self._next_look = now + LOOK_AGAIN_S

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..bootstrap.addresses import address_towards, interface_address, is_loopback, this_host
 from ..errors import RendezvousError
+from ..limits import CALL_PAUSE_S
 from ..torch_private import dist
 from . import library
 
@@ -28,9 +29,8 @@ _LAUNCHED = (
     "MV2_COMM_WORLD_SIZE",  # MVAPICH
     "MPI_LOCALNRANKS",  # MPICH's Hydra
 )
-"""What launchers of MPI give to the processes that they start; one of these is enough."""
+"""Variables that launchers of MPI give to the processes that they start; one of these is enough."""
 _LOOPBACK = "127.0.0.1"
-_PAUSE_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def was_launched() -> bool:
 
 
 def check_agrees(world: World, rank: int, size: int) -> None:
-    """What the program or its environment says of rank and size (-1: nothing) must be what MPI
-    says. ValueError tells both."""
+    """Checks that rank and size, as the program or its environment gives them (-1: not at all), are
+    those of MPI. ValueError tells both."""
     said = [("rank", rank, world.rank), ("world_size", size, world.size)]
     for name, given, found in said:
         if given not in (-1, None) and given != found:
@@ -174,4 +174,4 @@ def _finish(request: Any, timeout_s: float, what: str, *kept: Sequence[object]) 
                 f"backend mpi: after {timeout_s:g} s the ranks of MPI's world have not all called "
                 f"init_process_group: they have to agree on {what}"
             )
-        time.sleep(_PAUSE_S)
+        time.sleep(CALL_PAUSE_S)

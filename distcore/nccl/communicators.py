@@ -1,4 +1,4 @@
-"""How communicators come to be and end: ids over the store, connected in the background, aborted.
+"""The life of communicators: ids over the store, connected in the background, aborted.
 
 NCCL is asked to block nowhere (`blocking=False`): a rank that waits for others does it here, where
 the group's deadline, its abort and Python's signals are seen.
@@ -13,14 +13,10 @@ from typing import Any
 
 from ..base.deadline import Deadline, extended
 from ..errors import DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
+from ..limits import DRAIN_S, FIRST_PAUSE_S, REST_PAUSE_S, STUCK_S
 from .library import IN_PROGRESS, REMOTE_ERROR, SUCCESS, TIMED_OUT, Library
 
-_FIRST_PAUSE_S = 0.00002
-_LAST_PAUSE_S = 0.02
 _SPINS = 100
-_STUCK_S = 2.0
-_END_S = 10.0
-"""How long the end of a communicator waits for the other ranks' ends."""
 
 
 class NotTaken(DeadlineExceeded):
@@ -31,7 +27,7 @@ class Clock:
     """Real time; tests have another."""
 
     def now(self) -> float:
-        """As time.monotonic()."""
+        """Returns the time as time.monotonic() does."""
         return time.monotonic()
 
     def pause(self, pause_s: float) -> None:
@@ -42,7 +38,7 @@ def wait_for(
     condition: Callable[[], bool], deadline: Deadline, check: Callable[[], object], clock: Clock
 ) -> bool:
     """Ask until it is true; whether it was in time. `check` is called in between and may raise."""
-    pause_s = _FIRST_PAUSE_S
+    pause_s = FIRST_PAUSE_S
     limit: float = deadline
     while not condition():
         check()
@@ -51,13 +47,13 @@ def wait_for(
             if clock.now() >= limit:
                 return False
         clock.pause(pause_s)
-        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+        pause_s = min(2 * pause_s, REST_PAUSE_S)
     return True
 
 
 class Member:
-    """One communicator of this rank, and what is known of it. `calling` is held by whoever calls
-    NCCL with it."""
+    """A communicator of this rank, and what is known of it. `calling` is held by every thread that
+    calls NCCL with it."""
 
     def __init__(self, library: Library, communicator: Any, name: str, clock: Clock) -> None:
         self.communicator = communicator
@@ -73,7 +69,7 @@ class Member:
         return f"<Member of {self.name}: {'ended' if self._ended else 'open'}>"
 
     def error(self) -> BaseException | None:
-        """What NCCL found wrong since, in the background; None while nothing is."""
+        """Returns the error that NCCL found since, in the background; None while there is none."""
         with self.calling:
             if self._ended:
                 return None
@@ -111,7 +107,7 @@ class Member:
     def _take_for_abort(self) -> bool:
         """Whether this call is the one that ends it."""
         # A call that NCCL does not return from is ended by this as well, and cannot be waited for.
-        held = self.calling.acquire(timeout=_STUCK_S)
+        held = self.calling.acquire(timeout=STUCK_S)
         try:
             ended, self._ended = self._ended, True
             return not ended
@@ -159,13 +155,13 @@ def abort_all(members: Sequence[Member], library: Library) -> None:
     # The kernels are over soon; the memory is NCCL's until the program lets go of the graph.
     thread = Thread(target=end, name="distcore nccl abort", daemon=True)
     thread.start()
-    thread.join(_STUCK_S)
+    thread.join(STUCK_S)
 
 
 def close_all(members: Sequence[Member], library: Library) -> None:
     """End them together with the other ranks, which may have made them in another order; abort them
     where those do not come. What a CUDA graph has calls of is left to the process's end."""
-    deadline = Deadline.after(_END_S)
+    deadline = Deadline.after(DRAIN_S)
     ending = [member for member in members if not member.captured]
     begun = [member for member in ending if member._finalize()]
     late = [member for member in ending if member not in begun or not member._destroy(deadline)]

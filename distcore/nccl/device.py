@@ -1,4 +1,4 @@
-"""What is asked of CUDA, through torch: streams, events, captures. Tests put a stand-in in place.
+"""The interface to CUDA, through torch: streams, events, captures. Tests put a stand-in in place.
 
 A stream is torch's Stream, an event torch's Event: `record(stream)`, `wait(stream)`, `query()`,
 `elapsed_time(later)` in milliseconds.
@@ -21,7 +21,7 @@ class Device(Protocol):
 
     @property
     def kind(self) -> str:
-        """As in torch.device: "cuda"."""
+        """The kind of device, as in torch.device: "cuda"."""
 
     def current(self) -> int:
         """The index of this thread's current device."""

@@ -1,4 +1,4 @@
-"""Which elements NCCL takes as they are, which as others, and which reductions it leaves to us.
+"""The elements that NCCL takes as they are, or as others, and the reductions that it leaves to us.
 
 | elements                               | as                                                   |
 |----------------------------------------|------------------------------------------------------|
@@ -85,7 +85,8 @@ class Reducing:
         return flat.view(self.seen_as)
 
     def contribution(self, flat: Tensor) -> Tensor:
-        """What this rank puts in: a view of the elements, or a copy where `in_place` is false."""
+        """Returns this rank's contribution: a view of the elements, or a copy where `in_place` is
+        false."""
         if self.times is not None:
             flat = flat * self.times
         if self.computed_as is not None:
@@ -126,7 +127,7 @@ _made: dict[tuple[int, torch.dtype], Reducing] = {}
 
 
 def reducing_for(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
-    """How NCCL does `op` on elements of `dtype`.
+    """Returns how NCCL does `op` on elements of `dtype`.
 
     Raises TypeError, naming op, dtype and `backend`, where the two do not go together. float8 needs
     compute capability 9.0: `refuse_float8` tells of the device.
@@ -134,7 +135,11 @@ def reducing_for(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
     key = (hash(op), dtype)
     made = _made.get(key)
     if made is None:
-        made = _make(op, dtype, backend)
+        name = op_name(op)
+        if name is not None and dtype in (*FLOAT8, *_UNSIGNED) and name not in _BITS:
+            made = _beyond_the_cpu(op, name, dtype, backend)
+        else:
+            made = reducing_of(reduction_for(op, dtype, backend))  # refuses what makes no sense
         if made.factor is None and made.times is None:
             _made[key] = made
     return made
@@ -149,15 +154,8 @@ def refuse_float8(reducing: Reducing, capability: tuple[int, int], backend: str)
         )
 
 
-def _make(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
-    name = op_name(op)
-    if name is not None and dtype in (*FLOAT8, *_UNSIGNED) and name not in _BITS:
-        return _beyond_the_cpu(op, name, dtype, backend)
-    return reducing_of(reduction_for(op, dtype, backend))  # which refuses what makes no sense
-
-
 def reducing_of(known: Reduction) -> Reducing:
-    """How NCCL does what torch does on the CPU."""
+    """Returns how NCCL does what torch does on the CPU."""
     dtype = known.dtype
     if dtype is torch.bool:
         parity = known.op == "BXOR"
@@ -170,7 +168,10 @@ def reducing_of(known: Reduction) -> Reducing:
         return _narrow(known.op, dtype, known.factor)
     seen_as = _PARTS_OF.get(dtype, dtype)
     if known.op == PREMUL_SUM:
-        return _premultiplied(known, dtype, seen_as)
+        if isinstance(known.factor, complex):
+            # NCCL knows no complex numbers: the factor is multiplied in before.
+            return Reducing("SUM", dtype, seen_as, times=known.factor)
+        return Reducing(PREMUL_SUM, dtype, seen_as, factor=known.factor)
     return Reducing(_NAMES[known.op], dtype, seen_as)
 
 
@@ -194,10 +195,3 @@ def _narrow(name: str, dtype: torch.dtype, factor: complex | None) -> Reducing:
     if name == "AVG":
         return Reducing("SUM", dtype, wide, wide, divides=True)
     return Reducing(_NAMES[name], dtype, wide, wide)
-
-
-def _premultiplied(known: Reduction, dtype: torch.dtype, seen_as: torch.dtype) -> Reducing:
-    factor: Any = known.factor
-    if isinstance(factor, complex):
-        return Reducing("SUM", dtype, seen_as, times=factor)  # NCCL knows no complex numbers
-    return Reducing(PREMUL_SUM, dtype, seen_as, factor=factor)

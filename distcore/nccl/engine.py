@@ -32,7 +32,7 @@ from .work import GatheredWork, StreamWork
 
 
 class _Place:
-    """What a group has on one device."""
+    """The communicator and the stream of a group on one device."""
 
     def __init__(self, member: Member, device: Device, index: int) -> None:
         self.member = member
@@ -40,7 +40,8 @@ class _Place:
 
 
 class NcclEngine:
-    """Of one group. `bound` is the device that the program named for it, if it named one."""
+    """The engine of one group. `bound` is the device that the program named for it, if it named
+    one."""
 
     def __init__(
         self,
@@ -121,7 +122,8 @@ class NcclEngine:
         return Planned(lambda: plan.all_to_all(outputs, inputs, rank, size), (*outputs, *inputs))
 
     def barrier(self) -> Planned:
-        """Who waits for it waits on the host: when it returns, all ranks' streams have come."""
+        """Plans a barrier. Its wait is on the host: when it returns, all ranks' streams have
+        come."""
         if self._device.capturing():
             raise RuntimeError(
                 f"barrier() of {self._life.described} waits on the host, which a CUDA graph "
@@ -300,7 +302,8 @@ class NcclEngine:
         self._batch = None
 
     def end_batch(self, works: Sequence[Any]) -> CallWork:  # noqa: ARG002 - parts of one call
-        """One handle for all calls since `begin_batch`, which run together, as one call of NCCL."""
+        """Returns a handle for all calls since `begin_batch`, which run together, as one call of
+        NCCL."""
         batch, self._batch = self._batch or [], None
         if not batch:
             return FinishedWork()

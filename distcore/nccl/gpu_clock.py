@@ -1,4 +1,4 @@
-"""When something happened on a GPU, by the host's clock: from the time between two events.
+"""The time of events on a GPU, by the host's clock: from the time between two events.
 
 Events know only how long after each other they happened. One event whose moment the host knows
 makes the others' moments known; it is renewed, for the time between is a float of milliseconds,
@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ..limits import RENEW_NS
 from .device import Device
-
-RENEW_NS = 60 * 1_000_000_000
 
 
 class GpuClock:
-    """Of one device; used by one thread."""
+    """The clock of one device; used by one thread."""
 
     def __init__(
         self, device: Device, index: int, now_ns: Callable[[], int] = time.monotonic_ns
@@ -49,7 +48,7 @@ class GpuClock:
         self._asked = (event, self._now_ns())
 
     def release(self) -> None:
-        """It is not needed any more."""
+        """Gives its stream back; the clock is not used any more."""
         stream, self._stream = self._stream, None
         if stream is not None:
             self._device.give_back(stream, self._index)
@@ -67,7 +66,7 @@ class GpuClock:
         return known_ns + round(float(known.elapsed_time(event)) * 1e6)
 
     def span_ns(self, started: Any, ended: Any) -> tuple[int, int] | None:
-        """Of two events that have happened: the first one's moment, and the second's."""
+        """Returns when two events happened, the first one's time and the second's."""
         start_ns = self.moment_ns(started)
         if start_ns is None:
             return None

@@ -1,4 +1,4 @@
-"""A group on NCCL: what it does otherwise than groups on threads."""
+"""The group on NCCL, where it differs from groups on threads."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ class NcclGroup(CoreGroup):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> CoreGroup | None:
-        """As `CoreGroup.split_group`; where this group is connected, by a split of its communicator
-        in which every rank takes part. Groups that are made by one split must not overlap."""
+        """Splits the group as `CoreGroup.split_group` does; where it is connected, by a split of
+        its communicator in which every rank takes part. Groups that are made by one split must not
+        overlap."""
         ranks = self._ranks_to_split(new_ranks)
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
         key = ranks.index(self._rank) if self._rank in ranks else None

@@ -1,4 +1,4 @@
-"""One stream of a group on one device, and what must happen around each call on it."""
+"""A lane: a stream of a group on one device, and what must happen around each call on it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 INSTALL = "pip install 'distdebug[nccl]'"
 
 SUCCESS, REMOTE_ERROR, IN_PROGRESS, TIMED_OUT = 0, 6, 7, 8
-"""Of ncclResult_t, which NCCL has kept since 2.13."""
+"""Values of ncclResult_t, which NCCL has kept since 2.13."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,15 @@ class Library:
                 self.core.group_end()
 
     def words(self, code: int) -> str:
-        """What NCCL calls this result."""
+        """Returns NCCL's own words for this result."""
         try:
             return str(self.core.get_error_string(code))
         except Exception:  # the library that would say it is the one that fails
             return f"ncclResult_t {code}"
 
     def version(self) -> str | None:
-        """Of the NCCL that nccl4py has found, and where; None where it has found none."""
+        """Returns the version of the NCCL that nccl4py has found, and where; None where it has
+        found none."""
         found = self.core.get_version().libnccl
         return None if found is None else str(found)
 

@@ -14,6 +14,7 @@ from typing import Any
 from ..base.deadline import Deadline
 from ..engine import process_exit
 from ..errors import Aborted, GroupFailed, unusable
+from ..limits import DRAIN_S
 from .communicators import Clock, Member, abort_all, close_all, wait_for
 from .device import Device
 from .gpu_clock import GpuClock
@@ -21,9 +22,6 @@ from .library import Library
 from .outbox import Outbox
 from .watchdog import Watch, Watchdog
 from .work import StreamWork
-
-DRAIN_S = 10.0
-"""How long the group's end waits for what is on its streams."""
 
 
 class Life:
@@ -96,7 +94,7 @@ class Life:
             raise self.unusable()
 
     def _clock_of(self, index: int) -> GpuClock:
-        """One for all lanes of a device: each takes a stream."""
+        """Returns the clock of a device. All lanes share it, since each clock takes a stream."""
         with self._lock:
             if index not in self._clocks:
                 self._clocks[index] = GpuClock(self._device, index)

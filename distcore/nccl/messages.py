@@ -27,7 +27,8 @@ Launch = Callable[[Lane, Member, StreamWork, Planned, Any], None]
 
 
 class Connection:
-    """One path's communicator and stream; before it is there, the messages that wait for it."""
+    """The communicator and stream of one path; before it is there, the messages that wait for
+    it."""
 
     def __init__(
         self, path: Path, life: Life, connector: Connector, device: Device, index: int

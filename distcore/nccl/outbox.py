@@ -1,4 +1,5 @@
-"""What this rank sent outside of batches, for those who receive from any source: see `inbox`."""
+"""The messages that this rank sent outside of batches, for receivers from any source: see
+`inbox`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-ASK_EVERY_S = 1.0
+from ..limits import ASK_EVERY_S
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Path:
 
 
 class Outbox:
-    """What this rank sent; its watchdog calls `tell`."""
+    """The paths on which this rank has sent; its watchdog calls `tell`."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def _line(tensor: Tensor) -> Tensor:
 
 
 def flat(tensor: Tensor) -> Tensor:
-    """What is read: a view of one dimension, or a copy."""
+    """Returns a tensor to be read: a view of one dimension, or a copy."""
     tensor = tensor.detach()
     if _whole(tensor):
         return _line(tensor)
@@ -29,7 +30,7 @@ def flat(tensor: Tensor) -> Tensor:
 
 
 class Target:
-    """What is written: `flat` is the tensor's own memory, or room that `stores` copies back from.
+    """A tensor to be written: `flat` is its own memory, or room that `stores` copies back from.
     With `reads`, the room has the tensor's elements to begin with."""
 
     __slots__ = ("flat", "stores")
@@ -48,7 +49,7 @@ class Target:
 
 
 def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
-    """One view of all of them, where each begins where the one before ends; else None."""
+    """Returns one view of all of them, where each begins where the one before ends; else None."""
     first = tensors[0].detach()
     end = first.data_ptr()
     for one in tensors:
@@ -66,14 +67,14 @@ def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """What is read, one after another: a view where they lie so, else a copy."""
+    """Returns tensors to be read, one after another: a view where they lie so, else a copy."""
     found = adjacent(tensors)
     return torch.cat([flat(one) for one in tensors]) if found is None else found
 
 
 def room_for(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Store]]:
-    """What is written, one after another: the tensors' own memory where they lie so; else room,
-    and the copies from it."""
+    """Returns memory to be written for tensors one after another: their own where they lie so; else
+    room, and the copies from it."""
     found = adjacent(tensors)
     if found is not None:
         return found, []
@@ -81,13 +82,11 @@ def room_for(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Store]]:
     count = sum(one.numel() for one in tensors)
     room = torch.empty(count, dtype=first.dtype, device=first.device)
     parts = torch.split(room, [one.numel() for one in tensors])
-    stores = [_copying(part, one) for one, part in zip(tensors, parts, strict=True)]
+    stores: list[Store] = [
+        partial(one.detach().copy_, part.view(one.shape))
+        for one, part in zip(tensors, parts, strict=True)
+    ]
     return room, stores
-
-
-def _copying(part: Tensor, to: Tensor) -> Store:
-    to = to.detach()
-    return lambda: to.copy_(part.view(to.shape))
 
 
 def cut(whole: Tensor, size: int) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""What each call is made of: which transfers, in which groups, and what is computed in between.
+"""The plan of each call: its transfers, their groups, and what is computed in between.
 
 Called where the call's stream is current: copies and arithmetic of torch go onto it at once, in the
 order they are made. `Phase`s follow each other on the stream; the transfers of one phase run
@@ -52,7 +52,8 @@ def merged(plans: Sequence[Plan]) -> Plan:
 
 
 def all_reduce(tensor: Tensor, reducing: Reducing, rank: int, size: int) -> Plan:
-    """One call; where NCCL has not the op: parts exchanged, each combined by one rank, gathered."""
+    """Plans one call; where NCCL has not the op: parts exchanged, each combined by one rank,
+    gathered."""
     target = Target(tensor, reads=True)
     flat = target.flat
     if not flat.numel():

@@ -33,7 +33,7 @@ class Planned:
 
 
 def together(calls: Sequence[Planned]) -> Planned:
-    """One call that does what these do."""
+    """Returns a call that does what these do."""
     return Planned(
         lambda: merged([call.make() for call in calls]),
         tuple(tensor for call in calls for tensor in call.tensors),

@@ -27,16 +27,21 @@ class OwnStreams:
         self._lock = Lock()
 
     def take(self, index: int) -> Any:
-        """One of this device, as torch's Stream; the device is current."""
+        """Returns a stream of this device, as torch's Stream; the device is current."""
         with self._lock:
             if self._idle[index]:
                 return self._idle[index].pop()
         try:
-            made = self._make(index)
+            core: Any = importlib.import_module("cuda.core")
+            device = core.Device(index)
+            device.set_current()
+            options = core.StreamOptions(nonblocking=True, priority=_PRIORITY)
+            made = device.create_stream(options=options)
         except Exception:  # a driver or a cuda.core without them: one that may be shared
             cuda: Any = torch.cuda
             return cuda.Stream(index, priority=_PRIORITY)
-        stream = self._as_torchs(int(made.handle), index)
+        external: Any = torch.cuda.ExternalStream
+        stream = external(int(made.handle), device=index)
         with self._lock:
             self._made[id(stream)] = (made, stream)
         return stream
@@ -46,17 +51,6 @@ class OwnStreams:
         with self._lock:
             if id(stream) in self._made:
                 self._idle[index].append(stream)
-
-    def _make(self, index: int) -> Any:
-        core: Any = importlib.import_module("cuda.core")
-        device = core.Device(index)
-        device.set_current()
-        options = core.StreamOptions(nonblocking=True, priority=_PRIORITY)
-        return device.create_stream(options=options)
-
-    def _as_torchs(self, handle: int, index: int) -> Any:
-        cuda: Any = torch.cuda
-        return cuda.ExternalStream(handle, device=index)
 
 
 OWN_STREAMS = OwnStreams()

@@ -1,4 +1,5 @@
-"""What NCCL is asked for: one record a call of it, and the one place that makes the calls.
+"""The transfers that NCCL is asked for: one record a call of it, and the one place that makes
+calls.
 
 Tensors are contiguous, of one dimension, on the communicator's device, of a dtype that NCCL has.
 """
@@ -108,9 +109,12 @@ def issue(
                 core.group_end()  # also after an error: all later calls would be part of the group
     settled()
     with calling:
+        kept = getattr(communicator, "_resources", None)
         for op in custom:
             op.close()  # NCCL has taken it down for the calls that use it
-            _forget(communicator, op)
+            # nccl4py's communicator keeps all its ops, closed ones too, as long as it lives.
+            if isinstance(kept, list) and op in kept:
+                kept.remove(op)
 
 
 def _issue_one(core: Any, comm: Any, stream: int, transfer: Transfer, custom: list[Any]) -> None:
@@ -141,13 +145,6 @@ def _op(core: Any, comm: Any, reducing: Reducing, custom: list[Any]) -> Any:
     op = comm.create_pre_mul_sum(bits.numpy(), datatype)
     custom.append(op)
     return op
-
-
-def _forget(comm: Any, op: Any) -> None:
-    """nccl4py's communicator keeps all its ops, closed ones too, as long as it lives."""
-    kept = getattr(comm, "_resources", None)
-    if isinstance(kept, list) and op in kept:
-        kept.remove(op)
 
 
 _BITS_OF = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

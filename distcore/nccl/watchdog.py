@@ -16,19 +16,17 @@ from typing import Any
 from ..base.background_thread import BackgroundThread
 from ..base.deadline import extended
 from ..errors import DeadlineExceeded, GroupFailed
+from ..limits import ASK_EVERY_S, REST_PAUSE_S, WATCHDOG_BEGINS_S
 from .communicators import Member
 from .device import Device
 from .gpu_clock import GpuClock
 from .lane import Lane
 from .work import StreamWork
 
-LOOK_EVERY_S = 0.02
-ASK_PEERS_EVERY_S = 1.0
-_BEGIN_S = 5.0
-
 
 class Watch:
-    """Of one group. `fail(error)` ends it; `peers()` gives what another rank has said went wrong.
+    """The watch of one group. `fail(error)` ends it; `peers()` gives what another rank says went
+    wrong.
 
     The calls of one lane end in their order, so only the first of each is asked.
     """
@@ -87,7 +85,7 @@ class Watch:
                 if error is not None:
                     self._fail(error)
                     return
-            if now_s - self._asked_s >= ASK_PEERS_EVERY_S:
+            if now_s - self._asked_s >= ASK_EVERY_S:
                 self._asked_s = now_s
                 said = self._peers()
                 if said is not None:
@@ -171,7 +169,7 @@ class Watchdog:
         if self._thread is None and not self._stop.is_set():
             self._thread = BackgroundThread(self._run, self._name, (index,))
             self._thread.start()
-            self._began.wait(_BEGIN_S)
+            self._began.wait(WATCHDOG_BEGINS_S)
 
     def _run(self, index: int) -> None:
         # A thread that asks CUDA anything makes a context on its device: not on the first one,
@@ -179,7 +177,7 @@ class Watchdog:
         with self._device.entered(index):
             self.capture_safe = self._device.watches()
             self._began.set()
-            while not self._stop.wait(LOOK_EVERY_S):
+            while not self._stop.wait(REST_PAUSE_S):
                 self._look(self._now())
 
     def stop(self, limit_s: float = 0.0) -> None:

@@ -17,17 +17,15 @@ from torch import Tensor
 from ..base.deadline import Deadline
 from ..engine.work import NO_TIMEOUT, CallWork, again
 from ..errors import DeadlineExceeded
+from ..limits import FIRST_PAUSE_S, MESSAGE_PAUSE_S
 from .device import Device
-
-_FIRST_PAUSE_S = 0.00002
-_LAST_PAUSE_S = 0.002
 
 Span = tuple[int, int]
 """When a call began and ended on its stream, in nanoseconds of time.monotonic_ns()."""
 
 
 class StreamWork(CallWork):
-    """Of one call. The lane that launches it sets `started` and `ended`, events of its stream."""
+    """The handle of one call. Its lane sets `started` and `ended`, events of its stream."""
 
     __slots__ = (
         "_callbacks",
@@ -89,7 +87,7 @@ class StreamWork(CallWork):
     # -- from the lane and the watchdog ------------------------------------------------------------
 
     def launched(self, stream: Any, started: Any, ended: Any, captured: bool) -> None:
-        """It is on the stream, between these two events."""
+        """Notes that the call is on the stream, between these two events."""
         self._stream, self.started, self.ended = stream, started, ended
         self.captured = captured
         self._launched.set()
@@ -127,7 +125,8 @@ class StreamWork(CallWork):
                 self._pause_until(self._over, until_s, timeout)
                 if self._error is not None:
                     raise again(self._error)
-            self._end_record_if_over()
+            if self._record is not None and self._done:
+                self._end_record()
         self.ended.wait(self._device.current_stream(self.index))
         return True
 
@@ -136,10 +135,6 @@ class StreamWork(CallWork):
 
     block_current_stream = synchronize
 
-    def _end_record_if_over(self) -> None:
-        if self._record is not None and self._done:
-            self._end_record()
-
     def _over(self) -> bool:
         return self._done or self.reached()
 
@@ -147,7 +142,7 @@ class StreamWork(CallWork):
         self, condition: Callable[[], bool], until_s: float | None, timeout: Any
     ) -> None:
         """Asked again and again, so that Python's signals are seen."""
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         while not condition():
             if until_s is not None and time.monotonic() >= until_s:
                 raise DeadlineExceeded(
@@ -155,7 +150,7 @@ class StreamWork(CallWork):
                     f"to wait(); it goes on"
                 )
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+            pause_s = min(2 * pause_s, MESSAGE_PAUSE_S)
 
     def is_completed(self) -> bool:
         if self.captured:
@@ -178,8 +173,8 @@ class StreamWork(CallWork):
         callback()
 
     def get_future(self) -> Any:
-        """As torch's: complete as soon as the call is on its stream, and whoever takes the value
-        has its own stream wait."""
+        """Returns a future as torch's: complete as soon as the call is on its stream; a reader of
+        the value has its own stream wait."""
         if not self._launched.is_set():
             self._pause_until(self._launched.is_set, None, NO_TIMEOUT)
         future = self._device.future(self.index)
@@ -217,8 +212,8 @@ class StreamWork(CallWork):
 
 
 class GatheredWork(CallWork):
-    """Of a call between `_start_coalescing` and `_end_coalescing`: it becomes part of one that is
-    launched at the end, and is waited for there."""
+    """The handle of a call between `_start_coalescing` and `_end_coalescing`: it becomes part of
+    one that is launched at the end, and is waited for there."""
 
     __slots__ = ("_device", "_futures", "_index", "_whole", "text")
 

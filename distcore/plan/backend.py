@@ -20,7 +20,7 @@ class PlannedGroup(CoreGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """As barrier: nobody is late in a plan."""
+        """A barrier: no rank is late in a plan."""
         del timeout, wait_all_ranks
         number, self._monitored = self._monitored, self._monitored + 1
         slot = f"{self._origin.token}!{number}"

@@ -59,14 +59,6 @@ def _data(value: bytes | None, size_bytes: int) -> bytes | None:
     return None if value is None else unpacked(value[1:], size_bytes)
 
 
-def _known_data(value: bytes | None, size_bytes: int) -> bytes | None:
-    return _data(value, size_bytes) if _is_known(value) else None
-
-
-def _ignore(found: object) -> None:
-    del found
-
-
 class PlannedStaging(Staging):
     """Copies in when the call is made, and back when its result is there."""
 
@@ -157,9 +149,9 @@ class PlanEngine:
             self._unknown(one, alike, at)
 
     def _of_role(self, slot: str, text: str) -> str:
-        """What names this call in all groups of one role: the parameters that two replicas gather,
-        and the losses that they reduce, are taken to be the same, as they are by symmetry. The
-        first of the group's ranks to ask says which role that is."""
+        """Returns what names this call in all groups of one role: the parameters that two replicas
+        gather, and the losses that they reduce, are taken to be the same, as they are by symmetry.
+        The first of the group's ranks to ask says which role that is."""
         if not self._role:
             token, role = self.session.token, self.session.role
             self._role = self._exchange.agreed(token, "role", role.encode()).decode()
@@ -174,7 +166,7 @@ class PlanEngine:
         self._exchange.mark([whole] if whole is not None else tensors, real=True)
 
     def _value(self, tensor: Tensor) -> bytes | None:
-        """What this rank has to give, and whether that is known; None where it is too much."""
+        """Returns this rank's contribution, and whether it is known; None where it is too much."""
         exchange = self._exchange
         if not exchange.is_small(tensor):
             return None
@@ -210,7 +202,7 @@ class PlanEngine:
         self, values: Sequence[bytes | None], tensor: Tensor, reduction: Reduction
     ) -> bool:
         """Put the reduction of these into the tensor; False where one of them is not known."""
-        known = {one: _known_data(one, tensor.nbytes) for one in set(values)}
+        known = {one: _data(one, tensor.nbytes) if _is_known(one) else None for one in set(values)}
         if None in known.values():
             return False
         if not tensor.numel():
@@ -250,15 +242,23 @@ class PlanEngine:
         def body(call: PlannedCall) -> None:
             slot = call.part()
             if self._offered(slot, call.text, [tensor]):
-                call.later(lambda: self._take_reduction(slot, call.text, tensor, reduction))
+
+                def take() -> None:
+                    values = self._collect(slot, call.text, self._everyone)
+                    if self._reduced(values, tensor, reduction):
+                        self._known([tensor])
+                    else:
+                        self._guess_reduction(slot, call.text, tensor, reduction)
+
+                call.later(take)
             else:
                 self._guess_reduction(slot, call.text, tensor, reduction)
 
         return planned(body)
 
     def _guess_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
-        """What is likeliest, and the same on all ranks: as whoever comes first has it. Nobody waits
-        for that."""
+        """Guesses the likeliest value, the same on all ranks: that of the rank that comes first. No
+        rank waits for it."""
         if self._size == 1:
             return  # it keeps what it has, and what that came of
         self._scale(tensor, reduction)
@@ -276,13 +276,6 @@ class PlanEngine:
         values = [self._value(one) for one in tensors]
         self._exchange.offer(slot, text, self._rank, values)
         return all(map(_is_known, values))
-
-    def _take_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
-        values = self._collect(slot, text, self._everyone)
-        if self._reduced(values, tensor, reduction):
-            self._known([tensor])
-        else:
-            self._guess_reduction(slot, text, tensor, reduction)
 
     def reduce(self, tensor: Tensor, root: int, reduction: Reduction) -> Body:
         whole = self.all_reduce(tensor, reduction)
@@ -353,8 +346,8 @@ class PlanEngine:
             self._exchange.lack(self.session.ranks[source])
 
     def _collect(self, slot: str, text: str, sources: Sequence[int]) -> list[bytes | None]:
-        """What these have for this rank; of those that are not planned, what all others have, where
-        that is one and the same."""
+        """Returns what these ranks have for this one; for those that are not planned, what all
+        others have, where that is one and the same."""
         there = [one for one in sources if one not in self._absent]
         found = self._exchange.collect(slot, text, self._rank, there) if there else []
         if len(there) == len(sources):
@@ -439,7 +432,11 @@ class PlanEngine:
         exchange, text = self._exchange, call.text
         if exchange.barriers_wait:
             exchange.offer(slot, text, self._rank, [b""])
-            call.later(lambda: _ignore(self._collect(slot, text, self._everyone)))
+
+            def wait() -> None:
+                self._collect(slot, text, self._everyone)
+
+            call.later(wait)
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], reductions: Sequence[Reduction]

@@ -1,4 +1,4 @@
-"""What a planned group asks for the values of small tensors: who has them, and which are real.
+"""The exchange of small tensors' values in a planned group: who has them, and which are real.
 
 A plan moves no data. What it cannot do without (flags, sizes, objects, a few numbers) is exchanged
 between the planned ranks by whoever runs them; everything else is a value that stands in for the
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Exchange(Protocol):
-    """How the values of this rank's calls come and go. Ranks are group ranks.
+    """The exchange of the values of this rank's calls. Ranks are group ranks.
 
     A `slot` names one collective, and a `channel` one sequence of messages, in the same words on
     all ranks that take part. None in the place of bytes: a value of which nothing travels.
@@ -26,10 +26,10 @@ class Exchange(Protocol):
         files and the like may be written before one and read behind it."""
 
     def world(self, store: Any) -> str:
-        """What tells the groups that meet in this store from those that meet in others."""
+        """Returns what tells the groups that meet in this store from those that meet in others."""
 
     def absent(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Which places of a group of these (global) ranks have nobody, for they are not planned."""
+        """Returns the places of a group of these (global) ranks whose ranks are not planned."""
 
     def lack(self, rank: int) -> None:
         """Wait for a value that steers the program and that this (global) rank has, who is not
@@ -39,8 +39,8 @@ class Exchange(Protocol):
         """Whether tensors of this dtype and size are exchanged; the same on all ranks."""
 
     def carried(self, tensor: Tensor, data: bytes) -> bytes | None:
-        """What travels of the elements of such a tensor: they, or `packing.packed`; None where that
-        is too much."""
+        """Returns what travels of the elements of such a tensor: they, or `packing.packed`; None
+        where that is too much."""
 
     def is_real(self, tensor: Tensor) -> bool:
         """Whether the elements are those that a real run would have."""
@@ -54,13 +54,13 @@ class Exchange(Protocol):
         `text` is the call's, which must be the same on all ranks."""
 
     def agreed(self, slot: str, text: str, value: bytes) -> bytes:
-        """What stands in for a result that is the same on all ranks, and not known: what was given
-        here first. Waits for nobody."""
+        """Returns what stands in for a result that is the same on all ranks, and not known: the
+        first value given here. Waits for no rank."""
 
     def collect(
         self, slot: str, text: str, rank: int, sources: Sequence[int]
     ) -> list[bytes | None]:
-        """What these ranks have for this one. Waits for them."""
+        """Returns what these ranks have for this one. Waits for them."""
 
     def send(self, channel: str, source: int, target: int, tag: int, value: bytes | None) -> None:
         """The next message from one rank of the group to another."""
@@ -69,7 +69,7 @@ class Exchange(Protocol):
         """This rank will take the next message of that kind: its number."""
 
     def take(self, channel: str, source: int, target: int, tag: int, number: int) -> bytes | None:
-        """That message. Waits for it."""
+        """Returns that message. Waits for it."""
 
     def take_any(self, channel: str, target: int, tag: int) -> tuple[int, bytes | None]:
         """The next message from whoever sends one, and who that is. Waits for it."""

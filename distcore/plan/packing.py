@@ -27,7 +27,7 @@ def packed(data: bytes, most_bytes: int) -> bytes | None:
 
 
 def unpacked(value: bytes | None, size_bytes: int) -> bytes | None:
-    """So many bytes, as they are or `packed`; None where it is something else."""
+    """Returns `size_bytes` bytes, as they are or from `packed`; None where it is something else."""
     if value is None or len(value) == size_bytes:
         return value
     if len(value) > size_bytes:

@@ -1,4 +1,4 @@
-"""The handles of planned calls: what is left to do when somebody wants the result, and no more."""
+"""The handles of planned calls: the work left to do when the program wants the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Step = Callable[[], None]
 
 
 class PlannedCall:
-    """One call on its way. `slot` names it on all ranks; a call may be made of several parts.
+    """A call on its way. `slot` names it on all ranks; a call may be made of several parts.
 
     `later(step)`: what waits for other ranks, and comes when the program waits for the call; at
     once where `at_once`.
@@ -43,7 +43,7 @@ class PlannedCall:
 
 
 class PlannedWork(CallWork):
-    """Of a call that was planned: it is done when it was waited for.
+    """The handle of a call that was planned: it is done when it was waited for.
 
     Asked whether it is complete it says no once, as a call that has just been made does; a program
     that asks again wants to know when it is, and gets its result.

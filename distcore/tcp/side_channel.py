@@ -59,7 +59,7 @@ class SideChannel:
 
     @property
     def failure(self) -> BaseException | None:
-        """What made the channel unusable."""
+        """The first error, which made the channel unusable."""
         return self._session.failure
 
     def agree(self, value: int, share: int, timeout_s: float) -> bool:
@@ -71,14 +71,14 @@ class SideChannel:
         hashes, it is 0 once in 2**63.
         """
         _TWO.pack_into(self._bytes, 0, value * self._weight & _MASK, share & _MASK)
-        self._session.run("agree()", timeout_s, self._add_up)
+        self._session.run(
+            "agree()", timeout_s, lambda net: algorithms.all_reduce(net, self._sums, _SUM)
+        )
         return not any(_TWO.unpack_from(self._bytes))
 
-    def _add_up(self, net: Transport) -> None:
-        algorithms.all_reduce(net, self._sums, _SUM)
-
     def gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """What each rank gives, by group rank, on every rank; not more than fits into memory."""
+        """Returns what each rank gives, by group rank, on every rank; not more than fits into
+        memory."""
         lengths = torch.zeros(self._size, dtype=torch.int64, device="cpu")
         parts: list[torch.Tensor] = []
 
@@ -149,7 +149,8 @@ class Note:
 
 
 def _weights(size: int) -> list[int]:
-    """One for each rank, all but the last odd, adding up to 0 mod 2**64; the same everywhere."""
+    """Returns a weight for each rank, all but the last odd, adding up to 0 mod 2**64; the same
+    everywhere."""
     numbers = random.Random(size)  # against coincidence, not against an attacker
     drawn = [numbers.getrandbits(64) | 1 for _ in range(size - 1)]
     return [*drawn, -sum(drawn) & _MASK]

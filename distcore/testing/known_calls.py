@@ -31,7 +31,7 @@ DTYPES = (
 REDUCE_OPS = tuple(reduction.NAMES)
 LAYOUTS = ("whole", "gapped", "transposed")
 FACTOR = 2
-"""Of PREMUL_SUM: exact in every type."""
+"""The factor of PREMUL_SUM: exact in every type."""
 
 
 def reduce_op(name: str) -> Any:
@@ -52,7 +52,7 @@ def can_reduce(op: str, dtype: str) -> bool:
 
 @dataclass(frozen=True)
 class KnownCall:
-    """One call (a name in `CALLS`), the same on all ranks of a group.
+    """A call (a name in `CALLS`), the same on all ranks of a group.
 
     `root`: a group rank, taken modulo the group's size. `device`: of the tensors. `exact`: what is
     reduced are small whole numbers, with one sum in any order; else floats are compared closely.

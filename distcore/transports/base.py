@@ -1,4 +1,4 @@
-"""What an algorithm sees of the network: who it is, how many there are, and `exchange`."""
+"""The network as an algorithm sees it: rank, size, and `exchange`."""
 
 from __future__ import annotations
 

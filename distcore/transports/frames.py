@@ -115,7 +115,7 @@ def waits(awaited: tuple[int, ...]) -> bytes:
 
 
 def waits_from(payload: bytes) -> GaveUp:
-    """What a peer says of itself."""
+    """Reads what a peer says that it waits for."""
     try:
         awaited = json.loads(payload)
         if not all(type(rank) is int for rank in awaited):

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 PAGES = 3
 PAGE_BYTES = 4 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
-"""How much of a page is filled with what several ranks read: small enough for the blocks of 8 ranks
-to stay in the processor's last cache."""
+"""The bytes of a page that are filled with what several ranks read: small enough for the blocks of
+8 ranks to stay in the processor's last cache."""
 HEAD_BYTES = 64 * 1024
-"""Of each page, behind these: for what ranks say of their data."""
+"""The bytes of each page, behind these, for what ranks say of their data."""
 BOARD_BYTES = PAGES * (PAGE_BYTES + HEAD_BYTES)
 
 
@@ -40,7 +40,7 @@ class Board:
         return pages
 
     def close(self) -> None:
-        """Nobody uses it any more."""
+        """Releases the memory, which no call uses any more."""
         for view in (*(page for pages in self._turns for page in pages), *self._views):
             view.release()
         for memory in self._memories:

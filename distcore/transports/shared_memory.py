@@ -56,7 +56,7 @@ class Inbox:
         self._view = memoryview(memory)
 
     def get(self, slot: int, size_bytes: int) -> memoryview:
-        """What the slot holds; valid until the slot is given back."""
+        """Returns what the slot holds; valid until the slot is given back."""
         start = slot * SLOT_BYTES
         return self._view[start : start + size_bytes]
 
@@ -121,7 +121,10 @@ def share_board(connections: Mapping[int, socket.socket], rank: int, wanted: boo
                     socket.send_fds(connection, [_HAVE], [mine[0]])
         for peer, connection in connections.items():
             with _naming(peer):
-                memories[peer] = _receive_board(connection)
+                answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
+                if not answer:
+                    raise ConnectionResetError("the peer left before it shared its memory")
+                memories[peer] = _map_received(received[0], BOARD_BYTES) if received else None
     finally:
         if mine is not None:
             os.close(mine[0])
@@ -156,13 +159,6 @@ def _make_board() -> tuple[int, mmap.mmap] | None:
         _say_once(error)
         return None
     return descriptor, _map(descriptor, BOARD_BYTES)
-
-
-def _receive_board(connection: socket.socket) -> mmap.mmap | None:
-    answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
-    if not answer:
-        raise ConnectionResetError("the peer left before it shared its memory")
-    return _map_received(received[0], BOARD_BYTES) if received else None
 
 
 def _make(size_bytes: int) -> int:

@@ -54,6 +54,13 @@ for step in range(1000):
     optimizer.zero_grad()
     print(f"{step}: {loss.item():.3f}")
 """
+TWO_SENDS = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group(sys.argv[1])
+data, other = torch.zeros(int(sys.argv[2]), dtype=getattr(torch, sys.argv[3])), 1 - dist.get_rank()
+for call in (dist.send, dist.send, dist.recv, dist.recv):
+    call(data, other)
+"""
 SIZES = """
 import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -234,6 +241,23 @@ with torch.autocast("cuda"):
 assert found.dtype == torch.float16
 found.float().sum().backward()
 """
+
+
+@pytest.mark.parametrize(
+    ("flags", "outcome"), [([], "deadlock"), (["--buffered-sends", "65536"], "ok")]
+)
+def test_what_distcore_buffers_is_what_distcore_says(
+    tmp_path: Path, flags: list[str], outcome: str, torch_loaded: TorchLoaded
+) -> None:
+    """Nothing on its tcp; and 20,000 bytes are as many as they are, of whatever type."""
+    script = tmp_path / "train.py"
+    script.write_text(TWO_SENDS)
+    done = plan(torch_loaded, ["-n", "2", *flags, str(script), "tcp", "20000", "uint8"], tmp_path)
+    assert (done.report["outcome"], done.exit_code) == (
+        outcome,
+        92 if outcome == "deadlock" else 0,
+    ), done.explain()
+    assert ("needs luck" in done.stderr) is (outcome == "ok"), done.explain()
 
 
 def test_what_torch_has_for_gpus_alone(tmp_path: Path, torch_loaded: TorchLoaded) -> None:

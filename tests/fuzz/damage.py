@@ -292,8 +292,7 @@ CHANGES: st.SearchStrategy[Change] = st.one_of(
 @dataclass(frozen=True)
 class Case:
     """One input: a recorded run, what is changed in it, and in what form it comes. `torn`: what is
-    done to the bytes of the archive. `version`: the one that its flight records say
-    they are of: they read as version 3, too, where more follows from the ring."""
+    done to the bytes of the archive."""
 
     run: str
     unreported: bool
@@ -302,17 +301,12 @@ class Case:
     torn: tuple[int, bytes] | None
     form: str
     view: int
-    version: int = 1
 
     def write(self, files: Files, place: Path) -> Path:
         """The directory or the archive, below an empty directory."""
         files = dict(files)
         if self.unreported:
             files.pop("report.json", None)
-        for name, data in files.items():
-            if name.endswith(".flight"):
-                at = layout.VERSION_AT
-                files[name] = data[:at] + self.version.to_bytes(4, "little") + data[at + 4 :]
         for change in self.changes:
             change.apply(files)
         if self.packed:
@@ -363,5 +357,4 @@ def cases(runs: tuple[str, ...]) -> st.SearchStrategy[Case]:
         st.none() | st.tuples(st.integers(0, 2**32), st.binary(min_size=1, max_size=64)),
         st.sampled_from(("--text", "--json", "--junit", "logs", "stacks")),
         st.integers(0, 4),
-        st.sampled_from(layout.READABLE),
     )

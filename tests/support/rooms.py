@@ -73,6 +73,11 @@ class House:
         return found
 
 
+LIMITS = "limits"
+"""Each room has such a module of numbers with their reasons: it is no room, and what uses it tells
+nothing of who needs whom."""
+
+
 def house(name: str, root: Path = ROOT) -> House:
     """The rooms of the package `name`, read from its files under `root`."""
     imported = max((one for one in FOLDERS.values() if f"{name}.".startswith(f"{one}.")), key=len)
@@ -98,7 +103,8 @@ def _room(package: str, module: str) -> str:
     """The room of `package` that `module` lies in, "" if in none."""
     if not module.startswith(package + "."):
         return ""
-    return module.removeprefix(package + ".").partition(".")[0]
+    room = module.removeprefix(package + ".").partition(".")[0]
+    return "" if room == LIMITS else room
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What every screen has: keys of its own, a focus for the reader, and lines to show."""
+"""The base of every screen: keys of its own, a focus for the reader, and lines to show."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a screen shows: lines that stay on top, lines that scroll, lines that stay below."""
+    """The lines of a screen: some stay on top, some scroll, some stay below."""
 
     top: Sequence[Line] = ()
     lines: Sequence[Line] = ()
     below: Sequence[Line] = ()
     cursor: int | None = None
     wanted: int | None = None
-    """Where no line is the cursor's, the one of those that scroll to have in sight."""
+    """The scrolling line to have in sight, where no line is the cursor's."""
 
 
 class Chosen:
-    """What the user has chosen, shared by all screens: a rank above all."""
+    """The user's choices, shared by all screens: a rank above all."""
 
     def __init__(self) -> None:
         self.rank: int | None = None
@@ -53,7 +53,7 @@ class Chosen:
 
 
 class View(ABC):
-    """One screen. Draws without an app; remembers sort order, cursor, filter."""
+    """A screen. Draws without an app; remembers sort order, cursor, filter."""
 
     name: ClassVar[str]
     key: ClassVar[str]
@@ -61,7 +61,7 @@ class View(ABC):
     keys: ClassVar[Sequence[Key]] = ()
     explained: ClassVar[str]
     words: ClassVar[Mapping[str, str]] = {}
-    """What its words mean, for the help."""
+    """The meanings of its words, for the help."""
     filters: ClassVar[bool] = True
     """Whether / means anything here."""
 
@@ -73,7 +73,7 @@ class View(ABC):
         """Lines between the findings and the keys at the foot; 0: not known."""
 
     def focus(self) -> Focus:
-        """What the reader must gather for this screen."""
+        """Returns what the reader must gather for this screen."""
         return Focus(self.name, self.chosen.rank)
 
     @abstractmethod
@@ -88,11 +88,11 @@ class View(ABC):
         return [row for row in lines if wanted in plain(row).lower()] or [self.nothing_matches()]
 
     def nothing_matches(self) -> Line:
-        """Where a filter leaves nothing."""
+        """Returns the line shown where a filter leaves nothing."""
         return line((f"no line matches {self.filter!r}; Esc ends the filter", "dim"))
 
     def told(self) -> str:
-        """What stands beside the screens' names while it is so: the order of the rows."""
+        """Returns what is shown beside the screens' names while it is so: the order of the rows."""
         return ""
 
     def press(self, key: str, picture: Picture, page: int) -> bool:
@@ -123,7 +123,8 @@ def taken(picture: Picture, stacks: Stacks) -> Line:
 
 
 def moved(at: int, key: str, count: int, page: int) -> int | None:
-    """Where a cursor at `at` of `count` lines goes with this key; None: it moves no cursor."""
+    """Returns where a cursor at `at` of `count` lines goes with this key; None: it moves no
+    cursor."""
     steps: dict[str, Callable[[], int]] = {
         "up": lambda: at - 1,
         "k": lambda: at - 1,

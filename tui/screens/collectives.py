@@ -87,7 +87,12 @@ class Collectives(View):
 
     def press(self, key: str, picture: Picture, page: int) -> bool:
         if key in ("left_square_bracket", "right_square_bracket"):
-            self._turn(picture, 1 if key.startswith("right") else -1)
+            keys = [group for group, _ in picture.groups]
+            if keys:
+                at = keys.index(self._group) if self._group in keys else 0
+                step = 1 if key.startswith("right") else -1
+                self._group = keys[(at + step) % len(keys)]
+                self._seq = None
             return True
         matrix = picture.matrix
         if matrix is None or not matrix.seqs:
@@ -102,13 +107,6 @@ class Collectives(View):
         if to is not None:
             self.chosen.rank = matrix.ranks[to]
         return to is not None
-
-    def _turn(self, picture: Picture, step: int) -> None:
-        keys = [key for key, _ in picture.groups]
-        if keys:
-            at = keys.index(self._group) if self._group in keys else 0
-            self._group = keys[(at + step) % len(keys)]
-            self._seq = None
 
     def pointed(self, column: int, row: int, picture: Picture) -> None:
         matrix = picture.matrix
@@ -131,7 +129,8 @@ def _nothing(picture: Picture) -> str:
 
 
 def detail_lines(matrix: Matrix, seq: int, rank: int, width: int, over: bool = False) -> list[Line]:
-    """One collective: the calls of all ranks as a diff against those of most, and who came when."""
+    """Returns the lines of one collective: the calls of all ranks as a diff against those of most,
+    and when each came."""
     calls = {
         number: matrix.calls[number, seq]
         for number in matrix.ranks
@@ -140,7 +139,11 @@ def detail_lines(matrix: Matrix, seq: int, rank: int, width: int, over: bool = F
     odd = matrix.odd.get(seq, frozenset())
     absent = [number for number in matrix.ranks if matrix.issued.get(number, 0) <= seq]
     head = f'#{seq} of group "{matrix.name}"'
-    when = line(f"  {_skew(calls)}", *_own(calls.get(rank), calls))
+    when = line(f"  {_skew(calls)}")
+    call = calls.get(rank)
+    if call is not None and len(calls) > 1:
+        after = call.issued_ns - min(one.issued_ns for one in calls.values())
+        when += line((f", this rank {duration(after)} after the first", "dim"))
     lines = [line((head, "title"), *when)]
     if width_of(lines[0]) > width and plain(when).strip():
         lines = [line((head, "title")), when]
@@ -196,10 +199,3 @@ def _skew(calls: dict[int, Call]) -> str:
     last = max(calls, key=lambda number: calls[number].issued_ns)
     skew = duration(calls[last].issued_ns - first.issued_ns)
     return f"arrival skew {skew}, rank {last} last"
-
-
-def _own(call: Call | None, calls: dict[int, Call]) -> list[tuple[str, str]]:
-    if call is None or len(calls) < 2:
-        return []
-    after = call.issued_ns - min(one.issued_ns for one in calls.values())
-    return [(f", this rank {duration(after)} after the first", "dim")]

@@ -17,36 +17,8 @@ _BY_GRAVITY = tuple(State)[::-1]
 _percent, _less = "{:.0f}%".format, "-{}".format
 
 
-def _rank(row: RankRow, _: int) -> str:
-    return f"{'▸' if row.culprit else ' '}{row.rank}"  # no number: equals are in order of ranks
-
-
-def _gravity(row: RankRow, _: int) -> int:
-    return _BY_GRAVITY.index(row.state)
-
-
-def _named(gravity: int) -> str:
-    return _BY_GRAVITY[gravity].value
-
-
-def _lasts(row: RankRow, now_ns: int) -> int | None:
-    return now_ns - row.since_ns if row.since_ns else None
-
-
-def _what(row: RankRow, _: int) -> str | None:
-    return row.words if row.words != row.state.value else None
-
-
-def _mark(row: RankRow) -> str:
-    return "mark" if row.culprit else ""
-
-
 def _by_state(row: RankRow) -> str:
     return heat.TONE[row.state]
-
-
-def _behind(row: RankRow) -> str:
-    return "warn" if row.lag > 1 else ""
 
 
 def _faded(row: RankRow) -> str:
@@ -64,11 +36,11 @@ def _with_gpus(picture: Picture) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `cells`: its width, less than 0 for text that is aligned to the left, as printf
-    has it; 0: `share` fifths of what is left. `text` prints a value that is known. `first`: where
-    rows may be sorted by it, ↓ if the largest value comes first, ↑ if the smallest. `fewest`: it
-    needs a screen of that width. `needs`: what it needs of the run, all of it known before the
-    first rank is seen, so that columns stay where they are."""
+    """A column of the table. `cells`: its width, less than 0 for text that is aligned to the left,
+    as printf has it; 0: `share` fifths of what is left. `text` prints a value that is known.
+    `first`: where rows may be sorted by it, ↓ if the largest value comes first, ↑ if the smallest.
+    `fewest`: it needs a screen of that width. `needs`: what it needs of the run, all of it known
+    before the first rank is seen, so that columns stay where they are."""
 
     title: str
     cells: int
@@ -94,15 +66,49 @@ class Column:
 
 
 COLUMNS = (
-    Column("rank", -6, _rank, first="↑", tone=_mark),
-    Column("state", -10, _gravity, "", _named, "↓", tone=_by_state),
-    Column("what", -20, _what, "for whom it waits, how it ended", fewest=WIDE, tone=_by_state),
+    Column(
+        "rank",
+        -6,
+        lambda row, _: f"{'▸' if row.culprit else ' '}{row.rank}",  # no number: in order of ranks
+        first="↑",
+        tone=lambda row: "mark" if row.culprit else "",
+    ),
+    Column(
+        "state",
+        -10,
+        lambda row, _: _BY_GRAVITY.index(row.state),
+        text=lambda gravity: _BY_GRAVITY[gravity].value,
+        first="↓",
+        tone=_by_state,
+    ),
+    Column(
+        "what",
+        -20,
+        lambda row, _: row.words if row.words != row.state.value else None,
+        "for whom it waits, how it ended",
+        fewest=WIDE,
+        tone=_by_state,
+    ),
     Column("call", 0, lambda row, _: row.call, "the present or last one", tone=_faded, share=3),
     Column("group", -12, lambda row, _: row.group, "of the call", fewest=140, tone=lambda _: "dim"),
     Column("seq", 7, lambda row, _: row.seq, "the call's number in its group", "#{}".format),
-    Column("for", 7, _lasts, "how long in the call, or out of it", duration, "↓", tone=_faded),
     Column(
-        "lag", 4, lambda row, _: row.lag or None, "calls it is behind", _less, "↓", tone=_behind
+        "for",
+        7,
+        lambda row, now_ns: now_ns - row.since_ns if row.since_ns else None,
+        "how long in the call, or out of it",
+        duration,
+        "↓",
+        tone=_faded,
+    ),
+    Column(
+        "lag",
+        4,
+        lambda row, _: row.lag or None,
+        "calls it is behind",
+        _less,
+        "↓",
+        tone=lambda row: "warn" if row.lag > 1 else "",
     ),
     Column("line", 0, lambda row, _: row.site, "where it is in the program", share=2),
     Column("step", 7, lambda row, _: row.progress.step, "of its log", str, "↑", 110, _of_a_run),
@@ -119,7 +125,7 @@ SORTS = {column.title: column for column in COLUMNS if column.first}
 
 
 def figures(row: RankRow) -> list[tuple[str, str]]:
-    """What is known of a rank that the overview has no room for on a small screen."""
+    """Returns what is known of a rank that the overview has no room for on a small screen."""
     shown = [(one.title, one.printed(row, 0)) for one in COLUMNS if one.fewest and one.cells > 0]
     return [figure for figure in shown if figure[1]]
 

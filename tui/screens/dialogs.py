@@ -1,4 +1,4 @@
-"""What opens above a screen: a question, something to read, the line for a filter."""
+"""The dialogs above a screen: a question, something to read, the line for a filter."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Confirm(ModalScreen[str]):
             answers.insert(1, (" a ", "all ranks", self.ALL))
         pieces: list[tuple[str, str]] = []
         self._places: list[tuple[int, str]] = []
-        """Where each answer ends, and what it is."""
+        """The column in which each answer ends, and the answer."""
         for key, words, answer in answers:
             pieces += [(key, "key"), (f"{words}  ", "")]
             self._places.append((sum(len(text) for text, _ in pieces), answer))

@@ -1,4 +1,4 @@
-"""One rank from close up: its recent calls, its stack, its log, its surroundings, its end."""
+"""A rank in detail: its recent calls, its stack, its log, its surroundings, its end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RankView(View):
             return Body(top=top, lines=[line(("reading ...", "dim"))])
         if self.part == "log":
             rows = self._log(detail)
-            lines = [_log_line(row) for row in rows]
+            lines = [line((row.text, _LEVEL_TONE.get(row.level, ""))) for row in rows]
             at = len(lines) - 1 if self._at is None else min(self._at, len(lines) - 1)
             if not lines:
                 empty = line(("nothing here", "dim"))
@@ -158,10 +158,6 @@ class RankView(View):
     def pointed(self, column: int, row: int, picture: Picture) -> None:
         if self.part == "log":
             self._at = row
-
-
-def _log_line(row: LogLine) -> Line:
-    return line((row.text, _LEVEL_TONE.get(row.level, "")))
 
 
 def whole_line(row: Line, width: int, most: int) -> list[Line]:

@@ -1,1 +1,1 @@
-"""What draws: two widgets that show lines, and functions that make lines out of data."""
+"""The widgets: two that show lines, and functions that make lines out of data."""

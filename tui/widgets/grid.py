@@ -20,7 +20,8 @@ SYMBOLS = {
 
 
 def symbol(call: Call | None, odd: bool, came: bool) -> str:
-    """Which symbol a cell has. `came`: the rank has made that call, though it may be forgotten."""
+    """Returns the symbol of a cell. `came`: the rank has made that call, though it may be
+    forgotten."""
     if call is None:
         return "forgotten" if came else "to come"
     if odd:
@@ -70,7 +71,7 @@ def grid_lines(matrix: Matrix, columns: range, cursor: tuple[int, int] | None) -
 
 
 def legend() -> Line:
-    """What the symbols mean."""
+    """Returns a line with the meanings of the symbols."""
     pieces: list[Piece] = []
     for name, (text, tone, _) in SYMBOLS.items():
         pieces += [(text, tone), (f" {name}  ", "dim")]

@@ -17,7 +17,7 @@ BADGES = {
     Stage.READING: ("READING", "busy", "it is being read for the first time"),
     Stage.NOTHING: ("NO RUN", "warn", "there is no run there yet, or it cannot be read"),
 }
-"""How far the run is: the word, its tone, and what it means."""
+"""The stages of the run: the word of each, its tone, and its meaning."""
 MOST_BANNER = 6
 MOST_DOUBTS = 2
 _KILLED = "distdebug was killed, and left no report; ranks are shown as at the last sign of life"
@@ -48,8 +48,8 @@ def header_lines(
 
 
 def missed_text(shown: Picture, newest: Picture, missed: int | None) -> str:
-    """That the screen is frozen, how many newer pictures there are, and whether the run has ended
-    or a fault was found meanwhile; "" where it is not frozen."""
+    """Tells that the screen is frozen, how many newer pictures there are, and whether the run has
+    ended or a fault was found meanwhile; "" where it is not frozen."""
     if missed is None:
         return ""
     news = [BADGES[newest.stage][0]] if newest.stage is not shown.stage else []
@@ -64,7 +64,7 @@ def _told(wanted: str, told: str) -> Line:
 
 
 def _command(picture: Picture, room: int) -> str:
-    """Where it does not fit, the directories of files are left out."""
+    """Returns the command; where it does not fit, the directories of files are left out."""
     text = picture.command or str(picture.directory)
     if len(text) <= room or not picture.command:
         return text
@@ -117,7 +117,8 @@ def _tabs(tabs: Sequence[tuple[str, str]], here: str) -> Line:
 
 
 def banner_lines(picture: Picture, width: int) -> list[Line]:
-    """What is wrong: the verdict in its own words, else notices; and what cannot be read."""
+    """Returns the lines of what is wrong: the verdict in its own words, else notices; and what
+    cannot be read."""
     lines: list[Line] = []
     if picture.problem:
         lines += _text("! ", picture.problem, "warn", width)
@@ -146,7 +147,8 @@ def banner_lines(picture: Picture, width: int) -> list[Line]:
 
 
 def _told_lines(picture: Picture, width: int) -> list[Line]:
-    """What the report says beside its findings, a line each: doubts first, the rest with `d`."""
+    """Returns what the report says beside its findings, a line each: doubts first, the rest with
+    `d`."""
     doubts = [one for one in picture.told if one.doubt]
     others = [one for one in picture.told if not one.doubt]
     shown = [*doubts[:MOST_DOUBTS], *others[:1]]

@@ -28,7 +28,7 @@ LABEL = 7
 
 
 def per_row(width: int) -> int:
-    """How many ranks a row has: the largest power of two that fits, at least 8."""
+    """Returns how many ranks a row has: the largest power of two that fits, at least 8."""
     count = 8
     while count * 2 + LABEL <= width:
         count *= 2
@@ -63,7 +63,7 @@ def _row(
 
 
 def legend(states: Mapping[int, State]) -> Line:
-    """How many ranks are in which state, with the letter of each."""
+    """Returns a line of how many ranks are in which state, with the letter of each."""
     counts = Counter(states.values())
     pieces: list[Piece] = []
     for state in State:

@@ -1,4 +1,4 @@
-"""What tones look like: one table from tone to style, made of the colours of the app's theme."""
+"""The palette of tones: one table from tone to style, made of the colours of the app's theme."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ class Pressed(Message):
 
 
 def strip_of(row: Line, palette: Palette, base: Style, width: int, cursor: bool = False) -> Strip:
-    """One line as the terminal gets it; the cursor's is one bar, whatever its pieces' tones."""
+    """Returns a line as the terminal gets it; the cursor's is one bar, whatever its pieces'
+    tones."""
     over = palette["cursor"] if cursor else Style()
     pieces = [
         Segment(text, base + (over or palette.get(tone, palette[""])))
@@ -106,7 +107,8 @@ class Sheet(ScrollView, can_focus=True):
                 self.virtual_size = size
                 self.refresh()
             else:
-                for y in self._visible():
+                top = self.scroll_offset.y
+                for y in range(top, min(len(self._lines), top + self.size.height)):
                     if found[y] != before[y]:
                         self.refresh_lines(y)
         if moved != cursor:
@@ -116,10 +118,6 @@ class Sheet(ScrollView, can_focus=True):
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._bring_into_view)
-
-    def _visible(self) -> range:
-        top = self.scroll_offset.y
-        return range(top, min(len(self._lines), top + self.size.height))
 
     def _bring_into_view(self) -> None:
         row, top, height = self._wanted, self.scroll_offset.y, self.size.height

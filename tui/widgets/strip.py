@@ -18,7 +18,7 @@ LOOKS: dict[Doing, tuple[str, str, str]] = {
     Doing.PAUSED: ("B", "warn", "breakpoint"),
     Doing.NOTHING: (" ", "", ""),
 }
-"""What it did -> the sign, its tone, what it means."""
+"""By doing: the sign, its tone, its meaning."""
 _BY_LETTER = {doing.value: (sign, tone) for doing, (sign, tone, _) in LOOKS.items()}
 _FIRST = "".join(
     doing.value
@@ -31,11 +31,11 @@ _FIRST = "".join(
         Doing.NOTHING,
     )
 )
-"""Of what took as long, the first of these is shown."""
+"""The order of doings that took equally long: the first of these is shown."""
 
 
 def cells(width: int) -> int:
-    """How many cells a strip has on a screen of that width."""
+    """Returns how many cells a strip has on a screen of that width."""
     return max(LEAST_CELLS, width - LABEL - SHARE)
 
 
@@ -97,7 +97,7 @@ def axis(timeline: Timeline, width: int, over: bool = False) -> Line:
 
 
 def legend(width: int, shown: Iterable[Track] = ()) -> Line:
-    """What the signs mean that are there."""
+    """Returns a line with the meanings of the signs that are there."""
     letters = set().union(*(track.letters for track in shown))
     pieces: list[Piece] = []
     for doing, (sign, tone, words) in LOOKS.items():

@@ -13,8 +13,7 @@ from typing import Any
 
 from ...record.layout import RING, CallState
 from ...record.sizes import call_bytes
-from ...record.snapshot import GroupKey, Rank
-from ...record.ties import tie_of
+from ...record.snapshot import GroupKey, Rank, tie_of
 from ...record.wording import group_name
 from .plan import DEFAULT
 

@@ -11,12 +11,14 @@ from ...record.snapshot import Note, Rank
 from ...record.wording import at_site, printable, ranks_text
 from ..findings import Finding
 from ..limits import SECOND_NS
+from ..story import step
 from .world import World
 
 _RAISED = tuple(kind.KIND for kind in RaisedNote.__subclasses__())
 MOST_LINES = 4
 
 
+@step("caught")
 def with_caught(world: World, finding: Finding) -> Finding:
     """The finding, with what its culprits, and the others in it, have caught before it."""
     found: dict[str, list[int]] = {}

@@ -6,28 +6,26 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ...record.layout import Activity, CallState, Phase
+from ...record.limits import SHOWN_RANKS
 from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey, Standstill
+from ...record.states import RankState
 from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
 from ..findings import CallIs, RankEvidence
 from .world import STOPPED, Pending, World, caught_exceptions, exit_status
 
-RUNS = "runs user code"
-"""The state of a rank that waits for nobody, as far as is known."""
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 """In the paths of files that are not the user's own."""
-MOST_RANKS = 128
-"""Evidence is given for at most so many ranks of a finding, culprits first."""
 
 
 def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
     """The ranks to give evidence for."""
     seen = dict.fromkeys(culprits)
     for rank in others:
-        if len(seen) >= MOST_RANKS:
+        if len(seen) >= SHOWN_RANKS:
             break
         seen.setdefault(rank)
-    return list(seen)[:MOST_RANKS]
+    return list(seen)[:SHOWN_RANKS]
 
 
 def stand(
@@ -42,7 +40,7 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
     else the first that is in a call."""
     record = world.ranks.get(rank)
     if record is None:
-        return RankEvidence("never seen")
+        return RankEvidence(RankState.UNSEEN)
     if world.ended(rank):
         last = last_call(world, rank)
         site = last_site(world, rank)
@@ -53,11 +51,12 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         last = last_call(world, rank)
         failed = last is not None and last.state is CallState.FAILED
         site = last_site(world, rank)
-        return of_call("failed in" if failed else "raised", last if failed else None, site)
+        state = RankState.FAILED_IN if failed else RankState.RAISED
+        return of_call(state, last if failed else None, site)
     rows = world.pending(rank)
     if rank in world.at_breakpoint:
         paused = next(row for row in rows if row.wait.activity is Activity.PAUSED)
-        return RankEvidence("at a breakpoint", None, paused.wait.site or record.location)
+        return RankEvidence(RankState.AT_BREAKPOINT, None, paused.wait.site or record.location)
     if awaited is not None and len(rows) > 1:
         rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
     for pending in rows:
@@ -66,8 +65,8 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
             if world.at_breakpoint and not stopped:
                 word = f"waiting for breakpoint on {ranks_text(world.at_breakpoint)}"
                 return of_call(word, pending.call, pending.site, CallIs.LAST)
-            word = "stopped in" if stopped else "waits in"
-            return of_call(word, pending.call, pending.site)
+            state = RankState.STOPPED_IN if stopped else RankState.WAITS_IN
+            return of_call(state, pending.call, pending.site)
     for pending in rows:
         if world.at_breakpoint:
             who = ranks_text(world.at_breakpoint)
@@ -80,11 +79,11 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
     still = record.process.standstill
     if still is not None:
         return RankEvidence(standstill_text(still), None, still.site)
-    word = "stopped by a signal" if record.process.state in STOPPED else RUNS
+    state = RankState.STOPPED if record.process.state in STOPPED else RankState.RUNS
     site, last = _whereabouts(world, rank), last_call(world, rank)
     if _is_installed(site) and last is not None and last.site and not _is_installed(last.site):
-        return of_call(word, last, last.site, CallIs.LAST)  # of a runner of tests, say
-    return RankEvidence(word, None, site)
+        return of_call(state, last, last.site, CallIs.LAST)  # of a runner of tests, say
+    return RankEvidence(state, None, site)
 
 
 def standstill_text(still: Standstill) -> str:
@@ -149,7 +148,7 @@ def ending_text(world: World, rank: int) -> str:
     if status is None:
         return "gone without a trace"
     if status == 0:
-        return "finished"
+        return RankState.FINISHED
     interrupted = InterruptedNote.among(record.notes)
     return f"exited with status {status}{' (KeyboardInterrupt)' if interrupted else ''}"
 

@@ -25,17 +25,16 @@ members holds it up is not known either, so any of them may end it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from ...record.layout import BOUNDED_S, Activity, CallState, GroupState
-from ...record.signature import ANY_SOURCE, Signature
+from ...record.signature import ANY_SOURCE
+from ...record.sizes import larger_side_bytes
 from ...record.snapshot import Call, Creation
 from ..limits import SECOND_NS
 from .channels import Channels
 from .world import DEFAULT_GROUP, Pending, World
 
 SLOW_BYTES_PER_S = 100e6
-WIDE = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,17 +211,9 @@ class Needs:
 
     def _lasted(self, pending: Pending) -> bool:
         call = pending.call
-        size_bytes = bytes_of(call.signature) if call else 0
+        size_bytes = larger_side_bytes(call.signature) if call else 0
         enough_ns = self.world.limits.settle_ns + size_bytes / SLOW_BYTES_PER_S * SECOND_NS
         return self.world.now_ns - pending.wait.since_ns >= enough_ns
-
-
-def bytes_of(signature: Signature) -> int:
-    """The size of the larger side of a call, in bytes (4 for dtypes of unknown width)."""
-    return max(
-        sum(prod(shape) * WIDE.get(dtype, 4) for dtype, shape in side)
-        for side in (signature.tensors, signature.others)
-    )
 
 
 def _need(ranks: frozenset[int], *, any_of: bool = False, certain: bool = True) -> Need | None:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ...record.kinds import Family
+from ...record.limits import SHOWN_RANKS
 from ...record.wording import ranks_text
-from ..facts.evidence import MOST_RANKS
 from ..facts.world import DEFAULT_GROUP, OF_MESH, World
 from ..findings import Finding, RankEvidence
 from ..limits import SECOND_NS, Candidate
+from ..story import changed
 
 TOGETHER_NS = SECOND_NS // 4
 """Ranks that are about to make the same mistake come as soon as this."""
@@ -119,7 +120,7 @@ def _joined(party: list[Candidate]) -> Candidate:
     ranks = dict(first.ranks)
     for one in party:
         for rank, seen in one.finding.ranks.items():
-            if len(ranks) < MOST_RANKS:
+            if len(ranks) < SHOWN_RANKS:
                 ranks.setdefault(rank, seen)
     for one in party:  # what a finding says of its culprits, others saw in passing
         ranks |= {rank: one.finding.ranks[rank] for rank in one.finding.culprits}
@@ -133,6 +134,7 @@ def _joined(party: list[Candidate]) -> Candidate:
         ranks=ranks,
         details=(*first.details, again) if cycle and others else first.details,
     )
+    finding = changed("alike", first, finding)
     # Most likely all ranks run the line: which of them is first is chance.
     ready_ns = max(party[0].ready_ns, first.observable_ns + TOGETHER_NS)
     return replace(party[0], finding=finding, ready_ns=ready_ns)

@@ -12,17 +12,20 @@ from ...record.kinds import Family
 from ...record.layout import Activity
 from ...record.notes import UnwindingNote
 from ...record.snapshot import Note
+from ...record.states import RankState
 from ...record.wording import at_site, printable
 from ..facts.evidence import call_of
 from ..facts.exceptions import is_communication_error
 from ..facts.world import World
 from ..findings import Finding, RankEvidence
 from ..limits import Candidate
+from ..story import step
 
 MOST_CALLS = 3
 """A cleanup makes few calls: one that came later is none of this exception's."""
 
 
+@step("cleanup")
 def explained(world: World, candidate: Candidate) -> Candidate:
     """The candidate, or the exception that led to it."""
     finding = candidate.finding
@@ -42,7 +45,7 @@ def explained(world: World, candidate: Candidate) -> Candidate:
         message=f"rank {rank} raised {printable(note.message)}{at_site(note.site)}",
         culprits=(rank,),
         victims=others,
-        ranks={**finding.ranks, rank: RankEvidence("raised", None, note.site)},
+        ranks={**finding.ranks, rank: RankEvidence(RankState.RAISED, None, note.site)},
         details=(f"before it could end, its cleanup ran: {finding.message}", *finding.details),
         observable_ns=finding.observable_ns,
         data=dict(note.data),

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from ..facts.world import World
 from ..limits import Candidate
+from ..story import step
 from .fold import each_explains_the_other
 
 
+@step("clocks")
 def in_doubt(world: World, candidates: Sequence[Candidate], cause: Candidate) -> Candidate:
     """The cause, with the nearest fault that may have come before it. `candidates`: all that was
     found, before consequences were folded."""

@@ -229,7 +229,7 @@ def _finding(
         ranks=ranks,
         details=(_agreed(divergence), *((parted,) if parted else ()), *story.details),
         headline=headline,
-        story=story.sentence,
+        difference=story.sentence,
         observable_ns=_observable(world, view, result, seq),
         data={"exact_seq": divergence.exact},
     )

@@ -23,6 +23,7 @@ from ..facts.evidence import call_of, chosen, stand
 from ..facts.world import World
 from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
+from ..story import step
 
 KIND = "ddp_unused_parameters"
 MOST_CALLS = 3
@@ -59,6 +60,7 @@ def unused_parameters(world: World) -> list[Candidate]:
     return [Candidate(finding, first.time_ns + (OTHERS_NS if undecided else 0))]
 
 
+@step("unused parameters")
 def explained_by_unused(world: World, candidate: Candidate) -> Candidate:
     """The candidate, or the unused parameters that led to it."""
     finding = candidate.finding

@@ -20,6 +20,7 @@ from ..facts.needs import Needs
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
+from ..story import step
 
 ANOTHER_NS = 5 * SECOND_NS
 """So long a program has time to start another thread in place of one that died."""
@@ -50,6 +51,7 @@ def deaths(world: World, rank: int) -> list[Note]:
     return [note for note in notes if not is_communication_error(note)]
 
 
+@step("dead thread")
 def mentioned(world: World, finding: Finding) -> Finding:
     """The finding, with the thread that its culprits lost before it, if they did."""
     lines = [

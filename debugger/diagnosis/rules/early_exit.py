@@ -30,13 +30,14 @@ from ...record.notes import (
     UnfinishedNote,
 )
 from ...record.signature import ANY_SOURCE
+from ...record.sizes import call_bytes
 from ...record.snapshot import Call
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
-from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs, bytes_of
+from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs
 from ..facts.unfinished import (
     UNFINISHED,
     abandoned_calls,
@@ -49,6 +50,7 @@ from ..facts.world import GroupView, Pending, World, exited_ns, on_nccl
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import SECOND_NS, Candidate
 from ..shared_findings import not_created, tag_mismatch
+from ..story import step
 
 FAILING_NS = 10 * SECOND_NS
 """So long a test runner may take from a test that failed to the end of its process."""
@@ -107,6 +109,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     ]
 
 
+@step("expected elsewhere")
 def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
     """An early end, with who waits meanwhile for one of those that wait for the leaver: that one
     may be in the wrong group, and whoever left may have done all that it should."""
@@ -462,5 +465,5 @@ def _never_arrived(
         },
         observable_ns=left_ns,
     )
-    arriving_ns = ARRIVING_NS + int(bytes_of(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
+    arriving_ns = ARRIVING_NS + int(call_bytes(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
     return Candidate(finding, left_ns + arriving_ns)

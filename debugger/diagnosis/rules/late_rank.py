@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import FOR_RANKS, Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, Note, Wait
+from ...record.states import CAUSES, RankState
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
-from ..facts.evidence import RUNS, chosen, doing, last_call, stand, standing
+from ..facts.evidence import chosen, doing, last_call, stand, standing
 from ..facts.exceptions import is_communication_error, last_exception, own_timeout, timed_out
 from ..facts.joins import gave_up, last_to_come
 from ..facts.needs import Needs
@@ -30,21 +31,7 @@ from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import STOPPED, GroupView, Pending, World
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import Candidate
-
-CAUSES = {
-    "stopped": "stopped by a signal",
-    "store": "waits for a store key",
-    "gil_held": "something holds its GIL",
-    "lock": "waits for a lock",
-}
-LOCK_WORDS = (
-    "acquire",
-    "_wait_for_tstate_lock",
-    "pthread_cond_wait",
-    "sem_wait",
-    "__lll_lock_wait",
-)
-LOCK_FILES = ("threading.py", "queue.py", "multiprocessing/synchronize.py", "filelock")
+from ..story import step
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +219,7 @@ def _outside_calls(world: World, rank: int) -> RankEvidence | None:
         return None
     if any(row.wait.thread == record.pid for row in waits):  # the main thread's id is the process's
         return None
-    return RankEvidence(RUNS, None, record.location)
+    return RankEvidence(RankState.RUNS, None, record.location)
 
 
 def _whereabouts(world: World, culprits: tuple[int, ...], cause: str) -> str:
@@ -250,35 +237,29 @@ def _whereabouts(world: World, culprits: tuple[int, ...], cause: str) -> str:
     return f"rank {rank}: {what}{at_site(where.location)}"
 
 
-def refine_cause(finding: Finding, stacks: Mapping[int, Sequence[str]]) -> Finding:
-    """The finding with cause `lock` where the first culprit's stack ends in one.
+@step("lock")
+def refine_cause(finding: Finding, states: Mapping[int, RankState]) -> Finding:
+    """The finding with cause `lock` where the first culprit waits for one.
 
-    `stacks` has the main thread's frames for each rank, innermost first, as text. A finding of
-    another kind, or with a cause that the stack cannot better, is returned as it is.
+    `states` is what the stacks show of the thread that stands for each rank. A finding of another
+    kind, or with a cause that the stack cannot better, is returned as it is.
     """
     if finding.kind != "missing_rank" or finding.cause not in ("user_code", "unknown"):
         return finding
-    if finding.data.get(ENTERED):
+    state = states.get(finding.culprits[0])
+    if state is None or finding.data.get(ENTERED):
         return finding
-    frames = [str(frame) for frame in stacks.get(finding.culprits[0], ())]
-    if not frames:
-        return finding
-    locked = any(word in frames[0] for word in LOCK_WORDS) or any(
-        name in frames[0] for name in LOCK_FILES
-    )
-    cause = "lock" if locked else "user_code"
-    if cause == finding.cause:
-        return finding
-    if not locked:
-        return replace(finding, cause=cause)
-    return restated(replace(finding, cause=cause), finding.culprits[0], CAUSES["lock"])
+    if state is not RankState.WAITS_FOR_LOCK:
+        return replace(finding, cause="user_code")
+    return restated(replace(finding, cause="lock"), finding.culprits[0], state)
 
 
+@step("state")
 def restated(finding: Finding, rank: int, state: str) -> Finding:
     """The finding with what the rank does, where its own record says no more than that it is in no
     call."""
-    known = finding.ranks.get(rank, RankEvidence(RUNS))
-    if known.state not in (RUNS, CAUSES["lock"]):
+    known = finding.ranks.get(rank, RankEvidence(RankState.RUNS))
+    if known.state not in (RankState.RUNS, RankState.WAITS_FOR_LOCK):
         return replace(finding, message=f"{finding.message} ({state})")
     before, named, after = finding.message.partition(f"rank {rank}: {known.state}")
     message = f"{before}rank {rank}: {state}{after}" if named else f"{finding.message} ({state})"
@@ -286,6 +267,7 @@ def restated(finding: Finding, rank: int, state: str) -> Finding:
     return replace(finding, message=message, ranks=ranks)
 
 
+@step("place")
 def placed(finding: Finding, rank: int, site: CallSite) -> Finding:
     """The finding with this line as where the rank stands, in its words as well: a process whose
     GIL is held has last said so at another line."""

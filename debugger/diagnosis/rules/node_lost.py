@@ -17,6 +17,7 @@ from ..facts.evidence import chosen, stand
 from ..facts.world import World
 from ..findings import Finding
 from ..limits import Candidate
+from ..story import rule
 
 UNKNOWN_NS = 6_000_000_000
 """Ranks are told of as they load torch, which takes seconds; then nobody but those of the lost node
@@ -57,6 +58,7 @@ def _hosts(lost: Iterable[LostNode]) -> list[LostNode]:
     return list(found.values())
 
 
+@rule
 def lost_without_ranks(node: LostNode) -> Finding:
     """The same of a node of whose ranks nothing is known here but their numbers."""
     return Finding(

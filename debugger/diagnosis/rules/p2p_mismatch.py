@@ -15,12 +15,12 @@ from ...record.dispute import message_difference
 from ...record.layout import RING, CallState
 from ...record.notes import raised
 from ...record.signature import ANY_SOURCE
+from ...record.sizes import call_bytes
 from ...record.snapshot import Call, Channel, GroupKey
 from ..facts.channels import ChannelKey, Channels
 from ..facts.evidence import of_call
 from ..facts.exceptions import last_exception
 from ..facts.hash_chains import first_divergence
-from ..facts.needs import bytes_of
 from ..facts.world import World
 from ..findings import CallIs, Finding, group_evidence
 from ..limits import Candidate
@@ -67,11 +67,11 @@ def _refused(
     if len(receives) < channels.received_by[group, destination, tag]:
         return None  # older ones are no longer on record
     known = {_content(call) for call in receives}
-    room = max(bytes_of(call.signature) for call in receives)
+    room = max(call_bytes(call.signature) for call in receives)
 
     def fits(call: Call) -> bool:
         if not raised_it:
-            return bytes_of(call.signature) <= room
+            return call_bytes(call.signature) <= room
         failed = call.state is CallState.FAILED
         return _content(call) in ({_content(last)} if failed else known)
 

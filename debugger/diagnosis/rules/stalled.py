@@ -14,12 +14,12 @@ Rules:
 from __future__ import annotations
 
 from ...record.layout import Activity
+from ...record.sizes import larger_side_bytes
 from ...record.snapshot import Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import cause_of
 from ..facts.evidence import chosen, doing, place_text, stand
 from ..facts.exceptions import last_exception, timed_out
-from ..facts.needs import bytes_of
 from ..facts.world import Pending, World
 from ..findings import Finding
 from ..limits import SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
@@ -83,7 +83,7 @@ def _limit_ns(world: World, row: Pending) -> int:
     view = world.view(row.rank, row.call.group) if row.call else None
     if row.call is None or view is None:
         return world.limits.hang_ns
-    size_bytes = bytes_of(row.call.signature) * len(view.ranks)
+    size_bytes = larger_side_bytes(row.call.signature) * len(view.ranks)
     return world.limits.hang_ns + int(size_bytes / SLOWEST_BYTES_PER_S * SECOND_NS)
 
 

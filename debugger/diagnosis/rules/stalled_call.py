@@ -11,13 +11,14 @@ Rules:
 
 from __future__ import annotations
 
+from ...record.sizes import larger_side_bytes
 from ...record.snapshot import Call, Rank
 from ...record.wording import call_text, numbered, seconds
 from ..facts.absence import ENTERED, cause_of
 from ..facts.broken_links import Link, link_of
 from ..facts.evidence import chosen, stand
 from ..facts.exceptions import last_exception, own_timeout, timed_out
-from ..facts.needs import Needs, bytes_of
+from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, group_evidence
@@ -48,7 +49,7 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
         view = _entered_by_all(world, needs, pending, before_ns=world.now_ns - limit_ns)
         if view is None:
             continue
-        size_bytes = bytes_of(pending.call.signature) * len(view.ranks)
+        size_bytes = larger_side_bytes(pending.call.signature) * len(view.ranks)
         limit_ns += int(size_bytes / SLOWEST_BYTES_PER_S * SECOND_NS)
         if world.waited_ns(pending.wait) >= limit_ns:
             since_ns = max(pending.wait.since_ns, world.limits.clock_from_ns) + limit_ns

@@ -30,6 +30,7 @@ from ...record.ops import OPS, POINT_TO_POINT
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Rank, Snapshot
 from ...record.wording import at_site, group_name, printable
 from ..findings import Finding, RankEvidence, group_evidence
+from ..story import step
 
 SHARE = 0.75
 PARTS = 4
@@ -109,6 +110,7 @@ def stragglers(snapshot: Snapshot) -> list[Finding]:
     return [_by_its_clock(snapshot, finding) for _, finding in found.values()]
 
 
+@step("host clock")
 def _by_its_clock(snapshot: Snapshot, finding: Finding) -> Finding:
     """Says where the clocks of its host and of another are not known as well as it is late."""
     error_ms = snapshot.between_clocks_ns(finding.culprits, finding.victims) / 1e6

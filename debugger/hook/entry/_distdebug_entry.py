@@ -1,4 +1,4 @@
-"""What an installed distdebug gives to others: the command's function, and the plugin of pytest.
+"""The entry points of an installed distdebug: the command's function, and the plugin of pytest.
 
 It is the one module of ours whose name is looked up on a search path by somebody else. It finds the
 package by its own place, so that a project with a module `distdebug`, or a PYTHONPATH that leads to

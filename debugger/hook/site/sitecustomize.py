@@ -199,11 +199,6 @@ def _tie_to_supervisor():
     _try(lambda: load("record.requests.lifeline").tie(os.environ["DISTDEBUG_RUN_DIR"]))
 
 
-def _is_command():
-    """Whether the supervisor's warden has started this process, which leads its session."""
-    return "DISTDEBUG_RANK_PID" not in os.environ and os.getppid() == os.getsid(0)
-
-
 def _quieten_launcher():
     """Keep torchrun's own words in a file: they are shown when there is nothing better to show."""
     environment = os.environ
@@ -319,7 +314,7 @@ def _observe(version):
 
 
 def _try(act):
-    """What fails is left out, and takes nothing else with it."""
+    """Calls a part of the hook. If it fails it is left out, and takes nothing else with it."""
     try:
         act()
     except Exception as error:
@@ -414,7 +409,8 @@ if os.environ.get("DISTDEBUG_RUN_DIR"):
             _hear_last_words(os.environ["RANK"])
             _tie_to_supervisor()
         else:
-            if _is_command():
+            # The supervisor's warden has started this process, which leads its session.
+            if "DISTDEBUG_RANK_PID" not in os.environ and os.getppid() == os.getsid(0):
                 _tie_to_supervisor()
             mpi_rank = _rank_of_mpi()
             if mpi_rank:

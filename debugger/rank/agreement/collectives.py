@@ -23,6 +23,7 @@ from ...record.backend_names import by_device
 from ...record.dispute import settle
 from ...record.signature import Signature, hash64
 from ..checks import memory_layout, refusals
+from ..limits import JOIN_S
 from ..log.debug_level import DebugLevel
 from ..log.interruptions import is_interruption
 from ..log.own_faults import say
@@ -35,15 +36,12 @@ from .monitored_barrier import Monitor
 
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
-_JOIN_S = 30.0
-"""How long ranks are awaited that did not choose DETAIL, or not yet. With `GRACE_S` below
-`layout.BOUNDED_S`."""
 ISSUED_IN = (__file__, deferred_work.__file__, messages.__file__)
 """The files in which a call enters the backend once its ranks have agreed on it."""
 
 
 class Agreement:
-    """How the ranks of this process's groups agree on what they do."""
+    """The agreement of the ranks of this process's groups on what they do."""
 
     def __init__(self, recorder: Recorder, level: DebugLevel, sockets: GlooSockets) -> None:
         self._recorder = recorder
@@ -89,7 +87,7 @@ def _reaches(record: GroupRecord) -> bool:
 
 
 class Guard:
-    """Of one group, on one rank. `enter` takes the place of the backend's method."""
+    """The guard of one group, on one rank. `enter` takes the place of the backend's method."""
 
     def __init__(
         self, recorder: Recorder, record: GroupRecord, store: Any, sockets: GlooSockets
@@ -152,12 +150,15 @@ class Guard:
         if self._channel is None and not self._ended:
             # The others never meet a call that is refused: they must not be waited for either.
             forward = self._refused_or(forward)
-        channel = self.open(min(usual_s, _JOIN_S))
+        channel = self.open(min(usual_s, JOIN_S))
         if channel is None:
             return forward()
-        limit_s = _limit_s(options, usual_s)
+        given = getattr(options, "timeout", None)
+        limit_s = given.total_seconds() if given is not None else 0.0
+        if limit_s <= 0:
+            limit_s = usual_s
         if self._alone:
-            limit_s = min(limit_s, _JOIN_S)
+            limit_s = min(limit_s, JOIN_S)
         if is_async and not self.coalesces:
             if channel.turn.pending == 0:  # else it would overtake a call that is still to enter
                 forward = self._refused_or(forward)
@@ -277,12 +278,5 @@ class Guard:
 
 
 def _taken(work: Any, *_args: Any) -> Any:
-    """What the backend has made of a call already."""
+    """Returns what the backend has made of a call already."""
     return work
-
-
-def _limit_s(options: Any, usual_s: float) -> float:
-    """The time limit of a call with these options of torch's."""
-    given = getattr(options, "timeout", None)
-    seconds = given.total_seconds() if given is not None else 0.0
-    return seconds if seconds > 0 else usual_s

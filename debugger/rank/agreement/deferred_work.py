@@ -18,23 +18,15 @@ import torch
 
 from distcore.engine.call_queue import CallQueue
 
+from ..limits import IN_CALL_S, MOST_IN_VAIN_S, SHORT_IN_CALL_S
 from ..log.interruptions import is_interruption
 from ..record.describe import tensors_in
 from ..record.forwarding_work import ForwardingWork
 from ..record.waiting import NO_TIMEOUT
 
-GRACE_S = 1.0
-"""So long the caller waits for the others, within the call: where they come, its own thread makes
-it, and what they or the backend refuse is raised by the call, as in stock, not by `wait()`. Whether
-they come or not, it goes on then (`layout.BOUNDED_FLAG` says so on record)."""
-SHORT_GRACE_S = 0.005
-"""So long, where they did not come in time: they may wait for what this rank does next."""
-MOST_IN_VAIN_S = 3.0
-"""So long in all the calls of one group have waited for others that did not come."""
-
 
 class Grace:
-    """How long the calls of one group wait, each within the call.
+    """The time for which the calls of one group wait, each within the call.
 
     One that nobody joined in time waits short the next time; where it is joined at once then, as
     long as at first. What was waited for in vain is never more than `MOST_IN_VAIN_S` in all: a
@@ -47,7 +39,7 @@ class Grace:
 
     def of(self, call: int) -> float:
         """For the call with this hash."""
-        return SHORT_GRACE_S if self._left_s <= 0 or call in self._in_vain else GRACE_S
+        return SHORT_IN_CALL_S if self._left_s <= 0 or call in self._in_vain else IN_CALL_S
 
     def ended(self, call: int, in_vain: bool, waited_s: float) -> None:
         """The call waited as long as this."""
@@ -59,7 +51,7 @@ class Grace:
 
 
 class Deferral:
-    """One call between its making and its entry into the backend.
+    """A call between its making and its entry into the backend.
 
     `agree()` runs on the thread of the group's turn, and raises what the call must raise.
     `forward()` makes the backend's call: on the caller's thread if the others come soon.
@@ -79,7 +71,7 @@ class Deferral:
         self.error: BaseException | None = None
         self.work: Any = None
 
-    def start(self, turn: CallQueue, grace_s: float = SHORT_GRACE_S) -> Any:
+    def start(self, turn: CallQueue, grace_s: float = SHORT_IN_CALL_S) -> Any:
         """The backend's work, or one that stands for it until the ranks agree. Raises what comes of
         the call within `grace_s`."""
         try:
@@ -204,7 +196,8 @@ class DeferredWork(ForwardingWork):
         return self._deferral.work
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """As the backend's; RuntimeError at the timeout, after which it may be called again."""
+        """Waits as the backend's handle does; RuntimeError at the timeout, after which it may be
+        called again."""
         if timeout == NO_TIMEOUT:
             return bool(self._work.wait())
         began = time.monotonic()
@@ -260,8 +253,8 @@ class DeferredWork(ForwardingWork):
 
 
 def _modes() -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """What makes another thread make the call as this one would have: on its streams, with its grad
-    and inference modes."""
+    """Returns what makes another thread make the call as this one would have: on its streams, with
+    its grad and inference modes."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     cuda: Any = torch.cuda
     stream = cuda.current_stream() if cuda.is_initialized() else None

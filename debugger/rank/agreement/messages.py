@@ -24,6 +24,7 @@ from distcore.errors import DeadlineExceeded, GroupFailed
 from distcore.tcp.side_channel import NOTE_BYTES, Note, SideChannel
 
 from ...record.dispute import message_difference
+from ...record.limits import LOOK_EVERY_S, MOST_S
 from ...record.signature import ANY_SOURCE, Signature
 from .. import torch_private
 from ..log.interruptions import is_interruption
@@ -35,12 +36,10 @@ COMPARES = "gloo"
 _HASH_BYTES = 8
 _LOOSE_LANE = -1
 _MOST_TAGS = 1 << 31
-_SLICE_S = 0.2
-_NEVER_S = 1e9
 
 
 class BlockingMessages:
-    """Which sends and receives of this process block; entered while a thread is in one that
+    """Tells which sends and receives of this process block; entered while a thread is in one that
     does."""
 
     def __init__(self) -> None:
@@ -48,7 +47,7 @@ class BlockingMessages:
         self._observed = False
 
     def observe(self) -> None:
-        """From now on it is known; done once, as soon as anybody asks."""
+        """Begins to tell; done once, as soon as anybody asks."""
         if not self._observed:
             self._observed = True
             torch_private.on_blocking_messages(lambda: self)
@@ -66,7 +65,8 @@ class BlockingMessages:
 
 
 class PairGuard:
-    """Of one group, on one rank. `enter` takes the place of the backend's send and recv.
+    """The guard of one group's messages, on one rank. `enter` takes the place of the backend's send
+    and recv.
 
     All ranks of the group must have one, from its first message on: a message is compared with the
     one of the same number between the same ranks with the same tag.
@@ -89,7 +89,7 @@ class PairGuard:
         """By peer: set when what it receives, or what this rank sends it, is not compared."""
         for peer in self._peers():
             self._loose[peer] = threading.Event()
-            note = channel.await_note(peer, _LOOSE_LANE, _NEVER_S)
+            note = channel.await_note(peer, _LOOSE_LANE, MOST_S)
             note.when_over(self._loose[peer].set)
 
     def __repr__(self) -> str:
@@ -123,7 +123,7 @@ class PairGuard:
                 self._compare(heard, peer, mine, known)
             return forward()
         work = forward()  # first: the backend may refuse it
-        heard = self._exchange(peer, mine, known, _NEVER_S)
+        heard = self._exchange(peer, mine, known, MOST_S)
         if heard is not None:
             heard.when_over(partial(self._compare_later, heard, peer, mine, known))
         return work
@@ -152,7 +152,7 @@ class PairGuard:
         sends = mine.op == "send"
         try:
             heard = self._channel.await_note(peer, _lane(mine.tag, sends), limit_s)
-            self._channel.post_note(peer, _lane(mine.tag, not sends), said[:NOTE_BYTES], _NEVER_S)
+            self._channel.post_note(peer, _lane(mine.tag, not sends), said[:NOTE_BYTES], MOST_S)
         except GroupFailed:
             return None
         return heard
@@ -163,14 +163,14 @@ class PairGuard:
             self._loose_here = True
             for peer in self._peers():
                 with contextlib.suppress(GroupFailed):
-                    self._channel.post_note(peer, _LOOSE_LANE, b"", _NEVER_S)
+                    self._channel.post_note(peer, _LOOSE_LANE, b"", MOST_S)
 
     def _await(self, heard: Note, peer: int, mine: Signature) -> None:
         """Until the note is here, or nobody needs it."""
         here = threading.Event()
         heard.when_over(here.set)
         loose = self._loose[peer]
-        while not here.wait(_SLICE_S):
+        while not here.wait(LOOK_EVERY_S):
             self._recorder.waits.check()
             if mine.op == "send" and loose.is_set():
                 return

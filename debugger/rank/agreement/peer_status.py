@@ -1,4 +1,4 @@
-"""What another rank of this host does right now: from its record, or its stack.
+"""The status of another rank of this host right now: from its record, or its stack.
 
 For the errors that a rank raises while the others still run; the report has its own ways.
 """
@@ -17,7 +17,7 @@ from ...record.requests import stack_dump
 from ...record.snapshot import Process, Rank
 from ...record.wording import at_site, call_text, numbered, printable
 
-_MOST_RANKS = 8
+_MOST_NAMED = 8
 _MOST_FRAMES = 6
 _STACK_S, _STACKS_S = 2.0, 4.0
 """For one stack, and for all together: the other ranks wait a little longer for what is said."""
@@ -27,7 +27,7 @@ def doing(directory: Path, ranks: Sequence[int], job: str) -> str:
     """`; rank 3 is in all_gather(float32[4]) #7 of group "tp" at train.py:40 in step`, and so on
     for each; "" for ranks of which nothing is known here."""
     views = _views(directory, set(ranks), job)
-    known = [rank for rank in ranks if rank in views][:_MOST_RANKS]
+    known = [rank for rank in ranks if rank in views][:_MOST_NAMED]
     until_s = time.monotonic() + _STACKS_S
     return "".join(f"; rank {rank} {_standing(directory, views[rank], until_s)}" for rank in known)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...record.dtypes import scalar_of
 from ...record.ops import op_of
 from ...record.signature import Signature
+from ...record.sizes import scalar_of
 
 
 def of_mismatch(

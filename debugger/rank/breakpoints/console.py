@@ -6,10 +6,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from ...record.limits import LOOK_EVERY_S
 from ...record.requests.breakpoints import TAKEN, Line, same_user
 from ...record.safe_files.readable import readable
-
-LOOK_EVERY_S = 0.2
 
 
 class Console:
@@ -28,7 +27,7 @@ class Console:
         self._lines: list[str] = []
         self._written = ""
         self.left = False
-        """Nobody is there any more, who was: reading gives an end."""
+        """Whether whoever was at the prompt has left: reading gives an end."""
         self._once = False
         self.going = False
         """The last prompt ended with `continue`."""
@@ -77,7 +76,7 @@ class Console:
         return False
 
     def readline(self, _limit: int = -1) -> str:
-        """What is typed; "" when whoever typed has left."""
+        """Returns the line that is typed; "" when whoever typed has left."""
         while not self.left:
             if self._line is None:
                 self._await_somebody()

@@ -16,6 +16,8 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
+from ...record.limits import LOOK_EVERY_S
+from ..limits import EDITOR_S
 from .owners_socket import OwnersSocket
 
 DEBUGPY = "debugpy"
@@ -24,16 +26,14 @@ UNGUARDED = (
     "this release of debugpy cannot be kept from listening to every user of this host, and is not "
     "used; install debugpy 1.8, or leave out --debugger debugpy"
 )
-_LOOK_EVERY_S = 0.2
-_LISTEN_S = 10.0
 
 
 class Editors:
-    """Of this process, which listens at one address."""
+    """The listener for editors of this process, at one address."""
 
     def __init__(self) -> None:
         self.address = ""
-        """Where it listens; "" before it does."""
+        """Its address; "" before it listens."""
         self._paused = threading.Lock()
 
     def stop(
@@ -54,7 +54,7 @@ class Editors:
             with announced(self.address):
                 while not debugpy.is_client_connected():
                     look()
-                    time.sleep(_LOOK_EVERY_S)
+                    time.sleep(LOOK_EVERY_S)
         began = threading.Event()
         if self._paused.acquire(blocking=False):
             threading.Thread(
@@ -85,7 +85,7 @@ class Editors:
             with announced(self.address):
                 began.set()
                 while debugpy.is_client_connected():
-                    time.sleep(_LOOK_EVERY_S)
+                    time.sleep(LOOK_EVERY_S)
         finally:
             began.set()
             self._paused.release()
@@ -113,7 +113,7 @@ def _listen(debugpy: Any) -> str:
     try:
         # Its adapter in a process of its own would listen by itself.
         debugpy.listen(("127.0.0.1", 0), in_process_debug_adapter=True)
-        if not asked.wait(_LISTEN_S):
+        if not asked.wait(EDITOR_S):
             raise RuntimeError(UNGUARDED)
     except (RuntimeError, TypeError) as error:
         listener.close()

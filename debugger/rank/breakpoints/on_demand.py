@@ -19,22 +19,19 @@ from types import FrameType
 from typing import Any
 
 from ...record.requests import break_requests
+from ..limits import ARM_AFTER_S
 from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.call_site import USER
 
 LookOnce = Callable[[Callable[[], None] | None], None]
 
-ARM_AFTER_S = 0.3
-"""After the first heartbeat that sees it: the other ranks of this host must know, too, that their
-timeouts are to stand still."""
-
 
 class OnDemand:
-    """Of this process. `stops(frame)` shows the prompt there. `allows()` is called when somebody
-    asks. `look_once(look)` has the next calls looked at, until it is called with None.
-    `resumes(frame)` gives the tracing back to line breakpoints; `ours(trace)`: whether a trace
-    function is theirs."""
+    """Stops on demand in this process. `stops(frame)` shows the prompt there. `allows()` is called
+    when a stop is asked for. `look_once(look)` has the next calls looked at, until it is called
+    with None. `resumes(frame)` gives the tracing back to line breakpoints; `ours(trace)`: whether a
+    trace function is theirs."""
 
     def __init__(
         self,
@@ -78,20 +75,17 @@ class OnDemand:
         elif not self._asked_s:
             self._asked_s = time.monotonic()
         elif time.monotonic() - self._asked_s >= ARM_AFTER_S:
-            self._begin()
+            with self._one:  # by now it may have been fulfilled
+                if not self._armed and break_requests.is_asked(self._directory, self._owner):
+                    self._armed = True
+                    self._allows()
+                    self._look_once(self._before_call)
             self._main_thread.at_next_bytecode()  # each time: it may have been traced by another
 
     def fulfilled(self) -> None:
         """The process stands, for whatever reason."""
         if break_requests.withdraw(self._directory, self._owner) or self._asked_s:
             self._end()
-
-    def _begin(self) -> None:
-        with self._one:  # by now it may have been fulfilled
-            if not self._armed and break_requests.is_asked(self._directory, self._owner):
-                self._armed = True
-                self._allows()
-                self._look_once(self._before_call)
 
     def _end(self) -> None:
         with self._one:
@@ -141,7 +135,7 @@ class OnDemand:
         return resumed(frame, event, arg) if resumed is not None and event == "line" else None
 
     def _untrace(self, frame: FrameType) -> None:
-        """Somebody has taken the request back, or another thread stands."""
+        """Ends the tracing: the request was taken back, or another thread has stopped."""
         if sys.gettrace() == self._trace:
             sys.settrace(None)
         found: FrameType | None = frame

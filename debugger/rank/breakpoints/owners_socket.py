@@ -13,11 +13,11 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from ..limits import EDITOR_S
+
 TABLE = Path("/proc/self/net/tcp")
 PROTOCOL = b"Content-Length:"
-"""How every message of the Debug Adapter Protocol begins."""
-HELLO_S = 10.0
-"""An editor speaks first, and at once."""
+"""The beginning of every message of the Debug Adapter Protocol."""
 _ESTABLISHED = "01"
 
 
@@ -59,13 +59,13 @@ def owner_of_peer(connection: socket.socket) -> int | None:
 
 
 def _shown(address: tuple[str, int]) -> str:
-    """As the kernel shows an address: in the machine's own order of bytes."""
+    """Returns an address as the kernel shows it: in the machine's own order of bytes."""
     number = int.from_bytes(socket.inet_aton(address[0]), "little")
     return f"{number:08X}:{address[1]:04X}"
 
 
 def _speaks_the_protocol(connection: socket.socket) -> bool:
-    connection.settimeout(HELLO_S)
+    connection.settimeout(EDITOR_S)
     try:
         begun = connection.recv(len(PROTOCOL), socket.MSG_PEEK | socket.MSG_WAITALL)
     finally:

@@ -1,4 +1,5 @@
-"""Where `--break` stops, as a rank looks it up: lines of files, and calls by op and number."""
+"""The places at which `--break` stops, as a rank looks them up: lines of files, and calls by op and
+number."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Places:
 
     @classmethod
     def from_environment(cls) -> Places:
-        """What the command line said. What cannot be read was not written by it."""
+        """Reads what the command line said. What cannot be read was not written by it."""
         found = []
         for text in filter(None, os.environ.get(BREAK, "").split("\n")):
             with contextlib.suppress(ValueError):

@@ -106,7 +106,7 @@ class RankPdb(pdb.Pdb):
             sys.settrace(self.only_files)
 
     def interaction(self, frame: FrameType | None, *trace: Any) -> None:
-        """As pdb's, unless somebody has left the prompt before: then go on."""
+        """Shows the prompt as pdb does, unless its user has left one before: then goes on."""
         with self._stopped(frame, trace[0] if trace else None) as shown:
             if shown:
                 self._console.complete = self._candidates
@@ -175,7 +175,7 @@ class RankPdb(pdb.Pdb):
             sys.stdin, sys.stdout, sys.stderr = kept
 
     def _candidates(self, text: str, line: str, begin: int, end: int) -> list[str]:
-        """What the word at `line[begin:end]` may become."""
+        """Returns what the word at `line[begin:end]` may become."""
         try:
             if begin == 0:
                 return [name for name in self.completenames(text) if name.isidentifier()]

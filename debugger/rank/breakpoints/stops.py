@@ -24,6 +24,7 @@ from ...record.runs.run_directory import is_live
 from ...record.safe_text.whole_numbers import whole_number
 from ...record.wording import printable
 from .. import torch_private
+from ..limits import SUPERVISOR_EVERY_S
 from ..log.own_faults import at_exit, report_own_fault, say
 from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 
 DEBUGGER = "DISTDEBUG_DEBUGGER"
 POST_MORTEM = "DISTDEBUG_PDB"
-_SUPERVISOR_EVERY_S = 1.0
 _CLAIM = "post-mortem"
 
 
 class Breakpoints:
-    """Of this process. One thread at a time is at the prompt; the others wait for their turn."""
+    """The breakpoints of this process. One thread at a time is at the prompt; the others wait for
+    their turn."""
 
     on_demand: OnDemand
 
@@ -173,7 +174,7 @@ class Breakpoints:
                 report_own_fault("stopping on demand", error)
 
     def _allow(self) -> None:
-        """Somebody asks for a stop: that the prompt was left before counts no more."""
+        """Forgets that the prompt was left before, since a stop is asked for."""
         self._console.left = False
 
     def _trace_again(self, frame: FrameType) -> None:
@@ -183,7 +184,7 @@ class Breakpoints:
             own.watch(frame)
 
     def before_calls(self, record: GroupRecord) -> Callable[..., None] | None:
-        """What looks at each call of a group for `--break OP#SEQ`; None where none is asked
+        """Returns what looks at each call of a group for `--break OP#SEQ`; None where none is asked
         for."""
         calls = self.places.calls_on(record.ranks[record.group_rank])
         if not calls:
@@ -216,11 +217,13 @@ class Breakpoints:
             from .prompt import RankPdb
 
             prompt = f"({self._prompt()}) "
-            own = self._local.pdb = RankPdb(self._console, prompt, self._shown, self._wanted)
+            own = self._local.pdb = RankPdb(
+                self._console,
+                prompt,
+                self._shown,
+                lambda file, line: self.places.on_rank(file, line, self._rank()),
+            )
         return own
-
-    def _wanted(self, file: str, line: int) -> bool:
-        return self.places.on_rank(file, line, self._rank())
 
     def _rank(self) -> int | None:
         rank = self._recorder.writer.rank
@@ -304,7 +307,7 @@ class Breakpoints:
                 console.go(f"{here.who} goes on")
 
     def _tell(self, here: Stop) -> None:
-        """How to come here, where no supervisor says it."""
+        """Prints how to come to the prompt, where no supervisor says it."""
         if not self._supervised:
             say(here.notice(str(self._directory)))
 
@@ -313,7 +316,7 @@ class Breakpoints:
         before, nobody may come any more."""
         self._recorder.waits.check()
         now_s = time.monotonic()
-        if self._supervised and now_s - self._looked_s >= _SUPERVISOR_EVERY_S:
+        if self._supervised and now_s - self._looked_s >= SUPERVISOR_EVERY_S:
             self._looked_s = now_s
             if not is_live(self._directory):
                 self._console.left = True
@@ -372,7 +375,7 @@ def _place(frame: FrameType | None, trace: TracebackType | None) -> tuple[str, i
 
 
 class _TorchsPdb:
-    """What `torch.distributed.breakpoint` takes for its pdb."""
+    """The object that `torch.distributed.breakpoint` takes for its pdb."""
 
     def __init__(self, stop: Callable[[FrameType], None]) -> None:
         self._stop = stop

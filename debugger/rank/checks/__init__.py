@@ -1,1 +1,1 @@
-"""What is looked at before a call reaches the backend: its data, its memory, its buffers."""
+"""Checks of a call before it reaches the backend: its data, its memory, its buffers."""

@@ -13,7 +13,7 @@ from ..record.recorder import GroupRecord, Known
 
 
 def before_calls(record: GroupRecord) -> Callable[..., None] | None:
-    """What logs each call of the group; None while the level says otherwise."""
+    """Returns what logs each call of the group; None while the level says otherwise."""
     if rank_log.file_level() != "trace":
         return None
     group = record.shown_name

@@ -109,7 +109,7 @@ def hold(
     known: Known,
     seq: int,
 ) -> Held | None:
-    """What is to be looked at when the call is waited for; None where nothing can be told.
+    """Returns what is to be looked at when the call is waited for; None where nothing can be told.
 
     `args` are those of the group's `method`, which has just begun.
     """

@@ -1,4 +1,4 @@
-"""Where the elements of a tensor, a storage or an array lie, and which addresses they touch."""
+"""The addresses of the elements of a tensor, a storage or an array."""
 
 from __future__ import annotations
 

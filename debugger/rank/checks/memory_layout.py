@@ -11,7 +11,7 @@ backend refuses by itself, is nothing to this check.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -63,7 +63,8 @@ def backend_of_cpu(config: str) -> str:
 
 
 def unsafe(backend: str, group_rank: int, method: str, args: tuple[Any, ...]) -> str | None:
-    """What is wrong with the tensors of a call, as the end of a sentence; None where nothing is."""
+    """Tells what is wrong with the tensors of a call, as the end of a sentence; None where nothing
+    is."""
     if not args:
         return None
     op = OF_METHOD[method]
@@ -93,6 +94,7 @@ def layout(backend: str, method: str, args: tuple[Any, ...]) -> str:
 
 
 def _takes_it_as_it_lies(method: str) -> bool:
+    """Returns whether gloo takes the tensor's memory as it lies, on all ranks."""
     op = OF_METHOD[method]
     return (op.is_in_place and not op.coalesced) or op.pattern is Pattern.SCATTER
 
@@ -142,7 +144,7 @@ def _unsafe_for_gloo(group_rank: int, method: str, args: tuple[Any, ...]) -> str
 
 
 def _unsafe_parts(group_rank: int, args: tuple[Any, ...], verb: str) -> str | None:
-    """One output, and a list of inputs of which one is for this rank itself."""
+    """Checks one output, and a list of inputs of which one is for this rank itself."""
     parts = list(tensors_in(args[1]))
     for output in tensors_in(args[0]):
         if not _is_dense(output):
@@ -271,15 +273,12 @@ def _starts_alike(one: Tensor, other: Tensor) -> bool:
 
 def _shared(outputs: Sequence[Tensor]) -> tuple[int, int] | None:
     """Two of the outputs that have memory in common."""
-    ranges = sorted(_ranges(outputs))
+    ranges = sorted(
+        (*found, index)
+        for index, tensor in enumerate(outputs)
+        if (found := _range(tensor)) is not None
+    )
     for (_, end, index), (start, _, other) in pairwise(ranges):
         if start < end:
             return min(index, other), max(index, other)
     return None
-
-
-def _ranges(outputs: Sequence[Tensor]) -> Iterator[tuple[int, int, int]]:
-    for index, tensor in enumerate(outputs):
-        found = _range(tensor)
-        if found is not None:
-            yield (*found, index)

@@ -64,7 +64,8 @@ class LossScaling:
 def inspector(
     asked: frozenset[str], recorder: Recorder, record: GroupRecord, scaling: LossScaling
 ) -> Inspect | None:
-    """What looks at each call of the group; None where no check of this file is asked for."""
+    """Returns what looks at each call of the group; None where no check of this file is asked
+    for."""
     if not asked & {NAN, OVERFLOW}:
         return None
     scaling.watch()

@@ -1,4 +1,4 @@
-"""What numpy's own methods and functions read and write, as Python's profiler hears of their calls.
+"""Reads and writes by numpy's own methods and functions, as Python's profiler hears of their calls.
 
 `t.numpy()` reads nothing: what is done with the array does, and torch has no part in that. Python
 tells a profiler of each call of a method, with the array that it belongs to, and of those functions
@@ -40,7 +40,7 @@ _WRITES = {"fill": True, "partition": True, "sort": True, "put": False}
 """Methods that write: whether each element."""
 
 Access = tuple[Layout, str, bool]
-"""What is looked at, "read" or "written", and whether each element of it is."""
+"""The memory accessed, "read" or "written", and whether each element of it is."""
 
 
 def is_array(given: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What looks at the calls of a group before they are made: the log, checks, breakpoints.
+"""The looks at the calls of a group before they are made: the log, checks, breakpoints.
 
 The checks are those of $DISTDEBUG_CHECK, and at DETAIL some more. Where nothing is to look, a call
 pays nothing.
@@ -39,11 +39,11 @@ def wants(name: str) -> bool:
 
 ON_DEMAND = "stopping on demand"
 LooksAt = Callable[[GroupRecord], Inspect | None]
-"""What looks at the calls of a group; None where nothing is to look."""
+"""Returns what looks at the calls of a group; None where nothing is to look."""
 
 
 class Pipeline:
-    """What looks at the calls of this process's groups.
+    """The looks at the calls of this process's groups.
 
     `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced.
     """

@@ -41,7 +41,7 @@ READS = "the check of reads in flight"
 
 
 class Pending:
-    """One asynchronous call, and the memory that it writes."""
+    """An asynchronous call, and the memory that it writes."""
 
     def __init__(
         self, work: Any, writes: list[Range], record: GroupRecord, known: Known, seq: int
@@ -61,7 +61,7 @@ class Pending:
 
 
 class Thread(threading.local):
-    """What one thread has under way."""
+    """The calls that one thread has under way."""
 
     def __init__(self) -> None:
         self.pending: list[Pending] = []
@@ -69,7 +69,8 @@ class Thread(threading.local):
         self.entered = False
         self.recorder: Recorder | None = None
         self.arrays: dict[int, weakref.ref[Any]] = {}
-        """Those that this thread has got of tensors, and that live: a thousand of them at most."""
+        """The arrays that this thread has got of tensors, and that live: a thousand of them at
+        most."""
 
 
 _thread = Thread()
@@ -97,7 +98,8 @@ def watch(
                 work.hold(in_flight.Held([], recorder, record, known, seq))
             _thread.pending.append(Pending(work, writes, record, known, seq))
             _enter()
-            if any(_lies_in_pending(array) for array in _living_arrays()):
+            living = (reference() for reference in list(_thread.arrays.values()))
+            if any(array is not None and _lies_in_pending(array) for array in living):
                 _profile()
     except Exception as error:
         recorder.check_failed(READS, error)
@@ -212,11 +214,6 @@ def _gave(_tensor: Any, given: Any) -> None:
     except Exception as error:
         if _thread.recorder is not None:
             _thread.recorder.check_failed(READS, error)
-
-
-def _living_arrays() -> list[Any]:
-    found = (reference() for reference in list(_thread.arrays.values()))
-    return [array for array in found if array is not None]
 
 
 def _lies_in_pending(array: Any) -> bool:

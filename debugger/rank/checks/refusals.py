@@ -1,4 +1,4 @@
-"""Which calls a backend refuses at once, for their arguments: the ranks need not agree on those.
+"""The calls that a backend refuses at once, for their arguments: the ranks need not agree on those.
 
 Such a call goes to its backend at once, whose error the program gets from the call, as without this
 layer; the other ranks never meet it. What gloo refuses was found by trial (torch 2.13); what is
@@ -37,7 +37,7 @@ class Call:
         self.strict = strict
 
     def form(self, tensor: Tensor) -> tuple[object, ...]:
-        """What tensors must have in common."""
+        """Returns what tensors must have in common."""
         return (tensor.dtype, tensor.layout, tensor.shape if self.strict else None)
 
     def alike(self, tensors: Sequence[Tensor], other: Tensor) -> bool:
@@ -54,7 +54,7 @@ class Call:
         return root == self.rank if 0 <= root < self.size else None
 
     def root_tensor(self) -> int:
-        """Which of the tensors the root sends, or gets."""
+        """Returns which of the tensors the root sends, or gets."""
         return int(getattr(self.args[1], "rootTensor", 0)) if len(self.args) > 1 else 0
 
     def parts(self, of: Tensor, splits: Sequence[int]) -> list[int] | None:

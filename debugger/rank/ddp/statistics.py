@@ -1,4 +1,4 @@
-"""What a rank's log says of each DistributedDataParallel: how it was made, and how long it takes.
+"""The log's records of each DistributedDataParallel: how it was made, and how long it takes.
 
 A record of the construction at INFO; at DETAIL one of the average times, at the iterations that
 torch samples: the first ten, then every hundredth. The newest times are on the flight record, too,
@@ -32,8 +32,8 @@ SETTINGS = (
     "nccl_nthreads",
     "nccl_socket_ifname",
 )
-"""What torch reads from the environment; null in the record where it is not set, or where the
-backend is another one."""
+"""The variables that torch reads; null in the record where one is not set, or where the backend is
+another one."""
 SWITCHES = frozenset(
     {
         "broadcast_buffers",
@@ -152,13 +152,13 @@ def record(facts: dict[str, str | int], level: str) -> dict[str, Any]:
         if name in SWITCHES:
             settings[name] = bool(fact)
         elif name in LISTS:
-            settings[name] = [_number(part) for part in str(fact).split(", ") if part]
+            settings[name] = [
+                int(part) if part.lstrip("-").isdigit() else part
+                for part in str(fact).split(", ")
+                if part
+            ]
         else:
             settings[name] = None if fact == UNKNOWN else fact
     settings["group_rank"] = settings.pop("rank")
     settings["torch_distributed_debug"] = level
     return settings
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() else text

@@ -21,6 +21,7 @@ from ...record.notes import (
     FindingRaisedNote,
     WithoutGradientNote,
 )
+from ..limits import FAILS_AFTER_S
 from ..log import rank_log
 from ..log.own_faults import report_own_fault
 from ..process.verdict import VerdictWatch
@@ -31,12 +32,10 @@ from ..torch_private import ddp as private
 N = TypeVar("N", bound=WithoutGradientNote)
 MOST_NAMES = 64
 """Names on record; of further ones only how many."""
-_OTHERS_S = 3.0
-"""How long a rank that fails stays, so that the launcher does not end others before they tell."""
 
 
 class _Watched:
-    """One model: what its parameters are called, and for which of them it waits."""
+    """A model: the names of its parameters, and those for which it waits."""
 
     __slots__ = ("group", "in_parts", "missing", "name", "names")
 
@@ -50,7 +49,7 @@ class _Watched:
 
 
 class UnusedParameters:
-    """Of this process's models."""
+    """The unused parameters of this process's models."""
 
     def __init__(self, recorder: Recorder, verdict: VerdictWatch) -> None:
         self._recorder = recorder
@@ -98,7 +97,7 @@ class UnusedParameters:
         recorder.note(FindingRaisedNote(), "ddp_unused_parameters")
         if threading.current_thread() is threading.main_thread():
             self._verdict.stand_down()
-            self._verdict.await_report(_OTHERS_S)
+            self._verdict.await_report(FAILS_AFTER_S)
         return True
 
 

@@ -43,7 +43,7 @@ else:
 
 
 _NONE_THERE = 1000
-"""Where a method without options has them: no call has so many arguments."""
+"""The position of the options of a method that has none: no call has so many arguments."""
 _IN_ORDER = frozenset({"gloo", "tcp", "mpi"})
 """Backends whose barrier returns when all calls before it are complete."""
 
@@ -145,11 +145,11 @@ class CheckedGroup(ProcessGroup):
 
     # For each of these, torch's own looks in vain for a method of another name: 0.8 µs, not 0.2.
     def rank(self) -> int:
-        """Of this process in the group; every message asks for it."""
+        """The rank of this process in the group; every message asks for it."""
         return self._inner.rank()  # type: ignore[no-any-return]
 
     def size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._inner.size()  # type: ignore[no-any-return]
 
     def shutdown(self) -> None:
@@ -199,7 +199,7 @@ class CheckedGroup(ProcessGroup):
             self._record.keeper.coalesces = on
 
     def split_group(self, *args: Any, **kwargs: Any) -> Any:
-        """As torch's; the new group is observed too."""
+        """Splits the group as torch does; the new group is observed too."""
         return self._split(self._inner.split_group, *args, **kwargs)
 
     def forbid(self, refuse: Callable[[str], NoReturn]) -> None:

@@ -25,7 +25,7 @@ from . import outstanding
 
 
 class Forks:
-    """Of this process: its groups, and what is to become of a child that uses one."""
+    """The forks of this process: its groups, and what is to become of a child that uses one."""
 
     def __init__(self, recorder: Recorder, sockets: GlooSockets) -> None:
         self._recorder = recorder

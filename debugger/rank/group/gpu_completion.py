@@ -39,7 +39,7 @@ def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) 
 
 
 def failure_of(work: Any, streams: bool = False) -> BaseException | None:
-    """What the work failed with, if it did. `streams`: it is that of a call on a GPU.
+    """Returns the error of the work, if it failed. `streams`: it is that of a call on a GPU.
 
     Asked of the work's futures: torch's own `Work.exception` and `is_success` print a warning that
     they are deprecated. NCCL's future is done as soon as the call is queued, whatever comes of it;

@@ -33,7 +33,7 @@ HOOKED = {
     for op, row in OPS.items()
     if op not in POINT_TO_POINT
 }
-"""What torch's hooks call an op, and what we do; others are no collectives on tensors."""
+"""By torch's name of an op in its hooks: ours. Others are no collectives on tensors."""
 NOT_SEEN = "reduce ops, splits, messages (send and recv) and monitored barriers"
 
 
@@ -89,7 +89,8 @@ class _Begun:
 
 
 class HookedGroup:
-    """Of this process. `found`: the group; `record`: its place in the flight record."""
+    """A group of this process that was found. `found`: the group; `record`: its place in the flight
+    record."""
 
     def __init__(self, recorder: Recorder, found: Found, record: GroupRecord) -> None:
         self.found = found
@@ -140,12 +141,19 @@ class HookedGroup:
             if not self.live:
                 with self._lock:
                     if not self.live:
-                        self._keep(told.op_id, _Kept(known, site, time.time_ns()))
+                        if len(self._kept) >= _MOST_KEPT:
+                            self.overflowed = True
+                            self.switch_off()
+                        call = _Kept(known, site, time.time_ns())
+                        self._kept.append(call)
+                        self._open[told.op_id] = call
                         return
             ident = threading.get_ident()
             left = self._begun.pop(ident, None)
             if left is not None:
-                self._refused(recorder, left)
+                # The backend has raised in place of making it: the other ranks never meet it.
+                recorder.writer.take_back(left.number, self.record.slot, left.known)
+                recorder.writer.break_off(left.number, left.thread)
             number, thread = recorder.writer.begin(self.record.slot, known, Place(site), ASYNC_FLAG)
             self._begun[ident] = _Begun(number, thread, known, told.op_id)
         except Exception as error:
@@ -170,18 +178,6 @@ class HookedGroup:
                 self._follow(recorder, begun.number, begun.known, told.work)
         except Exception as error:
             self.switch_off(error)
-
-    def _keep(self, op_id: int, call: _Kept) -> None:
-        if len(self._kept) >= _MOST_KEPT:
-            self.overflowed = True
-            self.switch_off()
-        self._kept.append(call)
-        self._open[op_id] = call
-
-    def _refused(self, recorder: Recorder, call: _Begun) -> None:
-        """The backend has raised in place of making it: the other ranks never meet it."""
-        recorder.writer.take_back(call.number, self.record.slot, call.known)
-        recorder.writer.break_off(call.number, call.thread)
 
     def _follow(self, recorder: Recorder, number: int, known: Known, work: Any) -> None:
         """Record the end of this call, when the heartbeat sees it."""
@@ -241,10 +237,11 @@ class HookedGroup:
 
 
 def op_of(told: Any, size: int) -> str | None:
-    """Which op a group of this size is about to make; None where it is no collective on tensors.
+    """Returns the op that a group of this size is about to make; None where it is no collective on
+    tensors.
 
     torch 2.14 names the family alone, in which an all_gather_into_tensor is an all_gather: the
-    tensors' numbers say which it is. In a group of one rank they do not, and nobody else's call
+    tensors' numbers say which it is. In a group of one rank they do not, and no other rank's call
     depends on it.
     """
     op = HOOKED.get(str(told.name).rpartition(".")[2])
@@ -259,18 +256,15 @@ def op_of(told: Any, size: int) -> str | None:
 
 
 def facts_of(op: str, told: Any) -> describe.Facts:
-    """What determines the signature, as far as the hook is told: see `describe`."""
+    """Returns what determines the signature, as far as the hook is told: see `describe`."""
     given, result = told.input_tensors, told.output_tensors
     row = OPS[op]
     principal, others = (result, given) if row.pattern is Pattern.SCATTER else (given, result)
     root = int(told.root) if row.root else None
-    facts = (_of(principal), _without_device(others), None, root)
+    facts = (
+        tuple((one.dtype, one.shape, one.is_cpu) for one in principal),
+        tuple((one.dtype, one.shape, None) for one in others),
+        None,
+        root,
+    )
     return (*facts, ((), ())) if row.form == (Pattern.ALL_TO_ALL, True) else facts
-
-
-def _of(tensors: Any) -> tuple[Any, ...]:
-    return tuple((one.dtype, one.shape, one.is_cpu) for one in tensors)
-
-
-def _without_device(tensors: Any) -> tuple[Any, ...]:
-    return tuple((one.dtype, one.shape, None) for one in tensors)

@@ -66,7 +66,7 @@ class Asked:
 
 
 MOST_UNFINISHED = 64
-"""So many calls with which the GPU was never through are told at the end."""
+"""The most calls told at the end with which the GPU was never through."""
 works: dict[int, Handle] = {}
 """By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
 awaited: dict[int, Tracked] = {}
@@ -82,12 +82,11 @@ before are complete: by the group's index and the function that called it, the b
 unwaited: deque[int] = deque()
 """Calls whose handle was dropped before they were complete."""
 followed: dict[Any, deque[Followed]] = {}
-"""Those that go on on a GPU, by group, in the order of the calls: those of one group end in their
-order."""
+"""By group, the calls that go on on a GPU, in their order: those of one group end in it."""
 broken: deque[int] = deque(maxlen=MOST_UNFINISHED)
-"""Those of them that failed there, by number: the last ones."""
+"""The numbers of followed calls that failed on their GPU: the last ones."""
 _gathering: list[None] = []
-"""As long as there are groups that gather calls: an entry for each."""
+"""An entry for each group that gathers calls."""
 
 
 def watch(tracked: Tracked, number: int, work: Any) -> None:
@@ -123,7 +122,8 @@ def gather(on: bool) -> None:
 
 
 def keep(work: Any) -> None:
-    """Nobody need wait for this call: hold its handle, if it is one, until the call is done."""
+    """Holds the handle of this call, if it is one, until the call is done: the program need not
+    wait."""
     number = getattr(work, "_number", None)
     if number in works:
         kept[number] = work

@@ -30,6 +30,7 @@ from distcore.base import deadline
 from ...record.requests.break_requests import any_asked
 from ...record.requests.breakpoints import any_stop
 from .. import torch_private
+from ..limits import LONGEST_STEP_NS
 from ..log.own_faults import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder
@@ -39,8 +40,6 @@ from . import outstanding
 ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
 """Variables that are set where the command line asked for breakpoints, or for the app, that may."""
 _CALLS = ("breakpoint(", "set_trace(")
-_LONGEST_STEP_NS = 1_000_000_000
-"""Time in which this process could not run (it was stopped by a signal) is not counted."""
 
 
 def expected() -> bool:
@@ -52,8 +51,8 @@ def expected() -> bool:
 
 
 def _files_of_the_user() -> Iterator[str]:
-    """Of the modules that are loaded. torch has thousands: none is looked at that lies in a package
-    of somebody else's."""
+    """Yields the files of the loaded modules that are the user's. torch has thousands: modules of a
+    package that is not the user's are passed over without a look."""
     looked_into: dict[str, bool] = {}
     for name in list(sys.modules):
         package = name.partition(".")[0]
@@ -85,7 +84,7 @@ def _changed(group: Any, timeout: timedelta) -> bool:
 
 
 class Timeouts:
-    """Of this process's groups."""
+    """The time limits of this process's groups."""
 
     def __init__(self, recorder: Recorder, directory: Path, sockets: GlooSockets) -> None:
         self._recorder = recorder
@@ -176,7 +175,7 @@ class Timeouts:
             self._groups.clear()  # in a forked child, these were its parent's
             self._left_alone.clear()
         now_ns = monotonic_ns()
-        step_ns = min(now_ns - self._looked_ns, _LONGEST_STEP_NS)
+        step_ns = min(now_ns - self._looked_ns, LONGEST_STEP_NS)
         self._looked_ns = now_ns
         stands = self._look_for_stops(now_ns / 1e9)
         if stands:

@@ -291,12 +291,12 @@ def track(
 
 
 class _WaitedFor(OverWork):
-    """What torch's `send` and `recv` get, who wait for it: the layer has done so already, and
-    gloo's own handles must not be waited for twice."""
+    """The result of torch's `send` and `recv`, which wait for it: the layer has done so already,
+    and gloo's own handles must not be waited for twice."""
 
     def __repr__(self) -> str:
         return "<work that was waited for>"
 
 
 WAITED_FOR = _WaitedFor()
-"""What stands for a message that is over."""
+"""The handle of a message that is over."""

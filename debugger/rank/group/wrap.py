@@ -25,11 +25,11 @@ _getframe = sys._getframe
 _SPLIT = ("ranks", "timeout", "opts", "group_name")
 """The arguments of a group's `split_group`."""
 _MOST_SPLITS = 64
-"""So many splits of a group are on record: programs make them at the start."""
+"""The most splits of a group on record: programs make them at the start."""
 
 
 class Agreement(Protocol):
-    """How the ranks of a group agree on what they do."""
+    """The agreement of a group's ranks on what they do."""
 
     def guard(self, record: GroupRecord, store: Any) -> None:
         """Stand before the calls of this new group."""
@@ -41,7 +41,7 @@ class Agreement(Protocol):
 
 
 class Groups:
-    """What observes the groups of this process, with all that each of them is given.
+    """The observer of the groups of this process, with all that each of them is given.
 
     `in_cleanup`: see `CheckedGroup.attach`.
     """

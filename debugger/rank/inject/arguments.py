@@ -72,7 +72,7 @@ def _shape(call: Call, to: Sequence[int] | None) -> Call:
 
 
 def _other_shape(shape: Sequence[int]) -> Shape:
-    """One row less, or one more where that would leave nothing."""
+    """Returns the shape with one row less, or one more where that would leave nothing."""
     if not shape or not prod(shape[1:]):
         return (prod(shape) + 1,)
     return (shape[0] - 1 if shape[0] > 1 else shape[0] + 1, *shape[1:])

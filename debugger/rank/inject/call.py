@@ -60,12 +60,12 @@ class Call:
 
 
 def skip(call: Call) -> Any:
-    """As if it had been made; None for what returns nothing."""
+    """Returns a handle as if the call had been made; None for a call that returns nothing."""
     return None if call.op == "monitored_barrier" else OtherWork(None, call.written())
 
 
 def make_twice(call: Call) -> Any:
-    """One after the other; both are waited for when the program waits for the call."""
+    """Makes the call twice in a row; both are waited for when the program waits for the call."""
     first = call.make()
     second = call.make()
     return second if second is None else OtherWork(second, call.written(), also=first)

@@ -33,7 +33,7 @@ class Group(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a plan may call it."""
+        """The names by which a plan may call the group."""
 
     def rank(self) -> int: ...
 

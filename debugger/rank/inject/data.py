@@ -30,18 +30,14 @@ def damage_call(
 ) -> None:
     """Damage what this call contributes, in the program's own tensor."""
     op = METHODS[method].op
-    if op == "broadcast" and _root(args) != group_rank:
+    options: Any = args[1] if len(args) > 1 else 0
+    if op == "broadcast" and int(getattr(options, "rootRank", options)) != group_rank:
         raise CannotHappen(f"a rank that is not the root contributes nothing to {op}", here=True)
     for tensor in tensors_in(METHODS[method].given(args)):
         if tensor.numel():
             _damage(action, arguments, tensor, announce)
             return
     raise CannotHappen(f"the rank contributes nothing to this {op}", here=True)
-
-
-def _root(args: tuple[Any, ...]) -> int:
-    options: Any = args[1] if len(args) > 1 else 0
-    return int(getattr(options, "rootRank", options))
 
 
 def damage_parameter(
@@ -60,7 +56,8 @@ def damage_parameter(
 
 
 def _models() -> Iterator[nn.Module]:
-    """What DDP wraps; then all other models, those with the most parameters first."""
+    """Yields the modules that DDP wraps; then all other models, those with the most parameters
+    first."""
     modules = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
     children = {id(child) for module in modules for child in module.children()}
     roots = [module for module in modules if id(module) not in children]

@@ -17,10 +17,10 @@ from .context import Group
 
 
 class Faults(Protocol):
-    """What makes faults happen in this process."""
+    """The injector of faults in this process."""
 
     def at_call(self, call: Call) -> Any:
-        """What is due at this call of the program's; None: it is made as it is."""
+        """Returns what is due at this call of the program's; None: it is made as it is."""
 
     def make(self, call: Call, due: Any) -> Any:
         """Make the call as the faults that are due will have it."""
@@ -39,7 +39,7 @@ class InjectedGroup(CheckedGroup):
     postponed: deque[Call]
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
-        """As the parent's."""
+        """Attaches the group to its backend, as the parent does."""
         super().attach(*args, **kwargs)
         self.ranks = self._record.ranks
         self.issued = 0
@@ -51,7 +51,7 @@ class InjectedGroup(CheckedGroup):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a plan may call it."""
+        """The names by which a plan may call the group."""
         return (self._record.name, self._record.desc, self._record.shown_name)
 
     def place(self, seq: int) -> str:

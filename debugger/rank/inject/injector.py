@@ -46,8 +46,8 @@ _DATA = frozenset({"nan", "inf", "bitflip"})
 
 
 def begin(recorder: Recorder, directory: Path, groups: Groups) -> Injector | None:
-    """What injects the faults of the plan in this directory into these groups; None where it has
-    none, or none but faults of links, which `links` gives to distcore."""
+    """Begins to inject the faults of the plan in this directory into these groups. Returns None
+    where it has none, or none but faults of links, which `links` gives to distcore."""
     try:
         found = plan.load(directory)
         if found is None:
@@ -80,21 +80,21 @@ def extend(injector: Injector, directory: Path, groups: Groups) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What happens at a call, which is the group's collective number `seq` (None: a message)."""
+    """The faults at a call, which is the group's collective number `seq` (None: a message)."""
 
     seq: int | None
     faults: Sequence[Armed]
 
 
 class Injector:
-    """Of this process. It counts what the program does; the plan's faults of other ranks are none
-    of its business."""
+    """The injector of this process. It counts what the program does; the plan's faults of other
+    ranks are not its business."""
 
     def __init__(self, recorder: Recorder, directory: Path, faults: Plan) -> None:
         self._recorder = recorder
         self._directory = directory
         self._groups: list[weakref.ref[InjectedGroup]] = []
-        """Those of this process, in the order in which they were made."""
+        """The groups of this process, in the order in which they were made."""
         self._start()
         self.arm(faults)
 
@@ -124,8 +124,8 @@ class Injector:
     # -- whose faults --------------------------------------------------------------------------
 
     def _faults(self) -> Sequence[Armed]:
-        """Those of this rank, once it is known. A rank that the launcher has started again does not
-        do again what happens once."""
+        """Returns the faults of this rank, once it is known. A rank that the launcher has started
+        again does not do again what happens once."""
         with self._lock:
             if self._armed is None:
                 rank = self._recorder.writer.rank
@@ -153,7 +153,10 @@ class Injector:
         group.faults = self
         self._groups.append(weakref.ref(group))
         if group.is_default:
-            self._begin()
+            if os.getpid() != self._pid:
+                self._start()
+            if self._began_s is None:
+                self._began_s = time.monotonic()
 
     def siblings(self, group: Group) -> Sequence[Group]:
         """See `Faults`."""
@@ -163,20 +166,10 @@ class Injector:
         found = [one for reference in self._groups if (one := reference()) is not None]
         return [one for one in found if one.is_usable]
 
-    def _newest_default(self) -> InjectedGroup | None:
-        return next((one for one in reversed(self._usable()) if "default_pg" in one.names), None)
-
     # -- what happens in the rank --------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """The default group is there."""
-        if os.getpid() != self._pid:
-            self._start()
-        if self._began_s is None:
-            self._began_s = time.monotonic()
-
     def at_call(self, call: Call) -> Due | None:
-        """What is due at this call of the program's; None: it is made as it is."""
+        """Returns what is due at this call of the program's; None: it is made as it is."""
         if self._is_off():
             return None
         try:
@@ -210,7 +203,11 @@ class Injector:
         if self._is_off():
             return
         try:
-            due = [one for one in self._faults() if one.at_step(number) or self._is_free(one)]
+            due = [
+                one
+                for one in self._faults()
+                if one.at_step(number) or (one.waiting and not one.of_calls)
+            ]
         except Exception as error:
             self._fail(error)
             return
@@ -220,12 +217,9 @@ class Injector:
             else:
                 self._happen(one, call_site.find(frame), f"step {number}")
 
-    @staticmethod
-    def _is_free(one: Armed) -> bool:
-        return one.waiting and not one.of_calls
-
     def look(self) -> None:
-        """What time brings, and who asks. Called with every heartbeat, on its thread."""
+        """Injects the faults whose time has come, and those that were asked for. Called with every
+        heartbeat, on its thread."""
         if self._is_off():
             return
         try:
@@ -272,7 +266,8 @@ class Injector:
         """Something that is done to the process or a parameter, not to a call."""
         place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
         announce = partial(self._announce, one, where, place, **more)
-        default = self._newest_default()
+        groups = reversed(self._usable())
+        default = next((group for group in groups if "default_pg" in group.names), None)
         context = Context(one.fault.arguments, frame, self._recorder, announce, default)
         try:
             if one.fault.action in _DATA:
@@ -348,7 +343,8 @@ class Injector:
             self._log.add(one.fault.number, where, file=file, line=line, **more)
 
     def _refuse(self, one: Armed, error: CannotHappen) -> None:
-        """It cannot happen: at this call, and is awaited further; or never, which ends the run."""
+        """Notes that the fault cannot happen: at this call, and is awaited further; or never, which
+        ends the run."""
         if error.here and (one.waiting or not one.single):
             return
         one.over = True

@@ -38,9 +38,9 @@ _KINDS = {
     "blackhole": Kind.BLACKHOLE,
 }
 _LASTING = frozenset({Kind.DELAY, Kind.THROTTLE, Kind.BLACKHOLE})
-"""What goes on from its time to the end, where the others happen once."""
+"""The faults that go on from their time to the end, where the others happen once."""
 _KEPT_BYTES = 60
-"""Of a truncated frame: its header, and a little more."""
+"""The bytes left of a truncated frame: its header, and a little more."""
 
 
 def observe(plan: Plan, directory: Path, groups: Groups) -> None:
@@ -100,19 +100,20 @@ def _faults(fault: plans.Fault) -> Iterator[Fault]:
     """distcore's words for it."""
     arguments = fault.arguments
     if fault.action == "partition":
-        kind, pairs = Kind.BLACKHOLE, list(_across(arguments["sides"]))
+        kind, sides = Kind.BLACKHOLE, arguments["sides"]
+        pairs = [
+            (sender, receiver)
+            for one in sides
+            for other in sides
+            if one is not other
+            for sender in one
+            for receiver in other
+        ]
     else:
         kind, pairs = _KINDS[arguments["what"]], arguments["pairs"]
     details: dict[str, Any] = _window(fault.moment, kind) | _details(kind, arguments)
     for sender, receiver in pairs:
         yield Fault(kind, sender, receiver, **details)
-
-
-def _across(sides: list[list[int]]) -> Iterator[tuple[int, int]]:
-    for one in sides:
-        for other in sides:
-            if one is not other:
-                yield from ((sender, receiver) for sender in one for receiver in other)
 
 
 def _details(kind: Kind, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class _Log:
         self._of_rank: dict[int, InjectedLog] = {}
 
     def add(self, number: int, injection: Injection) -> None:
-        """It happens now; the sender is this process."""
+        """Logs an injection that happens now; the sender is this process."""
         with self._lock:
             log = self._of_rank.get(injection.rank)
             if log is None:  # which rank this is, is known by now

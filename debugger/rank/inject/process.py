@@ -14,10 +14,10 @@ from functools import partial
 
 from ...faults.actions import exception_of
 from ...record.layout import Phase
+from ...record.limits import POLL_EVERY_S
 from ...record.notes import ExitNote
 from .context import CannotHappen, Context, at_users_line
 
-_LOOK_EVERY_S = 0.05
 _MUTEX_BYTES = 128
 """More than a pthread mutex has anywhere; all zeros is one that is free."""
 
@@ -33,7 +33,8 @@ def kill(context: Context) -> None:
 
 
 def leave(context: Context) -> None:
-    """As `os._exit(code)` in the program: no `finally`, no handler, nothing is flushed."""
+    """Ends the process as `os._exit(code)` in the program would: no `finally`, no handler, nothing
+    is flushed."""
     code = int(context.arguments["code"])
     recorder = context.recorder
     recorder.note(ExitNote(), f"os._exit({code})", recorder.safe_site(context.frame))
@@ -78,7 +79,7 @@ def _sleep(check: Callable[[], None], seconds: float) -> None:
     """`check` raises when it must end."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, _LOOK_EVERY_S))
+        time.sleep(min(left, POLL_EVERY_S))
         check()
 
 

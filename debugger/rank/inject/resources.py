@@ -18,14 +18,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..limits import FORKED_CHILD_S
 from .context import CannotHappen, Context, Group, at_users_line
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_PREFIX = "distdebug-oom-"
 _MEMORY_BYTES = 32 << 20
-"""What the process may use more than now until the kernel's killer comes."""
+"""The bytes that the process may use beyond today's until the kernel's killer comes."""
 _TOO_MUCH_BYTES = 1 << 30
-_CHILD_S = 20.0
 _PORT = re.compile(r":(\d+)(?:[/?]|$)")
 
 
@@ -37,20 +37,17 @@ def run_out_of_memory(context: Context) -> None:
     if context.arguments["how"] == "killer":
         _be_killed(context)
     else:
-        _fail_to_allocate(context)
-
-
-def _fail_to_allocate(context: Context) -> None:
-    """The limit holds for this allocation alone: a process that really runs out of memory cannot
-    tell anybody of what, and its threads in C++ would abort."""
-    error = _memory_error()
-    context.announce()
-    at_users_line(context.frame, "raise error", {"error": error})
+        # The limit holds for this allocation alone: a process that really runs out of memory
+        # cannot tell of what, and its threads in C++ would abort.
+        error = _memory_error()
+        context.announce()
+        at_users_line(context.frame, "raise error", {"error": error})
 
 
 def _memory_error() -> MemoryError:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (_address_space_bytes(), hard))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE, hard))
     try:
         bytearray(_TOO_MUCH_BYTES)
     except MemoryError:
@@ -58,11 +55,6 @@ def _memory_error() -> MemoryError:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     raise CannotHappen("this system sets a process no limit to its memory (RLIMIT_AS)")
-
-
-def _address_space_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    return pages * mmap.PAGESIZE
 
 
 def _be_killed(context: Context) -> None:
@@ -114,7 +106,7 @@ def _memory_cgroups() -> Iterator[tuple[Path, str]]:
 
 
 def _remove_old_cgroups(parent: Path) -> None:
-    """Nobody is left to remove a cgroup whose only process was killed."""
+    """Removes cgroups whose only process was killed, and could not do it itself."""
     with contextlib.suppress(OSError):
         for old in parent.glob(f"{_CGROUP_PREFIX}*"):
             if not Path(f"/proc/{old.name.removeprefix(_CGROUP_PREFIX)}").exists():
@@ -145,7 +137,7 @@ def fork(context: Context) -> None:
 def _use_in_child(group: Group) -> None:
     child = os.fork()
     if child == 0:
-        signal.alarm(int(_CHILD_S))  # whatever the fork has left locked
+        signal.alarm(int(FORKED_CHILD_S))  # whatever the fork has left locked
         status = 1
         try:
             group.barrier().wait()
@@ -207,7 +199,8 @@ def _connections(port: int) -> Iterator[socket.socket]:
 
 
 def _ports(connection: socket.socket) -> set[int]:
-    """Of a TCP connection: a listener's stays open, so that it can be told from a dead host."""
+    """Returns the ports of a TCP connection: a listener's stays open, so that it can be told from a
+    dead host."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return set()
     try:

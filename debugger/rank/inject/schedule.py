@@ -26,13 +26,13 @@ class MadeCall:
 
 @dataclass(slots=True)
 class CallCounts:
-    """What a rank has called so far; the program's calls, not what faults make of them."""
+    """The calls of a rank so far; the program's calls, not what faults make of them."""
 
     calls: int = 0
     ops: Counter[str] = field(default_factory=Counter)
 
     def add(self, op: str, seq: int | None, groups: Sequence[str], elapsed_s: float) -> MadeCall:
-        """One more."""
+        """Counts one more call."""
         made = MadeCall(op, self.calls, self.ops[op], seq, groups, elapsed_s)
         self.calls += 1
         self.ops[op] += 1
@@ -41,8 +41,8 @@ class CallCounts:
 
 @dataclass(slots=True)
 class Armed:
-    """One fault in one rank. `over`: it does not happen any more. `waiting`: its moment has come,
-    and it happens at the next call that it can happen at."""
+    """A fault in one rank. `over`: it does not happen any more. `waiting`: its moment has come, and
+    it happens at the next call that it can happen at."""
 
     fault: Fault
     over: bool = False
@@ -122,6 +122,6 @@ class Armed:
         return not self._lasts and elapsed_s >= moment.at_s
 
     def has_happened(self) -> None:
-        """It happens now, for the first or another time."""
+        """Notes that it happens now, for the first or another time."""
         self.waiting = False
         self.over = self.over or self.single

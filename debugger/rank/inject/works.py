@@ -16,7 +16,7 @@ from ..record.waiting import NO_TIMEOUT
 
 
 class NotMade(OverWork):
-    """Of a call that was left out: it is complete, and nothing was done."""
+    """The handle of a call that was left out: it is complete, and nothing was done."""
 
     def __repr__(self) -> str:
         return "no call"
@@ -46,7 +46,7 @@ class NotMade(OverWork):
 
 
 class OtherWork(ForwardingWork):
-    """What the program gets in place of the handle of `work`; None: the call was not made.
+    """A handle that the program gets in place of that of `work`; None: the call was not made.
 
     `tensors` are those that the program believes the call to have written: its future has them,
     whatever the call itself was made with. `also`: a handle that is waited for with this one.
@@ -65,7 +65,7 @@ class OtherWork(ForwardingWork):
         return f"<OtherWork of {self._work!r}>"
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """As the handle's own; at once, where there is none."""
+        """Waits as the handle itself does; returns at once where there is none."""
         for work in (self._also, self._work):
             if work is not None:
                 work.wait() if timeout == NO_TIMEOUT else work.wait(timeout)
@@ -75,7 +75,7 @@ class OtherWork(ForwardingWork):
         return list(self._tensors)
 
     def get_future(self) -> Any:
-        """Of the program's own tensors; failing as the call does."""
+        """Returns a future of the program's own tensors; failing as the call does."""
         return self._work.get_future().then(self._own_tensors)
 
     def _own_tensors(self, done: Any) -> list[torch.Tensor]:

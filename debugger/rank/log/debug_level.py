@@ -18,7 +18,7 @@ UNASKED = "DISTDEBUG_LEVEL_UNASKED"
 
 
 class DebugLevel:
-    """Of this process."""
+    """The debug level of this process."""
 
     def __init__(self) -> None:
         self._current = INFO
@@ -33,7 +33,11 @@ class DebugLevel:
         """From now on torch's public functions of the debug level ask and tell this one."""
         asked = os.environ.get(LEVEL, INFO).upper()
         unasked = bool(os.environ.get(UNASKED))
-        level = torch_private.take_debug_level(self.shown, self.choose, self._choose_from_start)
+        # A program may ask for what its environment says, which says nothing of a level: it gets
+        # ours, as at the start.
+        level = torch_private.take_debug_level(
+            self.shown, self.choose, lambda: self._begin(*self._from_start)
+        )
         if unasked or level == DETAIL:  # the program may have set torch's variable before import
             self._begin(level if level == DETAIL else asked, level)
         else:
@@ -60,20 +64,12 @@ class DebugLevel:
         if level not in DEBUG_LEVELS:
             raise ValueError(f"debug level {level!r} is none of {', '.join(DEBUG_LEVELS)}")
         self._shown = level
-        self._set(level)
+        before, self._current = self._current, level
+        if (before == DETAIL) != (level == DETAIL):
+            for observer in self._observers:
+                observer(level == DETAIL)
 
     def _begin(self, level: str, shown: str) -> None:
         self._from_start = (level, shown)
         self.choose(level)
         self._shown = shown
-
-    def _choose_from_start(self) -> None:
-        """The program asks for what its environment says, which says nothing of a level: ours, as
-        at the start."""
-        self._begin(*self._from_start)
-
-    def _set(self, level: str) -> None:
-        before, self._current = self._current, level
-        if (before == DETAIL) != (level == DETAIL):
-            for observer in self._observers:
-                observer(level == DETAIL)

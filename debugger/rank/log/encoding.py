@@ -1,4 +1,4 @@
-"""What becomes of a log event in a rank: structlog's chain, from the event to its JSON line.
+"""The encoding of log events in a rank: structlog's chain, from the event to its JSON line.
 
 Imported with the first event, for structlog takes 0.1 s to import. Nothing global is configured:
 how the program itself uses structlog or logging is its own matter.
@@ -25,7 +25,7 @@ MOST_ITEMS = 2000
 """Within the lists and mappings of one record, all together."""
 MOST_DEPTH = 8
 MOST_BITS = 10_000
-"""Of a whole number; Python refuses to write longer ones, or takes long."""
+"""The most bits of a whole number; Python refuses to write longer ones, or takes long."""
 LEFT_OUT = "..."
 MOST_LINE_BYTES = 1 << 18
 FIRST = ("time_ns", "rank", "host", "pid", "level", "event", "group", "seq", "op", "file", "line")
@@ -33,7 +33,7 @@ FIRST = ("time_ns", "rank", "host", "pid", "level", "event", "group", "seq", "op
 
 
 class _Logger:
-    """What structlog calls at the chain's end."""
+    """The logger that structlog calls at the chain's end."""
 
     def put(self, record: Mapping[str, Any], line: bytes) -> tuple[Mapping[str, Any], bytes]:
         return record, line

@@ -19,17 +19,17 @@ def is_interruption(error: BaseException) -> bool:
         return True
     codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
     # Raised where it was caught, it is no handler's, which has a frame of its own.
-    return len(codes) > 1 and not codes.isdisjoint(_handlers())
-
-
-def _handlers() -> set[CodeType]:
-    found = (signal.getsignal(number) for number in signal.valid_signals())
-    codes = (_code(one) for one in found if callable(one))
-    return {code for code in codes if isinstance(code, CodeType)}
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    return len(codes) > 1 and not codes.isdisjoint(
+        code
+        for handler in handlers
+        if callable(handler) and isinstance(code := _code(handler), CodeType)
+    )
 
 
 def _code(handler: Any) -> Any:
-    """That of a function, a method, a partial of one, or an object that can be called."""
+    """Returns the code of a function, a method, a partial of one, or an object that can be
+    called."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     function = getattr(handler, "__func__", handler)

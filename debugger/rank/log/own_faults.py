@@ -19,8 +19,8 @@ RAISED = "DISTDEBUG_RAISE_OWN_FAULTS"
 
 
 def report_own_fault(what: str, error: BaseException) -> None:
-    """One line on stderr: a part of the layer is switched off, the program goes on. Raises what the
-    handler of a signal has raised, which is the program's."""
+    """Prints one line on stderr: a part of the layer is switched off, the program goes on. Raises
+    what the handler of a signal has raised, which is the program's."""
     if os.environ.get(RAISED) or is_interruption(error):
         raise error
     note_part_off = rank_log.of_this_process.note_part_off
@@ -43,6 +43,6 @@ def at_exit(handler: Callable[[], object]) -> None:
 
 
 def say(text: str) -> None:
-    """One line on stderr, from the layer to the user."""
+    """Prints one line on stderr, from the layer to the user."""
     with contextlib.suppress(OSError, ValueError):
         os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))

@@ -31,21 +31,22 @@ EMPTY: Mapping[str, Any] = {}
 _RESERVED = frozenset(
     ("time_ns", "rank", "host", "pid", "level", "event", "file", "line", "printed")
 )
-"""What the log itself says in a record."""
+"""The fields that the log itself writes into a record."""
 
 Made = Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]]
-"""What makes a record, and its line, of an event and its fields."""
+"""A function that makes a record, and its line, of an event and its fields."""
 
 
 class ThisProcess:
-    """What the layer says of its process once it is there; until then the environment does. The
-    program may write to the log before it has imported torch, and with it the layer."""
+    """The facts about this process that the layer gives once it is there; until then the
+    environment does. The program may write to the log before it has imported torch, and with it the
+    layer."""
 
     def __init__(self) -> None:
         self.rank_of: Callable[[], int] | None = None
         """-1: not known yet."""
         self.directory: Path | None = None
-        """That of the run."""
+        """The directory of the run."""
         self.debug_level: Callable[[], str] | None = None
         self.note_part_off: Callable[[str, str], None] | None = None
         """Puts on the flight record that a part of the layer is off, and why."""
@@ -111,8 +112,8 @@ def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """What this thread logs within is written afterwards: structlog takes 0.1 s to import, in which
-    a flight record that is half written would mislead its readers."""
+    """Writes what this thread logs within only afterwards: structlog takes 0.1 s to import, in
+    which a flight record that is half written would mislead its readers."""
     of_this_process.thread.late = []
     try:
         yield
@@ -148,7 +149,9 @@ def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printe
         more = {"printed": True} if printed or shown else {}
         record, line = made(event, {**fields, **identity, **more})
         if shown:
-            _print(record)
+            with contextlib.suppress(OSError):
+                text = readable(record, colour=os.isatty(2) and not os.environ.get("NO_COLOR"))
+                os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))
         name = f"{rank}" if rank >= 0 else f"pid-{os.getpid()}"
         log_file.append(logs / f"{name}.jsonl", line, log_file.most_bytes())
     except OSError:
@@ -177,8 +180,8 @@ def _drop(event: str, error: Exception) -> None:
 
 
 def _chain() -> Made | None:
-    """What makes the line; None while this thread imports it, which may give a warning, and where
-    that fails: then there is no log."""
+    """Returns what makes the line; None while this thread imports it, which may give a warning, and
+    where that fails: then there is no log."""
     if of_this_process.made is None:
         if getattr(of_this_process.thread, "imports", False):
             return None
@@ -199,12 +202,6 @@ def _chain() -> Made | None:
         finally:
             of_this_process.thread.imports = False
     return of_this_process.made
-
-
-def _print(record: Mapping[str, Any]) -> None:
-    with contextlib.suppress(OSError):
-        text = readable(record, colour=os.isatty(2) and not os.environ.get("NO_COLOR"))
-        os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def at(place: tuple[str, int] | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 class Steps:
-    """Those of this process's program, which may name them before the layer is there."""
+    """The steps of this process's program, which may name them before the layer is there."""
 
     def __init__(self) -> None:
         self.current: int | None = None

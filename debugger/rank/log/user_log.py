@@ -32,27 +32,27 @@ class Log:
 
     @staticmethod
     def step(number: int) -> None:
-        """As `distdebug.step`: a step begins, and all events of this process carry it now."""
+        """Begins a step, as `distdebug.step`: all events of this process carry it now."""
         steps.step(number)
 
     def trace(self, event: str, /, **fields: Any) -> None:
-        """What is of use only to follow each single thing."""
+        """Logs what is of use only to follow each single thing."""
         self._put(sys._getframe(1), event, "trace", fields)
 
     def debug(self, event: str, /, **fields: Any) -> None:
-        """What is of use to whoever looks for a fault."""
+        """Logs what is of use to whoever looks for a fault."""
         self._put(sys._getframe(1), event, "debug", fields)
 
     def info(self, event: str, /, **fields: Any) -> None:
-        """What happens when all is well."""
+        """Logs what happens when all is well."""
         self._put(sys._getframe(1), event, "info", fields)
 
     def warning(self, event: str, /, **fields: Any) -> None:
-        """What somebody should look at."""
+        """Logs what somebody should look at."""
         self._put(sys._getframe(1), event, "warning", fields)
 
     def error(self, event: str, /, **fields: Any) -> None:
-        """What went wrong."""
+        """Logs what went wrong."""
         self._put(sys._getframe(1), event, "error", fields)
 
     def exception(self, event: str, /, **fields: Any) -> None:

@@ -1,1 +1,1 @@
-"""What runs in a planned rank, and the process that its ranks are forked from."""
+"""The code in a planned rank, and in the process that its ranks are forked from."""

@@ -26,7 +26,7 @@ _DEVICE = re.compile(r"cuda(:\d*)?")
 
 @dataclass(slots=True)
 class Named:
-    """What a program names."""
+    """The names in a program that tell which devices it asks for."""
 
     nccl: bool = False
     cuda: bool = False

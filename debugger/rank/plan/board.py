@@ -1,11 +1,13 @@
-"""What planned ranks have for one another: parts of collectives, messages, and a store.
+"""The board of a plan: what planned ranks have for one another, parts of collectives, messages, and
+a store.
 
-Pure: requests in, answers out, or None while somebody else has to do something first. What was
+Pure: requests in, answers out, or None while another rank has to do something first. What was
 given once stays, so that a rank that is run again from its start is answered as it was before.
 What an answer depended on the moment for (a counter of the store, who sent first) is kept for it.
 
-Where not all who wait for a collective have room, it may be taken for granted that those who have
-not come yet will give what all have given so far (`assume`); one who does not refutes it.
+Where there is no room for all that wait for a collective, it may be taken for granted that those
+which have not come yet will give what all have given so far (`assume`); one that does not refutes
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 from .wire import Message
 
 ENOUGH = 8
-"""So many equal parts of a collective make the others likely."""
+"""The number of equal parts of a collective that make the others likely."""
 _FLOATS = re.compile(r"\bb?(float|complex)\d+")
 
 Values = list[bytes | None]
@@ -34,7 +36,7 @@ class Offer:
     values: Values
 
     def of(self, rank: int) -> bytes | None:
-        """What it has for this one."""
+        """Returns what the rank offers this one."""
         if len(self.values) == 1:
             return self.values[0]
         return self.values[rank] if rank < len(self.values) else None
@@ -42,8 +44,8 @@ class Offer:
 
 @dataclass(slots=True)
 class Replies:
-    """What one rank was answered where the answer depended on the moment, in order; how many of
-    these the present run of it has had; and how many messages it has taken of each kind."""
+    """The replies to one rank whose content depended on the moment, in order; how many of these the
+    present run of it has had; and how many messages it has taken of each kind."""
 
     kept: list[Message] = field(default_factory=list)
     given: int = 0
@@ -51,16 +53,17 @@ class Replies:
 
 
 class Board:
-    """One plan's."""
+    """The board of one plan."""
 
     def __init__(self) -> None:
         self._slots: dict[str, dict[int, Offer]] = {}
         self._assumed: dict[str, Offer] = {}
         self._agreed: dict[tuple[str, str], bytes | None] = {}
         self.found: dict[str, str] = {}
-        """What comes out the same on every rank and takes long, of those who have done it."""
+        """Results of the ranks that have computed them: the same on every rank, and long in the
+        making."""
         self.refuted = False
-        """Whether somebody has given something else than was assumed, and told to others."""
+        """Whether a rank has given something else than was assumed, and told to others."""
         self._messages: dict[tuple[Any, ...], dict[int, bytes | None]] = {}
         self._arrivals: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         self._sent: dict[int, dict[tuple[Any, ...], int]] = {}

@@ -29,7 +29,6 @@ from ..log import own_streams
 from ..log.own_faults import report_own_fault
 from ..record.exception_text import HANDS_ON
 from ..torch_private import planned_accelerator, planned_shapes, planned_streams, planning
-from ..torch_private.planned_devices import Places
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
@@ -93,10 +92,13 @@ def main(
     layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
     if not isinstance(layer, PlannedLayer):
         raise RuntimeError("the layer of a planned rank cannot be installed")
-    line.stands = StandingThreads(functools.partial(_line_of_another, layer)).tell
+    line.stands = StandingThreads(
+        lambda frame: layer.recorder.site(frame, of_another=True) if frame is not None else 0
+    ).tell
     decisions = Decisions(request.undecided)
     decisions.tell(layer.recorder, writer)
-    layer.places = _accelerator(request)
+    if request.accelerator == "cuda":
+        layer.places = planned_accelerator.pretend(request.local_size)
     Values(taint, decisions, exchange.agreed, layer.places).follow()
     if layer.places is not None:
         writer.find_stream = planned_streams.number_at
@@ -115,18 +117,6 @@ def main(
         with contextlib.suppress(Exception):
             _tell_modules(line)
     return code
-
-
-def _accelerator(request: Request) -> Places | None:
-    """What makes the program's calls for GPUs on the CPU, where it is to have any."""
-    if request.accelerator != "cuda":
-        return None
-    return planned_accelerator.pretend(request.local_size)
-
-
-def _line_of_another(layer: PlannedLayer, frame: types.FrameType | None) -> int:
-    """The number of the line at which another thread stands."""
-    return layer.recorder.site(frame, of_another=True) if frame is not None else 0
 
 
 def _tell_modules(line: PlannerLine) -> None:

@@ -24,7 +24,7 @@ _COMPARISONS_OF_TESTS = "/torch/testing/"
 
 
 class Decisions:
-    """Of this process. `way` is one of `LIKELY`, `TRUE` and `FALSE`."""
+    """The decisions of this process. `way` is one of `LIKELY`, `TRUE` and `FALSE`."""
 
     def __init__(self, way: str) -> None:
         self._way = way
@@ -42,7 +42,8 @@ class Decisions:
 
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
-        """What is decided within is of no consequence: how a tensor is printed."""
+        """Leaves out decisions made within, which are of no consequence: how a tensor is
+        printed."""
         self._silent += 1
         try:
             yield
@@ -60,7 +61,7 @@ class Decisions:
             writer.undecided(site, what)
 
     def condition(self, stand_in: bool, what: str) -> bool:
-        """Which way to go. `stand_in`: what the values that stand in say."""
+        """Decides which way to go. `stand_in`: the way of the values that stand in."""
         if self._silent:
             return stand_in
         frame = sys._getframe(1)
@@ -86,7 +87,8 @@ def _without_failing(frame: FrameType | None, stand_in: bool) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _wanted(file: str, line: int) -> bool | None:
-    """What a condition at this line must be for the program to go on; None where it may be both."""
+    """Returns what a condition at this line must be for the program to go on; None where it may be
+    both."""
     for node in _statements(file):
         last = getattr(node, "end_lineno", None) or node.lineno
         if isinstance(node, ast.Assert) and node.lineno <= line <= last:
@@ -107,8 +109,8 @@ def _statements(file: str) -> tuple[ast.Assert | ast.If, ...]:
 
 
 def _passes(test: ast.expr) -> bool:
-    """What the condition within a test must be for the test to hold: `not found` and
-    `found is False` want it to be false."""
+    """Returns what the condition within a test must be for the test to hold: `not found` and `found
+    is False` want it to be false."""
     match test:
         case ast.UnaryOp(ast.Not(), operand):
             return not _passes(operand)

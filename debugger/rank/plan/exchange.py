@@ -16,7 +16,7 @@ from .taint import Taint
 from .wire import Message, PlannerLine
 
 FEW_ELEMENTS = 16
-"""So many floats are numbers that steer a program; more are data."""
+"""The most floats that are taken for numbers that steer a program; more are data."""
 MOST_OBJECT_BYTES = 64 << 20
 """Bytes are objects, which always travel, up to so many."""
 _EXACT = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
@@ -37,7 +37,7 @@ class Planner:
         self._before_wait = before_wait
         self._found = found
         self.kept: list[Any] = []
-        """What must live as long as the rank."""
+        """Objects that must live as long as the rank."""
 
     def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
         """Say something that needs no answer."""
@@ -51,7 +51,7 @@ class Planner:
         return self._line.ask(words, values)
 
     def recall(self, asked: str) -> str | None:
-        """What a rank has found for this that comes out the same on all; None where none has."""
+        """Returns a rank's result for this that is the same on all; None where none has it."""
         known = self._found.get(asked)
         if known is not None:
             return known

@@ -26,6 +26,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
+from distcore.registration import UNBUFFERED
+
 from ...record.requests.plan_request import Outcome, Request
 from ..record import call_site
 from . import child, memory
@@ -37,11 +39,11 @@ _MEMORY_SHARE = 0.5
 _ENOUGH_BYTES, _SHARE_OF_MUCH = 5 << 29, 0.125
 """A plan does with so much, and takes more only of a machine that has plenty."""
 _USUAL_BYTES = 64 << 20
-"""Of memory of its own, what a rank of a small program takes."""
+"""The memory of its own that a rank of a small program takes."""
 _OWN_LOG = f"{str(__package__).rpartition('.')[0]}.log.encoding"
 _FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy", _OWN_LOG)
-"""What most programs import, or this tool for them, later than the first rank can tell: each rank
-would do it by itself. What a log is written with is half of what a small program costs."""
+"""Modules that most programs import, or this tool for them, later than the first rank can tell:
+each rank would do it by itself. A log's own module is half of what a small program costs."""
 _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
 
 
@@ -61,7 +63,10 @@ class Forker:
     def run(self) -> None:
         """All ranks, to their ends."""
         began_s = time.monotonic()
-        _open_many_files()
+        # Every rank that waits takes two descriptors here.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._import_all(_FIRST)
         with contextlib.closing(self.scheduler):
             self.scheduler.run()
@@ -74,6 +79,7 @@ class Forker:
             scheduler.most_bytes,
             scheduler.most_waiting,
             self._request.accelerator,
+            UNBUFFERED,
         )
         path = self._request.directory / Outcome.NAME
         path.write_text(outcome.to_json())
@@ -120,15 +126,15 @@ class Forker:
 
     @property
     def _barriers_wait(self) -> bool:
-        """What a program does between two barriers may need what another rank did before, such as a
-        file. Where not all ranks can be kept, and nothing may be taken for granted of those that
-        have not come, each barrier would have most of them run again."""
+        """Whether ranks wait at barriers. Between two of them a program may need what another rank
+        did before, such as a file. Where not all ranks can be kept, and nothing may be taken for
+        granted of those that have not come, each barrier would have most of them run again."""
         complete = len(self._request.ranks) == self._request.world_size
         return complete and (self._fit or self.scheduler.by_symmetry)
 
 
 def _usual_memory_bytes(available: int) -> int:
-    """What the ranks that wait may have, where nobody says it."""
+    """Returns the memory that the waiting ranks may have, where no option gives it."""
     enough = max(_ENOUGH_BYTES, int(available * _SHARE_OF_MUCH))
     return min(enough, int(available * _MEMORY_SHARE))
 
@@ -158,13 +164,6 @@ def _is_installed(name: str) -> bool:
     if not origin:
         return False
     return call_site.frame_kind(origin) != call_site.USER
-
-
-def _open_many_files() -> None:
-    """Every rank that waits takes two descriptors here."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def main() -> None:

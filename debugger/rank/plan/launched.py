@@ -36,6 +36,7 @@ import torch.distributed
 import torch.multiprocessing
 
 from ...record.requests.plan_request import Outcome, Request
+from ..limits import AFTERWARDS_S
 from ..record import call_site
 from ..torch_private import planned_accelerator, planning
 from . import child
@@ -48,8 +49,6 @@ _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", 
 _OURS = ("DISTDEBUG", "TORCHDYNAMO_DISABLE", "CUDA_VISIBLE_DEVICES")
 _POOLS = ("multiprocessing.pool", "concurrent.futures.process")
 _USUAL_LOCAL_SIZE = 8
-_AFTERWARDS_S = 30
-"""How long the program may go on when its ranks have ended, in case it starts more of them."""
 
 
 @dataclass(slots=True)
@@ -170,7 +169,7 @@ class Launcher:
         return (1 << 22) + 1 + at
 
     def status_of(self, at: int) -> int | None:
-        """How it ended, as multiprocessing says it."""
+        """Returns how the process ended, as multiprocessing says it."""
         return self._started[at].status
 
     def _it_joins(self) -> None:
@@ -223,7 +222,7 @@ class Launcher:
             os.close(descriptor)
         if any(started.status for started in self._started) or forker.scheduler.cut:
             _leave()  # results that it would wait for never come
-        signal.alarm(_AFTERWARDS_S)
+        signal.alarm(AFTERWARDS_S)
 
     def _surround(self, rank: int) -> None:
         """In a rank, before anything of it: what is here for the launcher only is taken back."""
@@ -321,7 +320,7 @@ class PlannedProcess:
         return self.poll()
 
     def terminate(self) -> None:
-        """They have ended when this could be meant for them."""
+        """Does nothing: the processes have ended when this could be meant for them."""
 
     kill = interrupt = close = terminate
 

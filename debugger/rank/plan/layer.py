@@ -28,7 +28,7 @@ from .store import PlannedStore
 
 
 class PlannedAgreement(Agreement):
-    """Nobody is asked: that is what the simulation is for."""
+    """An agreement that asks no rank: agreement is what the simulation is for."""
 
     def guard(self, record: GroupRecord, store: Any) -> None:
         """Calls are made at once."""
@@ -36,7 +36,7 @@ class PlannedAgreement(Agreement):
     def monitored_barrier(
         self, record: GroupRecord, store: Any, backends: Callable[..., None]
     ) -> Callable[..., None]:
-        """The backend's, which waits for nobody."""
+        """Returns the backend's, which waits for no rank."""
         del record, store
         return backends
 
@@ -52,7 +52,7 @@ class PlannedLayer(Layer):
         writer.find_line = self.recorder.safe_site
         self._program = writer
         self.places: Places | None = None
-        """Where tensors are, where GPUs are pretended."""
+        """The devices of tensors, where GPUs are pretended."""
 
     def observe(self) -> None:
         super().observe()
@@ -79,9 +79,9 @@ class PlannedLayer(Layer):
         """No thread looks at it from time to time: nobody waits for its heartbeat."""
 
     def _stand_before_calls(self) -> None:
-        """What the layer and the backend look at is no part of the program, and need not be
-        followed as such: a gather among many ranks has as many tensors, each of which is looked at
-        often."""
+        """Leaves out the looks of the layer and the backend, which are no part of the program, and
+        need not be followed as such: a gather among many ranks has as many tensors, each of which
+        is looked at often."""
         for name in (*METHODS, *CPP_NAMES):
             original = getattr(CheckedGroup, name, None)
             if original is not None:
@@ -100,7 +100,7 @@ class PlannedLayer(Layer):
 
     @staticmethod
     def _refuse_other_devices(group: CheckedGroup, args: tuple[Any, ...], places: Places) -> None:
-        """As torch does where no backend of the group is for a tensor's device."""
+        """Raises as torch does where no backend of the group is for a tensor's device."""
         __tracebackhide__ = True
         if set(by_device(group._record.backend.lower()).values()) != {"nccl"}:
             return

@@ -1,4 +1,4 @@
-"""How much memory planned ranks have of their own, and how much this machine has left."""
+"""The memory that planned ranks have of their own, and that this machine has left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What a version of cgroups says of memory, and where."""
+    """The files of a version of cgroups, and their words for memory."""
 
     limit: str
     used: str
@@ -30,7 +30,7 @@ _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file", "memory.eve
 
 
 def private_bytes(pid: int) -> int:
-    """What the process has that no other shares; 0 where nobody can tell."""
+    """Returns the bytes of a process that no other shares; 0 where they cannot be read."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -39,7 +39,7 @@ def private_bytes(pid: int) -> int:
 
 
 def cpu_ticks(pid: int) -> int:
-    """How long the process has computed, in ticks; 0 where nobody can tell."""
+    """Returns how long the process has computed, in ticks; 0 where that cannot be read."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
         return sum(map(int, stat[stat.rindex(")") + 2 :].split()[11:13]))
@@ -48,11 +48,14 @@ def cpu_ticks(pid: int) -> int:
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
-    """What may be used yet: of the machine, and of what this process's container may have."""
+    """Returns what may be used yet: of the machine, and of what this process's container may
+    have."""
     found = [_of_machine(proc, "MemAvailable")]
     for group, files, limit in _limits(proc, cgroups):
         used = _number(group / files.used) or 0
-        found.append(max(0, limit - used + _file_pages(group, files)))
+        # Part of the container's memory is only a copy of files.
+        of_files = _counted(group / "memory.stat", files.of_files)
+        found.append(max(0, limit - used + of_files))
     return min(found)
 
 
@@ -84,8 +87,8 @@ def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[Path, _Files, int]]:
 
 @functools.lru_cache(maxsize=1)
 def _groups(proc: Path, cgroups: Path) -> tuple[tuple[Path, _Files], ...]:
-    """Those that may: its own, and those around it. A process that runs a plan stays in them, and
-    looks at its memory four times a second."""
+    """Returns the cgroups with a limit: its own, and those around it. A process that runs a plan
+    stays in them, and looks at its memory four times a second."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -119,11 +122,6 @@ def _number(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None  # "max"
-
-
-def _file_pages(group: Path, files: _Files) -> int:
-    """Of the container's memory, what is only a copy of files."""
-    return _counted(group / "memory.stat", files.of_files)
 
 
 def _counted(path: Path, name: str) -> int:

@@ -19,7 +19,7 @@ _LOOKED_UP = ("gethostbyname", "gethostbyname_ex", "getaddrinfo")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank is among all."""
+    """The place of a rank among all."""
 
     rank: int
     size: int
@@ -30,7 +30,7 @@ class Place:
 
 
 def variables(place: Place) -> dict[str, int]:
-    """What schedulers and MPIs call that."""
+    """Returns the variables by which schedulers and MPIs tell a rank its place."""
     return {
         "SLURM_PROCID": place.rank,
         "SLURM_NTASKS": place.size,
@@ -53,7 +53,8 @@ def variables(place: Place) -> dict[str, int]:
 
 
 def answer_for_schedulers(place: Place, environment: MutableMapping[str, str]) -> None:
-    """Those that there are say who this rank is; of a job of Slurm there are all."""
+    """Sets the variables of schedulers that there are to this rank; of a job of Slurm all of
+    them."""
     in_a_job = "SLURM_JOB_ID" in environment or "SLURM_PROCID" in environment
     for name, value in variables(place).items():
         if name in environment or (in_a_job and name.startswith("SLURM_")):

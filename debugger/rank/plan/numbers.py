@@ -54,7 +54,7 @@ _FLOAT_FUNCTIONS = (
 )
 _DECIDING_FUNCTIONS = ("isnan", "isinf", "isfinite", "isclose")
 LIKELY = {"isfinite": True, **dict.fromkeys(("isnan", "isinf", "isposinf", "isneginf"), False)}
-"""What functions of this name say of a number that is not known: most are finite."""
+"""The results of functions of this name for a number that is not known: most are finite."""
 _ROUNDING_FUNCTIONS = ("ceil", "floor", "trunc")
 
 
@@ -63,8 +63,8 @@ class Undecided:
 
     decisions: Decisions
     of_process: ClassVar[Decisions]
-    """Who is told of those that are made by the type alone, as `statistics` makes its results, or
-    that another rank has sent."""
+    """The decisions that are told of numbers made by the type alone, as `statistics` makes its
+    results, or sent by another rank."""
     any_made: ClassVar[bool] = False
     """Whether there has been one in this process: else nobody need look for them."""
     __slots__ = ()
@@ -88,7 +88,7 @@ class Undecided:
 
 
 class UndecidedFloat(Undecided, float):
-    """One that is a float to everybody."""
+    """An undecided number that is a float to all code."""
 
     decisions: Decisions
 
@@ -134,7 +134,7 @@ class UndecidedFloat(Undecided, float):
 
 
 class UndecidedInteger(Undecided):
-    """One that is an integer only to who asks it."""
+    """An undecided number that is an integer only to code that asks it."""
 
     __slots__ = ("decisions", "value")
 
@@ -145,7 +145,7 @@ class UndecidedInteger(Undecided):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What programs ask by isinstance(), as who writes numbers down does."""
+        """The class for isinstance(), by which code that writes numbers down asks."""
         return type(self.value)
 
     def __getattr__(self, name: str) -> Any:
@@ -237,7 +237,7 @@ def known_as(value: Any, decisions: Decisions) -> Any:
 
 
 def unknown_in(values: Any, depth: int = 3) -> Decisions | None:
-    """Who is told about a number that is not known, among these or in lists of them."""
+    """Returns the decisions of a number that is not known, among these or in lists of them."""
     if not Undecided.any_made:
         return None
     if isinstance(values, Undecided):

@@ -1,5 +1,5 @@
-"""What values that are not known came of: of a call that gives all ranks the same, and of the
-operators and known values since.
+"""The origins of values that are not known: a call that gives all ranks the same, and the operators
+and known values since.
 
 Where two ranks have made the same of the same, a real run has the same value on both, whatever it
 is. So it has an origin: a number that is the same on these ranks and on no others. It is known how
@@ -23,18 +23,19 @@ from .numbers import Undecided, plain
 OWN = b""
 """The origin of what may be another value on each rank."""
 _MOST_BYTES = 1 << 20
-"""Of a known tensor with more, its ends say which one it is."""
+"""The most bytes of a known tensor that are read whole; of a larger one its ends say which it
+is."""
 
 OriginOf = Callable[[Tensor], bytes | None]
-"""Of memory that holds values which are not known; None of any other."""
+"""Returns the origin of memory that holds values which are not known; None of any other."""
 
 
 class _NoOrigin(Exception):
-    """Of something in a call nobody can say whether other ranks have the same."""
+    """The call has an argument of which it cannot be told whether other ranks have the same."""
 
 
 def mixed(*parts: bytes | str | int) -> bytes:
-    """One origin of several; that of nobody else where one of them is that."""
+    """Returns one origin of several; `OWN`, which no other rank has, where one of them is that."""
     digest = hashlib.blake2b(digest_size=8)
     for one in parts:
         if one == OWN:
@@ -45,7 +46,7 @@ def mixed(*parts: bytes | str | int) -> bytes:
 
 
 def within(tensor: Tensor) -> str:
-    """Which part of its memory a tensor is, and how it is read."""
+    """Returns which part of its memory a tensor is, and how it is read."""
     return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.storage_offset()}"
 
 
@@ -60,7 +61,8 @@ class Call:
         self._operator = operator
         self._origin_of = origin_of
         self._overwritten = {id(one) for one in operator.overwritten_in(args, kwargs)}
-        self._seed = _generator_state() if operator.is_seeded else b""
+        generator: Any = torch.default_generator
+        self._seed = _bytes_of_state(generator.get_state()) if operator.is_seeded else b""
         # Each tensor of a list of the same operator's has come of those at its own place.
         foreach = "._foreach_" in operator.text and _is_list(args[0])
         self._by_place = len(args[0]) if foreach else 0
@@ -130,8 +132,8 @@ class Call:
 
 
 def content(tensor: Tensor) -> bytes:
-    """What tells the elements of a known tensor from others. Raises `RuntimeError` where it has
-    none to be read."""
+    """Returns what tells the elements of a known tensor from others. Raises `RuntimeError` where it
+    has none to be read."""
     if tensor.is_meta or not tensor.numel():
         return b"none"
     if tensor.layout is not torch.strided:
@@ -150,10 +152,6 @@ def content(tensor: Tensor) -> bytes:
 
 def _is_list(given: Any) -> bool:
     return isinstance(given, list | tuple) and all(isinstance(one, Tensor) for one in given)
-
-
-def _generator_state() -> bytes:
-    return _bytes_of_state(torch.default_generator.get_state())
 
 
 def _bytes_of_state(state: Tensor) -> bytes:

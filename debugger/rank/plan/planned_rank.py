@@ -16,8 +16,8 @@ from ...record.writing.program_writer import program_path
 from .wire import Message, Unpacker, packed
 
 _MOST_CHECKS = 50
-"""Who has asked so often for keys that are not there, and for nothing else, is in a loop that waits
-for them: each further look is as a sleep."""
+"""The number of questions for keys that are not there, and for nothing else, after which a rank is
+in a loop that waits for them: each further look is as a sleep."""
 
 ASKS, JOINS, MOVES = "asks", "joins", "moves"
 """The main thread waits for an answer; it waits for threads that do; something may still happen."""
@@ -27,9 +27,9 @@ Request = tuple[list[Any], list[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where the threads of a rank stand (see `standing_threads`). `doubtful`: one stands in what
-    nobody here knows; `site`: the line of the main thread that joins others; `slept`: the number of
-    each thread, and how often it has slept so far."""
+    """The threads of a rank as they stand (see `standing_threads`). `doubtful`: one stands in code
+    that is not known here; `site`: the line of the main thread that joins others; `slept`: the
+    number of each thread, and how often it has slept so far."""
 
     word: str = MOVES
     doubtful: bool = False
@@ -46,16 +46,16 @@ class Planned:
     connection: socket.socket | None = None
     unpacker: Unpacker = field(default_factory=Unpacker)
     requests: dict[int, Request] = field(default_factory=dict)
-    """What its threads wait for, by number; of one that was ended meanwhile, what they waited for
-    then."""
+    """By number, the requests for which its threads wait; of a rank that was ended meanwhile, those
+    of then."""
     of_others: set[int] = field(default_factory=set)
     """The numbers of those that are not its main thread's."""
     measure_at_s: float = 0.0
     began_s: float = 0.0
     cpu_ticks: int = -1
     slept_s: float = 0.0
-    """Of planned time, also by a run of it that was ended since; and what this run has asked for:
-    the first so much of that is over for it already."""
+    """Planned time, also by a run of it that was ended since; and what this run has asked for: the
+    first so much of that is over for it already."""
     asked_s: float = 0.0
     limit_s: float = 0.0
     since_s: float = 0.0
@@ -66,7 +66,7 @@ class Planned:
     alone: bool = True
     """The thread that asked last is the only one of Python's."""
     stands: Standing | None = None
-    """What it said last of its threads."""
+    """Its last answer about its threads."""
     rests: bool = False
     """None of its threads can do anything before an answer comes."""
     runs: int = 0
@@ -74,7 +74,7 @@ class Planned:
 
     @property
     def waits(self) -> bool:
-        """It waits for what others do, and does not just sleep."""
+        """Whether it waits for what others do, and does not just sleep."""
         return all(request[0][0] != "sleep" for request in self.requests.values())
 
     def looks_in_vain(self, words: Sequence[Any], answer: Message | None) -> bool:
@@ -112,6 +112,6 @@ class Planned:
                 file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def note_cut(self, directory: Path, why: str, stuck: bool) -> None:
-        """That nothing more is known of it. `stuck`: it waits for what never comes."""
+        """Notes that nothing more is known of the rank. `stuck`: it waits for what never comes."""
         stands = (self.stands if stuck else None) or Standing()
         self.note(directory, ["cut", why, stands.site, stuck, stands.word == JOINS])

@@ -30,7 +30,7 @@ def refuse(directory: Path, name: str, sentence: str) -> NoReturn:
 
 
 def line_of_user() -> str:
-    """Where the program is, such as "train.py:30"; "" where none of it is on the stack."""
+    """Returns where the program is, such as "train.py:30"; "" where none of it is on the stack."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename

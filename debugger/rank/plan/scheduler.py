@@ -1,6 +1,6 @@
-"""Who of the planned ranks runs when: a few at a time, the others wait for what only they can give.
+"""The scheduler of planned ranks: a few run at a time, the others wait for what only they can give.
 
-A rank that waits for a value keeps its process, and somebody else gets its place. Where the memory
+A rank that waits for a value keeps its process, and another rank gets its place. Where the memory
 does not do for all that wait, it is taken for granted that the others will give what all gave so
 far (numbers that differ between ranks are not known then). Where that cannot be, or has proved
 wrong, some of them are ended, and run again from their start when what they wait for is there: a
@@ -21,24 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..limits import (
+    CHECK_S,
+    LONGEST_WAIT_S,
+    MEASURE_AFTER_S,
+    PLANNED_GRACE_S,
+    PLANNED_RANKS_EVERY_S,
+    VAIN_S,
+)
 from . import memory
 from .board import Board, waits_for
 from .planned_rank import MOVES, Planned, Standing
 from .wire import LOOK, Message, Unpacker
 
 _CHUNK = 1 << 18
-_LONGEST_WAIT_S = 60.0
-"""A store's wait that a program gives up within this time is given up in a plan; any longer one is
-a wait that a run would be stopped in."""
 _MOST_VAIN = 200
-_VAIN_S = 120.0
-"""Where ranks that sleep are woken so often, for so long of planned time, and nobody does anything
-else, they wait in loops for what never comes."""
-_CHECK_S = 1.0
-"""How long one more look for keys that are not there sleeps."""
-_LOOK_EVERY_S = 0.25
-_MEASURE_AFTER_S = 2.0
-_GRACE_S = 1.0
 _FULL = "the machine's memory was full"
 
 Fork = Callable[[int, socket.socket], int]
@@ -85,7 +82,7 @@ class Scheduler:
         self._woken_in_vain = 0
         self._in_vain: set[tuple[int, int]] = set()  # rank and number of such a sleep
         self._now_s = 0.0
-        """Of planned time. Who sleeps up to then is woken beside those that run."""
+        """The planned time. A rank that sleeps up to then is woken beside those that run."""
         self._moved = False  # whether a rank has done anything since this was looked at
         self._happened_s = 0.0
         """When something else than sleep was last heard of, in planned time."""
@@ -98,7 +95,7 @@ class Scheduler:
         """Processes that were started."""
         self.most_waiting = 0
         self.most_bytes = 0
-        """Of private memory, the most that one rank had when it was looked at."""
+        """The most private memory that one rank had when it was measured."""
 
     def __repr__(self) -> str:
         run, wait, come = map(len, (self._running, self._waiting, self._new))
@@ -116,17 +113,17 @@ class Scheduler:
                     self._end_all()
                     return
                 continue
-            self._listen(_LOOK_EVERY_S)
+            self._listen(PLANNED_RANKS_EVERY_S)
             if self._board.refuted:
                 self._start_anew()
             now_s = time.monotonic()
-            if now_s - looked_s > _LOOK_EVERY_S:
+            if now_s - looked_s > PLANNED_RANKS_EVERY_S:
                 looked_s = now_s
                 self._look(now_s)
 
     @property
     def found(self) -> Mapping[str, str]:
-        """What ranks have found so far that comes out the same on all."""
+        """The results of ranks so far that are the same on all."""
         return self._board.found
 
     # -- starting ------------------------------------------------------------------------------
@@ -185,7 +182,7 @@ class Scheduler:
             return False
         self._now_s = max(self._now_s, until_s)
         planned = self._waiting[rank]
-        in_vain = self._woken_in_vain >= _MOST_VAIN and until_s > self._happened_s + _VAIN_S
+        in_vain = self._woken_in_vain >= _MOST_VAIN and until_s > self._happened_s + VAIN_S
         if in_vain and number in planned.of_others:
             self._in_vain.add((rank, number))  # what is for itself, such as a watch
             return True
@@ -279,8 +276,8 @@ class Scheduler:
             else:
                 answer = self._board.answer(planned.rank, words, values)
             if planned.looks_in_vain(words, answer):
-                planned.asked_s += _CHECK_S
-                planned.requests[number] = (["sleep", _CHECK_S, *words], values)
+                planned.asked_s += CHECK_S
+                planned.requests[number] = (["sleep", CHECK_S, *words], values)
                 self._park(planned)
             elif answer is not None:
                 planned.say(number, answer)
@@ -289,7 +286,7 @@ class Scheduler:
                 self._park(planned)
 
     def _park(self, planned: Planned) -> None:
-        """It cannot go on for now, or one of its threads cannot."""
+        """Parks a rank that cannot go on for now, or one of whose threads cannot."""
         if planned.rank not in self._running:
             return
         planned.waited += 1
@@ -301,7 +298,7 @@ class Scheduler:
         # come far needs what it needs: each look is at twice the age of the last.
         now_s = time.monotonic()
         if now_s >= planned.measure_at_s:
-            planned.measure_at_s = now_s + max(_MEASURE_AFTER_S, now_s - planned.began_s)
+            planned.measure_at_s = now_s + max(MEASURE_AFTER_S, now_s - planned.began_s)
             planned.private_bytes = memory.private_bytes(planned.pid)
             self.most_bytes = max(self.most_bytes, planned.private_bytes)
         self.most_waiting = max(self.most_waiting, len(self._waiting))
@@ -332,7 +329,7 @@ class Scheduler:
         return any(found)
 
     def _start_anew(self) -> None:
-        """Somebody gave something else than was assumed: all is run again, without assumptions."""
+        """Starts all ranks again, without assumptions: one gave something else than was assumed."""
         self.by_symmetry = False
         for planned in [*self._running.values(), *self._waiting.values()]:
             self._ended_for_room[planned.rank] = planned  # nothing is noted of their ends
@@ -390,7 +387,7 @@ class Scheduler:
                     continue
                 planned.cpu_ticks = ticks
             used_s = planned.used_s + now_s - planned.since_s
-            if planned.told_to_end_s and now_s - planned.told_to_end_s > _GRACE_S:
+            if planned.told_to_end_s and now_s - planned.told_to_end_s > PLANNED_GRACE_S:
                 self.cut.setdefault(planned.rank, f"it ran for {self._limits.time_s:g} s")
                 planned.kill()
             elif used_s > self._limits.time_s and not planned.told_to_end_s:
@@ -405,8 +402,9 @@ class Scheduler:
             largest.kill()
 
     def _let_time_pass(self) -> bool:
-        """Nobody can go on: so who sleeps is woken, and when nobody does, waits for keys come to
-        their time limit, the shortest one first. False where no wait has one."""
+        """Lets time pass when no rank can go on: a sleeping rank is woken, and when none sleeps,
+        waits for keys come to their time limit, the shortest one first. False where no wait has
+        one."""
         if self._wake_one():
             return True
         timed = [
@@ -414,7 +412,7 @@ class Scheduler:
             for planned in self._waiting.values()
             for number, request in planned.requests.items()
             if request[0][:2] in (["store", "wait"], ["store", "get"])
-            and 0 < planned.limit_s <= _LONGEST_WAIT_S
+            and 0 < planned.limit_s <= LONGEST_WAIT_S
         ]
         if not timed:
             return False
@@ -433,7 +431,7 @@ class Scheduler:
             return True
         before = {one.rank: one.stands for one in unsure}
         doubtful = any(one.stands is not None and one.stands.doubtful for one in unsure)
-        if not self._stand_still(unsure, _LOOK_EVERY_S if doubtful else 0.0):
+        if not self._stand_still(unsure, PLANNED_RANKS_EVERY_S if doubtful else 0.0):
             return True
         for one in unsure:
             found = one.stands or Standing()
@@ -455,7 +453,7 @@ class Scheduler:
         while any(one.stands is None for one in unsure) and time.monotonic() < until_s:
             if self._moved:
                 return False
-            self._listen(_LOOK_EVERY_S)
+            self._listen(PLANNED_RANKS_EVERY_S)
         return not self._moved
 
     def _listen(self, longest_s: float) -> None:
@@ -469,7 +467,7 @@ class Scheduler:
                 self._reap(planned)
 
     def _end_all(self) -> None:
-        """Those that are left wait for one another, or for what nobody gives."""
+        """Ends the ranks that are left, which wait for one another, or for what no rank gives."""
         for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
             asked = [request[0] for request in planned.requests.values()]
             words = min(asked, key=lambda one: one[0] == "sleep", default=[])

@@ -16,7 +16,8 @@ from .taint import Taint
 
 
 class SentObjects:
-    """Of this process. `pickler` is what torch is to write objects for other ranks with."""
+    """The objects sent from this process. torch is to write those for other ranks with
+    `pickler`."""
 
     def __init__(self, taint: Taint) -> None:
         Taint.of_process = taint

@@ -1,5 +1,5 @@
-"""Where the threads of a planned rank stand, as one of them tells that waits for an answer: whether
-any of the others may yet do something before an answer comes.
+"""The threads of a planned rank, as one of them tells that waits for an answer: whether any of the
+others may yet do something before an answer comes.
 
 A thread that waits for another one of its process, and for that without a limit of time, can do
 nothing before that one has. So where the main thread joins a thread whose call never ends, the rank
@@ -18,12 +18,11 @@ from types import FrameType
 from typing import Any
 
 from ...record.process_stat import times_slept
+from ..limits import LONGEST_WAIT_S
 from ..record import call_site, frames
 from .planned_rank import ASKS, JOINS, MOVES
 from .wire import PlannerLine
 
-LONGEST_S = 60.0
-"""A wait with a longer limit of time is one that a run would be stopped in."""
 _TASKS = Path("/proc/self/task")
 _ASKING = frozenset({PlannerLine.ask.__code__, PlannerLine._read.__code__})
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown"})
@@ -33,7 +32,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)
 
 
 class _In(Enum):
-    """What a thread stands in: a wait for an answer, for another thread, for one with a limit of
+    """The state of a thread: a wait for an answer, for another thread, for one with a limit of
     time, or anything else."""
 
     ASK = auto()
@@ -99,7 +98,7 @@ def _stands_in(frame: FrameType, native: int | None) -> _In:
         return _In.ASK
     if (module == "threading" and name in _WAITS) or _in_bare_loop(frame):
         limit_s = frames.variables(frame).get("timeout")
-        in_time = limit_s is not None and 0 <= limit_s <= LONGEST_S
+        in_time = limit_s is not None and 0 <= limit_s <= LONGEST_WAIT_S
         return _In.TIMED_LOCK if in_time else _In.LOCK
     if (module, name) == _IDLE or (native is not None and _in_lock(native)):
         return _In.LOCK

@@ -48,11 +48,6 @@ class PlannedStore(dist.Store):  # type: ignore[misc]
             )
         return answer, [one or b"" for one in found]
 
-    def _wait(self, keys: Sequence[Any], timeout: timedelta | None) -> None:
-        limit_s = (timeout or self._timeout).total_seconds()
-        self._planner.tell(["limit", limit_s])
-        self._ask(["wait", *map(self._key, keys)], (), timeout)
-
     def set(self, key: Any, value: Any) -> None:
         self._ask(["set", self._key(key)], [_bytes(value)])
 
@@ -67,7 +62,9 @@ class PlannedStore(dist.Store):  # type: ignore[misc]
         return bool(self._ask(["check", *map(self._key, keys)])[0][0])
 
     def wait(self, keys: Sequence[Any], timeout: timedelta | None = None) -> None:
-        self._wait(keys, timeout)
+        limit_s = (timeout or self._timeout).total_seconds()
+        self._planner.tell(["limit", limit_s])
+        self._ask(["wait", *map(self._key, keys)], (), timeout)
 
     def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
         values = [_bytes(expected), _bytes(desired)]

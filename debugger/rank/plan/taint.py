@@ -1,4 +1,4 @@
-"""Which memory of this process holds values that only stand in for those of a real run."""
+"""The memory of this process with values that only stand in for those of a real run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .origins import OWN, mixed, within
 
 
 class Taint:
-    """Of this process's tensors."""
+    """The values of this process's tensors that are not known."""
 
     of_process: ClassVar[Taint]
-    """That of what another rank has sent."""
+    """The one for values that another rank has sent."""
 
     def __init__(self) -> None:
         self._marked: MarkedStorages[bytes] = MarkedStorages()
@@ -32,7 +32,7 @@ class Taint:
         return bool(self._marked)
 
     def begin(self) -> None:
-        """Something is about to be there that is not known."""
+        """Begins to follow values: one is about to be there that is not known."""
         first, self.before_first = self.before_first, None
         if first is not None:
             first()
@@ -53,7 +53,8 @@ class Taint:
             self._everywhere -= 1
 
     def origin(self, tensor: Tensor) -> bytes | None:
-        """What the values came of, which are not known (see `origins`); None where they are."""
+        """Returns what the values came of, which are not known (see `origins`); None where they
+        are."""
         found = self._marked.of(tensor)
         return OWN if found is None and self._everywhere else found
 

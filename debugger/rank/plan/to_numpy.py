@@ -18,7 +18,8 @@ _OF_LISTS = (
     *("nanmean", "nansum", "nanmin", "nanmax", "stack", "concatenate", "isclose", "allclose"),
 )
 _MANY = 64
-"""Who has a longer list of numbers of which some are not known has one at an end of it."""
+"""The longest list that is searched whole; a longer one with unknown numbers has one at an end of
+it."""
 
 
 def teach_numpy(numpy: Any) -> None:
@@ -43,7 +44,7 @@ def _telling(usual: Any) -> Any:
 
 
 def _ends(given: Any) -> Any:
-    """Where such numbers would be found."""
+    """Returns the part of the arguments in which such numbers would be found."""
     if isinstance(given, list | tuple) and len(given) > _MANY:
         return [*given[:_MANY], given[-1]]
     return given if isinstance(given, list | tuple | Undecided) else None

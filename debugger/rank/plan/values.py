@@ -52,17 +52,18 @@ _SHAPED_BY_NUMBERS = frozenset(
     {"arange", "range", "linspace", "logspace", "one_hot", "chunk", "split", "unflatten"}
 )
 _AGREED_BYTES = 1 << 16
-"""What is looked at of values that are not known is the same on ranks that have made it of the
-same, where it is no larger."""
+"""The most bytes of unknown values that are the same, when read, on ranks that have made them of
+the same."""
 _READS = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "numpy", "__array__")
 
 
 Agree = Callable[[str, str, bytes], bytes]
-"""What was given first for this name, by whichever rank (see `Exchange.agreed`)."""
+"""Returns the value given first for this name, by whichever rank (see `Exchange.agreed`)."""
 
 
 class Values(Watching):
-    """Of this process. `devices`: those that are pretended, where the program is to have any."""
+    """The values of this process. `devices`: those that are pretended, where the program is to have
+    any."""
 
     def __init__(
         self,
@@ -94,7 +95,10 @@ class Values(Watching):
         for name in ("__repr__", "__str__", "__format__"):
             self._patch_print(name)
         taint = self._taint
-        ask_sizes(_known_size, lambda: taint.before_first is not None)
+        ask_sizes(
+            lambda size: operator.index(size) if isinstance(size, UndecidedInteger) else size,
+            lambda: taint.before_first is not None,
+        )
         taint.before_first = functools.partial(watch_thread, self)
         if self._devices is not None or not BELOW_OTHERS.works:
             taint.begin()
@@ -195,14 +199,11 @@ class Values(Watching):
 
     def _is_shaped_by_values(self, known: Operator, args: tuple[Any, ...]) -> bool:
         if known.name == "index":
-            return self._by_mask(args)
+            return any(
+                one.dtype in (torch.bool, torch.uint8) and self._taint.has(one)
+                for one in tensors_of(args[1:])
+            )
         return known.name in _SHAPED_BY_VALUES or known.shapes
-
-    def _by_mask(self, args: tuple[Any, ...]) -> bool:
-        return any(
-            one.dtype in (torch.bool, torch.uint8) and self._taint.has(one)
-            for one in tensors_of(args[1:])
-        )
 
     def _value(self, name: str, found: Any) -> Any:
         """A number that leaves the tensors, within torch."""
@@ -270,7 +271,7 @@ class Values(Watching):
         return self._call(func, tuple(map(plain, args)), known)
 
     def _beside_operators(self, name: str, found: Any, args: tuple[Any, ...]) -> None:
-        """What follows from the values of a tensor by other ways than operators."""
+        """Follows the values of a tensor that go by other ways than operators."""
         if name == "__deepcopy__":
             for given, one in zip(tensors_of(args[:1]), tensors_of(found), strict=False):
                 if self._taint.has(given):
@@ -341,10 +342,6 @@ class Values(Watching):
 
 def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and type(tensor) in (Tensor, Parameter)
-
-
-def _known_size(given: Any) -> Any:
-    return operator.index(given) if isinstance(given, UndecidedInteger) else given
 
 
 __all__ = ["UndecidedFloat", "Values"]

@@ -1,4 +1,4 @@
-"""How a planned rank and the process that runs it talk: a line of JSON, and the bytes with it.
+"""The wire between a planned rank and the process that runs it: a line of JSON, and bytes with it.
 
 Both ends are one program's; nothing is ever unpickled.
 """
@@ -20,11 +20,11 @@ LOOK = -2
 """The number of a question to the rank: see `PlannerLine.stands`."""
 
 Message = tuple[list[Any], list[bytes | None]]
-"""What is said, and values that are no JSON; None: one that is not known."""
+"""The words, and values that are no JSON; None: one that is not known."""
 
 
 def packed(words: Sequence[Any], values: Sequence[bytes | None] = ()) -> bytes:
-    """One message as bytes."""
+    """Returns a message as bytes."""
     sizes = [-1 if one is None else len(one) for one in values]
     head = json.dumps([list(words), sizes], separators=(",", ":")).encode()
     return b"".join([_HEAD.pack(len(head)), head, *(one for one in values if one)])
@@ -105,7 +105,7 @@ class PlannerLine:
             self._read()
 
     def _read(self) -> None:
-        """What is said to this rank, for whichever of its threads, up to the next answer."""
+        """Reads what is said to this rank, for whichever of its threads, up to the next answer."""
         answered = False
         while not answered:
             data = b""

@@ -18,15 +18,14 @@ from ...record.layout import SEEN_ASKING
 from ...record.process_stat import TICKS_PER_S, read_stat
 from ..group import outstanding, tracked_work
 from ..group.outstanding import Asked
+from ..limits import ASKING_CPU_S
 from ..record import frames
 from ..record.recorder import Recorder
 
 BEATS = 20
-"""So many beats of the heartbeat are looked at together."""
+"""The number of heartbeats that are looked at together."""
 ONLY_ASKS = 1000
-"""Who asks so often in them does nothing in between."""
-MOST_CPU_S = 0.5
-"""Who uses more in them computes."""
+"""The number of questions in them from which on a program does nothing in between."""
 _SLEEPS_IN = frozenset({"threading", "selectors"})
 _TASKS = Path("/proc/self/task")
 
@@ -84,7 +83,7 @@ class Asking:
         if window.beats < BEATS:
             return window
         cpu_s, times = _cpu_s(asked), asked.times - window.times
-        waits = times >= ONLY_ASKS or (times > 0 and cpu_s - window.cpu_s <= MOST_CPU_S)
+        waits = times >= ONLY_ASKS or (times > 0 and cpu_s - window.cpu_s <= ASKING_CPU_S)
         return _Window(asked.times, cpu_s, waits)
 
 

@@ -1,4 +1,4 @@
-"""Whose fault an exception is, where it was raised in this tool's code, or in torch's beneath it.
+"""The blame for an exception that was raised in this tool's code, or in torch's beneath it.
 
 torch refuses a wrong argument with a `raise`, or in C++. What the interpreter itself raises, an
 AttributeError or a subscript of something that has none, nobody has meant: in our own files it is
@@ -37,7 +37,7 @@ _RAISED_AT: dict[type[BaseException], set[int]] = {
 }
 """Errors that a backend raises as well, and the instructions at which the interpreter does."""
 _OF_CPP = re.compile(r"incompatible (function|constructor) arguments|argument '|must be Tensor")
-"""What the bindings of torch's C++ code say of a wrong argument."""
+"""The words of the bindings of torch's C++ code for a wrong argument."""
 _OURS = re.compile(r"\b(CheckedGroup|TrackedWork|_distdebug|distdebug\.rank)\b")
 _RPC = os.path.join(os.sep, "torch", "distributed", "rpc", "")
 _WORD = re.compile(r"[A-Za-z_]\w*")

@@ -1,5 +1,5 @@
-"""Who failed in a checkpoint of torch.distributed.checkpoint, which gathers what any rank raised,
-and has all of them raise one exception, the right ones as well as the wrong one."""
+"""The ranks that failed in a checkpoint of torch.distributed.checkpoint, which gathers what any
+rank raised, and has all of them raise one exception, the right ones as well as the wrong one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 
 def failures_of(error: BaseException) -> Mapping[int, BaseException]:
-    """What the ranks that failed have raised, by their numbers in the group of the checkpoint;
-    nothing, if the error is no such exception. The module is the program's to import."""
+    """Returns the exceptions of the ranks that failed, by their numbers in the group of the
+    checkpoint; nothing, if the error is no such exception. The module is the program's to import.
+    """
     module = sys.modules.get("torch.distributed.checkpoint.api")
     gathered = getattr(module, "CheckpointException", None)
     if gathered is None or not isinstance(error, gathered):

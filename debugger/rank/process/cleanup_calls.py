@@ -29,8 +29,8 @@ _EXITS = ("sys.exit", "os._exit", "exit")
 
 
 def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], None]:
-    """What a group calls with a call's number (or, with True, when it is destroyed) while an
-    exception is handled: noted once for each exception."""
+    """Returns what a group calls with a call's number (or, with True, when it is destroyed) while
+    an exception is handled: noted once for each exception."""
     noted: set[tuple[int, int]] = set()
 
     def look(number: int, destroys: bool) -> None:

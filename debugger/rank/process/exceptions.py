@@ -40,8 +40,8 @@ kind."""
 
 
 class Exceptions:
-    """Of this process. `issued_in`: the files, beside the group's own, in which calls enter the
-    backend. `explain`: who knows more of some errors than they say."""
+    """The exceptions of this process. `issued_in`: the files, beside the group's own, in which
+    calls enter the backend. `explain`: functions that know more of some errors than they say."""
 
     def __init__(
         self, recorder: Recorder, issued_in: Sequence[str], explain: Sequence[Explain]
@@ -59,7 +59,9 @@ class Exceptions:
         try:
             self._put(error, kind)
         except BaseException:
-            self._forget(error)
+            self._unmarked.discard(id(error))
+            with contextlib.suppress(AttributeError):
+                delattr(error, _RECORDED)
             raise
 
     def _put(self, error: BaseException, kind: type[RaisedNote]) -> None:
@@ -85,7 +87,8 @@ class Exceptions:
         cause = lost or (None if nature["communication"] else error.__cause__)
         cause = cause or next(iter(failures.values()), None)
         if cause is not None:
-            message += f", caused by {titled(cause)}{_at_users_line(cause)}"
+            at_line = at_site(_users_line(cause)) if cause.__traceback__ is not None else ""
+            message += f", caused by {titled(cause)}{at_line}"
         if lost is not None:
             nature["communication"] = True
             nature["address_in_use"] |= self.nature(lost)["address_in_use"]
@@ -152,11 +155,6 @@ class Exceptions:
             self._unmarked.add(id(error))
         return False
 
-    def _forget(self, error: BaseException) -> None:
-        self._unmarked.discard(id(error))
-        with contextlib.suppress(AttributeError):
-            delattr(error, _RECORDED)
-
     def nature(self, error: BaseException) -> Nature:
         """Whether torch.distributed raised it, for a wrong argument or for lost communication."""
         summary = traceback.extract_tb(error.__traceback__)
@@ -203,10 +201,6 @@ def users_site(recorder: Recorder, error: BaseException) -> int:
     if site is None:
         return recorder.site(sys._getframe(1))
     return recorder.site_at(site.file, site.line, site.function, site.through)
-
-
-def _at_users_line(error: BaseException) -> str:
-    return at_site(_users_line(error)) if error.__traceback__ is not None else ""
 
 
 def _users_line(error: BaseException) -> CallSite | None:

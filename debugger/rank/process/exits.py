@@ -46,7 +46,7 @@ PostMortem = Callable[[BaseException, Callable[[], None]], None]
 
 
 class Exits:
-    """Of this process."""
+    """The ends of this process."""
 
     def __init__(
         self,
@@ -97,10 +97,7 @@ class Exits:
         record before that; handlers run in the reverse of their order."""
         if not self._may_leave:
             self._may_leave = True
-            at_exit(self._begin_to_leave)
-
-    def _begin_to_leave(self) -> None:
-        self._recorder.writer.phase(Phase.EXITING, self._exit_code)
+            at_exit(lambda: self._recorder.writer.phase(Phase.EXITING, self._exit_code))
 
     def _at_exit(self) -> None:
         """Runs after the program's own handlers, since it was registered before them.
@@ -121,10 +118,10 @@ class Exits:
             os._exit(self._exit_code or int(self._caught > 0))
 
     def _look_back(self) -> None:
-        """What the process may have ended of, where nobody has said so: it counts if its status is
-        not 0. A program may have put a hook in place of ours (rich does); the interpreter keeps the
-        uncaught exception for all of them. And it may have swallowed a lost connection, and said
-        `raise SystemExit(1)`."""
+        """Looks for what the process may have ended of, where no hook was told: it counts if its
+        status is not 0. A program may have put a hook in place of ours (rich does); the interpreter
+        keeps the uncaught exception for all of them. And it may have swallowed a lost connection,
+        and said `raise SystemExit(1)`."""
         if self._exit_code or self._recorder.writer.detached:
             return
         error = self._uncaught()
@@ -134,7 +131,7 @@ class Exits:
             self._caught += 1
 
     def _uncaught(self) -> BaseException | None:
-        """What a hook of the program's was given in place of ours."""
+        """Returns the exception that a hook of the program's was given in place of ours."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         ours = sys.excepthook is self._hook
         return error if isinstance(error, BaseException) and not ours else None
@@ -171,8 +168,9 @@ class Exits:
         threading.excepthook = hook
 
     def _wrap_unraisablehook(self) -> None:
-        """What a handler of the program's lets out as the process ends changes not even its status.
-        Where its last call failed so, since the peer had left, nobody else would tell of it."""
+        """Records lost calls in the program's exit handlers. An error that one of them lets out
+        does not change the status. Where its last call failed so, since the peer had left, no other
+        record would tell of it."""
         original = sys.unraisablehook
 
         def hook(unraisable: Any) -> None:
@@ -219,9 +217,9 @@ class Exits:
         process_class._bootstrap = bootstrap
 
     def _wrap_terminate(self) -> None:
-        """Who ends its own child wants it so; multiprocessing ends those that are daemons, too, as
-        the process ends: among them may be ranks of a world of their own, which save checkpoints,
-        say."""
+        """Notes children that the program itself ends. A process that ends its own child wants it
+        so; multiprocessing ends those that are daemons, too, as the process ends: among them may be
+        ranks of a world of their own, which save checkpoints, say."""
 
         def terminates(child: Any) -> None:
             with contextlib.suppress(Exception):
@@ -272,8 +270,8 @@ class Exits:
         sys.exit = leave
 
     def left_by(self, error: SystemExit) -> int:
-        """Where this process is run by a program of ours, which asks in the interpreter's place:
-        the status that it ends with."""
+        """Returns the status with which this process ends, where a program of ours runs it, which
+        asks in the interpreter's place."""
         code = _code_of(error)
         self._left(code, error.__context__)
         return _status_of(code)
@@ -393,8 +391,9 @@ def _code_of(error: SystemExit) -> Any:
 
 
 def _status_of(code: Any) -> int:
-    """What the interpreter makes of the argument of `sys.exit`. Of a number its lowest eight bits
-    are the status: sys.exit(256) is a success. One that no C program could be given is -1."""
+    """Returns what the interpreter makes of the argument of `sys.exit`. Of a number its lowest
+    eight bits are the status: sys.exit(256) is a success. One that no C program could be given is
+    -1."""
     if code is None:
         return 0
     if not isinstance(code, int):

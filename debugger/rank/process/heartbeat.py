@@ -17,16 +17,15 @@ from distcore.base.background_thread import BackgroundThread
 from ...record.layout import SEEN_STILL
 from ...record.process_stat import times_slept
 from ..group import gpu_completion, outstanding
+from ..limits import HEARTBEAT_S, LAST_BEAT_S
 from ..log.own_faults import report_own_fault
 from ..record import call_site, frames
 from ..record.recorder import Recorder
 from .asking import Asking
 from .unwaited_work import UnwaitedWork
 
-PERIOD_S = 0.1
-_LAST_BEAT_S = 1.0
 _STILL_BEATS = 20
-"""So many beats long the main thread must stand still to count as waiting for a GPU."""
+"""The number of beats for which the main thread must stand still to count as waiting for a GPU."""
 _MOST_JOINS = 4
 _JOINING = frozenset({"join", "_wait_for_tstate_lock"})
 
@@ -61,11 +60,11 @@ class Heartbeat:
         """
         self._stop.set()
         if self.thread.is_alive():
-            self.thread.join(_LAST_BEAT_S)
+            self.thread.join(LAST_BEAT_S)
 
     def _run(self) -> None:
         also: Callable[[], None] | None = self._also
-        while not self._stop.wait(PERIOD_S):
+        while not self._stop.wait(HEARTBEAT_S):
             try:
                 self.beat()
             except Exception as error:
@@ -79,7 +78,7 @@ class Heartbeat:
                     report_own_fault("looking into the run directory", error)
 
     def beat(self) -> None:
-        """One look at the process."""
+        """Looks at the process once."""
         writer = self._recorder.writer
         outstanding.poll()
         gpu_completion.poll()
@@ -94,12 +93,12 @@ class Heartbeat:
         writer.heartbeat(free, serial, location)
 
     def _site(self, frame: FrameType | None) -> int:
-        """Of the main thread's, which may run meanwhile."""
+        """Returns the site of a frame of the main thread's, which may run meanwhile."""
         return self._recorder.site(frame, of_another=True)
 
     def _standing(self) -> FrameType | None:
-        """Where the main thread stands; where it waits for a thread in user code that is in no
-        recorded wait, where that one does."""
+        """Returns the frame of the main thread; where it waits for a thread in user code that is in
+        no recorded wait, that thread's."""
         frame = frames.of_thread(threading.main_thread().ident)
         for _ in range(_MOST_JOINS):
             ident = frames.awaited(frame)

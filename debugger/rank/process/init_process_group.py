@@ -33,7 +33,7 @@ from .exits import Exits
 from .unwaited_work import UnwaitedWork
 
 _MOST_BYTES = 1 << 20
-"""Of a FileStore's file."""
+"""The most bytes of a FileStore's file that are read."""
 _COUNT = re.compile(rb"refcount/(.)\0{3}(?:\0{4})?(\d+)", re.S)
 _LONGEST_KEY = 4096
 _KEYS_BEGIN = (b"refcount", b"/", b"-/")
@@ -120,7 +120,10 @@ def _init(
                 _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
         if _hosts_store(detail):
             recorder.note(StoreHostNote(), "this rank hosts the rendezvous store", site)
-        rank_log.write("init_process_group", "debug", **_told(detail))
+        # The record has its own field for the rank, and the rest is of no use in a log.
+        untold = ("rank", "path", "store", "launcher", "all_clients", "served_at")
+        told = {name: value for name, value in detail.items() if name not in untold}
+        rank_log.write("init_process_group", "debug", **told)
         return result
 
     return init_process_group
@@ -158,8 +161,8 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractConte
 
 
 def _joining(awaited: int) -> Activity:
-    """What a rank does that waits in a store for so many: where these are all ranks, and no group
-    was made yet, it is on its way to the default group."""
+    """Returns what a rank does that waits in a store for so many: where these are all ranks, and no
+    group was made yet, it is on its way to the default group."""
     everybody = os.environ.get("WORLD_SIZE") == str(awaited)
     made = torch_private.c10d.GroupMember.WORLD is not None
     return Activity.INIT if everybody and not made else Activity.STORE
@@ -194,12 +197,6 @@ def _destroy(
             return original(*args, **kwargs)
 
     return destroy_process_group
-
-
-def _told(detail: dict[str, Any]) -> dict[str, Any]:
-    """What the log says of it; the record has its own field for the rank."""
-    untold = ("rank", "path", "store", "launcher", "all_clients", "served_at")
-    return {name: value for name, value in detail.items() if name not in untold}
 
 
 def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -254,6 +251,7 @@ def _note_stale(
     started = float(os.environ.get("DISTDEBUG_RUN_STARTED", "0"))
     if not begins or not started:
         return
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     if status.st_mtime < started:
         age_s = time.time() - status.st_mtime
         why = (
@@ -261,7 +259,7 @@ def _note_stale(
             "before this run"
         )
         recorder.note(StaleStoreNote(path, users=_users(begins)), why, site)
-    elif not by_attempt and _restarted() and status.st_mtime < _began_s():
+    elif not by_attempt and restarted and status.st_mtime < _began_s():
         why = f"the FileStore {path} was written by an earlier attempt, before this one began"
         recorder.note(StaleStoreNote(path, attempt=True), why, site)
     elif not _is_file_stores(begins):
@@ -270,10 +268,6 @@ def _note_stale(
     elif 0 < most <= (users := _users(begins)):
         why = f"{users} processes have the FileStore {path} open, before this one joins"
         recorder.note(StaleStoreNote(path, users=users, by_count=True), why, site)
-
-
-def _restarted() -> bool:
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
 def _began_s() -> float:
@@ -295,14 +289,14 @@ def _is_file_stores(begins: bytes) -> bool:
 
 
 def _users(begins: bytes) -> int:
-    """How many processes have the file open, by its count of them, which is written anew with each
-    that comes or goes; one that was killed is still counted."""
+    """Returns how many processes have the file open, by its count of them, which is written anew
+    with each that comes or goes; one that was killed is still counted."""
     counts = [text[: size[0]] for size, text in _COUNT.findall(begins)]
     return int(counts[-1]) if counts and counts[-1] else 0
 
 
 def world_size_of_mpi(environment: Mapping[str, str]) -> int:
-    """What MPI's launcher has told a rank; 0 for nothing."""
+    """Returns the world size that MPI's launcher has told a rank; 0 for none."""
     size = environment.get("OMPI_COMM_WORLD_SIZE") or environment.get("PMI_SIZE", "")
     return int(size) if size.isdecimal() else 0
 

@@ -22,7 +22,7 @@ _HIGHEST = 1000
 
 
 class LastWords:
-    """Of this process, and of those that it forks."""
+    """The last words of this process, and of those that it forks."""
 
     def __init__(self, stacks: Path) -> None:
         self._stacks = stacks
@@ -30,8 +30,8 @@ class LastWords:
         self._file = (0, 0)
 
     def begin(self) -> None:
-        """From now on, in this process. A program that has `faulthandler` write elsewhere keeps
-        that, and so does one with a handler of its own for crashes (a Java machine lives by it)."""
+        """Begins, in this process. A program that has `faulthandler` write elsewhere keeps that,
+        and so does one with a handler of its own for crashes (a Java machine lives by it)."""
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             path = dump_path(self._stacks, os.getpid())
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW

@@ -19,12 +19,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...record.limits import POLL_EVERY_S
 from ...record.requests import late_install
 from ...record.requests.late_install import HOOKED, PAST, RECORDING, Answer
 from ...record.writing.flight_file import place_of_this_process
 from ...record.writing.writer import FlightWriter
 from ..group import outstanding
 from ..group.hooked_group import NOT_SEEN, HookedGroup
+from ..limits import SELDOM_S, SOON_S
 from ..log.own_faults import report_own_fault
 from ..record.identity import identity
 from ..record.recorder import Recorder
@@ -37,10 +39,6 @@ from .main_thread import MainThread
 from .main_thread_call import MainThreadCall, others_in_torch
 from .unwaited_work import UnwaitedWork
 from .verdict import VerdictWatch
-
-_LOOK_EVERY_S = 0.02
-_SELDOM_S = 0.5
-_SOON_S = 5.0
 
 
 def begin(run: str) -> None:
@@ -168,7 +166,7 @@ class LateLayer:
             start = late_install.started(self.directory)
             if start is not None:
                 return start
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
         return None
 
     def _record_from(self, start: dict[str, int]) -> None:
@@ -186,8 +184,8 @@ class LateLayer:
                 announced = True
                 self._say(RECORDING, {})
             # New groups begin at their first call: there is nothing to wait for, but this thread.
-            soon = not announced and time.monotonic() - began_s < _SOON_S
-            time.sleep(_LOOK_EVERY_S if soon or behind else _SELDOM_S)
+            soon = not announced and time.monotonic() - began_s < SOON_S
+            time.sleep(POLL_EVERY_S if soon or behind else SELDOM_S)
             if not self._in:
                 return
 
@@ -221,7 +219,7 @@ class LateLayer:
         )
 
     def _keep_past(self) -> None:
-        """What torch's flight recorder has of the time before, for whoever judges that."""
+        """Keeps what torch's flight recorder has of the time before, for its later diagnosis."""
         with contextlib.suppress(Exception):
             dumps = group_hooks.dumped(self._backends)
             largest = max(dumps, key=len, default=b"")
@@ -250,7 +248,7 @@ class LateLayer:
         for one in list(self.groups.values()):
             one.switch_off()
         if self.groups:
-            until_s = time.monotonic() + _SOON_S
+            until_s = time.monotonic() + SOON_S
             self._in_main_thread(self._unhook, lambda: time.monotonic() < until_s)
 
     def _unhook(self) -> None:

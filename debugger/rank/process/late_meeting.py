@@ -12,12 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+from ...record.limits import LOOK_EVERY_S
+from ..limits import CONNECT_S, HEAD_COMES_S
 from .meeting import Meeting
-
-CONNECT_S = 2.0
-AGAIN_S = 0.2
-HEAD_COMES_S = 5.0
-"""Those who have a store meet in it before they wait in it."""
 
 
 def main() -> None:
@@ -41,4 +38,4 @@ def _is_served(host: str, port: int, within_s: float) -> bool:
         except OSError:
             if time.monotonic() > until_s:
                 return False
-            time.sleep(AGAIN_S)
+            time.sleep(LOOK_EVERY_S)

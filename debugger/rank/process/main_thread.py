@@ -14,7 +14,7 @@ SIGNAL = signal.SIGRTMAX - 3
 
 
 class MainThread:
-    """Of this process."""
+    """The main thread of this process."""
 
     def __init__(self) -> None:
         self._acts: list[Callable[[FrameType | None], None]] = []

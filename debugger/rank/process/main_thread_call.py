@@ -15,13 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 
+from ...record.limits import POLL_EVERY_S
 from ..record import call_site, frames
-
-_AGAIN_AFTER_S = 0.02
 
 
 class MainThreadCall:
-    """One function that is to run there once."""
+    """A function that is to run once in the main thread."""
 
     def __init__(self, act: Callable[[], None], is_wanted: Callable[[], bool]) -> None:
         """`is_wanted` is asked before each try: once it says no, `act` does not run any more."""
@@ -43,13 +42,13 @@ class MainThreadCall:
             self._came.clear()
             # -1: the interpreter has too many of them; later, then.
             if ctypes.pythonapi.Py_AddPendingCall(self._callback, None) == 0:
-                while not self._came.wait(_AGAIN_AFTER_S):
+                while not self._came.wait(POLL_EVERY_S):
                     if not self._is_wanted():
                         self._off = True
                         return self._done
                 if self._done:
                     return True
-            time.sleep(_AGAIN_AFTER_S)
+            time.sleep(POLL_EVERY_S)
         return False
 
     def _run(self, _: object) -> int:

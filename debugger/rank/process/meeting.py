@@ -1,4 +1,4 @@
-"""How the supervisors of several nodes find each other: this process has the job's store.
+"""The meeting of the supervisors of several nodes: this process has the job's store.
 
 A thread hands the address and the public key of this node's supervisor to the store, or takes the
 head's from there. Who stands under `head` first is the head; the node that serves the store goes
@@ -23,24 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from ...record.exits import tell_asked
+from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.whole_numbers import whole_number
+from ..limits import FIRST_GOES_S, MEET_S, NOBODY_S, QUICK_S, SLOWLY_S
 from ..log.own_faults import at_exit
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
-FIRST_GOES_S = 1.0
-"""So long the others leave it to the node that serves the store to be the head."""
-MEET_S = 8.0
-"""So long a rank that makes its group, or a program that is over, waits for the meeting: it takes
-some milliseconds once all nodes are there."""
-NOBODY_S = 1.0
-"""So long it waits where no other node comes: they may have no distdebug, and never come."""
-LOOK_EVERY_S = 0.05
-EARLY_EVERY_S = 0.2
-QUICK_S = 60.0
-SLOWLY_S = 1.0
 MOST_KEY_BYTES = 1024
 MOST_NODES = 1 << 14
 
@@ -114,8 +105,8 @@ def nodes_of_environment(environment: Mapping[str, str]) -> tuple[int, int] | No
 
 
 class Meeting:
-    """Of this process, for the supervisor of this run directory. `nodes`: how many there are, where
-    the supervisor may not know it."""
+    """The meeting of this process, for the supervisor of this run directory. `nodes`: how many
+    there are, where the supervisor may not know it."""
 
     def __init__(self, directory: Path, nodes: tuple[int, int] | None = None) -> None:
         self._directory = directory
@@ -126,7 +117,10 @@ class Meeting:
 
     def begin(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         """Meet the other nodes in this store, in a thread; once for each prefix."""
-        if not self._is_first(prefix):
+        with self._lock:
+            first = prefix not in self._begun
+            self._begun.add(prefix)
+        if not first:
             return
         thread = threading.Thread(
             target=self._meet_quietly,
@@ -163,13 +157,7 @@ class Meeting:
 
     def is_wanted(self) -> bool:
         """In a moment: whether nobody has begun to meet by then, and the process goes on."""
-        return not self._leaving.wait(EARLY_EVERY_S) and not self._begun
-
-    def _is_first(self, prefix: str) -> bool:
-        with self._lock:
-            first = prefix not in self._begun
-            self._begun.add(prefix)
-            return first
+        return not self._leaving.wait(LOOK_EVERY_S) and not self._begun
 
     def wait(self) -> None:
         """Until the nodes have met, or what is the matter with them has taken too long."""
@@ -221,7 +209,7 @@ class Meeting:
         """Wait until the key is there, or for so long."""
         until_s = time.monotonic() + within_s
         while not store.check([key]) and time.monotonic() < until_s:
-            if self._leaving.wait(LOOK_EVERY_S):
+            if self._leaving.wait(POLL_EVERY_S):
                 break
 
     def _pass_keys_on(self, store: Any, prefix: str, others: int) -> None:
@@ -243,7 +231,7 @@ class Meeting:
                     ask(self._directory, "admit", {"key": key})
             if passed >= others or (not passed and time.monotonic() - began_s > NOBODY_S):
                 self._met.set()
-            self._leaving.wait(LOOK_EVERY_S if time.monotonic() < quick_until_s else SLOWLY_S)
+            self._leaving.wait(POLL_EVERY_S if time.monotonic() < quick_until_s else SLOWLY_S)
 
 
 def _text(value: Any) -> str:

@@ -21,7 +21,7 @@ Key = tuple[int, int, bool]
 
 
 class UnwaitedWork:
-    """Of this process."""
+    """The handles of this process that are dropped without a wait."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

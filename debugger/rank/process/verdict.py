@@ -18,16 +18,12 @@ from types import FrameType
 from ...errors.in_ranks import FindingRaised, error_of
 from ...record.requests.verdict import Verdict
 from ...record.runs.run_directory import is_live
+from ..limits import FREED_WITHIN_S, OWN_FINDING_S
 from ..record import call_site, frames
 from ..torch_private.gloo_sockets import GlooSockets
 from .main_thread import MainThread
 
 VERDICT = "verdict.json"
-_FREED_WITHIN_S = 0.3
-
-
-_OWN_FINDING_S = 1.0
-"""How long a rank that found something itself waits for the supervisor to say it."""
 
 
 class VerdictWatch:
@@ -52,7 +48,9 @@ class VerdictWatch:
         if self._error is not None:
             return
         try:
-            if not self._path.exists() or _only_launches():
+            # torchrun imports torch, and is no rank: its own words at the end are about its ranks.
+            launcher = "torch.distributed.launcher.api"
+            if not self._path.exists() or (launcher in sys.modules and "RANK" not in os.environ):
                 return
             self._error = Verdict.of_json(json.loads(self._path.read_text()))
         except (OSError, ValueError):
@@ -84,7 +82,7 @@ class VerdictWatch:
         if isinstance(error, FindingRaised):
             if not error.own:
                 return error
-            self.await_report(_OWN_FINDING_S)
+            self.await_report(OWN_FINDING_S)
         self.look()
         if self._error is None:
             return error
@@ -120,14 +118,9 @@ def _in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def _only_launches() -> bool:
-    """torchrun imports torch, and is no rank: its own words at the end are about its ranks."""
-    return "torch.distributed.launcher.api" in sys.modules and "RANK" not in os.environ
-
-
 def _leaves(thread: int, frame: FrameType | None) -> bool:
     """Whether the thread comes out of this frame soon."""
-    deadline = time.monotonic() + _FREED_WITHIN_S
+    deadline = time.monotonic() + FREED_WITHIN_S
     while time.monotonic() < deadline:
         found = frames.of_thread(thread)
         while found is not None and found is not frame:

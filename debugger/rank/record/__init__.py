@@ -1,1 +1,1 @@
-"""What a rank puts on record: which call, from which line, in which group; what it waits for."""
+"""The record of a rank: each call, its line and its group; what the rank waits for."""

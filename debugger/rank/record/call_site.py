@@ -24,14 +24,14 @@ OWN, LIBRARY, USER = 0, 1, 2
 """OWN: this tool, torch and the standard library. LIBRARY: other installed packages."""
 
 DIRECTORIES = [os.path.join(_HERE, "rank", ""), _DISTCORE]
-"""Where the code of this tool lies that runs in a rank."""
+"""The directories of this tool's code that runs in a rank."""
 
 kinds: dict[str, int] = {}
-"""What `frame_kind` has answered so far."""
+"""The answers of `frame_kind` so far."""
 
 
 def frame_kind(filename: str) -> int:
-    """Whose code a file holds: OWN, LIBRARY or USER."""
+    """Tells whose code a file holds: OWN, LIBRARY or USER."""
     kind = kinds.get(filename)
     if kind is None:
         kind = kinds[filename] = _classify(filename)

@@ -257,7 +257,8 @@ class Method:
 
     @property
     def key(self) -> Take:
-        """How to take from the arguments what tells this call from others of the op."""
+        """Returns the function that takes from the arguments what tells this call from others of
+        the op."""
         return self.short or self.facts
 
     def given(self, args: Arguments) -> Any:

@@ -1,4 +1,4 @@
-"""What an exception came of: those in a group of exceptions, and those that it was raised for.
+"""The origins of an exception: those in a group of exceptions, and those that it was raised for.
 
 `asyncio.TaskGroup` and its like raise a group, whose own text and line say nothing of what went
 wrong; trainers wrap what their loop raises in an error of their own.
@@ -12,14 +12,17 @@ from ...errors.in_ranks import FindingRaised
 from .lost_connections import is_lost
 
 _MOST = 100
-"""Of one chain, and of all groups together: a program may raise thousands at once."""
+"""The most exceptions of one chain, and of all groups together: a program may raise thousands."""
 
 
 def leaf_of(error: BaseException) -> BaseException:
     """The exception in a group that says most: a finding, else the first that is no lost
     connection, else the first. Any other exception is its own leaf."""
     leaves = list(_leaves(error))
-    for wanted in (_is_finding, lambda one: not is_lost(one)):
+    for wanted in (
+        lambda one: isinstance(one, FindingRaised) or hasattr(one, "finding"),
+        lambda one: not is_lost(one),
+    ):
         if found := next(filter(wanted, leaves), None):
             return found
     return leaves[0] if leaves else error
@@ -36,10 +39,6 @@ def came_of(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(before))
         error = before
         yield leaf_of(error)
-
-
-def _is_finding(error: BaseException) -> bool:
-    return isinstance(error, FindingRaised) or hasattr(error, "finding")
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

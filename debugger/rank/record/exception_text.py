@@ -1,4 +1,5 @@
-"""What an exception says, also one that cannot say it: a `__str__` is the program's own code."""
+"""The text of an exception, also of one that cannot say it: a `__str__` is the program's own
+code."""
 
 from __future__ import annotations
 

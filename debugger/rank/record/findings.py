@@ -11,7 +11,8 @@ from ...record.wording import finding_line
 from .recorder import GroupRecord, Recorder
 
 ON_FINDING = "DISTDEBUG_ON_FINDING"
-"""What becomes of the run at an error: "report" lets it go on, all else stops it."""
+"""The variable for what becomes of the run at an error: "report" lets it go on, all else stops
+it."""
 
 
 class OwnFinding:

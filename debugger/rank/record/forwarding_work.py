@@ -19,7 +19,7 @@ class ForwardingWork(Work):
     _work: Any
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """As the work's own."""
+        """Waits as the work itself does."""
         work = self._work
         return bool(work.wait() if timeout == NO_TIMEOUT else work.wait(timeout))
 
@@ -72,10 +72,10 @@ class ForwardingWork(Work):
 
 
 class OverWork(Work):
-    """Of a call that is over, or was never made: whoever waits goes on at once."""
+    """The work of a call that is over, or was never made: a wait returns at once."""
 
     def wait(self, _timeout: timedelta = NO_TIMEOUT) -> bool:
-        """At once."""
+        """Returns at once."""
         return True
 
     def is_completed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where the threads of this process stand.
+"""The frames of this process's threads.
 
 Before Python 3.12, `sys._current_frames()` creates objects while it holds the lock of the
 interpreter's list of threads, and that may start a garbage collection. One that frees a tensor (or

@@ -1,4 +1,4 @@
-"""What this process is, beside a rank: for the head of its record."""
+"""The identity of this process, beside a rank: for the head of its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is at hand for the calls of one method of one group, so that a call looks up little."""
+"""Lanes: what is at hand for the calls of one method of one group, so that a call looks up
+little."""
 
 from __future__ import annotations
 
@@ -99,12 +100,12 @@ def _is_front(filename: str) -> bool:
 
 
 def _always(_options: Any) -> bool:
-    """Where the options do not say."""
+    """The answer where the options do not say."""
     return True
 
 
 class Lane:
-    """Of one method of one group.
+    """The lane of one method of one group.
 
     `lines` are by instruction of the user's code, not by line: looking up a line number takes
     longer in longer functions. They are those that called torch's public function, which stand
@@ -146,8 +147,8 @@ class Lane:
         self.lines: dict[tuple[int, int], Line] = {}
         self.newest: dict[int, Line] = {}
         self._through: dict[tuple[int, ...], Line] = {}
-        """Those of calls that other code makes for the user's line, by its instruction, too, and by
-        where the frames stand."""
+        """The lines of calls that other code makes for the user's line, by its instruction, too,
+        and by the places of the frames."""
 
     def take(self, options: type) -> None:
         """From now on the options of the calls are objects of this class; `is_async` tells of one

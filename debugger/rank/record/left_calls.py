@@ -20,7 +20,7 @@ _ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)
 
 
 class LeftCalls:
-    """Of this process."""
+    """The calls of this process that exceptions have left."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -34,6 +34,7 @@ from ...record.safe_text.environment import allowed
 from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
+from ..limits import GROUP_TIMEOUT_S
 from ..log import rank_log
 from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
@@ -43,8 +44,6 @@ from .left_calls import LeftCalls
 from .waiting import NoVerdict, Verdict, WaitFunction, Waits
 
 _MOST_SITES = 10_000
-DEFAULT_TIMEOUT_S = 1800.0
-"""Of a group that was given none."""
 LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
 _OWN, _USER = call_site.OWN, call_site.USER
 
@@ -65,7 +64,7 @@ class Known(CallDescription):
 
 
 class Keeper(Protocol):
-    """What is asked before a call of a group enters the backend."""
+    """The guard that is asked before a call of a group enters the backend."""
 
     coalesces: bool
     """Whether the backend gathers the calls that are made now."""
@@ -107,17 +106,17 @@ class GroupRecord:
         self.group_rank = group_rank
         self.slot = slot
         self.backend = backend
-        self.timeout_s = timeout_s or DEFAULT_TIMEOUT_S
+        self.timeout_s = timeout_s or GROUP_TIMEOUT_S
         self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
         """By op, and by the `Method.key` of a call."""
         self.distinct_calls = 0
         self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
         self.guard: Keeper | None = None
-        """Who is asked before each collective, at DETAIL."""
+        """The guard that is asked before each collective, at DETAIL."""
         self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
-        """Who is asked before each message, at DETAIL."""
+        """The guard that is asked before each message, at DETAIL."""
         self.inspect: Callable[..., Callable[[], None] | None] | None = None
-        """What looks at the data of each call: see `checks.pipeline`."""
+        """The check of the data of each call: see `checks.pipeline`."""
         self.holds = False
         """Whether buffers in flight are looked at below DETAIL, too."""
         self.kept = False
@@ -197,7 +196,7 @@ class Recorder:
 
     @property
     def job(self) -> str:
-        """What tells this process's world from others that its run may have."""
+        """The text that tells this process's world from others that its run may have."""
         return str(self._identity.get("job", ""))
 
     # -- lines ---------------------------------------------------------------------------------
@@ -319,8 +318,8 @@ class Recorder:
         return record
 
     def namesakes(self, record: GroupRecord) -> str:
-        """Which world of this process the group is in, and the how many-th of its name there: the
-        same on all of its ranks, although a process counts only groups that it is in."""
+        """Returns the world of this process that the group is in, and the number of its name there:
+        the same on all of its ranks, although a process counts only groups that it is in."""
         world = self.world.incarnation if self.world else 0
         key = (world, record.name)
         number = self._namesakes.get(key, 0)

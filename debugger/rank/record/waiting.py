@@ -23,13 +23,13 @@ WaitFunction = Callable[[Any, timedelta], Any]
 
 
 class Verdict(Protocol):
-    """What may end a wait."""
+    """The verdict that may end a wait."""
 
     def check(self) -> None:
         """Called between slices; raises when this wait must end."""
 
     def instead(self, error: BaseException) -> BaseException:
-        """What to raise instead of an error of the backend."""
+        """Returns the error to raise instead of one of the backend."""
 
 
 class NoVerdict:
@@ -43,7 +43,7 @@ class NoVerdict:
 
 
 class Waits:
-    """How this process waits for works: until the verdict of the run is there."""
+    """The waits of this process for works: until the verdict of the run is there."""
 
     def __init__(self, verdict: Verdict) -> None:
         self._verdict = verdict
@@ -54,8 +54,8 @@ class Waits:
         it."""
 
     def instead(self, error: BaseException) -> BaseException:
-        """What to raise when a call ended with this error: the verdict, if there is one, for then
-        the error is only that others went first."""
+        """Returns the error to raise when a call ended with this one: the verdict, if there is one,
+        for then the error is only that others went first."""
         better = self._verdict.instead(error)
         if self.expired and better is error and isinstance(error, RuntimeError):
             words = self.expired.pop(threading.get_ident(), None)
@@ -63,7 +63,8 @@ class Waits:
         return better
 
     def choose(self, backend: str, on_cpu: bool | None, point_to_point: bool) -> WaitFunction:
-        """How to wait for a call of a group with this backend ("gloo", or "cpu:gloo,cuda:nccl").
+        """Chooses how to wait for a call of a group with this backend ("gloo", or
+        "cpu:gloo,cuda:nccl").
 
         `on_cpu` tells of the call's tensors; None (a barrier) counts as gloo's only where the group
         has no other backend.

@@ -64,9 +64,9 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 Row = tuple[tuple[int, int], int, int, int, Sequence[int], Sequence[float]]
-"""What `ReplicaWriter.append` takes."""
+"""A row for `ReplicaWriter.append`."""
 Stamp = tuple[tuple[int, int], int, int]
-"""Of a digest: when it is taken (see `snapshot.Digest`), step and site."""
+"""When a digest is taken (see `snapshot.Digest`), its step and its site."""
 
 
 def observe(
@@ -115,12 +115,13 @@ class Replica:
     apart: int = 0
     """Digests since it was left alone, or of what is one by equality."""
     parameters_alone: bool = False
-    """What a step is made of is not compared: it may be the next one's by then."""
+    """Whether the gradients and state of a step are left out: they may be the next one's by
+    then."""
     is_part: bool = False
     whole: Replica | None = None
-    """Where it is a part of a model: all of that, compared before the next step."""
+    """For a part of a model: all of that, compared before the next step."""
     summed: Replica | None = None
-    """Where it is taken for one by equality: what the same group sums the gradients of."""
+    """For a replica by equality: the one whose gradients the same group sums."""
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
@@ -130,7 +131,7 @@ class Replica:
 
 @dataclass(slots=True)
 class Steps:
-    """What is known of one optimiser."""
+    """The steps of one optimiser."""
 
     optimizer: weakref.ref[Optimizer]
     made: int = 0
@@ -286,8 +287,8 @@ class ReplicaCheck:
     def _add_whole(
         self, part: Replica, optimizer: Optimizer, tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Of a model of which the optimiser has a part: what it is by now, where the other ranks
-        may have put it on record right after the last step."""
+        """Digests the whole model of which the optimiser has a part, as it is by now: the other
+        ranks may have put it on record right after the last step."""
         named = replicated_by(self._models[part.model], [id(one) for one in tensors])
         every = [one for known in self._steps.values() for one in known.parameters]
         trained = {id(one) for one in every if one.requires_grad}

@@ -1,4 +1,4 @@
-"""Which of an optimiser's parameters must be equal on which ranks, as far as that is known.
+"""The parameters of an optimiser that must be equal on several ranks, as far as that is known.
 
 The parameters of each DDP model over its group; the DTensors that are replicated along an axis of a
 device mesh, over the group of that axis; and where there is no DDP model and `replicas` was asked
@@ -71,7 +71,7 @@ def declared_by(
     models: Sequence[Model],
     gradients: ReducedGradients | None,
 ) -> Iterator[Declared]:
-    """What is known of the `parameters` that this optimiser trains."""
+    """Yields what is known of the `parameters` that this optimiser trains."""
     plain = [one for one in parameters if quantities.part(one, None) is not None]
     mine = {id(one) for one in plain}
     for number, known in enumerate(models):

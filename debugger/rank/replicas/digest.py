@@ -29,7 +29,9 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
         sums = _values([_not_a_number(tensor) for tensor in tensors])
         for index, has_nan in enumerate(sums):
             if has_nan:
-                found[index] = _values([_digest(_one_nan(tensors[index]))])[0]
+                tensor = tensors[index].detach()
+                one_nan = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
+                found[index] = _values([_digest(one_nan)])[0]
     return [value & MASK for value in found]
 
 
@@ -67,11 +69,6 @@ def _not_a_number(tensor: Tensor) -> Tensor:
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
         return torch.zeros((), dtype=torch.bool, device=tensor.device)
     return tensor.detach().sum().isnan()
-
-
-def _one_nan(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
 
 
 def _values(results: Sequence[Tensor]) -> list[int]:

@@ -26,7 +26,7 @@ _MOST_NOTES = 32
 
 
 class Pairing:
-    """Of this process's wrappers."""
+    """The pairing by position in this process's wrappers."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder

@@ -1,4 +1,4 @@
-"""What the parameters of an optimiser are called in the modules that they belong to."""
+"""The names of an optimiser's parameters in the modules that they belong to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
 def find_whole(optimizer: Optimizer) -> dict[int, str] | None:
-    """As `find`; None where a module has cut them into shards, which are no replicas."""
+    """Finds names as `find` does; None where a module has cut the parameters into shards, which are
+    no replicas."""
     wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
     for module in modules():
         if _is_sharded(module) and any(id(one) in wanted for one in module.parameters()):
@@ -22,7 +23,8 @@ def find_whole(optimizer: Optimizer) -> dict[int, str] | None:
 
 
 def find(optimizer: Optimizer) -> dict[int, str]:
-    """By the parameter's id. Looks at all objects of the process: some hundredths of a second."""
+    """Returns names by the parameter's id. Looks at all objects of the process: some hundredths of
+    a second."""
     names = {
         id(one): f'param_groups[{number}]["params"][{index}]'
         for number, group in enumerate(optimizer.param_groups)
@@ -33,19 +35,18 @@ def find(optimizer: Optimizer) -> dict[int, str]:
     children = {id(child) for module in every for child in module.children()}
     roots = [module for module in every if id(module) not in children]
     # Of several modules that hold a parameter (an average of models, say), the one with the most.
-    for _, found in sorted((_named(root, wanted) for root in roots), key=lambda one: one[0]):
-        names.update(found)
+    found = [
+        {id(one): name for name, one in root.named_parameters() if id(one) in wanted}
+        for root in roots
+    ]
+    for of_root in sorted(found, key=len):
+        names.update(of_root)
     return names
 
 
 def modules() -> list[nn.Module]:
     """All of this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-
-
-def _named(root: nn.Module, wanted: set[int]) -> tuple[int, dict[int, str]]:
-    found = {id(one): name for name, one in root.named_parameters() if id(one) in wanted}
-    return len(found), found
 
 
 def _is_sharded(module: Any) -> bool:

@@ -1,4 +1,5 @@
-"""What is compared of a replica after each step: not its parameters alone, but what made them so.
+"""The quantities of a replica that are compared after each step: its parameters, and what made
+them.
 
 Four quantities must be equal on all ranks that hold a replica: its parameters, the gradients of its
 last step, the state that torch's own optimisers keep of it, and their hyper-parameters. Each has
@@ -42,14 +43,14 @@ MOST_SAMPLES = 1 << 12
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension of a device mesh, along which DTensors are replicated."""
+    """A dimension of a device mesh, along which DTensors are replicated."""
 
     mesh: Any
     dim: int
 
     @property
     def name(self) -> str:
-        """What the program calls it, or its number."""
+        """The program's name for it, or its number."""
         names = self.mesh.mesh_dim_names
         return str(names[self.dim]) if names else f"dim_{self.dim}"
 
@@ -68,8 +69,8 @@ def axes_of(tensor: Any) -> Iterator[Axis]:
 
 
 def part(tensor: Any, axis: Axis | None) -> Tensor | None:
-    """What this rank holds of a tensor that must be equal along the axis (None: on all ranks of a
-    group, of a plain tensor); None where that is nothing, or nothing that can be read."""
+    """Returns this rank's part of a tensor that must be equal along the axis (None: on all ranks of
+    a group, of a plain tensor); None where that is nothing, or nothing that can be read."""
     if axis is not None and axis in axes_of(tensor):
         with torch.no_grad():
             tensor = tensor.to_local()
@@ -79,7 +80,8 @@ def part(tensor: Any, axis: Axis | None) -> Tensor | None:
 
 
 def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
-    """What `Reading.values` gives for a replica of parameters with these names, in its order."""
+    """Returns the columns of `Reading.values` for a replica of parameters with these names, in
+    order."""
     found = [Column(quantity, name) for quantity in _BY_PARAMETER for name in names]
     found.append(Column(HYPERPARAMETER, OPTIMIZER_CLASS))
     found += [Column(HYPERPARAMETER, name) for name, _ in _hyperparameters(optimizer)]
@@ -87,14 +89,14 @@ def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
 
 
 def samples(parameters: Sequence[Tensor], axis: Axis | None) -> list[int]:
-    """Of how many elements of each column of `parameters` the values are put on record."""
+    """Returns how many values of each column of `parameters` are put on record."""
     share = MOST_SAMPLES // (len(_BY_PARAMETER) * len(parameters))
     sizes = [0 if (one := part(each, axis)) is None else one.numel() for each in parameters]
     return [min(size, share) for size in sizes] * len(_BY_PARAMETER)
 
 
 class Reading:
-    """What all columns of a replica are now.
+    """The values of all columns of a replica now.
 
     Before the first step (`stepped` is False) nothing tells of gradients and state: the first step
     may be one that each rank makes on its own.
@@ -124,7 +126,8 @@ class Reading:
             _folded([next(digests) for _ in tensors] + [bits_of(one) for one in numbers])
             for tensors, numbers in zip(self._tensors, self._numbers, strict=True)
         ]
-        found.append(hash64(_class_name(self._optimizer)))
+        kind = type(self._optimizer)
+        found.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
         found += [bits_of(value) for _, value in _hyperparameters(self._optimizer)]
         # A scheduler may have added a hyper-parameter since: the first ones are what they were.
         return (found + [_ABSENT] * count)[:count]
@@ -189,7 +192,8 @@ def _spaced(tensor: Tensor, count: int) -> list[float]:
 
 
 def _state(optimizer: Optimizer, parameter: Tensor) -> list[Any]:
-    """What the optimiser keeps of a parameter: tensors and numbers, in the order of their names.
+    """Returns what the optimiser keeps of a parameter: tensors and numbers, in the order of their
+    names.
 
     Of torch's own optimisers only: others may keep what is of one rank alone, as those that
     compress gradients keep what they left out.
@@ -206,10 +210,6 @@ def _folded(parts: Sequence[int]) -> int:
     for one in parts:
         total = (total * _ODD + one) & digest.MASK
     return total
-
-
-def _class_name(optimizer: Optimizer) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def _hyperparameters(optimizer: Optimizer) -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""Which gradients a group has summed or averaged: what tells replicas from parts of one model.
+"""The gradients that a group has summed or averaged, which tell replicas from parts of one model.
 
 A parameter whose gradient was summed up by a group before a step is meant to be the same on all
 ranks of that group. Nothing else that ranks do proves it: they may hold shards of one model, train
@@ -33,11 +33,11 @@ from .sums import Sum
 _Weak: Any = reductions.StorageWeakRef
 METHODS = methods_of(Pattern.ALL_REDUCE)
 GIVEN_BY_ONE = "broadcast"
-"""What a root has summed up, it hands to all so."""
+"""The call by which a root hands to all what it has summed up."""
 SCATTERED = methods_of(Pattern.REDUCE_SCATTER)
 TO_ONE = methods_of(Pattern.REDUCE, Pattern.GATHER)
-"""How a root is given what it sums up. Before the first of these a broadcast makes weights equal,
-and the gradient of a bias may be just the next layer's weights."""
+"""The calls by which a root is given what it sums up. Before the first of these a broadcast makes
+weights equal, and the gradient of a bias may be just the next layer's weights."""
 MOST_STORAGES = 100_000
 """Kept at once; a program that reduces more between two steps is given up on."""
 MOST_SUMS = 4096
@@ -50,7 +50,7 @@ def _sums(text: str) -> bool:
 
 
 class ReducedGradients:
-    """What the groups of this process have reduced, and when, by a count of its own."""
+    """The tensors that the groups of this process have reduced, and when, by a count of its own."""
 
     def __init__(self) -> None:
         self._reduced: dict[Any, dict[GroupRecord, tuple[int, int, int]]] = {}
@@ -64,7 +64,7 @@ class ReducedGradients:
 
     @property
     def count(self) -> int:
-        """How many tensors have been reduced so far."""
+        """The number of tensors that have been reduced so far."""
         return self._count
 
     def keep_no_sums(self) -> None:
@@ -73,7 +73,7 @@ class ReducedGradients:
         self._sums.clear()
 
     def before(self, record: GroupRecord) -> Inspect:
-        """What looks at the calls of this group."""
+        """Returns what looks at the calls of this group."""
 
         def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
             if method in TO_ONE:
@@ -133,7 +133,7 @@ class ReducedGradients:
             report_own_fault("sums of gradients", error)
 
     def groups(self) -> list[GroupRecord]:
-        """Those that have reduced something, in the order of their creation."""
+        """Returns the groups that have reduced something, in the order of their creation."""
         found = {record for by_group in self._reduced.values() for record in by_group}
         found |= self._sums.keys()
         return sorted(found, key=lambda record: (record.incarnation, record.name))
@@ -141,8 +141,8 @@ class ReducedGradients:
     def held(
         self, record: GroupRecord, gradients: Sequence[Tensor | None], since: int = 0
     ) -> list[bool]:
-        """Of each of these gradients, which are those of one optimiser in its order, whether the
-        group has reduced it after the count was `since`."""
+        """Tells for each of these gradients, which are those of one optimiser in its order, whether
+        the group has reduced it after the count was `since`."""
         found = [self._holds(record, gradient, since) for gradient in gradients]
         rest = [
             (place, one)

@@ -1,4 +1,4 @@
-"""What a group's reductions came to, and which gradients are just that.
+"""The results of a group's reductions, and the gradients that are just those.
 
 A program that averages gradients by hand often does so in a copy: one flat tensor of all of them,
 or what a functional collective returns. Some elements of the result are kept, and compared with the
@@ -20,11 +20,12 @@ from torch import Tensor
 
 MOST_ELEMENTS = 64
 LEAST_ELEMENTS = 8
-"""What has fewer, such as a loss or a count, tells nothing by its values."""
+"""The least elements of a tensor: one with fewer, such as a loss or a count, tells nothing by its
+values."""
 LEAST_DISTINCT = 3
-"""As many values that are not zero: ones are equal to ones by chance."""
+"""The least number of distinct values that are not zero: ones are equal to ones by chance."""
 TOLERANCE = 4e-3
-"""Of the largest element: a division in bfloat16 is as far from one in float32."""
+"""The tolerance, of the largest element: a division in bfloat16 is as far from one in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _taken(tensor: Tensor, places: Sequence[int]) -> Tensor:
 
 
 def _elements(gradients: Sequence[Tensor]) -> Tensor:
-    """As if they stood in one flat tensor, those at its places."""
+    """Returns the elements at the places of one flat tensor of them all."""
     ends = list(accumulate((one.numel() for one in gradients), initial=0))
     places = _places(ends[-1])
     by_gradient: dict[int, list[int]] = {}

@@ -57,7 +57,7 @@ _handles: deque[Any] = deque(maxlen=_MOST_HANDLES)
 
 
 class _OtherFormError(Exception):
-    """What a method of a group in Python cannot be told."""
+    """An argument that a method of a group in Python cannot be given."""
 
 
 def record_boxed_groups(front_class: type) -> None:
@@ -102,7 +102,9 @@ def _kernel(name: str, overload: Any, front_class: type) -> Callable[..., Any]:
                 work = call(group)
                 if not results:
                     return None
-                box = _box(work)
+                if type(work) is not dist.Work:
+                    _handles.append(work)
+                box = work.boxed()
                 return box if results == 1 else (args[0], box)
         # Without the GIL, unlike what `torch.library.get_kernel` gives: gloo's threads may need it.
         keys = private._dispatch_keys(next(_tensors(args)))
@@ -151,9 +153,3 @@ def _reduce_op(box: Any) -> Any:
     if kind == _PREMUL_SUM:
         raise _OtherFormError("the factor of PREMUL_SUM")
     return dist.ReduceOp(dist.ReduceOp.RedOpType(kind))
-
-
-def _box(work: Any) -> Any:
-    if type(work) is not dist.Work:
-        _handles.append(work)
-    return work.boxed()

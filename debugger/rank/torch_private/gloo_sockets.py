@@ -61,8 +61,8 @@ class GlooSockets:
 
 
 class NoSockets(GlooSockets):
-    """Where nothing goes over a wire. To look costs a listing of all descriptors for each group
-    that is made, of which a mesh of many ranks makes hundreds."""
+    """A stand-in where nothing goes over a wire. A real look costs a listing of all descriptors for
+    each group that is made, of which a mesh of many ranks makes hundreds."""
 
     @contextlib.contextmanager
     def remembered(self, group: str = "") -> Iterator[None]:

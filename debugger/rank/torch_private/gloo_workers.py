@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 
 from ...record.process_stat import read_status
+from ..limits import GLOO_LOOK_EVERY_S, GLOO_WORKERS_S
 
 _WORKER = "pt_gloo_runloop"
 _TASKS = Path("/proc/self/task")
-_LIMIT_S = 1.0
-_LOOK_EVERY_S = 0.001
 _CALM_LOOKS = 7
 """Longer than Python's switch interval, 5 ms: who waits for the GIL wakes up that often to ask."""
 
@@ -27,23 +26,20 @@ def settle() -> None:
     """Return when no worker of gloo has anything left to do, or is blocked in a call; after a
     second at the latest. About 8 ms for a process with groups, nothing for others."""
     with contextlib.suppress(Exception):  # the program may have replaced `open`, or the clock
-        workers = _workers()
-        deadline = time.monotonic() + _LIMIT_S
+        workers = [task for task in _TASKS.glob("*") if _read(task / "comm").strip() == _WORKER]
+        deadline = time.monotonic() + GLOO_WORKERS_S
         before = None
         calm = 0
         while workers and calm < _CALM_LOOKS and time.monotonic() < deadline:
             now = [_resting_since(worker) for worker in workers]
             calm = calm + 1 if None not in now and now == before else 0
             before = now
-            time.sleep(_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
-
-
-def _workers() -> list[Path]:
-    return [task for task in _TASKS.glob("*") if _read(task / "comm").strip() == _WORKER]
+            time.sleep(GLOO_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
 
 
 def _resting_since(worker: Path) -> int | None:
-    """How often the thread has gone to sleep, if it sleeps; 0 when it is gone, None when it runs.
+    """Returns how often the thread has gone to sleep, if it sleeps; 0 when it is gone, None when it
+    runs.
 
     One that is ready to run but gets no processor counts as running.
     """

@@ -95,9 +95,9 @@ def on_destroyed(tell: Callable[[Any], None]) -> None:
 
 
 class Ring:
-    """What torch's flight recorder has of the collectives of each group: (number, when), oldest
-    first. The number is that of the recorder, which counts alike on all ranks of the group; when is
-    Unix time in nanoseconds."""
+    """The collectives of each group in torch's flight recorder: (number, when), oldest first. The
+    number is that of the recorder, which counts alike on all ranks of the group; when is Unix time
+    in nanoseconds."""
 
     def __init__(self, dumps: Sequence[Mapping[str, Any]]) -> None:
         self.entries: dict[str, list[tuple[int, int]]] = {}
@@ -139,7 +139,7 @@ class Ring:
 
 
 def recorded(backends: Sequence[str]) -> Ring:
-    """What the flight recorder has now of groups of these backends."""
+    """Returns what the flight recorder has now of groups of these backends."""
     texts = _of_rings(backends, "_dump_fr_trace_json", True, False)
     return Ring([json.loads(text) for text in texts if text])
 
@@ -151,15 +151,11 @@ def dumped(backends: Sequence[str]) -> list[bytes]:
 
 
 def _of_rings(backends: Sequence[str], function: str, *args: bool) -> list[bytes]:
-    dump = getattr(_private(), function)
+    private: Any = torch._C
+    dump = getattr(private._distributed_c10d, function)
     names = sorted({one for backend in backends for one in by_device(backend).values()})
     rings = [ring for name in names for ring in _RINGS.get(name, (name,))]
     try:
         return [dump(*args, backend=ring) for ring in rings]
     except TypeError:  # torch 2.14: one ring for all of them
         return [dump(*args)]
-
-
-def _private() -> Any:
-    private: Any = torch._C
-    return private._distributed_c10d

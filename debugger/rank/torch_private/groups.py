@@ -1,4 +1,4 @@
-"""Where torch creates, names and drops groups, and how one is put in front of another."""
+"""Hooks where torch creates, names and drops groups, and a way to put one in front of another."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _exchange(inner: Any, outer: Any) -> None:
 
 
 def _registries() -> tuple[dict[Any, Any], ...]:
-    """Those that have a group as a key."""
+    """Returns torch's registries that have a group as a key."""
     world = c10d._world
     return (
         world.pg_map,
@@ -183,8 +183,8 @@ def is_python_group(group: Any) -> bool:
 
 
 def own_size(group: Any) -> int | None:
-    """How many ranks the group says that it has; None where it cannot say, as a group in Python
-    that gets them later."""
+    """Returns the size that the group itself tells; None where it cannot, as a group in Python that
+    gets its ranks later."""
     try:
         return int(group.size())
     except Exception:

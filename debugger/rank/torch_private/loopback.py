@@ -128,7 +128,7 @@ def _is_here(store: Any) -> bool:
 
 
 def _on_loopback(given: dict[str, Any]) -> Any:
-    """As torch's own options are, but for the device; None where this torch's are others."""
+    """Returns options as torch's own, but for the device; None where this torch's are others."""
     try:
         options: Any = c10d.ProcessGroupGloo._Options()
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname=LOOPBACK)]

@@ -32,7 +32,7 @@ class MarkedStorages(Generic[Mark]):
         return bool(self._marked)
 
     def of(self, tensor: Tensor) -> Mark | None:
-        """What is known of the memory of this tensor."""
+        """Returns the mark of the memory of this tensor."""
         found = self._marked.get(storage_address(tensor))
         return None if found is None else found[1]
 
@@ -47,7 +47,8 @@ class MarkedStorages(Generic[Mark]):
                 self._marked[address] = (kept[0], mark)
             return
         if len(self._marked) >= self._sweep_at:
-            self._sweep()
+            self._marked = {at: one for at, one in self._marked.items() if not one[0].expired()}
+            self._sweep_at = max(_SWEEP_AT, 2 * len(self._marked))
         self._marked[address] = (StorageReference(tensor.untyped_storage()), mark)
 
     def drop(self, tensor: Tensor) -> None:
@@ -57,7 +58,3 @@ class MarkedStorages(Generic[Mark]):
     def alive(self) -> Iterator[Mark]:
         """The marks of those that there still are."""
         return (mark for reference, mark in self._marked.values() if not reference.expired())
-
-    def _sweep(self) -> None:
-        self._marked = {at: one for at, one in self._marked.items() if not one[0].expired()}
-        self._sweep_at = max(_SWEEP_AT, 2 * len(self._marked))

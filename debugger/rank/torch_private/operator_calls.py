@@ -30,7 +30,8 @@ _OF_METADATA = frozenset({"is_pinned", "record_stream", "set_"})
 """Operators that look at no element of the tensors that they are given; and those that make another
 one like it, which `_looks_at_metadata` knows by their names."""
 _IN_PART = ("diag", "embedding", "gather", "index", "masked_", "put", "scatter", "take", "trace")
-"""How the names of operators begin that may look at some elements of their first argument alone."""
+"""The beginnings of the names of operators that may look at some elements of their first argument
+alone."""
 
 Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
 
@@ -100,7 +101,7 @@ def on_reads_past_operators(
 
 
 def depth() -> int:
-    """How many such modes this thread is in, the program's own counted."""
+    """Returns how many such modes this thread is in, the program's own counted."""
     private: Any = torch._C
     return int(private._len_torch_dispatch_stack())
 

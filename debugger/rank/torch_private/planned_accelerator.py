@@ -81,7 +81,7 @@ _OF_BOTH = (
     "reset_peak_memory_stats",
     "reset_accumulated_memory_stats",
 )
-"""What `torch.accelerator` has by the same names as `torch.cuda`."""
+"""The functions that `torch.accelerator` has by the same names as `torch.cuda`."""
 
 
 class FakeDevice:
@@ -282,7 +282,7 @@ def _answer_for_accelerators(places: Places) -> None:
 
 
 def _autocast() -> None:
-    """It is that of the CPU, and is asked for as that of GPUs."""
+    """Answers for autocast on GPUs with that of the CPU."""
     kind: Any = torch
     patch(torch.autocast, "__init__", _autocast_on_the_cpu)
     is_on, its_type = kind.is_autocast_enabled, kind.get_autocast_dtype

@@ -44,8 +44,8 @@ def on_the_cpu() -> None:
 
 
 def _as_on_a_device(original: Wrapped) -> Wrapped:
-    """It wants its input on a device of some kind. And it drops the statistics of ranks without any
-    input, where it may wait for the device; all have some at the likeliest."""
+    """Wraps a layer that wants its input on a device of some kind. It drops the statistics of ranks
+    without any input, where it may wait for the device; all have some at the likeliest."""
 
     @functools.wraps(original)
     def forward(self: Any, given: Tensor) -> Any:
@@ -90,7 +90,8 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Those of all ranks' inputs together, from each rank's; the running ones move towards them."""
+    """Returns the statistics of all ranks' inputs together, from each rank's; the running ones move
+    towards them."""
     del given
     share = counts.view(-1, 1).to(mean.dtype)
     total = share.sum()

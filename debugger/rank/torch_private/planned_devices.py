@@ -40,7 +40,7 @@ _OWN = tuple(
 )
 _OURS = os.path.join(_HERE, "rank", "")
 _PARSED = "_parse_to"
-"""How a module reads what it is to be moved to."""
+"""The function by which a module reads what it is to be moved to."""
 _FSDP = os.path.join(os.path.dirname(str(torch.__file__)), "distributed", "fsdp", "")
 _NEWER_FSDP = os.path.join("", "_fully_shard", "")
 _CALLS_BY_DEVICE = frozenset({"shard_dim_alltoall"})
@@ -82,7 +82,7 @@ def asked_by_torch(frame: FrameType) -> bool:
 
 
 class Places:
-    """Of the tensors of this process, on so many devices. `current` is the one of them that the
+    """The places of this process's tensors, on so many devices. `current` is the one that the
     program has chosen. A place is a device's index, or `CPU`."""
 
     def __init__(self, devices: int, current: int) -> None:
@@ -96,15 +96,15 @@ class Places:
         return f"<Places on {self.devices} devices: {self._marked!r}>"
 
     def of(self, tensor: Tensor) -> int:
-        """Where a tensor is. What is spread over a mesh is on its devices, if nothing else is
-        known: torch has made it on the CPU."""
+        """Returns the place of a tensor. One that is spread over a mesh is on its devices, if
+        nothing else is known: torch has made it on the CPU."""
         found = self._marked.of(_inner(tensor))
         if found is not None:
             return found.place
         return self.current if _of_mesh(tensor) == "cuda" else CPU
 
     def put(self, tensor: Tensor, place: int) -> None:
-        """It is there from now on."""
+        """Moves a tensor to a place."""
         by_mesh = _of_mesh(tensor) == "cuda"
         tensor = _inner(tensor)
         if tensor.is_meta:
@@ -125,7 +125,7 @@ class Places:
         return _CPU if place == CPU else torch.device("cuda", place)
 
     def allocated_bytes(self, place: int) -> int:
-        """How much the tensors take that are there now."""
+        """Returns how much the tensors take that are there now."""
         total = sum(one.size_bytes for one in self._marked.alive() if one.place == place)
         self._most_bytes[place] = max(total, self._most_bytes.get(place, 0))
         return total
@@ -200,7 +200,8 @@ class Places:
             return self.index(second)
         other = kwargs.get("other") if name in _MOVES else None
         for one in (*args, kwargs.get("device"), other):
-            if type(one) is torch.device or (type(one) is str and _is_name(one)):
+            is_name = type(one) is str and (one == "cpu" or _CUDA.fullmatch(one) is not None)
+            if type(one) is torch.device or is_name:
                 named = torch.device(one).type
                 return self.index(one) if named in ("cuda", "cpu") else None
         if type(kwargs.get("device")) is int:
@@ -275,7 +276,7 @@ def _by_program() -> bool:
 
 
 def _inner(tensor: Tensor) -> Tensor:
-    """What holds the elements of this one."""
+    """Returns the tensor that holds the elements of this one."""
     if tensor.layout is torch.sparse_coo and SPARSE.works:
         return Tensor._values(tensor)
     if type(tensor) is Tensor:
@@ -299,10 +300,6 @@ def _asked_for(mesh: Any) -> str:
     """The kind of devices that the program asked for."""
     whole = getattr(mesh, "_root_mesh", None) or mesh  # a part of one is made by torch
     return str(getattr(whole, "asked_for", "cuda"))
-
-
-def _is_name(given: str) -> bool:
-    return given == "cpu" or _CUDA.fullmatch(given) is not None
 
 
 def _device_of_number(device: Any) -> Any:
@@ -396,8 +393,8 @@ def _loading(places: Places, original: Wrapped) -> Wrapped:
 
 
 def _meshes(places: Places) -> None:
-    """What is spread over a mesh must be on devices of its kind: torch gets one of the CPU, the
-    program finds the one that it asked for."""
+    """Makes meshes of devices on the CPU: what is spread over a mesh must be on devices of its
+    kind. torch gets one of the CPU, the program finds the one that it asked for."""
     from torch.distributed import device_mesh
 
     kind: Any = device_mesh.DeviceMesh

@@ -16,13 +16,13 @@ _pools = itertools.count(1)
 
 
 class Captures(Protocol):
-    """Who knows what operators write."""
+    """A log of what operators write."""
 
     def capture_begins(self) -> None:
         """From now on it is kept."""
 
     def capture_ends(self) -> list[Tensor]:
-        """What was written since then."""
+        """Returns what was written since then."""
 
     def replayed(self, written: list[Tensor]) -> None:
         """This has been written again."""

@@ -38,7 +38,7 @@ Call = Callable[[], Any]
 
 
 class Watching:
-    """What a thread's operators are told to. The methods make the call by `call()`."""
+    """The observer of a thread's operators. The methods make the call by `call()`."""
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
         """An operator on plain tensors."""
@@ -47,7 +47,7 @@ class Watching:
     def communication(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
     ) -> Any:
-        """One that makes a call of a group."""
+        """An operator that makes a call of a group."""
         raise NotImplementedError
 
     def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,7 +156,7 @@ def _collect(given: Any, found: list[Tensor]) -> None:
 
 
 class Operator:
-    """What is known of one of torch's operators, which is asked at each of its calls."""
+    """An operator of torch, as far as it is known: asked for at each of its calls."""
 
     def __init__(self, given: Any) -> None:
         packet = getattr(given, "overloadpacket", None)
@@ -193,7 +193,7 @@ class Operator:
         return found
 
     def overwritten_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Those of which nothing of what they held is left."""
+        """Returns the tensors of which nothing of what they held is left."""
         if self.overwrites:
             return tensors_of(args[:1])
         return self.written_in(args, kwargs) if self.puts or "out" in kwargs else []

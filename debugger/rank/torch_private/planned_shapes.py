@@ -38,12 +38,12 @@ CHUNKS = Part(
 )
 
 Recall = Callable[[str], str | None]
-"""What some rank has found for this, or None."""
+"""Returns what a rank has found for this, or None."""
 Remember = Callable[[str, str], None]
 
 
 class _OwnCall(Exception):
-    """One that cannot be told in words, so that each rank makes it."""
+    """The call cannot be told in words, so that each rank makes it."""
 
 
 def share_shapes(recall: Recall, remember: Remember) -> None:
@@ -121,7 +121,7 @@ def described(found: Any) -> Any:
 
 
 def metadata(told: Any) -> Any:
-    """What was `described`."""
+    """Makes again what was `described`."""
     match told:
         case [sizes, strides, dtype]:
             made: Any = _specs().TensorMeta
@@ -149,7 +149,7 @@ def share_empty_chunks() -> None:
 
 
 def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
-    """As FSDP2 makes them: empty ones behind those that the tensor has."""
+    """Returns chunks as FSDP2 makes them: empty ones behind those that the tensor has."""
     found = list(torch.chunk(tensor, num_chunks, dim=dim))
     missing = num_chunks - len(found)
     return found + [found[0].new_empty(0)] * missing if missing > 0 else found

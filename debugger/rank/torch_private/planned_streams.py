@@ -21,14 +21,14 @@ _FRONT = tuple(
         ("overrides.py",),
     )
 )
-"""What calls of a program come through."""
+"""The places through which calls of a program come."""
 
 
 class FakeStream:
     """A stream. As a context it is the current one within."""
 
     current: ClassVar[list[FakeStream]] = []
-    """Those that are, the innermost last."""
+    """The current ones, the innermost last."""
     numbers: ClassVar[Iterator[int]] = itertools.count(1)
     number = 0
 
@@ -96,7 +96,7 @@ class FakeEvent:
 
 
 class NoStream:
-    """What `with torch.cuda.stream(None)` is."""
+    """The context manager of `with torch.cuda.stream(None)`."""
 
     def __enter__(self) -> None:
         return None
@@ -135,7 +135,7 @@ def default(*device: Any) -> FakeStream:
 
 
 def choose(stream: Any) -> None:
-    """It is in this one from now on."""
+    """Makes this stream the current one."""
     current()
     if stream is not None:
         FakeStream.current.append(stream)

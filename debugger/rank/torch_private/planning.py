@@ -1,4 +1,4 @@
-"""What a planned rank needs to have changed in torch: whose groups are made, and whose stores."""
+"""The changes in torch that a planned rank needs: our groups, and our stores."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class StorageReference:
 
 
 def storage_address(tensor: Tensor) -> int:
-    """What tells its storage from others that there are; 0 where it has none."""
+    """Returns what tells a tensor's storage from others that there are; 0 where it has none."""
     try:
         storage: Any = tensor.untyped_storage()
         return int(storage._cdata)
@@ -102,15 +102,11 @@ def make_groups_on(backend: str) -> None:
         return create
 
     patch(c10d, "_new_process_group_helper", helper)
-    patch(c10d, "_store_based_barrier", lambda _: _nothing)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    del args, kwargs
+    patch(c10d, "_store_based_barrier", lambda _: lambda *_args, **_kwargs: None)
 
 
 def _rename(group: Any, backend: str, asked: str) -> None:
-    """What torch says of the group: the names that the program gave."""
+    """Makes torch say of the group the names that the program gave."""
     shown = asked
     if asked in ("undefined", "None", ""):
         shown = "nccl" if torch.cuda.is_available() else "gloo"
@@ -275,7 +271,8 @@ def refuse_groups(tell: Callable[[], None]) -> Callable[[], None]:
 
 
 def functions() -> dict[int, tuple[Any, str]]:
-    """What torch's modules hold now, by what it is: `renew` finds what has been replaced since."""
+    """Returns what torch's modules hold now, by identity: `renew` finds what has been replaced
+    since."""
     return {
         id(value): (module, name)
         for title, module in list(sys.modules.items())

@@ -1,4 +1,4 @@
-"""What is private of torch is found out, not assumed: the names that the watching needs, by part.
+"""Probes of torch's private names: what the watching needs is found out, not assumed, part by part.
 
 Each part of the watching lists the private names that it uses, with what is known of them. Where a
 release does not have one, or has something else by that name, the part stays off: torch is left as
@@ -58,7 +58,7 @@ class Private:
         return f"{self.module.rpartition('.')[2]}.{self.path}"
 
     def find(self) -> Any:
-        """What torch has by that name. Raises AttributeError and ImportError."""
+        """Returns what torch has by that name. Raises AttributeError and ImportError."""
         try:
             return self._at(self.path)
         except AttributeError:
@@ -73,7 +73,7 @@ class Private:
         return found
 
     def unlike(self) -> str:
-        """What is not as known, as a part of a sentence; "" where all is."""
+        """Tells what is not as known, as a part of a sentence; "" where all is."""
         version = f"torch {torch.__version__}"
         try:
             found = self.find()
@@ -194,7 +194,7 @@ class Part:
         return self._why or ""
 
     def switch_off(self, why: str) -> None:
-        """It has turned out not to work."""
+        """Switches the part off, which has turned out not to work."""
         if not self._why:
             self._why = why
             REGISTRY.tell(self)

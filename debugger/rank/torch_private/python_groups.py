@@ -1,4 +1,4 @@
-"""What a group that is written in Python needs where one of ours stands in front of it.
+"""The needs of a group that is written in Python where one of ours stands in front of it.
 
 It may look itself up in torch's registries: its name, its ranks, its rank. The program may read and
 set attributes of it. Ranks that are threads, and groups that torch does not register, are left

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...record.safe_text.endpoints import endpoint, port_of
+from ..limits import CONNECT_S, STORE_OPERATION_S
 from .groups import helper_arguments, on_group_creation
 from .modules import Wrapped, c10d, dist
 from .probe import after, before, patch
@@ -18,8 +19,6 @@ from .probe import after, before, patch
 StoreHeard = Callable[[Callable[[], Any], str, str], None]
 """Told of a store: how to open a connection of one's own to it, the host that serves it, and a
 prefix for keys, which tells jobs that share a store apart."""
-OPERATION_S = 10.0
-CONNECT_S = 2.0
 
 
 def on_launcher_store(heard: StoreHeard, begins: Callable[[str], None]) -> None:
@@ -152,7 +151,7 @@ def _rank_has(store: Any, heard: StoreHeard) -> None:
 def _own(store: Any) -> Any:
     """A connection of one's own: that of the program is locked while it waits for a key."""
     own = store.clone()
-    own.set_timeout(datetime.timedelta(seconds=OPERATION_S))
+    own.set_timeout(datetime.timedelta(seconds=STORE_OPERATION_S))
     return own
 
 
@@ -175,5 +174,5 @@ def connected(host: str, port: int, until_s: float = 600.0) -> Any:
                 raise
             time.sleep(0.2)
             continue
-        store.set_timeout(datetime.timedelta(seconds=OPERATION_S))
+        store.set_timeout(datetime.timedelta(seconds=STORE_OPERATION_S))
         return store

@@ -20,11 +20,11 @@ import torch
 
 from ...record import torch_versions
 from ...record.safe_files.readable import readable
+from ..limits import SELF_TEST_S
 from .groups import CREATION, clone_group
 from .modules import c10d, dist
 
 _NAME = "distdebug/self-test"
-_LIMIT_S = 10.0
 
 
 def try_a_front() -> None:
@@ -37,8 +37,8 @@ def try_a_front() -> None:
 
 
 def tried(trial: Callable[[], str]) -> str:
-    """What it says is not as known, or raises; in a forked child where torch is newer than all
-    known ones."""
+    """Returns what the trial says is not as known, or its error; runs it in a forked child where
+    torch is newer than all known ones."""
     is_new = bool(torch_versions.too_new(torch.__version__))
     return _in_child(trial) if is_new else _outcome(trial)
 
@@ -51,7 +51,7 @@ def _outcome(trial: Callable[[], str]) -> str:
 
 
 def _in_child(trial: Callable[[], str]) -> str:
-    """What comes of it in a forked child, or how that has ended."""
+    """Returns the trial's result from a forked child, or how that has ended."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python 3.12 on, where there are threads
@@ -63,9 +63,9 @@ def _in_child(trial: Callable[[], str]) -> str:
             os._exit(0)
     os.close(writing)
     try:
-        if not readable([reading], _LIMIT_S):
+        if not readable([reading], SELF_TEST_S):
             os.kill(pid, signal.SIGKILL)
-            return f"it has not ended in {_LIMIT_S:.0f} s"
+            return f"it has not ended in {SELF_TEST_S:.0f} s"
         told = os.read(reading, 2000).decode(errors="replace")
     finally:
         os.close(reading)
@@ -75,7 +75,8 @@ def _in_child(trial: Callable[[], str]) -> str:
 
 
 def _unlike() -> str:
-    """What is not as it should be; "" where all is, and where there is nothing to try it with."""
+    """Tells what is not as it should be; "" where all is, and where there is nothing to try it
+    with."""
     fake: Any = getattr(torch._C._distributed_c10d, "FakeProcessGroup", None)
     make = getattr(fake, "_create_internal", None)
     if make is None:
@@ -111,7 +112,7 @@ def _unlike() -> str:
 
 
 class _Front(c10d.ProcessGroup):  # type: ignore[misc]
-    """As CheckedGroup, for one call."""
+    """A group as CheckedGroup, for one call."""
 
     inner: Any
     calls: list[str]

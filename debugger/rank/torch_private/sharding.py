@@ -1,4 +1,4 @@
-"""Where FSDP, the first one and the second, takes the parameters that it shards together."""
+"""The parameters that FSDP, the first one and the second, shards together."""
 
 from __future__ import annotations
 

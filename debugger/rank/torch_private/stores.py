@@ -60,7 +60,8 @@ def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]
 
 
 def store_address(store: Any) -> str:
-    """What tells the worlds that meet in different stores apart, in the same words on all ranks."""
+    """Returns what tells the worlds that meet in different stores apart, in the same words on all
+    ranks."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     name = type(store).__name__
@@ -74,6 +75,6 @@ def store_address(store: Any) -> str:
 
 
 def own_address(name: str) -> str:
-    """Of a world that is this process's own. In containers on several nodes processes have the same
-    numbers."""
+    """Returns the address of a world that is this process's own. In containers on several nodes
+    processes have the same numbers."""
     return f"{name}:{socket.gethostname()}:{os.getpid()}"

@@ -57,7 +57,7 @@ def try_tensor_guards() -> None:
 
 
 def _trial() -> str:
-    """What is not as known of these guards; "" where all is."""
+    """Tells what is not as known of these guards; "" where all is."""
     one = torch.zeros(2, 3, device="cpu", dtype=torch.float32)
     others = {
         "shape": torch.zeros(3, 2, device="cpu", dtype=torch.float32),

@@ -1,4 +1,4 @@
-"""What a training loop does between its calls: batches, steps, losses that are scaled."""
+"""The events of a training loop between its calls: batches, steps, losses that are scaled."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def cannot_look(hook: FrameType) -> bool:
 @functools.cache
 @JOINING
 def _shadowing() -> CodeType | None:
-    """What runs while Join makes the steps of a rank without inputs."""
+    """Returns the code that runs while Join makes the steps of a rank without inputs."""
     return getattr(JOINING.needs[0].find(), "__code__", None)
 
 

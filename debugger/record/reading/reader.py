@@ -16,9 +16,9 @@ from typing import Any
 
 from .. import layout, steady_clock
 from ..layout import Activity, CallState, GroupState, Phase, Role
+from ..limits import MOST_RANKS
 from ..notes import ReplicasNote
 from ..replicas import ReplicaFiles
-from ..safe_files.bounds import MOST_RANKS
 from ..safe_files.json_objects import object_of
 from ..signature import MASK
 from ..snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
@@ -414,7 +414,6 @@ class FlightReader(RingReader):
         groups: dict[int, GroupKey] = {}
         messages: dict[int, tuple[str, int, int]] = {}
         offset = self.wall_offset_ns
-        says_start = self._version > 1
         for number in numbers:
             row = self._row(number)
             if row is None or row[5] & layout.REFUSED_FLAG or not row[14]:
@@ -429,7 +428,7 @@ class FlightReader(RingReader):
                     message = messages[row[9]] = self._message(row[9])
             done = row[16]
             # A synchronous call that has started later goes on in a GPU's stream.
-            handed_over = says_start and row[15] > row[14]
+            handed_over = row[15] > row[14]
             blocks = not row[5] & layout.ASYNC_FLAG and not handed_over
             found.append(
                 Timing(

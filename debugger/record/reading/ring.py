@@ -41,9 +41,11 @@ def mapped(path: Path) -> mmap.mmap:
             kind = FlightError if head.strip(b"\0") else NoHeaderError
             raise kind(f"{path}: is not a flight record of distdebug")
         version = int.from_bytes(head[8:12], "little")
-        if version not in layout.READABLE:
+        if version != layout.VERSION:
+            reader = layout.READERS.get(version)
+            elsewhere = f", which distdebug {reader} reads" if reader else ""
             raise FlightError(
-                f"{path}: is a flight record of version {version}; "
+                f"{path}: is a flight record of version {version}{elsewhere}; "
                 f"this distdebug reads version {layout.VERSION}"
             )
         if size < layout.FILE_BYTES:
@@ -98,7 +100,6 @@ class RingReader:
 
     def _open(self) -> mmap.mmap:
         found = self._mapped = mapped(self.path)
-        self._version = int(layout.U32.unpack_from(found, layout.VERSION_AT)[0])
         if self._maps is not None:
             # Most of a copy is empty: reading ahead would fill memory with zeros, 128 KB each time.
             found.madvise(mmap.MADV_RANDOM)
@@ -189,7 +190,7 @@ class RingReader:
         """The slot of the latest of so many calls, which has the counts of its group or channel;
         None if the counts are elsewhere."""
         row = self._row(calls - 1)
-        if row is None or row[5] & layout.REFUSED_FLAG or self._version == 1:
+        if row is None or row[5] & layout.REFUSED_FLAG:
             return None
         return row
 

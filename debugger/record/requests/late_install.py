@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..safe_files.bounds import MOST_RANKS, read_regular, whole
+from ..limits import MOST_RANKS
+from ..safe_files.bounds import read_regular, whole
 from ..safe_files.json_objects import parsed
 from ..safe_files.replacing import replacing
 from ..safe_text.sanitize import clean

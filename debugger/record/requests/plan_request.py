@@ -63,7 +63,8 @@ class Request:
 class Outcome:
     """How the running of a plan's ranks went. `statuses` are raw, by rank; `cut`: why nothing more
     is known of a rank. `runs`: processes that were started. `accelerator`: what answered calls for
-    `cuda`; "none": torch."""
+    `cuda`; "none": torch. `unbuffered`: backends of distcore's whose sends wait for their receives,
+    however small they are."""
 
     statuses: Mapping[int, int]
     cut: Mapping[int, str]
@@ -72,6 +73,7 @@ class Outcome:
     most_private_bytes: int
     most_waiting: int
     accelerator: str = "none"
+    unbuffered: tuple[str, ...] = ()
 
     NAME = "planned.json"
     REFUSAL = "not_planned.txt"
@@ -93,6 +95,7 @@ class Outcome:
                 int(found["most_private_bytes"]),
                 int(found["most_waiting"]),
                 str(found["accelerator"]),
+                tuple(map(str, found["unbuffered"])),
             )
         except (OSError, KeyError, TypeError, ValueError, AttributeError):
             return None

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..layout import FILE_BYTES
+from ..limits import LATEST_S
 from ..logs.log_file import TIMES_ENTRY
 from ..safe_files.json_objects import MOST_BYTES as MOST_JSON_BYTES
 from ..safe_files.replacing import replacing
@@ -49,8 +50,6 @@ _LINE_BYTES = 1 << 16
 _TIMES = ".times"
 _MOST_TIMES_BYTES = 256 << 20
 """Of one such file, before what belongs to the kept end of its log is chosen."""
-_LATEST_S = 0o77777777777
-"""What the archive's form has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class _Packing:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise OSError(f"{name} is not a file any more")
-            size, time_s = found.st_size, min(max(0, int(found.st_mtime)), _LATEST_S)
+            size, time_s = found.st_size, min(max(0, int(found.st_mtime)), LATEST_S)
             if size > self._kept.get(name, size):
                 start = _line_start(file, size - self._kept[name], size)
                 note = _note(name, start)

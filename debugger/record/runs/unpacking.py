@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+from ..limits import LATEST_S
 from ..safe_files.bounds import open_regular
 from ..safe_files.place import RunDirectoryError, reason
 from ..safe_text.sanitize import clean
@@ -41,7 +42,6 @@ _HEADER_BYTES = 512
 for a malicious one of a few kilobytes."""
 _MOST_STREAM_BYTES = MOST_BYTES + MOST_FILES * 4096
 """With the headers and the padding of each file."""
-_LATEST_S = 1 << 33
 _DAMAGED = (
     tarfile.TarError,
     gzip.BadGzipFile,
@@ -202,7 +202,7 @@ class _Unpacking:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with open(os.open(path, flags, 0o600), "wb") as file:
             _copy(stream, file, member.size)
-        if 0 <= member.mtime < _LATEST_S:
+        if 0 <= member.mtime < LATEST_S:
             os.utime(path, (member.mtime, member.mtime))
 
     def _refuse(self, member: tarfile.TarInfo, why: str) -> NoReturn:

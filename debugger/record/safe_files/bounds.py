@@ -13,8 +13,6 @@ import os
 import stat
 from typing import Any
 
-MOST_RANKS = 1 << 17
-"""Of a world, or a group. A record that claims more is damaged, or malicious."""
 MOST_WHOLE = 1 << 63
 """Whole numbers in our files are of 64 bits."""
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY

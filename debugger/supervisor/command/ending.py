@@ -8,15 +8,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ...record import steady_clock
+from ...record.limits import POLL_EVERY_S
 from ...record.snapshot import Rank
+from ..limits import GONE_WITHIN_S, REAP_TIMEOUT_S, SILENT_S, WAKE_AFTER_S
 from .launch import Launch
-
-LOOK_EVERY_S = 0.03
-KILL_TIMEOUT_S = 5.0
-WAKE_AFTER_S = 0.3
-_REAP_TIMEOUT_S = 0.5
-SILENT_S = 1.5
-"""A heartbeat older than this comes from a process that cannot run Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,7 @@ def forward(
             late = [pid for pid in left if pid not in asked]
             launch.signal(number, late)
             asked.update(late)
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_EVERY_S)
     launch.poll()
     return True
 
@@ -64,7 +59,7 @@ def end_tree(
     spared: Collection[int] = (),
 ) -> Ended:
     """SIGCONT and SIGTERM to every process of the run, SIGKILL to what is left after `grace_s`,
-    until nothing is left. Takes at most `grace_s` + `KILL_TIMEOUT_S`, and hardly longer than the
+    until nothing is left. Takes at most `grace_s` + `GONE_WITHIN_S`, and hardly longer than the
     processes need.
 
     `silence_launcher` kills the command itself first. torchrun otherwise takes a second to end
@@ -79,7 +74,7 @@ def end_tree(
     killed: dict[int, None] = {}
     if silence_launcher and launch.pid and launch.poll() is None:
         killed.update(dict.fromkeys(launch.signal(signal.SIGKILL, [launch.pid])))
-        launch.wait(KILL_TIMEOUT_S)  # its ranks are the warden's from here on
+        launch.wait(GONE_WITHIN_S)  # its ranks are the warden's from here on
     left = descendants()
     if grace_s > 0:
         # A stopped process gets the polite signal first, so that it acts on it when it wakes.
@@ -87,23 +82,23 @@ def end_tree(
         launch.signal(signal.SIGCONT, left)
         asked = set(left)
         while left and time.monotonic() - began_s < grace_s:
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_EVERY_S)
             launch.poll()
             left = descendants()
             # Started meanwhile: a launcher that restarts its workers, a shell's next command.
             late = [pid for pid in left if pid not in asked]
             launch.signal(signal.SIGTERM, late)
             asked.update(late)
-    kill_until_s = time.monotonic() + KILL_TIMEOUT_S
+    kill_until_s = time.monotonic() + GONE_WITHIN_S
     while left:
         killed.update(dict.fromkeys(launch.signal(signal.SIGKILL, left)))
         launch.poll()
         if time.monotonic() > kill_until_s:
             break
-        time.sleep(LOOK_EVERY_S / 3)
+        time.sleep(POLL_EVERY_S / 3)
         left = descendants()
     if launch.pid:
-        launch.wait(0 if left else _REAP_TIMEOUT_S)
+        launch.wait(0 if left else REAP_TIMEOUT_S)
     return Ended(tuple(killed), tuple(left), time.monotonic() - began_s)
 
 

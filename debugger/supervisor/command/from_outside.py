@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.limits import Limits
+from ...diagnosis.story import rule
 from ...record.wording import ranks_text, verb
 from ...reports.stored import Document
 from .reach import Reach
@@ -36,6 +37,7 @@ class FromOutside:
     _looking: Future[tuple[Document, Finding | None]] | None = None
     _named: set[int] = field(default_factory=set)
 
+    @rule
     def look(self, alive: Collection[int], watched: Collection[int]) -> Finding | None:
         """What is suspected now, while none of the ranks that live is watched. `alive`: all
         processes of the command; `watched`: those of them that are ranks with a record."""

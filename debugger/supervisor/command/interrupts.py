@@ -10,11 +10,8 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-INTERRUPT_GRACE_S = 5.0
-"""After Ctrl-C, or when the terminal vanishes; a second Ctrl-C ends it."""
-TERMINATE_GRACE_S = 30.0
-"""What torchrun gives its ranks, and Slurm a job (KillWait)."""
-TERMINATE_MARGIN_S = 2.0
+from ..limits import INTERRUPT_GRACE_S, TERMINATE_GRACE_S, TERMINATE_MARGIN_S
+
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """What torchrun hears, too."""
 _IGNORED_BEHIND_AMPERSAND = (signal.SIGINT, signal.SIGQUIT)

@@ -17,9 +17,8 @@ from ...errors import DistdebugError, UsageError
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
 from ...record.safe_files.readable import readable
+from ..limits import GONE_WITHIN_S
 from . import warden
-
-_CLOSE_TIMEOUT_S = 5.0
 
 
 class Launch:
@@ -166,7 +165,7 @@ class Launch:
         os.close(self._control)
         self._control = -1
         try:
-            self._warden.wait(_CLOSE_TIMEOUT_S)
+            self._warden.wait(GONE_WITHIN_S)
         except subprocess.TimeoutExpired:
             pass  # a process in an uninterruptible wait; the warden stays until it is gone
         else:
@@ -229,7 +228,7 @@ class Launch:
         """For a warden that was itself killed: what it had below it is ours to end."""
         if self._warden.returncode == 0:
             return
-        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        deadline = time.monotonic() + GONE_WITHIN_S
         while (left := self.descendants()) and time.monotonic() < deadline:
             self.signal(signal.SIGKILL, left)
             for pid in left:

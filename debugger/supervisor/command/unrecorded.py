@@ -8,10 +8,12 @@ from collections.abc import Callable, Collection
 
 from ...diagnosis.facts.exceptions import COMMUNICATION
 from ...diagnosis.findings import Finding, RankEvidence
+from ...diagnosis.story import step
 from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 from .reach import Reach
 
 
+@step("unrecorded death")
 def early_death(
     found: Finding | None,
     reach: Reach,

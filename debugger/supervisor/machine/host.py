@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ...diagnosis.findings import Finding
+from ...diagnosis.story import step
 from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.runs.run_directory import RunDirectory
+from ..limits import SAMPLE_EVERY_S
 from .gpus import Gpus
-
-SAMPLE_EVERY_S = 1.0
 
 
 class HostSampler:
@@ -51,6 +51,7 @@ class HostSampler:
         self._directory.append_line(self._directory.host.name, value)
         return value
 
+    @step("GPUs")
     def explained(self, finding: Finding) -> Finding:
         """The finding, with what is wrong with the GPUs of its culprits."""
         if self._gpus is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.shared_findings import heard_at
+from ...diagnosis.story import step
 from ...hook.loading import dependency
 from ...record.safe_text.secret_words import masked
 
@@ -30,6 +31,7 @@ class Listener:
     holder: str
 
 
+@step("listener")
 def with_listener(finding: Finding) -> Finding:
     """The finding with who listens at the address that it is about, if it is about one."""
     address = finding.data.get("address")

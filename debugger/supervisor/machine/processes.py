@@ -14,13 +14,12 @@ from ...record.exits import ExitLog, ExitStatus
 from ...record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, age_s, read_stat
 from ...record.snapshot import Process, Standstill
 from ..command.launch import Launch
+from ..limits import BUSY_WINDOW_S, YOUNG_S
 from .oom import OomWatch
 
-BUSY_WINDOW_S = 0.25
 BUSY_SHARE = 0.5
 """A process is busy when it used at least this share of a core over the window, or wanted to: on a
 crowded machine a computing rank is runnable at every look and yet gets little."""
-YOUNG_S = 60.0
 
 
 @dataclass(slots=True)

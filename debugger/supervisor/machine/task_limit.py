@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...diagnosis.findings import Finding
+from ...diagnosis.story import step
 from ...record.process_stat import read_stat
 from ..command import warden
 from ..command.launch import Launch
@@ -34,6 +35,7 @@ class TaskLimit:
                 self._folders.update(dict.fromkeys((folder, *above)))
         self._refused_before = self._refused()
 
+    @step("task limit")
     def explained(self, finding: Finding | None, launch: Launch) -> Finding | None:
         """The finding, with the limit for its cause where it is about what could not be started."""
         if finding is None or finding.cause or not _REFUSED.search(finding.message):

@@ -38,8 +38,10 @@ import threading
 import time
 from pathlib import Path
 
+from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.safe_files.patient import patient
 from ...record.safe_files.unix_sockets import user_of
+from ..limits import WARDEN_ENDS_S
 from .lines import Display
 from .log import OutputLog
 
@@ -57,11 +59,6 @@ _IGNORED = (
     *("SIGUSR1", "SIGUSR2"),  # of a scheduler's, which every process of a job may be sent
 )
 _READ_BYTES = 1 << 16
-_TICK_S = 0.05
-_WARDEN_S = 1.0
-"""A warden has ended the run by then."""
-_SWEEP_EVERY_S = 0.2
-_SIZE_EVERY_S = 0.2
 _MOST_WAITING_BYTES = 32 << 20
 """What the terminal has not taken yet. Beyond it the ranks wait, as they would without us."""
 
@@ -111,7 +108,7 @@ class Backlog:
         while True:
             with self._changed:
                 if not self._parts:
-                    self._changed.wait(_TICK_S)
+                    self._changed.wait(POLL_EVERY_S)
                 part = self._parts.popleft() if self._parts else None
                 self._busy = True
             if part is None:
@@ -155,7 +152,7 @@ class Drain:
     def run(self) -> None:
         """Until the supervisor is gone, and nobody is left who could print."""
         while self._supervised or self._sources or self._sweep_at_s is not None:
-            timeout_s = 0.0 if self._finishing else _TICK_S
+            timeout_s = 0.0 if self._finishing else POLL_EVERY_S
             events = self._poll.poll(1000 * timeout_s)
             quiet = True
             for descriptor, _event in events:
@@ -175,7 +172,7 @@ class Drain:
                 if self._finishing:
                     self._finish()
         while not self._backlog.idle:
-            select.select([], [], [], _TICK_S)
+            select.select([], [], [], POLL_EVERY_S)
         self._display.finish()
 
     # -- the ranks -----------------------------------------------------------------------------
@@ -244,7 +241,7 @@ class Drain:
             packet = b""
         if not packet:
             if self._supervised and not self._dismissed:
-                self._sweep_at_s = time.monotonic() + _WARDEN_S
+                self._sweep_at_s = time.monotonic() + WARDEN_ENDS_S
             self._supervised = False
             self._display.show(True)
             self._poll.unregister(self._control)
@@ -264,13 +261,13 @@ class Drain:
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        self._sweep_at_s = time.monotonic() + _SWEEP_EVERY_S if left else None
+        self._sweep_at_s = time.monotonic() + LOOK_EVERY_S if left else None
 
     def _follow_size(self) -> None:
         """The ranks' terminals are as large as the real one, also when that is resized. Nobody is
         sent SIGWINCH, as no rank of torchrun's is: each has a session of its own."""
         now_s = time.monotonic()
-        if now_s - self._size_at_s < _SIZE_EVERY_S:
+        if now_s - self._size_at_s < LOOK_EVERY_S:
             return
         self._size_at_s = now_s
         size = terminal_size()
@@ -289,7 +286,7 @@ class Drain:
         """Nothing is left to read; and to show?"""
         if not self._backlog.idle:
             self._tell({"moved": self._backlog.moved})
-            select.select([], [], [], _TICK_S)
+            select.select([], [], [], POLL_EVERY_S)
             return
         self._display.finish()
         self._finishing = False

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from ...record.limits import POLL_EVERY_S
 from .lines import Display
 from .quiet_looks import QuietLooks
 
-LOOK_EVERY_S = 0.05
 READ_BYTES = 1 << 18
 _LOG = re.compile(r"(0|[1-9]\d{0,8})\.(out|err)")
 
@@ -54,9 +54,9 @@ class OutputFollower:
         self._stopping.set()
         if self._thread is not None:
             deadline_s = time.monotonic() + timeout_s
-            looks = QuietLooks(LOOK_EVERY_S, stalled_s, self._rounds)
+            looks = QuietLooks(POLL_EVERY_S, stalled_s, self._rounds)
             while self._thread.is_alive():
-                self._thread.join(LOOK_EVERY_S)
+                self._thread.join(POLL_EVERY_S)
                 if looks.too_many(self._rounds) or time.monotonic() > deadline_s:
                     self._abandoned = True
                     return
@@ -73,7 +73,7 @@ class OutputFollower:
             if stopping and not busy:
                 return
             if not busy:
-                self._stopping.wait(LOOK_EVERY_S)
+                self._stopping.wait(POLL_EVERY_S)
 
     def _read(self, name: str) -> bool:
         path, offset = self._logs / name, self._offsets[name]

@@ -10,16 +10,13 @@ import time
 from collections.abc import Mapping
 
 from ...record.safe_text.sanitize import clean_line, shown_of
+from ..limits import IDLE_S, REFRESH_S
 from .tracebacks import Folds, Traceback
 
 TYPE_CHECKING = False  # see drain.py
 if TYPE_CHECKING:
     from typing import TextIO
 
-IDLE_S = 0.5
-"""An unfinished line is shown when nothing was added to it for this long."""
-REFRESH_S = 1.0
-"""How often an unfinished progress bar (a line with carriage returns) is shown on a terminal."""
 MAX_LINE_BYTES = 1 << 23
 """A longer line is broken; shorter ones are shown whole: what the program prints may be parsed."""
 _UNCUT = 16 * MAX_LINE_BYTES

@@ -16,9 +16,8 @@ from pathlib import Path
 from ...record.logs import log_file
 from ...record.logs.log_file import RECORDS, TIMES_ENTRY, times_path
 from ...record.safe_files.appending import append, open_to_append
+from ..limits import RETRY_S, TIMES_EVERY_S
 
-TIMES_EVERY_S = 0.02
-RETRY_S = 1.0
 _MOST_MESSAGE_BYTES = 1 << 14
 
 

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from ...hook.loading import command
+from ...record.limits import POLL_EVERY_S
 from ...record.logs.log_file import in_bytes
 from ...record.process_stat import read_stat
 from ...record.safe_files.unix_sockets import short_name
+from ..limits import RETRY_S
 from .drain import NAME, PACKET_BYTES
 from .quiet_looks import QuietLooks
 
 _BACKLOG = 4096
-_LONGEST_PAUSE_S = 1.0
-_WAIT_S = 0.05
 
 
 class OutputProcess:
@@ -98,9 +98,9 @@ class OutputProcess:
         """
         self._finishing = True
         deadline_s = time.monotonic() + timeout_s
-        looks = QuietLooks(_WAIT_S, stalled_s, self._heard)
+        looks = QuietLooks(POLL_EVERY_S, stalled_s, self._heard)
         self._send({"finish": True})
-        while not self._finished.wait(_WAIT_S):
+        while not self._finished.wait(POLL_EVERY_S):
             quiet = looks.too_many(self._heard, self._drain_runs())
             if quiet or time.monotonic() > deadline_s:
                 self._process.kill()
@@ -180,7 +180,7 @@ class OutputProcess:
         """Whether another drain has taken the place of one that was killed."""
         self._process.wait()
         while not self._closed:
-            time.sleep(min(_WAIT_S * self._starts, _LONGEST_PAUSE_S))
+            time.sleep(min(POLL_EVERY_S * self._starts, RETRY_S))
             with self._lock:
                 try:
                     control, self._process = self._spawn()

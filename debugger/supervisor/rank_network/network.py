@@ -10,8 +10,7 @@ from ...errors import DistdebugError, UsageError
 from ...faults.plan import Plan
 from ...hook.loading import command
 from ...record.network import Entrances
-
-_CLOSE_TIMEOUT_S = 5.0
+from ..limits import GONE_WITHIN_S
 
 
 class Network:
@@ -57,7 +56,7 @@ class Network:
                 except OSError:
                     pass  # the other end was gone already
         try:
-            self._switch.wait(_CLOSE_TIMEOUT_S)
+            self._switch.wait(GONE_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._switch.kill()
             self._switch.wait()

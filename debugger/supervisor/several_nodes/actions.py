@@ -17,8 +17,9 @@ from ...record.runs.planned_faults import planned_faults
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.sanitize import clean
 from ...record.snapshot import Rank
-from ..actions import STACKS_S, Actions
+from ..actions import Actions
 from ..control import Action
+from ..limits import ASKED_STACKS_S
 from ..stacks.evidence import gather, keep
 from .job import Job
 from .stacks import merged
@@ -153,9 +154,9 @@ class JobActions:
         if not any(rank.process.alive for rank in ranks.values()):
             raise ValueError("no rank is running yet")
         began_s, native = time.monotonic(), request.get("native") is True
-        head.ask_stacks(native, STACKS_S)
-        evidence = gather(self._directory, self._here(), native, STACKS_S)
-        until_s = began_s + STACKS_S + 1
+        head.ask_stacks(native, ASKED_STACKS_S)
+        evidence = gather(self._directory, self._here(), native, ASKED_STACKS_S)
+        until_s = began_s + ASKED_STACKS_S + 1
         while not head.has_all_stacks and time.monotonic() < until_s:
             time.sleep(_LOOK_EVERY_S)  # the supervisor's loop takes them in
         evidence = merged(evidence, head.stacks_told)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.limits import Limits
+from ...diagnosis.story import rule
 from ...record.snapshot import Rank
 from ...record.wording import printable
 from .job import Job
@@ -36,6 +37,7 @@ class Incomplete:
         self._looked_s = 0.0
         self._over = False
 
+    @rule
     def look(self, ranks: Mapping[int, Rank]) -> Finding | None:
         """What is to be said of it, once it has taken too long since the last node came."""
         several, now_s = self._job.several, time.monotonic()

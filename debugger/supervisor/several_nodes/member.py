@@ -18,8 +18,8 @@ from ...node_links.sampler import Sampler
 from ...record import steady_clock
 from ...record.exits import ExitStatus
 from ...record.kinds import KINDS
+from ...record.limits import MOST_RANKS
 from ...record.runs.run_directory import RunDirectory
-from ...record.safe_files.bounds import MOST_RANKS
 from ...record.safe_text.sanitize import clean
 from ...record.snapshot import LostNode
 from ...reports.stored import Document, received

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...record.safe_files.bounds import MOST_RANKS, whole
+from ...record.limits import MOST_RANKS
+from ...record.safe_files.bounds import whole
 from ...record.safe_text.sanitize import clean
 from ..stacks import stack_tree
 from ..stacks.evidence import Evidence

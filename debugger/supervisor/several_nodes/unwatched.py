@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 
 from ...record.layout import GroupState
-from ...record.safe_files.bounds import MOST_RANKS
+from ...record.limits import MOST_RANKS
 from ...record.snapshot import Snapshot
 from ...record.wording import ranks_text, verb
 

@@ -20,7 +20,7 @@ from ...node_links.messages import Message
 from ...node_links.mirror import Mirror
 from ...node_links.patches import Patch
 from ...node_links.view_source import ViewSource
-from ...record.safe_files.bounds import MOST_RANKS
+from ...record.limits import MOST_RANKS
 
 LOOK_EVERY_S = 0.2
 REST = 4

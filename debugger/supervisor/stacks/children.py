@@ -18,6 +18,7 @@ from ...hook.loading import dependency
 from ...record.exits import ExitStatus
 from ...record.process_stat import read_stat
 from ...record.safe_text.sanitize import clean
+from ..limits import CHILDREN_S
 from . import stack_tree
 from .stacks import ThreadStack, capture
 
@@ -27,7 +28,6 @@ else:
     psutil = dependency("psutil")
 
 MOST_CHILDREN = 8
-CHILDREN_S = 2.0
 _WAITS_IN = re.compile(
     r"/(?:subprocess|multiprocessing/\w+|concurrent/futures/process|torch/utils/data/dataloader)\.py$"
 )

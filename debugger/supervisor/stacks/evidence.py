@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...diagnosis.diagnose import placed, refine_cause, restated
-from ...diagnosis.facts.evidence import RUNS
 from ...diagnosis.findings import Finding, RankEvidence
+from ...diagnosis.story import step
 from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
+from ...record.states import RankState
 from ..machine import listeners
 from . import stack_tree
 from .children import awaited_child, dead_children
@@ -31,12 +32,13 @@ class Evidence:
     lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
     pids: Mapping[int, int] = field(default_factory=dict)
 
+    @step("stacks")
     def refine(self, finding: Finding) -> Finding:
         """The finding with what the stacks show (a lock, and where an absent rank stands), and with
         who listens at the address that it is about."""
         finding = listeners.with_listener(finding)
         if finding.kind == "missing_rank":
-            finding = refine_cause(finding, self._lock_frames(finding))
+            finding = refine_cause(finding, self._states(finding))
         ranks = dict(finding.ranks)
         for rank in self.lines:
             lines = self._lines(rank, finding)
@@ -44,7 +46,7 @@ class Evidence:
             if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
         finding = replace(finding, ranks=ranks)
-        running = {rank for rank, known in ranks.items() if known.state == RUNS}
+        running = {rank for rank, known in ranks.items() if known.state == RankState.RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()
         for rank in running.union(absent):
             site = self._site(rank, finding)
@@ -127,17 +129,14 @@ class Evidence:
             return self.lines.get(rank, ())
         return stack_tree.lines_of(thread)
 
-    def _lock_frames(self, finding: Finding) -> dict[int, list[str]]:
-        """The culprits' stacks, with the kernel's word where a lock has no frame of its own."""
-        found = {}
-        for rank in finding.culprits:
-            thread = self._standing(rank, finding)
-            if thread is not None:
-                lines = list(self._lines(rank, finding))
-                if stack_tree.waits_for_lock(thread):
-                    lines.insert(0, "acquire (threading.py)")
-                found[rank] = lines
-        return found
+    def _states(self, finding: Finding) -> dict[int, RankState]:
+        """What the thread does that stands for each culprit, of those that have a stack."""
+        standing = {rank: self._standing(rank, finding) for rank in finding.culprits}
+        return {
+            rank: stack_tree.state_of(thread)
+            for rank, thread in standing.items()
+            if thread is not None and thread.frames
+        }
 
     def _site(self, rank: int, finding: Finding) -> CallSite | None:
         thread = self._standing(rank, finding)

@@ -14,21 +14,12 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
+from ..limits import A_SLEEP_S, FIRST_GAP_S, LONGEST_GAP_S, MOST_GAP_S, MOVING_BYTES_PER_S
 from ..machine.slept import CoreClocks, slept
 from ..machine.system_call import Asleep, asleep_in
 from .stack_tree import users_frame
 from .stacks import Frame, ThreadStack, capture
 
-FIRST_GAP_S = 0.25
-MOST_GAP_S = 1.2
-"""Time between the first and the second look, and between the first and the last one."""
-LONGEST_GAP_S = 10.0
-"""The same where the kernel does not tell for how long a thread has slept: so long is waited for
-those that stand still."""
-A_SLEEP_S = 5.0
-"""Who polls sleeps for less at a time."""
-MOVING_BYTES_PER_S = 100_000
-"""Who saves or loads moves more; a log, or a file that is polled, less."""
 _RECEIVING = (
     "wait_woken",
     "sk_wait_data",

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...record.reading import own_code
 from ...record.safe_text.sanitize import clean
+from ...record.states import RankState
 from ...record.wording import ranges
 from .source_text import line_of
 from .stacks import Frame, ThreadStack
@@ -41,6 +42,7 @@ _LOCK_WAITS = {
     "queue.py": {"get", "put", "join"},
     "synchronize.py": {"acquire", "wait", "wait_for", "__enter__"},
     "_base.py": {"result", "exception", "wait"},
+    "__init__.py": {"acquire"},  # of logging, whose handlers have locks
     "<frozen importlib._bootstrap>": {"acquire"},
 }
 _HANDED_OVER = {
@@ -50,6 +52,10 @@ _HANDED_OVER = {
 }
 _LOCK_LINE = re.compile(r"^\s*(?:async\s+)?with\b|\.(?:acquire|join|get|put|flock|lockf)\(")
 _KERNEL_LOCKS = ("futex", "lock_inode", "posix_lock", "flock")
+_NATIVE_LOCKS = frozenset({"pthread_cond_wait", "sem_wait", "lll_lock_wait", "new_sem_wait"})
+"""Functions of the C library, without what stands before and behind their names."""
+_LOCK_PACKAGE = re.compile(r"/(?:site|dist)-packages/filelock/")
+"""Between two tries to get its file it sleeps, so that the kernel has no word of a lock."""
 
 
 def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
@@ -82,6 +88,11 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
     )
 
 
+def state_of(stack: ThreadStack) -> RankState:
+    """What the thread of a rank does that is in no call."""
+    return RankState.WAITS_FOR_LOCK if waits_for_lock(stack) else RankState.RUNS
+
+
 def waits_for_lock(stack: ThreadStack) -> bool:
     """Whether the thread waits for a lock, condition, queue or thread of the user's own: not of
     torch (a data loader's queue), and not for the GIL."""
@@ -94,6 +105,9 @@ def waits_for_lock(stack: ThreadStack) -> bool:
     for frame in below:
         if frame.function.rpartition(".")[2] in _LOCK_WAITS.get(Path(frame.file).name, ()):
             return True
+    native = stack.frames[0].function.strip("_").partition("@")[0] if stack.frames else ""
+    if native in _NATIVE_LOCKS or (python and _LOCK_PACKAGE.search(python[0].file)):
+        return True
     # `with lock:` has no Python frame of its own: the line and the kernel have to tell.
     if below or not python or not any(word in stack.wait for word in _KERNEL_LOCKS):
         return False

@@ -24,11 +24,9 @@ from typing import Any
 from ...record.process_stat import read_stat
 from ...record.requests import stack_dump
 from ...record.safe_text.sanitize import clean
+from ..limits import OWN_STACK_S, STACK_ATTEMPT_S
 
 WORKERS = 8
-_ATTEMPT_TIMEOUT_S = 5.0
-_SIGNAL_TIMEOUT_S = 3.0
-"""For a process to write its stacks itself, which on a crowded host takes its time."""
 _MAX_TEXT = 512
 
 
@@ -137,7 +135,7 @@ def _capture_one(
         return []
     problems.append(f"py-spy cannot read process {pid}: {reason}")
     if directory is not None and not stopped:
-        limit_s = min(deadline - time.monotonic(), _SIGNAL_TIMEOUT_S)
+        limit_s = min(deadline - time.monotonic(), OWN_STACK_S)
         threads = parse_faulthandler(pid, stack_dump.ask(directory, pid, limit_s))
         if threads:
             return threads
@@ -148,7 +146,7 @@ def _run_py_spy(
     program: str, pid: int, options: list[str], deadline: float
 ) -> list[ThreadStack] | str:
     """The stacks, or why there are none."""
-    left_s = min(deadline - time.monotonic(), _ATTEMPT_TIMEOUT_S)
+    left_s = min(deadline - time.monotonic(), STACK_ATTEMPT_S)
     if left_s <= 0:
         return "no time was left"
     try:

@@ -22,21 +22,20 @@ from ...record import steady_clock
 from ...record.layout import FOR_RANKS, Activity
 from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.snapshot import Rank, Standstill
+from ..limits import (
+    MOVING_BYTES_PER_S,
+    STANDSTILL_EVERY_S,
+    STANDSTILL_WINDOW_S,
+    TRICKLE_BYTES_PER_S,
+)
 from ..machine.processes import ProcessTable
 from ..machine.system_call import asleep_in
-from .sights import MOVING_BYTES_PER_S, STILL_SHARE, look, moved_bytes
+from .sights import STILL_SHARE, look, moved_bytes
 from .standing import standstill_of
 
-WINDOW_S = 2.0
-"""The processor time of a process is compared over so long: in less, one tick of the clock would be
-more than the share that a loop that polls may use."""
-LOOK_AGAIN_S = 5.0
 POLLING = ("TP_", "NCCL Pro")
 """How the names of threads begin that use a core while they wait: TensorPipe's and NCCL's."""
-TRICKLE_BYTES_PER_S = 1_000
-"""A process that a rank has started moves something if it moves more: a slow download. (A rank's
-heartbeat alone reads 10 kB of /proc a second.)"""
-MOST_RANKS = 64
+MOST_LOOKED_AT = 64
 """So many of a host's ranks are looked at: py-spy takes 30 ms for each."""
 
 
@@ -69,14 +68,14 @@ class StandstillWatch:
         self._on_fault = on_fault
         self._last: _Sample | None = None
         self._quiet_since_ns = steady_clock.now_ns()
-        self._looked_s = -LOOK_AGAIN_S
+        self._looked_s = -STANDSTILL_EVERY_S
         self._looking: threading.Thread | None = None
         self._seen: Mapping[int, Standstill] = {}
 
     def look(self, ranks: Mapping[int, Rank]) -> None:
         """Once a round of the supervisor. `ranks` are those of the run as of the last look."""
         now_s = time.monotonic()
-        if self._last is not None and now_s - self._last.at_s < WINDOW_S:
+        if self._last is not None and now_s - self._last.at_s < STANDSTILL_WINDOW_S:
             return
         alive = {n: one for n, one in ranks.items() if one.process.alive and not one.node}
         calls = {n: (one.pid, one.calls, one.layer_serial) for n, one in alive.items()}
@@ -93,7 +92,7 @@ class StandstillWatch:
         self._table.standstills = self._seen
         self._last = sample
         busy = self._looking is not None and self._looking.is_alive()
-        if self._quiet_s < self._notice_s or now_s - self._looked_s < LOOK_AGAIN_S or busy:
+        if self._quiet_s < self._notice_s or now_s - self._looked_s < STANDSTILL_EVERY_S or busy:
             return
         self._looked_s = now_s
         # A thread of its own takes the seconds that this needs; the run is watched meanwhile.
@@ -124,9 +123,9 @@ class StandstillWatch:
 def _seen(
     ranks: Mapping[int, Rank], pids: Collection[int], since_ns: int, quiet_s: float
 ) -> dict[int, Standstill]:
-    """By pid, what keeps each of the ranks. Beyond `MOST_RANKS` no more is known of one than that
-    it is quiet as well. `pids` are all processes of the run."""
-    looked_at = sorted(ranks)[:MOST_RANKS]
+    """By pid, what keeps each of the ranks: beyond `MOST_LOOKED_AT` of them no more is known than
+    that they are quiet as well. `pids` are all processes of the run."""
+    looked_at = sorted(ranks)[:MOST_LOOKED_AT]
     sights = look([ranks[number].pid for number in looked_at], quiet_s, [])
     found = {number: Standstill(since_ns) for number in ranks}
     for number in looked_at:

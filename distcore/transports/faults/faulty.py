@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...errors import DeadlineExceeded
+from ...limits import CALL_PAUSE_S, REST_PAUSE_S
 from ..frames import DATA, HEADER, IN_MEMORY
 from ..messages.parcel_stream import BODY, EAGER, OFFER
 from .late_socket import FOREVER, LateSocket
@@ -29,14 +30,8 @@ Connect = Callable[[int, float], socket.socket]
 Accept = Callable[[int, socket.socket], bool]
 """(peer, connected socket) -> whether it is taken."""
 
-_PAUSE_S = 0.001
-_DIAL_PAUSE_S = 0.02
 _COUNTED = (DATA, EAGER, OFFER, BODY)
 _now = time.monotonic
-
-
-def _never_over() -> None:
-    """What a group without an end has to say when it is asked."""
 
 
 class FaultyLinks:
@@ -54,7 +49,7 @@ class FaultyLinks:
         rank: int,
         group: str = "",
         clock: Clock | None = None,
-        check: Callable[[], None] = _never_over,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan = plan
         self.group = group
@@ -111,10 +106,10 @@ class FaultyLinks:
                     f"{name}rank {other} did not answer before the call's deadline",
                     link=(other, me),
                 )
-            time.sleep(min(_DIAL_PAUSE_S, max(0.0, deadline - _now())))
+            time.sleep(min(REST_PAUSE_S, max(0.0, deadline - _now())))
 
     def tell(self, injection: Injection) -> None:
-        """It happens now."""
+        """Tells the plan that this injection happens now."""
         if self.plan.happened is not None:
             self.plan.happened(injection)
 
@@ -161,7 +156,7 @@ class FaultySocket(LateSocket):
         if self.broken is not None:
             raise self.broken
         if self.is_full:
-            time.sleep(_PAUSE_S)  # the caller's poll says "writable": keep it from spinning
+            time.sleep(CALL_PAUSE_S)  # the caller's poll says "writable": keep it from spinning
             raise BlockingIOError
         taken = 0
         for buffer in buffers:
@@ -219,7 +214,7 @@ class FaultySocket(LateSocket):
         self._emit(memoryview(head))
 
     def _due(self, has_payload: bool) -> list[Fault]:
-        """What happens to the frame that begins."""
+        """Returns the faults of the frame that begins."""
         clock_s = self._links.clock.now_s
         due = []
         for index, fault in self._of_frames:
@@ -260,7 +255,10 @@ class FaultySocket(LateSocket):
                     times *= 2
                 case Kind.CORRUPT:
                     assert frame is not None
-                    self._flip(frame)
+                    begin = HEADER.size + self._text_bytes
+                    dice = self._links.plan.dice(*self._place, self._frame, "bit")
+                    bit = dice.randrange(8 * (len(frame) - begin))
+                    frame[begin + bit // 8] ^= 1 << bit % 8
                 case _:
                     continue
             self._tell(fault)
@@ -270,12 +268,6 @@ class FaultySocket(LateSocket):
         if self._keep_bytes is not None:  # of a frame that was shorter than that
             self._keep_bytes = None
             self._finish_sending()
-
-    def _flip(self, frame: bytearray) -> None:
-        start = HEADER.size + self._text_bytes
-        dice = self._links.plan.dice(*self._place, self._frame, "bit")
-        bit = dice.randrange(8 * (len(frame) - start))
-        frame[start + bit // 8] ^= 1 << bit % 8
 
     def _tell(self, fault: Fault) -> None:
         self._links.tell(Injection(fault, *self._place, self._frame - 1, self._links.group))

@@ -14,12 +14,11 @@ import weakref
 from collections import deque
 from multiprocessing import util
 
-LINGER_S = 10.0
-"""How long after its close, or the process's end, a connection goes on to send what is late."""
+from ...limits import DRAIN_S, LONGEST_WAIT_S
+
 BACKLOG_BYTES = 4 * 1024 * 1024
 FOREVER = float("inf")
 _PIECE_BYTES = 16 * 1024
-_LONGEST_WAIT_S = 60.0
 _now = time.monotonic
 
 
@@ -33,7 +32,7 @@ class LateSocket(socket.socket):
         self.settimeout(timeout)
         self.broken: OSError | None = None
         self.free_at = 0.0
-        """What is put from now on goes out then at the earliest."""
+        """The earliest time at which bytes that are put from now on go out."""
         self.changed = threading.Condition()
         self._backlog: deque[tuple[float, memoryview | None]] = deque()
         self._backlog_bytes = 0
@@ -77,7 +76,7 @@ class LateSocket(socket.socket):
     def close(self) -> None:
         if self._owner == os.getpid():  # a forked child has neither the thread nor its locks
             with self.changed:
-                self._end_at = min(self._end_at, _now() + LINGER_S)
+                self._end_at = min(self._end_at, _now() + DRAIN_S)
                 self.changed.notify()
                 if self._backlog and self.broken is None:
                     return  # the thread closes it
@@ -146,7 +145,7 @@ class LateSocket(socket.socket):
             while (until := max(at, self.held_until())) > (now := _now()):
                 if now >= self._end_at or self.broken is not None:
                     return False
-                self.changed.wait(min(until - now, self._end_at - now, _LONGEST_WAIT_S))
+                self.changed.wait(min(until - now, self._end_at - now, LONGEST_WAIT_S))
                 if not self._backlog:
                     return self.broken is None
         size = 0 if piece is None else len(piece)
@@ -185,6 +184,6 @@ def send_before_the_end() -> None:
 
 
 def _drain_all() -> None:
-    until = _now() + LINGER_S
+    until = _now() + DRAIN_S
     for late in list(_late):
         late.drain(until)

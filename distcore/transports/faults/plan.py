@@ -1,4 +1,4 @@
-"""Which frames of which connections are to go wrong, and how: the plan of a run with faults.
+"""The plan of a run with faults: which frames of which connections are to go wrong, and how.
 
 The same plan and seed hit the same frames in every run.
 """
@@ -16,7 +16,7 @@ __all__ = ["Clock", "Fault", "FaultPlan", "Injection", "Kind"]
 
 
 class Kind(Enum):
-    """What can happen to a frame."""
+    """The faults of a frame."""
 
     DELAY = "delay"
     THROTTLE = "throttle"
@@ -30,7 +30,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to which frames.
+    """A fault and the frames that it concerns.
 
     `kind`: DELAY: `delay_s` seconds pass before the frame goes on, and what is behind it waits as
     well. THROTTLE: it goes at `bytes_per_s`. DROP: it is not sent. TRUNCATE: its first `keep_bytes`
@@ -178,7 +178,7 @@ class Clock:
         """By time.monotonic()."""
 
     def begin(self) -> None:
-        """It is time 0 now, unless that was before."""
+        """Makes now time 0, unless that was before."""
         self.began = min(self.began, time.monotonic())
 
     @property

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ... import limits
 from ...base.background_thread import BackgroundThread
 from ...errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed
 from ..frames import BadFrame, Ended
@@ -27,20 +28,6 @@ from .posting import Posting
 Dial = Callable[[int, float], socket.socket]
 """(peer, deadline by time.monotonic()) -> an authenticated connection to that group rank."""
 
-_SLICE_S = 60.0
-_DIAL_S = 30.0
-_DRAIN_S = 10.0
-"""How long `close` waits for peers to take what was sent to them."""
-_TELL_S = 3.0
-"""How long `close` tries to reach those whom it has to tell of a failure: who is not told takes
-this rank, which leaves, for the cause. On a crowded machine an answer takes its time; one who has
-ended refuses at once."""
-_LAST_WORDS_S = 0.8
-"""How long after a peer's end, or that of one of its connections, a message may still be on its way
-over another one, where nobody can tell."""
-_CALL_S = 6.0
-"""The same where somebody can: longer than a listener waits for a caller."""
-_LOOK_AGAIN_S = 0.002
 _GONE = select.POLLRDHUP | select.POLLHUP
 _now = time.monotonic
 
@@ -70,7 +57,7 @@ class Mailbox:
     ) -> None:
         """`alive`: for each peer, the descriptor of a connection that ends when the peer does.
         `checked`: send a checksum with every frame. `calling`: whether a connection that the peer
-        dials may still be given to `accept`; None: nobody knows, and it may take `_LAST_WORDS_S`.
+        dials may still be given to `accept`; None: nobody knows, and it may take `LAST_WORDS_S`.
         """
         self.name = name
         self.ranks = tuple(ranks)
@@ -142,7 +129,7 @@ class Mailbox:
             if self._wake < 0:
                 return
             self._closing = True
-            self._close_by = _now() + (_DRAIN_S if self._error is None else _TELL_S)
+            self._close_by = _now() + (limits.DRAIN_S if self._error is None else limits.TELL_S)
             thread = self._thread
             os.eventfd_write(self._wake, 1)
         if thread is not None and not thread.is_here():
@@ -232,7 +219,7 @@ class Mailbox:
             matching.check_ears(peer)
             sender = self._senders.get(peer)
             if sender is None:
-                sender = self._call(peer, min(posting.deadline, _now() + _DIAL_S))
+                sender = self._call(peer, min(posting.deadline, _now() + limits.DIAL_S))
             matching.send(posting, sender)
             sender.push()
         except Ended as error:
@@ -270,11 +257,13 @@ class Mailbox:
     def _tell_everybody(self, cause: GroupFailed) -> None:
         """This rank leaves after a failure: those who wait for it are to blame whoever failed
         first, those too that never got a message from it."""
-        until = _now() + _TELL_S
+        until = _now() + limits.TELL_S
         left = {peer for side, peer in self._peers.values() if side == "life"}
         left -= self._senders.keys() | self._matching.words.keys()
         # One that is stopped must not take the time of all.
-        late = [one for one in left if not self._reached(one, min(until, _now() + _TELL_S / 10))]
+        late = [
+            one for one in left if not self._reached(one, min(until, _now() + limits.TELL_S / 10))
+        ]
         for behind, peer in enumerate(late):
             left_s = max(0.0, until - _now())
             self._reached(peer, _now() + left_s / (len(late) - behind))
@@ -365,11 +354,11 @@ class Mailbox:
         self._doubt(peer, "closed the connection", ended=True)
 
     def _doubt(self, peer: int, reason: str, ended: bool) -> None:
-        doubt = self._doubts.setdefault(peer, _Doubt(reason, _now() + _LAST_WORDS_S, ended))
+        doubt = self._doubts.setdefault(peer, _Doubt(reason, _now() + limits.LAST_WORDS_S, ended))
         if ended:
             doubt.ended = True
             if self._calling is not None:
-                doubt.until = _now() + _CALL_S
+                doubt.until = _now() + limits.CALLER_S
 
     def _settle_doubts(self, now: float) -> None:
         """A peer may have ended behind messages that are not here yet: its own connection's end
@@ -389,11 +378,11 @@ class Mailbox:
     def _timeout_ms(self) -> int:
         now = _now()
         until = min(
-            now + _SLICE_S,
+            now + limits.LONGEST_WAIT_S,
             self._close_by,
             *(posting.deadline for posting in self._matching.pending),
             *(
-                now + _LOOK_AGAIN_S if doubt.ended and self._calling else doubt.until
+                now + limits.MESSAGE_PAUSE_S if doubt.ended and self._calling else doubt.until
                 for doubt in self._doubts.values()
             ),
         )

@@ -1,6 +1,6 @@
-"""Which message goes to which receive, of what one rank of a group has posted and its peers have
-sent: a receive takes the first message with its tag from its peer (or from anybody), in the order
-in which the peer sent them.
+"""The matching of messages with receives, of what one rank of a group has posted and its peers have
+sent: a receive takes the first message with its tag from its peer (or from any), in the order in
+which the peer sent them.
 
 One thread uses it. It answers through the connections' ends, and waits for nothing.
 """
@@ -8,7 +8,7 @@ One thread uses it. It answers through the connections' ends, and waits for noth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ...base.deadline import extended, timed_out
 from ...errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
@@ -37,7 +37,7 @@ class Matching:
         self.cause: GroupFailed | None = None
         """The first failure that a posting met: what peers are told when this rank leaves."""
         self.words: dict[int, GroupFailed] = {}
-        """What peers said of their own failure."""
+        """By peer: its own failure, in its words."""
         self._numbers = 0
         self._receives: list[Posting] = []
         self._waiting: dict[int, deque[Parcel]] = {}
@@ -67,7 +67,7 @@ class Matching:
 
     @property
     def pending(self) -> list[Posting]:
-        """What is not over."""
+        """The postings that are not over."""
         sends = (*self._offered.values(), *self._leaving.values())
         return [*self._receives, *sends, *self._accepted.values()]
 
@@ -120,11 +120,9 @@ class Matching:
             posting.finish()
             return
         self._leaving[peer, number] = posting
-        self._senders[peer].add_body(number, posting.data, self._when_sent((peer, number)))
+        key = (peer, number)
+        self._senders[peer].add_body(number, posting.data, lambda: self._leaving.pop(key).finish())
         self._senders[peer].push()
-
-    def _when_sent(self, key: Key) -> Callable[[], None]:
-        return lambda: self._leaving.pop(key).finish()
 
     def refused(self, peer: int, number: int, text: str) -> None:
         posting = self._offered.pop((peer, number), None)
@@ -251,8 +249,8 @@ class Matching:
         self._fail(posting, error)
 
     def loss(self, peer: int, reason: str, posting: Posting, progress: str = "") -> GroupFailed:
-        """What it means for the posting that the peer is gone: what the peer said of it, or
-        else the peer's own fault."""
+        """Returns the error that the loss of the peer means for the posting: what the peer said of
+        it, or else the peer's own fault."""
         told = self.words.get(peer)
         if told is not None:
             return told
@@ -269,7 +267,7 @@ class Matching:
         return None if posting.peer is None else self._ranks[posting.peer]
 
     def _progress(self, key: Key) -> str:
-        """How much of a long message has moved."""
+        """Returns how much of a long message has moved."""
         peer, number = key
         rank = self._ranks[peer]
         if key in self._accepted:

@@ -124,7 +124,7 @@ class Stream:
         return bool(queued) and self.connection.fileno() >= 0
 
     def unsent_bytes(self, number: int) -> int:
-        """How much of a long message the system has not taken."""
+        """Returns how much of a long message the system has not taken."""
         left = sum(len(one.data) - one.offset for one in self._bodies if one.number == number)
         if self._under_way == number:
             left += len(self._unsent[-1])
@@ -184,11 +184,12 @@ class Stream:
         raise NotImplementedError
 
     def room_for(self, frame: Frame) -> memoryview:
-        """Where this piece of a long message belongs; `frame.length` bytes. May raise BadFrame."""
+        """Returns the memory for this piece of a long message; `frame.length` bytes. May raise
+        BadFrame."""
         raise NotImplementedError
 
     def filled(self, frame: Frame) -> None:
-        """That piece is there."""
+        """Handles a piece that has been read into its memory."""
         raise NotImplementedError
 
     def named(self, frame: Frame) -> str:
@@ -269,7 +270,7 @@ class Stream:
         return count > 0
 
     def _read(self) -> bytes:
-        """What is there; empty when nothing is."""
+        """Reads what is there; empty when nothing is."""
         try:
             chunk = self.connection.recv(_READ_BYTES)
         except BlockingIOError:

@@ -48,7 +48,7 @@ class Parcel:
 
 
 class SenderEvents(Protocol):
-    """What a sender has to say; `peer` is the rank at the other end."""
+    """The events of a sender; `peer` is the rank at the other end."""
 
     def accepted(self, peer: int, number: int) -> None:
         """A short message was taken, or a long one may be sent."""
@@ -61,7 +61,7 @@ class SenderEvents(Protocol):
 
 
 class ReceiverEvents(Protocol):
-    """What a receiver has to say; `peer` is the rank at the other end."""
+    """The events of a receiver; `peer` is the rank at the other end."""
 
     def arrived(self, peer: int, parcel: Parcel) -> None:
         """A message is here, or is offered."""
@@ -98,7 +98,7 @@ class Sender(Stream):
         self.add(Frame(OFFER, number, tag, text, total))
 
     def take_back(self, number: int) -> None:
-        """Nobody sends this message any more; its memory is not read any more."""
+        """Withdraws a message; its memory is not read any more."""
         self.withdraw(number)
         self.add(Frame(WITHDRAW, number))
 
@@ -156,7 +156,7 @@ class Receiver(Stream):
         _tell(self, error)
 
     def received_bytes(self, number: int) -> int:
-        """How much has come of a long message that was accepted."""
+        """Returns how much has come of a long message that was accepted."""
         target = self._targets[number]
         received = target.parcel.total - len(target.rest)
         if self._into is not None and self._piece.number == number:
@@ -164,7 +164,8 @@ class Receiver(Stream):
         return received
 
     def discard(self, number: int) -> None:
-        """What still comes of this long message is not written to where it was to go."""
+        """Discards what still comes of this long message: its receive's memory is not written any
+        more."""
         target = self._targets[number]
         if self._into is not None and self._piece.number == number:
             self._into = memoryview(bytearray(len(self._into)))

@@ -31,7 +31,7 @@ class Posting:
         self.source = -1 if peer is None or not sends else peer
         self.error: GroupFailed | None = None
         self.owner: object = None
-        """What must live as long as `data` is used."""
+        """The object that must live as long as `data` is used."""
         self._over = threading.Event()
         self._to_tell: list[Callable[[], None]] = []
 
@@ -60,7 +60,7 @@ class Posting:
             self._tell()
 
     def finish(self, error: GroupFailed | None = None) -> None:
-        """It is over."""
+        """Ends the posting, with an error or without."""
         if not self._over.is_set():
             self.error = error
             self._over.set()

@@ -43,8 +43,9 @@ _scratches: list[memoryview] = []
 
 
 class Incoming:
-    """What a peer sends to this rank. `sender` is its global rank, `receiver` this one's; `credit`
-    and `reply` belong to the other half: a slot was given back, and a frame is to be sent."""
+    """The messages of a peer to this rank. `sender` is its global rank, `receiver` this one's;
+    `credit` and `reply` belong to the other half: a slot was given back, and a frame is to be sent.
+    """
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Incoming:
 
     @property
     def received_bytes(self) -> int:
-        """How much of the expected message is here."""
+        """The bytes of the expected message that are here."""
         return self._got
 
     @property

@@ -1,4 +1,4 @@
-"""What a failed peer said last on a connection that another part of this process reads."""
+"""The last words of a failed peer, on a connection that another part of this process reads."""
 
 from __future__ import annotations
 

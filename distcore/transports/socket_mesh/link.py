@@ -1,4 +1,4 @@
-"""One connection to a peer: what is sent, what is received, and the memory that both share.
+"""A connection to a peer: what is sent, what is received, and the memory that both share.
 
 The two halves do what can be done now and say whether they are through. Waiting is the mesh's part.
 """
@@ -10,16 +10,15 @@ import socket
 import time
 from collections.abc import Iterable
 
+from ...limits import WHY_ENDED_S
 from ..frames import BadFrame, Ended
 from ..shared_memory import Inbox, Outbox
 from .incoming import Incoming
 from .outgoing import Outgoing
 
 _IN_FLIGHT_BYTES = 512 * 1024
-"""What lies between two ranks of one host in the kernel. By itself that grows to megabytes, which
-have left the processor's cache when the receiver copies them: it takes twice the time."""
-
-_LAST_WORDS_S = 0.1
+"""The most bytes between two ranks of one host in the kernel. By itself that grows to megabytes,
+which have left the processor's cache when the receiver copies them: it takes twice the time."""
 
 
 class Link:
@@ -42,7 +41,7 @@ class Link:
         self._memory = memory or ()
         self.descriptor = connection.fileno()
         self.watched = select.POLLIN
-        """What the mesh polls for."""
+        """The events that the mesh polls for."""
         self.peer = peer
         self.global_rank = global_rank
         self.ends = (global_rank, own_rank)
@@ -58,7 +57,7 @@ class Link:
 
     @property
     def ended(self) -> Ended | None:
-        """How the connection ended, if it did."""
+        """The reason why the connection ended, if it did."""
         return self.incoming.ended
 
     @property
@@ -68,7 +67,7 @@ class Link:
 
     @property
     def progress(self) -> str:
-        """How much of the expected message is here."""
+        """Text that tells how much of the expected message is here."""
         total = self.incoming.expected_bytes
         if not total:
             return f"rank {self.global_rank} sent nothing"
@@ -82,8 +81,8 @@ class Link:
 
 
 def ready(descriptors: Iterable[int], events: int, timeout_s: float) -> list[int]:
-    """Those on which one of the events, or an end, happens in time. Any number of any size, which
-    `select.select` does not take."""
+    """Returns the descriptors on which one of the events, or an end, happens in time. Any number of
+    any size, which `select.select` does not take."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, events)
@@ -94,7 +93,7 @@ def hear_last_words(lost: Link, links: Iterable[Link]) -> None:
     """A peer that went may have done so because of another. Raises what it or others know of that;
     they may need a moment."""
     _skim(lost)
-    until = time.monotonic() + _LAST_WORDS_S
+    until = time.monotonic() + WHY_ENDED_S
     others = {link.descriptor: link for link in links if link.ended is None}
     for link in others.values():
         _skim(link)  # some of it may have been read already

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from ...base.deadline import extended, timed_out
 from ...errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
+from ...limits import LEFT_S, LONGEST_WAIT_S, MESH_SPIN_S, PASS_ON_S, SHARE_S
 from .. import shared_memory
 from ..base import Receive, Send, Transport
 from ..frames import (
@@ -37,13 +38,6 @@ Connect = Callable[[int, float], socket.socket]
 """(peer, deadline by time.monotonic()) -> an authenticated connection to that group rank."""
 
 FOREVER = float("inf")
-_IDLE_LOSS_S = 0.5
-"""A peer from which this rank needs nothing just now may have ended rightly; if this rank still
-waits after that long, it has not."""
-_PASS_ON_S = 1.0
-_SPIN_S = 30e-6
-_SHARE_S = 10.0
-_SLICE_MS = 60_000
 _IN, _OUT = select.POLLIN, select.POLLOUT
 _now = time.monotonic
 
@@ -99,7 +93,7 @@ class Mesh(Transport):
     def _add(self, peer: int, connection: socket.socket, checked: bool, share_memory: bool) -> None:
         memory = None
         if share_memory:
-            connection.settimeout(_SHARE_S)
+            connection.settimeout(SHARE_S)
             try:
                 memory = shared_memory.share(connection)
             except OSError as error:
@@ -112,7 +106,7 @@ class Mesh(Transport):
 
     def _share_board(self, near: dict[int, socket.socket], wanted: bool) -> None:
         for connection in near.values():
-            connection.settimeout(_SHARE_S)
+            connection.settimeout(SHARE_S)
         try:
             self.board = shared_memory.share_board(
                 near, self.rank, wanted and len(near) == self.size - 1
@@ -136,7 +130,11 @@ class Mesh(Transport):
     def begin(self, text: str, deadline: float = FOREVER) -> int:
         """A call begins; its sequence number. `text` must be the same on every rank."""
         if self.failed is not None:
-            self._refuse(self.failed)
+            text = (
+                f"group {self.name!r} cannot be used any more, destroy it and make a new one; "
+                f"it failed with: {self.failed}"
+            )
+            raise GroupFailed(text, self.failed.culprit, self.failed.link) from self.failed
         known = self._texts.get(text)
         if known is None:
             raw = wire_text(text)
@@ -188,7 +186,7 @@ class Mesh(Transport):
 
     def _spin(self, receiving: set[Link]) -> None:
         """Look a few times before sleeping: a peer on another processor answers that fast."""
-        until = _now() + _SPIN_S
+        until = _now() + MESH_SPIN_S
         while receiving and _now() < until:
             os.sched_yield()
             for link in tuple(receiving):
@@ -245,7 +243,11 @@ class Mesh(Transport):
                 sending.discard(link)
         except (Ended, BadFrame) as error:
             if isinstance(error, Ended) and link not in receiving and link not in sending:
-                self._lost(link, error)
+                # A peer has gone from which nothing is needed just now.
+                self._poll.unregister(link.descriptor)
+                del self._by_descriptor[link.descriptor]
+                if not error.orderly:
+                    self._lost_since[link.peer] = _now()
                 return
             self._raise_for(link, error)
         reads = 0 if link in unread else _IN
@@ -254,27 +256,20 @@ class Mesh(Transport):
             link.watched = reads | writes
             self._poll.modify(link.descriptor, reads | writes)
 
-    def _lost(self, link: Link, ended: Ended) -> None:
-        """A peer has gone from which nothing is needed just now."""
-        self._poll.unregister(link.descriptor)
-        del self._by_descriptor[link.descriptor]
-        if not ended.orderly:
-            self._lost_since[link.peer] = _now()
-
     def _timeout_ms(self) -> int:
         until = self._deadline
         for since in self._lost_since.values():
-            until = min(until, since + _IDLE_LOSS_S)
+            until = min(until, since + LEFT_S)
         if until == FOREVER:
-            return _SLICE_MS
-        return max(0, min(_SLICE_MS, int((until - _now()) * 1000) + 1))
+            return int(LONGEST_WAIT_S * 1000)
+        return int(max(0.0, min(LONGEST_WAIT_S, until - _now())) * 1000) + 1
 
     def _check_clock(self, sending: set[Link], receiving: set[Link]) -> None:
         if not (sending or receiving):
             return
         now = _now()
         for peer, since in self._lost_since.items():
-            if now >= since + _IDLE_LOSS_S:
+            if now >= since + LEFT_S:
                 link = self._links[peer]
                 self._raise_for(link, link.ended or Ended("closed the connection", orderly=False))
         if now >= self._deadline:
@@ -317,13 +312,6 @@ class Mesh(Transport):
         text = f"rank {rank} was lost {where}: it {error}; {progress}"
         raise PeerLost(text, rank, link.ends) from None
 
-    def _refuse(self, failed: GroupFailed) -> NoReturn:
-        text = (
-            f"group {self.name!r} cannot be used any more, destroy it and make a new one; "
-            f"it failed with: {failed}"
-        )
-        raise GroupFailed(text, failed.culprit, failed.link) from failed
-
     def fail(self, error: BaseException) -> None:
         """The group has failed on this rank: pass the cause on to all peers. Once."""
         if self.failed is not None:
@@ -339,8 +327,8 @@ class Mesh(Transport):
         self._tell(failure(self.failed))
 
     def _tell(self, frame: bytes) -> None:
-        """Send a frame behind what is on its way already, as far as peers take it in a second."""
-        until = _now() + _PASS_ON_S
+        """Send a frame behind what is on its way already, as far as peers take it in time."""
+        until = _now() + PASS_ON_S
         left = []
         for link in self._links.values():
             # One who only stopped sending may still listen.

@@ -27,7 +27,7 @@ _NOTHING = memoryview(bytearray(0))
 
 
 class Outgoing:
-    """What this rank sends to one peer, over a non-blocking socket and, for long messages, through
+    """The messages of this rank to one peer, over a non-blocking socket and, for long ones, through
     shared memory where there is some."""
 
     def __init__(self, connection: socket.socket, outbox: Outbox | None, checked: bool) -> None:
@@ -35,7 +35,7 @@ class Outgoing:
         self._outbox = outbox
         self._checked = CHECKED if checked else 0
         self._unsent: list[memoryview] = []
-        """What of the current frame the socket has not taken."""
+        """The bytes of the current frame that the socket has not taken."""
         self._controls: list[bytes] = []
         self._data = _NOTHING
         self._sent = 0

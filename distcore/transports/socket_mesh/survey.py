@@ -1,4 +1,4 @@
-"""Who is to blame when a call's time has run out: the ranks ask each other whom they wait for.
+"""The blame when a call's time has run out: the ranks ask each other whom they wait for.
 
 Most of those that wait do so for somebody who waits himself. Each rank whose time is up says whom
 it waits for, a rank that hears this in a call does the same, and after half a second all know the
@@ -23,13 +23,14 @@ crowded machine that may be for seconds, and after a timeout of minutes nobody m
 
 
 def answers_within_s(deadline: float) -> float:
-    """How long a rank whose call had this deadline waits for answers."""
+    """Returns how long a rank whose call had this deadline waits for answers."""
     return min(max(LEAST_S, SHARE * getattr(deadline, "limit_s", 0.0)), MOST_S)
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Whom each rank that said so waits for; `rank` is the one that asks. Ranks are the group's."""
+    """By rank that answered: the ranks that it waits for; `rank` is the one that asks. Ranks are
+    the group's."""
 
     rank: int
     answers: dict[int, tuple[int, ...]]
@@ -53,7 +54,7 @@ class Answers:
         return found
 
     def explained(self, names: Sequence[int]) -> str:
-        """What was found, as text; `names` are the global ranks."""
+        """Tells what was found; `names` are the global ranks."""
         silent = self.silent
         if not silent:
             return "every rank in turn waits for another"
@@ -71,7 +72,7 @@ class Answers:
 
 
 class Survey:
-    """One round of questions; it is over when it is made."""
+    """A round of questions; it is over when it is made."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distdebug.rank.agreement import collectives, deferred_work
+from distdebug.rank import limits
 from distdebug.rank.checks import refusals
 from distdebug.record import layout
 from tests.support import ranks
@@ -107,4 +107,4 @@ def test_of_a_backend_or_a_form_that_is_not_known_nothing_is_foretold() -> None:
 
 
 def test_the_bound_on_record_is_the_one_that_is_kept() -> None:
-    assert collectives._JOIN_S + deferred_work.GRACE_S < layout.BOUNDED_S
+    assert limits.JOIN_S + limits.IN_CALL_S < layout.BOUNDED_S

@@ -54,14 +54,14 @@ def worker(busy_s: float, name: str = gloo_workers._WORKER) -> Iterator[threadin
 
 def test_a_worker_that_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes to get a core."""
-    monkeypatch.setattr(gloo_workers, "_LIMIT_S", 60.0)
+    monkeypatch.setattr(gloo_workers, "GLOO_WORKERS_S", 60.0)
     with worker(0.2) as done:
         gloo_workers.settle()
         assert done.is_set()
 
 
 def test_a_worker_that_never_rests_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_workers, "_LIMIT_S", 0.1)
+    monkeypatch.setattr(gloo_workers, "GLOO_WORKERS_S", 0.1)
     with worker(60.0) as done:
         gloo_workers.settle()
         assert not done.is_set()

@@ -12,6 +12,7 @@ import pytest
 from distdebug.cli import main
 from distdebug.record import layout
 from distdebug.record.runs.run_directory import RunDirectory
+from fixtures import recorded
 from tests.unit.diagnosis.builder import all_reduce
 
 from . import runs_on_disk
@@ -85,7 +86,8 @@ def test_a_live_run_is_running(capsys: Capture) -> None:
     [
         (b"ELF", "is not a flight record of distdebug"),
         (layout.MAGIC + b"\x09\0\0\0", "is a flight record of version 9"),
-        (layout.MAGIC + b"\x02\0\0\0", "of version 2; this distdebug reads version 3"),
+        (layout.MAGIC + b"\x01\0\0\0", "of version 1, which distdebug 0.1.0 reads; this"),
+        (layout.MAGIC + b"\x02\0\0\0", "of version 2, which distdebug 0.1.0 reads; this"),
         (layout.MAGIC + layout.VERSION.to_bytes(4, "little"), "is truncated: 12 of"),
     ],
 )
@@ -105,6 +107,24 @@ def test_a_bad_flight_file_is_one_sentence(capsys: Capture, content: bytes, says
     assert "rank 1   waits in all_reduce" in out
     assert says in err
     assert directory.flight(0).read_bytes() == content
+
+
+@pytest.mark.parametrize("version", sorted(layout.READERS))
+def test_a_run_of_before_opens_by_its_report(capsys: Capture, tmp_path: Path, version: int) -> None:
+    run = recorded.unpack("mismatch", tmp_path / "run").path
+    assert main(["report", str(run), "--exit-code"]) == 91
+    told = capsys.readouterr()
+    for path in run.glob("ranks/*.flight"):
+        with open(path, "r+b") as file:
+            file.seek(layout.VERSION_AT)
+            file.write(version.to_bytes(4, "little"))
+    assert main(["report", str(run), "--exit-code"]) == 91
+    assert capsys.readouterr() == told
+    (run / "report.json").unlink()
+    assert main(["report", str(run)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"of version {version}, which distdebug 0.1.0 reads" in err
 
 
 @pytest.mark.parametrize("content", ["[]", '{"schema": "distdebug.report/1"}'])

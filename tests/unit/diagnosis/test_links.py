@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distdebug.diagnosis.rules.late_rank import refine_cause
+from distdebug.record.states import RankState
 
 from .builder import Run, all_reduce, recv, send
 
@@ -117,7 +118,7 @@ class TestStuck:
         assert found.seq == 1
         assert "though all 2 ranks have entered it" in found.message
         assert "nothing comes through between some of them" in found.message
-        assert refine_cause(found, {0: ["wait (threading.py:355)"]}) == found
+        assert refine_cause(found, {0: RankState.WAITS_FOR_LOCK}) == found
 
     def test_not_before_the_limit(self) -> None:
         run = stuck_in_the_second(2, (1,))

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from distcore import errors
+from distcore import errors, limits
 from distcore.base.deadline import Deadline
 from distcore.transports import frames
-from distcore.transports.messages import mailbox
 from distcore.transports.messages.mailbox import Mailbox
 from distcore.transports.socket_mesh.last_words import last_words
 from tests.support.gate import Gate
@@ -85,7 +84,7 @@ def wait_for_the_end(box: Mailbox) -> None:
 def test_the_last_message_of_one_who_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is on its way through the listener when the rank's other connections end; the rank has
     not waited for it to be received."""
-    monkeypatch.setattr(mailbox, "_LAST_WORDS_S", 20.0)  # it comes as late as this test is run
+    monkeypatch.setattr(limits, "LAST_WORDS_S", 20.0)  # it comes as late as this test is run
     pair.hold = True
     pair.boxes[0].post_send(1, 3, memoryview(b"farewell"), until(20))
     pair.leave()
@@ -169,7 +168,7 @@ def test_the_last_message_of_one_who_is_known_to_call(pair: Pair) -> None:
 def test_nobody_waits_for_one_who_does_not_call(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mailbox, "_CALL_S", 40.0)
+    monkeypatch.setattr(limits, "CALLER_S", 40.0)
     pair.boxes[1].close()
     pair.boxes[1] = pair.other(lambda _peer: False)
     received = pair.boxes[1].post_receive(0, 3, memoryview(bytearray(8)), until(40))

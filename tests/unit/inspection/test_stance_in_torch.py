@@ -18,7 +18,7 @@ from .test_stance import thread
 
 def test_where_torch_has_the_group() -> None:
     for name, place in source._GROUP_IS_AT.items():
-        if place >= 0:
+        if place >= 0 and hasattr(dist, name):
             parameters = list(inspect.signature(getattr(dist, name)).parameters)
             assert parameters[place] == "group", name
     for name in ("all_reduce", "broadcast", "all_gather", "all_to_all", "send", "recv", "isend"):

@@ -317,6 +317,36 @@ def test_both_send_before_they_receive() -> None:
     assert warnings(made, Model(buffered_bytes=32)) == ["deadlock"]
 
 
+ONE_BYTE = ("uint8", "int8", "bool", "float8_e4m3fn")
+
+
+def two_sends_first(count: int, dtype: str, backend: str = "gloo") -> Programs:
+    made = Programs(2, backend)
+    for rank in range(2):
+        for call in (send, send, recv, recv):
+            made[rank].makes(call(1 - rank, count, dtype=dtype))
+    made.end()
+    return made
+
+
+@pytest.mark.parametrize("dtype", [*ONE_BYTE, "int16", "float32"])
+def test_what_is_buffered_counts_elements_of_their_own_size(dtype: str) -> None:
+    size_bytes = {"int16": 2, "float32": 4}.get(dtype, 1)
+    room = Model(buffered_bytes=60_000)
+    assert errors(two_sends_first(30_000 // size_bytes, dtype), room) == []
+    assert errors(two_sends_first(30_000 // size_bytes + 1, dtype), room) == [("deadlock", (0, 1))]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_a_backend_that_says_so_buffers_nothing(dtype: str) -> None:
+    says_so = Model(unbuffered=["tcp"])
+    for count in (0, 1, 5_000):
+        assert errors(two_sends_first(count, dtype, "tcp"), says_so) == [("deadlock", (0, 1))]
+    assert errors(two_sends_first(5_000, dtype, "mpi"), says_so) == []
+    by_user = Model(buffered_bytes=1 << 16, unbuffered=["tcp"])
+    assert errors(two_sends_first(5_000, dtype, "tcp"), by_user) == []
+
+
 def test_small_messages_are_buffered_where_the_backend_does() -> None:
     def exchange(count: int) -> Programs:
         made = Programs(2, backend="mpi")

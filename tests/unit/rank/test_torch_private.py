@@ -231,7 +231,7 @@ def test_a_trial_in_a_torch_that_nobody_has_tried(monkeypatch: pytest.MonkeyPatc
         part = Part("groups", "nothing is seen")
         monkeypatch.setattr(self_test, "CREATION", part)
         # Where it is not waited out, a crowded machine may need more.
-        monkeypatch.setattr(self_test, "_LIMIT_S", 1.0 if trial == "hang" else 60.0)
+        monkeypatch.setattr(self_test, "SELF_TEST_S", 1.0 if trial == "hang" else 60.0)
         monkeypatch.setattr(torch_versions, "NEWEST", (2, 10))
         monkeypatch.setattr(self_test, "_unlike", lambda trial=trial, why=why: _try(trial, why))
         self_test.try_a_front()

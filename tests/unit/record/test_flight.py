@@ -408,26 +408,6 @@ def test_an_inferred_wait_ends_with_the_next_call(author: Author) -> None:
     assert not read(author).view(ALIVE).waits
 
 
-def test_a_record_of_version_1_reads_the_same_way(author: Author) -> None:
-    """There all of it is written out, and no thread has a word."""
-    number, thread = author.call()
-    author.writer.enter(int(Activity.STORE), 0, 0, author.site)  # which writes the call out
-    author.writer.leave(thread)
-    author.writer.group_state(author.group, GroupState.READY)  # and this the counts
-    with open(author.writer.path, "r+b") as file:
-        file.seek(len(layout.MAGIC))
-        file.write((1).to_bytes(4, "little"))
-        file.seek(layout.CALLS_AT)
-        file.write((1).to_bytes(8, "little"))
-        for index in range(layout.THREADS):
-            at = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
-            file.seek(at + layout.THREAD_CALL_AT)
-            file.write(bytes(8))
-    view = FlightReader(author.writer.path).view(ALIVE)
-    assert (view.calls, view.groups[KEY].issued) == (1, 1)
-    assert [(wait.activity, wait.call) for wait in view.waits] == [(Activity.IN_CALL, number)]
-
-
 def test_a_full_heap_costs_texts_only(author: Author) -> None:
     for size in (60_000, 1_000, 1):
         while author.writer.define(Definition.DETAIL, json.dumps("x" * size + str(os.urandom(8)))):
@@ -505,8 +485,9 @@ def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
     [
         (b"", "is not a flight record"),
         (b"PK\x03\x04 something else", "is not a flight record"),
-        (layout.MAGIC + (4).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 4"),
-        (layout.MAGIC + (1).to_bytes(4, "little"), "is truncated"),
+        (layout.MAGIC + (1).to_bytes(4, "little"), "version 1, which distdebug 0.1.0 reads"),
+        (layout.MAGIC + (4).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 4; this"),
+        (layout.MAGIC + layout.VERSION.to_bytes(4, "little"), "is truncated"),
     ],
 )
 def test_foreign_files_are_refused(content: bytes, words: str, tmp_path: Path) -> None:

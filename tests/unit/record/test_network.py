@@ -6,16 +6,16 @@ import pytest
 
 from distdebug.faults.plan import Plan
 from distdebug.faults.spec import parse
-from distdebug.record.network import LAUNCHER, MOST_RANKS, SWITCH, Entrances, address, rank_at
+from distdebug.record.network import LAUNCHER, MOST_ADDRESSES, SWITCH, Entrances, address, rank_at
 
 
 def test_each_rank_has_an_address_of_its_own() -> None:
-    every = [address(rank) for rank in range(MOST_RANKS)]
-    assert len({*every, LAUNCHER, SWITCH}) == MOST_RANKS + 2
-    assert [rank_at(text) for text in every] == list(range(MOST_RANKS))
+    every = [address(rank) for rank in range(MOST_ADDRESSES)]
+    assert len({*every, LAUNCHER, SWITCH}) == MOST_ADDRESSES + 2
+    assert [rank_at(text) for text in every] == list(range(MOST_ADDRESSES))
     for text in (LAUNCHER, SWITCH, "10.213.1.1", "127.0.0.1", "10.213.0.0", "300.1.1.1", "", "::1"):
         assert rank_at(text) is None
-    for rank in (-1, MOST_RANKS):
+    for rank in (-1, MOST_ADDRESSES):
         with pytest.raises(ValueError, match="ranks 0 to 249"):
             address(rank)
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from distdebug.record import rank_runs
-from distdebug.record.safe_files.bounds import MOST_RANKS
+from distdebug.record.limits import MOST_RANKS
 
 MESH = tuple(rank for first in (3, 4096) for rank in range(first, first + 2048, 8))
 SHUFFLED = tuple(random.Random(7).sample(range(5000), 500))

@@ -51,7 +51,7 @@ def test_of_many_ranks_the_slowest_backward_is_shown() -> None:
     for number, rank in run.ranks.items():
         tells(rank, 10, 1.0, backward_compute_ms=9.0 if number == 17 else 1.0)
     shown = list(ddp_times.lines(ddp_times.of_ranks(run.snapshot().ranks)))
-    assert len(shown) == 2 + ddp_times.MOST_RANKS + 1
+    assert len(shown) == 2 + ddp_times.MOST_ROWS + 1
     assert any(line.startswith("  rank 17 ") for line in shown)
     assert shown[-1] == "  ... and 12 more ranks in report.json"
 

@@ -142,7 +142,7 @@ def test_what_ranks_say_is_made_harmless() -> None:
         cause=EVIL,
         details=(EVIL,),
         headline=EVIL,
-        story=EVIL,
+        difference=EVIL,
         cycle=(Step(0, EVIL, 1, EVIL),),
         ranks={0: at(EVIL, EVIL, 1, EVIL, EVIL)},
         group=GroupEvidence(EVIL, EVIL, (0,)),
@@ -171,7 +171,7 @@ def test_a_sentence_that_looks_like_a_headline_is_none() -> None:
         'ranks disagree at collective #0 of group "a" (3 ranks): rank 1 skipped; rank 2 skipped x'
     )
     (finding,) = report([Finding("rank_exception", words, (1,))])["findings"]
-    assert (finding["headline"], finding["story"], finding["cycle"]) == (words, None, [])
+    assert (finding["headline"], finding["difference"], finding["cycle"]) == (words, None, [])
 
 
 @pytest.mark.parametrize(

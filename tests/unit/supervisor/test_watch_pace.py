@@ -11,7 +11,7 @@ from distdebug.diagnosis.findings import Finding
 from distdebug.record import steady_clock
 from distdebug.record.layout import Activity
 from distdebug.record.snapshot import Process, Rank, Snapshot, Wait
-from distdebug.supervisor import watch
+from distdebug.supervisor import limits, watch
 from distdebug.supervisor.watch import Policy, Watch
 
 
@@ -67,7 +67,7 @@ def test_the_pause_after_a_look(
     reader = Reader(cost_s)
     monkeypatch.setattr(watch.time, "thread_time", lambda: reader.used_s)
     made = Watch(reader, Policy())
-    assert made.pause_s == watch.LOOK_EVERY_S
+    assert made.pause_s == limits.RECORDS_EVERY_S
     made.look()
     assert made.pause_s == pytest.approx(pause_s)
 
@@ -83,7 +83,7 @@ def test_one_look_that_takes_long_is_not_followed_by_a_long_pause(
         made.look()
     reader.cost_s = 2.0
     made.look()
-    assert watch.LOOK_EVERY_S < made.pause_s < 1.0
+    assert limits.RECORDS_EVERY_S < made.pause_s < 1.0
     for _ in range(watch.USUAL_OF):
         made.look()
     assert made.pause_s == pytest.approx(4.0), "such are all looks now"
@@ -150,7 +150,7 @@ def test_while_ranks_of_many_nodes_only_go_on_calling_a_look_holds(
     while reader.looks == looks:
         clock.now_s += made.pause_s
         made.look()
-    assert watch.STILL_EVERY_S < clock.now_s - held_s < 1.5, "a moment for what others tell"
+    assert limits.STILL_EVERY_S < clock.now_s - held_s < 1.5, "a moment for what others tell"
     seen_s = clock.now_s
     while reader.looks == looks + 1:
         clock.now_s += made.pause_s
@@ -176,15 +176,15 @@ def test_before_a_look_that_held_all_are_asked_how_far_they_are(
         clock.now_s += made.pause_s
         made.look()
     asked_s = clock.now_s
-    assert asked_s - looked_s == pytest.approx(CALM_S, abs=watch.STILL_EVERY_S)
+    assert asked_s - looked_s == pytest.approx(CALM_S, abs=limits.STILL_EVERY_S)
     while reader.looks == looks:
         clock.now_s += made.pause_s
         made.look()
-    after_s = watch.ANSWERS_S if told else 0.0
-    assert clock.now_s - asked_s == pytest.approx(after_s, abs=watch.STILL_EVERY_S)
+    after_s = limits.ANSWERS_S if told else 0.0
+    assert clock.now_s - asked_s == pytest.approx(after_s, abs=limits.STILL_EVERY_S)
     assert reader.asked_for_progress == asked + 1
     made.look()
-    clock.now_s += CALM_S + watch.STILL_EVERY_S
+    clock.now_s += CALM_S + limits.STILL_EVERY_S
     made.look()
     assert reader.asked_for_progress == asked + 2, "before each"
 
@@ -248,7 +248,7 @@ def test_the_longer_ranks_have_gone_on_calling_the_longer_a_look_holds(
     holds for longer than it was since then."""
     calling = Calling(monkeypatch)
     for _ in range(2):
-        assert calling.held_s() == pytest.approx(CALM_S, abs=watch.LOOK_EVERY_S + 0.2)
+        assert calling.held_s() == pytest.approx(CALM_S, abs=limits.RECORDS_EVERY_S + 0.2)
     calling.watch.look()
     calling.reader.calling = False  # one of them stands still
     told_s = calling.clock.now_s
@@ -260,7 +260,7 @@ def test_the_longer_ranks_have_gone_on_calling_the_longer_a_look_holds(
         held.append(calling.held_s())
         assert held[-1] < max(age_s, watch.REST * calling.reader.cost_s) + 0.5
     assert len(held) < 9
-    assert held[-1] == pytest.approx(CALM_S, abs=watch.LOOK_EVERY_S + 0.2)
+    assert held[-1] == pytest.approx(CALM_S, abs=limits.RECORDS_EVERY_S + 0.2)
 
 
 def test_while_a_rank_waits_for_long_looks_hold_no_longer_than_ever(
@@ -273,10 +273,10 @@ def test_while_a_rank_waits_for_long_looks_hold_no_longer_than_ever(
     calling.held_s()
     for _ in range(3):
         usual_s = watch.CALLING_EVERY_S
-        assert calling.held_s() == pytest.approx(usual_s, abs=watch.LOOK_EVERY_S + 0.2)
+        assert calling.held_s() == pytest.approx(usual_s, abs=limits.RECORDS_EVERY_S + 0.2)
     calling.reader.waits_s = 0.5
     calling.held_s()
-    assert calling.held_s() == pytest.approx(CALM_S, abs=watch.LOOK_EVERY_S + 0.2)
+    assert calling.held_s() == pytest.approx(CALM_S, abs=limits.RECORDS_EVERY_S + 0.2)
 
 
 def test_what_is_believed_only_when_it_has_lasted_is_looked_at_again_soon(
@@ -290,7 +290,7 @@ def test_what_is_believed_only_when_it_has_lasted_is_looked_at_again_soon(
     calling.reader.calling = False  # all of them come to stand still
     calling.held_s()
     calling.reader.calling = True  # and nothing more is told of them
-    assert calling.held_s() <= watch.SETTLING_S + watch.STILL_EVERY_S
+    assert calling.held_s() <= limits.SETTLING_S + limits.STILL_EVERY_S
 
 
 def test_what_all_have_told_of_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,7 +299,7 @@ def test_what_all_have_told_of_is_looked_at_at_once(monkeypatch: pytest.MonkeyPa
     calling.held_s()
     calling.reader.calling = False
     calling.reader.has_all_told = True
-    assert calling.held_s() <= 3 * watch.STILL_EVERY_S
+    assert calling.held_s() <= 3 * limits.STILL_EVERY_S
 
 
 def test_what_is_told_after_a_look_that_was_long_in_coming_does_not_wait_for_its_pause(
@@ -308,9 +308,9 @@ def test_what_is_told_after_a_look_that_was_long_in_coming_does_not_wait_for_its
     """A look at all ranks is made now and then; whatever happens just then is seen no later."""
     calling = Calling(monkeypatch)
     calling.held_s()
-    assert calling.watch.pause_s == watch.LOOK_EVERY_S
+    assert calling.watch.pause_s == limits.RECORDS_EVERY_S
     calling.reader.calling = False
-    assert watch.MOMENT_S <= calling.held_s() < 1.5, "what others tell is waited for, as ever"
+    assert limits.MOMENT_S <= calling.held_s() < 1.5, "what others tell is waited for, as ever"
     assert calling.watch.pause_s > watch.REST, "the pause after that one is no shorter"
 
 
@@ -351,7 +351,7 @@ def test_what_is_far_away_is_asked_for_with_the_first_look_and_waited_for() -> N
     assert made.look().verdict is None
     assert len(reader.asked) == 1
     assert began_s <= reader.asked[0] <= time.monotonic()
-    time.sleep(watch.CONFIRM_AFTER_S)
+    time.sleep(limits.CONFIRM_AFTER_S)
     for _ in range(3):
         assert made.look().verdict is None, "others may have the cause, and have not told"
     assert set(reader.asked) == {reader.asked[0]}, "of one finding is asked by one time"
@@ -371,4 +371,4 @@ def test_what_is_told_at_once_is_confirmed_a_moment_later_all_the_same() -> None
     while made.look().verdict is None:
         looks += 1
     assert looks > 1
-    assert time.monotonic() - began_s >= watch.CONFIRM_AFTER_S
+    assert time.monotonic() - began_s >= limits.CONFIRM_AFTER_S

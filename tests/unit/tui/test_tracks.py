@@ -13,7 +13,7 @@ from distdebug.record.snapshot import Process
 from distdebug.tui.feed import Feed
 from distdebug.tui.picture import Focus, RankRow, State, Timeline, Track
 from distdebug.tui.text import plain, width_of
-from distdebug.tui.tracks import AXES_S, BINS, MOST_RANKS, Tracks
+from distdebug.tui.tracks import AXES_S, BINS, MOST_TRACKS, Tracks
 from distdebug.tui.widgets import strip
 from fixtures import recorded
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast, recv, send
@@ -216,7 +216,7 @@ def test_more_calls_than_are_read_are_more_of_the_same(monkeypatch: pytest.Monke
 
 
 def test_a_world_without_rows_has_no_strips() -> None:
-    run = Clocked(MOST_RANKS + 1)
+    run = Clocked(MOST_TRACKS + 1)
     assert Tracks().look(run.snapshot().ranks, run.now_ns, False) is None
     assert Tracks().look({}, run.now_ns, False) is None
 

@@ -12,6 +12,7 @@ from distdebug.diagnosis.limits import Limits
 from distdebug.diagnosis.rules.late_rank import refine_cause
 from distdebug.record.layout import Activity, Phase
 from distdebug.record.snapshot import CallSite
+from distdebug.record.states import RankState
 
 from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv, send
 
@@ -543,9 +544,9 @@ class TestLate:
         run = waiting()
         run.passes(61)
         (found,) = run.errors()
-        locked = refine_cause(found, {2: ["wait (threading.py:327)", "step (train.py:40)"]})
+        locked = refine_cause(found, {2: RankState.WAITS_FOR_LOCK})
         assert locked.cause == "lock"
-        assert refine_cause(found, {2: ["step (train.py:40)"]}) == found
+        assert refine_cause(found, {2: RankState.RUNS}) == found
 
     def test_a_rank_stopped_inside_the_call(self) -> None:
         run = Run(3)

@@ -13,6 +13,7 @@ from distdebug.diagnosis.facts.world import World
 from distdebug.diagnosis.limits import SECOND_NS, Limits
 from distdebug.diagnosis.rules.late_rank import latest, refine_cause
 from distdebug.record.snapshot import CallSite, History
+from distdebug.record.states import RankState
 
 from ..builder import Run, all_reduce
 
@@ -45,12 +46,12 @@ def test_a_rank_whose_other_thread_waits_is_told_by_its_main_thread() -> None:
 def test_a_lock_stands_where_the_main_thread_is_not_behind_the_call_of_another() -> None:
     run = main_thread_late()
     (found,) = run.errors()
-    better = refine_cause(found, {1: ["wait (threading.py:355)"]})
+    better = refine_cause(found, {1: RankState.WAITS_FOR_LOCK})
     assert better.cause == "lock"
     assert "rank 1: waits for a lock at train.py:55 in step, while a thread" in better.message
     assert "runs user code" not in better.message
     assert better.ranks[1].state == "waits for a lock"
-    assert refine_cause(found, {1: ["step (train.py:55)"]}).message == found.message
+    assert refine_cause(found, {1: RankState.RUNS}).message == found.message
 
 
 def chain_behind_a_busy_thread(is_async: bool = False) -> Run:

@@ -20,7 +20,7 @@ LONG_S = 30.0
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitored, "_ANSWER_S", 1.5)
+    monkeypatch.setattr(monitored, "ANSWER_S", 1.5)
 
 
 def barriers(body: Callable[[int, Callable[..., None]], None]) -> list[BaseException | None]:

@@ -139,7 +139,7 @@ def test_what_a_graph_has_calls_of_is_left_to_the_process() -> None:
 
 
 def test_an_abort_does_not_wait_for_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distcore.nccl.communicators._STUCK_S", 0.05)
+    monkeypatch.setattr("distcore.nccl.communicators.STUCK_S", 0.05)
     members = Members(1)
     gone = threading.Event()
     members.each[0].captured = True

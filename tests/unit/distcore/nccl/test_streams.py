@@ -52,11 +52,11 @@ def test_each_is_new_until_one_is_given_back(made: list[Any]) -> None:
 def test_without_cuda_core_they_are_torchs(
     made: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(_index: int) -> Any:
+    def fails(_name: str) -> Any:
         raise RuntimeError("CUDA_ERROR_NOT_SUPPORTED")
 
     streams = OwnStreams()
-    monkeypatch.setattr(streams, "_make", fails)
+    monkeypatch.setattr(importlib, "import_module", fails)
     monkeypatch.setattr(torch.cuda, "Stream", lambda index, priority: ("torch's", index, priority))
     shared = streams.take(0)
     assert shared == ("torch's", 0, -1)

@@ -11,8 +11,9 @@ import pytest
 from distcore.base import deadline
 from distcore.base.deadline import Deadline
 from distcore.errors import DeadlineExceeded, GroupFailed
+from distcore.limits import RENEW_NS
 from distcore.nccl.communicators import Member
-from distcore.nccl.gpu_clock import RENEW_NS, GpuClock
+from distcore.nccl.gpu_clock import GpuClock
 from distcore.nccl.library import Library
 from distcore.nccl.watchdog import Watch, Watchdog
 from distcore.nccl.work import StreamWork

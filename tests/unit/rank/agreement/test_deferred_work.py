@@ -14,14 +14,8 @@ import torch
 import torch.distributed as dist
 
 from distcore.engine.call_queue import CallQueue
-from distdebug.rank.agreement.deferred_work import (
-    GRACE_S,
-    MOST_IN_VAIN_S,
-    SHORT_GRACE_S,
-    Deferral,
-    DeferredWork,
-    Grace,
-)
+from distdebug.rank.agreement.deferred_work import Deferral, DeferredWork, Grace
+from distdebug.rank.limits import IN_CALL_S, MOST_IN_VAIN_S, SHORT_IN_CALL_S
 
 LIMIT_S = 30.0
 SHORT = timedelta(milliseconds=30)
@@ -106,20 +100,20 @@ def test_soon_refused_is_raised_at_the_call(turn: CallQueue) -> None:
 
 def test_what_is_waited_in_vain_is_bounded() -> None:
     grace, first, other = Grace(), 1, 2
-    assert grace.of(first) == GRACE_S
-    grace.ended(first, True, GRACE_S)
-    assert (grace.of(first), grace.of(other)) == (SHORT_GRACE_S, GRACE_S)
-    grace.ended(first, True, SHORT_GRACE_S)
-    assert grace.of(first) == SHORT_GRACE_S
-    grace.ended(first, False, SHORT_GRACE_S)
-    assert grace.of(first) == GRACE_S, "the others come in time again"
-    waited_s = GRACE_S
-    while grace.of(first) == GRACE_S:  # in vain and in time by turns
-        grace.ended(first, True, GRACE_S)
-        grace.ended(first, False, SHORT_GRACE_S)
-        waited_s += GRACE_S
-    assert waited_s <= MOST_IN_VAIN_S + GRACE_S
-    assert grace.of(other) == SHORT_GRACE_S
+    assert grace.of(first) == IN_CALL_S
+    grace.ended(first, True, IN_CALL_S)
+    assert (grace.of(first), grace.of(other)) == (SHORT_IN_CALL_S, IN_CALL_S)
+    grace.ended(first, True, SHORT_IN_CALL_S)
+    assert grace.of(first) == SHORT_IN_CALL_S
+    grace.ended(first, False, SHORT_IN_CALL_S)
+    assert grace.of(first) == IN_CALL_S, "the others come in time again"
+    waited_s = IN_CALL_S
+    while grace.of(first) == IN_CALL_S:  # in vain and in time by turns
+        grace.ended(first, True, IN_CALL_S)
+        grace.ended(first, False, SHORT_IN_CALL_S)
+        waited_s += IN_CALL_S
+    assert waited_s <= MOST_IN_VAIN_S + IN_CALL_S
+    assert grace.of(other) == SHORT_IN_CALL_S
 
 
 def test_late_agreement(turn: CallQueue) -> None:

@@ -80,7 +80,7 @@ def test_a_release_whose_listener_cannot_be_replaced_is_refused(
 ) -> None:
     debugpy = FakeDebugpy()
     planted(monkeypatch, debugpy, **has)
-    monkeypatch.setattr(editors, "_LISTEN_S", 0.01)
+    monkeypatch.setattr(editors, "EDITOR_S", 0.01)
     monkeypatch.setattr(debugpy, "listen", lambda *_, **__: None)  # it listens by another way
     made = editors.Editors()
     with pytest.raises(RuntimeError, match="leave out --debugger debugpy"):

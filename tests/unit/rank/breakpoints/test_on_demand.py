@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from distdebug.rank.breakpoints.on_demand import ARM_AFTER_S, OnDemand
+from distdebug.rank.breakpoints.on_demand import OnDemand
+from distdebug.rank.limits import ARM_AFTER_S
 from distdebug.rank.process.main_thread import SIGNAL, MainThread
 from distdebug.record.requests import break_requests
 

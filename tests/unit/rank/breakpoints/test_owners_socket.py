@@ -106,7 +106,7 @@ def test_a_page_in_this_users_browser(listener: OwnersSocket) -> None:
 def test_one_that_says_nothing_is_not_waited_for(
     listener: OwnersSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owners_socket, "HELLO_S", 0.05)
+    monkeypatch.setattr(owners_socket, "EDITOR_S", 0.05)
     with socket.create_connection(listener.getsockname(), 10) as silent:
         first_accepted(listener)
         assert shut_out(silent)

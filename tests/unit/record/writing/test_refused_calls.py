@@ -237,21 +237,3 @@ def test_a_call_that_the_ring_has_lost_stays(tmp_path: Path) -> None:
     meanwhile.join()
     assert not program.writer.take_back(number, program.groups[0], call)
     assert program.view().groups[KEYS[0]].issued == 1
-
-
-def test_a_refused_call_in_a_record_of_version_1(tmp_path: Path) -> None:
-    """There its slot does not say so, and the counts of groups and channels are in their places."""
-    program = Program(tmp_path / "0")
-    for what in ("01", "m0", "00"):
-        program.make(what)
-    before = program.view()
-    expected = [counts(before), sequences(before)]
-    for what in ("02", "m0"):
-        program.make(what, refused=True)
-        with open(program.writer.path, "r+b") as file:
-            file.seek(layout.VERSION_AT)
-            file.write((1).to_bytes(4, "little"))
-            at = layout.RING_OFFSET + (program.writer.calls - 1) * layout.SLOT.size
-            file.seek(at + layout.FLAGS_IN_SLOT_AT)
-            file.write(bytes(1))
-        assert [counts(program.view()), sequences(program.view())] == expected

@@ -13,8 +13,9 @@ import pytest
 
 from distdebug.record.exits import ExitLog, tell_asked
 from distdebug.record.process_stat import read_stat
+from distdebug.supervisor.limits import BUSY_WINDOW_S
 from distdebug.supervisor.machine.oom import OomWatch
-from distdebug.supervisor.machine.processes import BUSY_WINDOW_S, ProcessTable
+from distdebug.supervisor.machine.processes import ProcessTable
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import python
 

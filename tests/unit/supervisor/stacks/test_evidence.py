@@ -10,10 +10,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from distdebug.diagnosis.facts.evidence import RUNS
 from distdebug.diagnosis.findings import Finding, RankEvidence
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import CallSite
+from distdebug.record.states import RankState
 from distdebug.supervisor.run_ranks import LocalRanks
 from distdebug.supervisor.stacks.evidence import Evidence, keep
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
@@ -46,11 +46,11 @@ def refined(
     site = CallSite(FILE, line, function)
     late = Finding(
         "missing_rank",
-        f"suspected: rank 1 has not come; rank 1: {RUNS}",
+        f"suspected: rank 1 has not come; rank 1: {RankState.RUNS}",
         (1,),
         (0,),
         cause="user_code",
-        ranks={1: RankEvidence(RUNS, None, site)},
+        ranks={1: RankEvidence(RankState.RUNS, None, site)},
         proven=False,
     )
     lines = ["join (threading.py:1119)", "main (train.py:30)"]
@@ -80,6 +80,24 @@ def test_the_thread_has_gone_on_since() -> None:
     assert found.ranks[1].location == CallSite(FILE, 20, "save")
 
 
+@pytest.mark.parametrize(
+    ("innermost", "cause"),
+    [
+        (Frame("acquire_batch", FILE, 31), "user_code"),
+        (Frame("step", "/home/user/task_queue.py", 31), "user_code"),
+        (Frame("Condition.wait", THREADING, 327), "lock"),
+        (Frame("Queue.get", "/usr/lib/python3.11/queue.py", 171), "lock"),
+    ],
+)
+def test_a_lock_is_what_waits_for_one_and_not_what_is_called_so(
+    innermost: Frame, cause: str
+) -> None:
+    main = replace(MAIN, frames=(innermost, Frame("main", FILE, 30)))
+    found = refined(30, "main", main)
+    assert found.cause == cause
+    assert (RankState.WAITS_FOR_LOCK in found.message) is (cause == "lock")
+
+
 def test_a_main_thread_that_joins_nobody_stands_for_itself() -> None:
     main = replace(MAIN, frames=(Frame("main", FILE, 31),))
     found = refined(30, "main", main, WORKER)
@@ -97,7 +115,10 @@ def test_the_words_name_the_line_that_the_stack_shows() -> None:
         (1,),
         (0,),
         cause="gil_held",
-        ranks={1: RankEvidence(RUNS, None, before), 0: RankEvidence("waits in", None, before)},
+        ranks={
+            1: RankEvidence(RankState.RUNS, None, before),
+            0: RankEvidence("waits in", None, before),
+        },
         proven=False,
     )
     found = Evidence({1: (main,)}, {1: ["main (train.py:31)"]}).refine(late)

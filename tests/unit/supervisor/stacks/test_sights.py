@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from distdebug.record.process_stat import read_stat, wanted_core_s
+from distdebug.supervisor.limits import MOST_GAP_S
 from distdebug.supervisor.stacks import sights as looks
 from distdebug.supervisor.stacks.sights import look
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
@@ -192,7 +193,7 @@ def test_who_gets_data_by_a_socket_moves_data(
 
 @pytest.mark.parametrize(
     ("slept_s", "still_s"),
-    [({1: 0.05}, looks.MOST_GAP_S), ({1: 30.0}, 30.0), ({}, 9.0)],
+    [({1: 0.05}, MOST_GAP_S), ({1: 30.0}, 30.0), ({}, 9.0)],
     ids=["woke up", "slept", "the kernel does not tell"],
 )
 def test_two_looks_far_apart_say_no_more_of_who_woke_up_between_them(

@@ -160,6 +160,12 @@ def test_waiting_for_a_lock(tmp_path: Path) -> None:
     imports = frame("_find_and_load", "<frozen importlib._bootstrap>:1176")
     module = frame("_ModuleLock.acquire", "<frozen importlib._bootstrap>:120")
     assert waits_for_lock(stack(user, imports, module))
+    logs = frame("Handler.acquire", f"{STANDARD}/logging/__init__.py:957")
+    assert waits_for_lock(stack(user, logs))
+    assert waits_for_lock(stack(frame("_acquire", "/v/site-packages/filelock/_unix.py:42")))
+    assert not waits_for_lock(stack(frame("acquire", "/home/me/filelock.py:42")))
+    native = Frame("__pthread_cond_wait@@GLIBC_2.3.2", "libc.so.6", 0, native=True)
+    assert waits_for_lock(stack(user, native))
     assert not waits_for_lock(stack(user, imports))
 
 

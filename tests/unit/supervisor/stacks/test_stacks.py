@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(150)
 @pytest.fixture(autouse=True)
 def _crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is to write its stacks may be given no core for long."""
-    monkeypatch.setattr(stacks, "_SIGNAL_TIMEOUT_S", 45.0)
+    monkeypatch.setattr(stacks, "OWN_STACK_S", 45.0)
 
 
 def capture(pids: Iterable[int], **more: Any) -> dict[int, list[ThreadStack]]:

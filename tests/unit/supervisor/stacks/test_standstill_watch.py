@@ -27,8 +27,8 @@ COMPUTES = "print(flush=True)\nwhile True: pass"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standstill_watch, "WINDOW_S", 0.1)
-    monkeypatch.setattr(standstill_watch, "LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(standstill_watch, "STANDSTILL_WINDOW_S", 0.1)
+    monkeypatch.setattr(standstill_watch, "STANDSTILL_EVERY_S", 0.1)
 
 
 class Watched:

@@ -133,6 +133,7 @@ def test_a_partner_that_never_comes() -> None:
             other.post_receive(0, 3, into(8), time.monotonic() + 0.1),
             one.post_send(1, 4, memoryview(bytes(LONG)), time.monotonic() + 0.1),
             one.post_send(1, 5, memoryview(bytes(1)), time.monotonic() + 0.1),
+            one.post_send(1, 6, memoryview(b""), time.monotonic() + 0.1),  # a plan relies on it
         ]
         for posting in late:
             with pytest.raises(errors.DeadlineExceeded, match="it has no partner"):

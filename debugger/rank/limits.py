@@ -1,0 +1,82 @@
+"""How long what runs in a rank waits for what, and how often it looks.
+
+What means the same is one here, in whichever part it is needed.
+"""
+
+IN_CALL_S = 1.0
+"""So long the caller waits for the others, within the call: where they come, its own thread makes
+it, and what they or the backend refuse is raised by the call, as in stock, not by `wait()`. Whether
+they come or not, it goes on then (`layout.BOUNDED_FLAG` says so on record)."""
+SHORT_IN_CALL_S = 0.005
+"""So long, where they did not come in time: they may wait for what this rank does next."""
+MOST_IN_VAIN_S = 3.0
+"""So long in all the calls of one group have waited for others that did not come."""
+JOIN_S = 30.0
+"""How long ranks are awaited that did not choose DETAIL, or not yet. With `IN_CALL_S` below
+`layout.BOUNDED_S`."""
+EDITOR_S = 10.0
+"""How long an editor may take: it speaks first, and at once."""
+ARM_AFTER_S = 0.3
+"""After the first heartbeat that sees it: the other ranks of this host must know, too, that their
+timeouts are to stand still."""
+SUPERVISOR_EVERY_S = 1.0
+"""A rank at its prompt looks so often whether its supervisor is still there."""
+FAILS_AFTER_S = 3.0
+"""How long a rank that fails stays, so that the launcher does not end others before they tell."""
+LONGEST_STEP_NS = 1_000_000_000
+"""Time in which this process could not run (it was stopped by a signal) is not counted."""
+FORKED_CHILD_S = 20.0
+"""How long the child of the fault `fork` lives, whatever the fork has left locked."""
+AFTERWARDS_S = 30
+"""How long the program may go on when its ranks have ended, in case it starts more of them."""
+LONGEST_WAIT_S = 60.0
+"""A wait with a longer limit of time is one that a run would be stopped in; one that a program
+gives up within this is given up in a plan."""
+VAIN_S = 120.0
+"""Where ranks that sleep are woken so often, for so long of planned time, and nobody does anything
+else, they wait in loops for what never comes."""
+CHECK_S = 1.0
+"""How long one more look for keys that are not there sleeps."""
+PLANNED_RANKS_EVERY_S = 0.25
+"""How often the processes of planned ranks are looked at."""
+MEASURE_AFTER_S = 2.0
+"""The memory of a planned rank is measured when it has run for so long."""
+PLANNED_GRACE_S = 1.0
+"""How long a planned rank may take to end when it was told to."""
+ASKING_CPU_S = 0.5
+"""Who uses more in them computes."""
+HEARTBEAT_S = 0.1
+"""Between two beats."""
+LAST_BEAT_S = 1.0
+"""How long the end of a process waits for the beat that is under way."""
+SELDOM_S = 0.5
+"""Where the layer came late, and nothing is to come soon, it is looked for so often."""
+SOON_S = 5.0
+"""How long after an install what is to come of it is looked for often."""
+HEAD_COMES_S = 5.0
+"""Those who have a store meet in it before they wait in it."""
+FIRST_GOES_S = 1.0
+"""So long the others leave it to the node that serves the store to be the head."""
+MEET_S = 8.0
+"""So long a rank that makes its group, or a program that is over, waits for the meeting: it takes
+some milliseconds once all nodes are there."""
+NOBODY_S = 1.0
+"""So long it waits where no other node comes: they may have no distdebug, and never come."""
+QUICK_S = 60.0
+"""How long a rank asks the store again and again; after it every `SLOWLY_S`."""
+SLOWLY_S = 1.0
+FREED_WITHIN_S = 0.3
+"""How long a main thread may take to come out of the call in which the verdict found it."""
+OWN_FINDING_S = 1.0
+"""How long a rank that found something itself waits for the supervisor to say it."""
+GROUP_TIMEOUT_S = 1800.0
+"""Of a group that was given none."""
+GLOO_WORKERS_S = 1.0
+"""How long gloo's workers may take to let go of what they have worked on."""
+GLOO_LOOK_EVERY_S = 0.001
+STORE_OPERATION_S = 10.0
+"""How long one operation of a store of ours may take."""
+CONNECT_S = 2.0
+"""How long it may take to connect to a store, or to a node's head."""
+SELF_TEST_S = 10.0
+"""How long the trial of torch's insides may take, in a child: one that hangs is killed."""

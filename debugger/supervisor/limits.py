@@ -1,0 +1,114 @@
+"""How long the supervisor and our processes beside it wait for what, and how often they look.
+
+What means the same is one here, in whichever part it is needed.
+"""
+
+ASKED_STACKS_S = 10.0
+"""How long the stacks may take that somebody has asked for."""
+STACKS_S = 5.0
+"""How long those may take that are taken at a verdict: the ranks' end waits for them."""
+STACK_ATTEMPT_S = 5.0
+"""For one attempt of py-spy at one process."""
+OWN_STACK_S = 3.0
+"""For a process to write its stacks itself, which on a crowded host takes its time."""
+CHILDREN_S = 2.0
+"""For the stacks of what a rank has started."""
+STANDS_S = 2.0
+"""For so long the answer waits for the rank to stand; the request holds on."""
+GOES_S = 5.0
+"""A rank at its prompt answers at once; one that does not is stopped by a signal, say."""
+SILENT_S = 3.0
+"""A heartbeat older than this comes from a process that cannot run Python."""
+NOTICE_EVERY_S = 10.0
+"""A notice that still holds is repeated so often."""
+REQUEST_S = 2.0
+"""How long one who has connected may take to say what it asks."""
+METRICS_EVERY_S = 10.0
+"""How often the file for Prometheus is written."""
+SAMPLE_EVERY_S = 1.0
+"""How often the host is asked about its processes, memory and GPUs, and the calls of all ranks are
+counted: a ring has room for the calls of a second, at 4,096 calls a second."""
+SECOND_LOOK_AFTER_S = 0.4
+"""Of a run that lives: what both looks show is not only on its way."""
+LEFT_GRACE_S = 0.4
+"""What is left when an interrupt has been handed on, and the command has had its time for it, is
+killed after so long."""
+END_GRACE_S = 2.0
+"""How long ranks may take to end after SIGTERM, at a verdict, or when the command has ended."""
+RAISE_GRACE_S = 3.0
+"""How long ranks may take to raise the verdict at their own lines."""
+ORPHAN_GRACE_S = 1.0
+"""How long what the command has started may go on when it has ended, before the run is over."""
+OUTPUT_S = 60.0
+"""How long to go on printing what the ranks have printed before they ended."""
+INTERRUPTED_S = 0.6
+"""The same after Ctrl-C, when somebody waits for the prompt; and how long stacks may take then."""
+PROCESSES_EVERY_S = 0.5
+"""How often all processes below the command are listed: those that start, and those that nobody
+watches."""
+HINT_AFTER_S = 1.0
+"""A rank that has gone on from its prompt and does not come back to it within this: the terminal
+says that it runs, and what Ctrl-C does."""
+COMPLETE_S = 2.0
+"""How long a rank at its prompt may take to complete what is typed."""
+ASK_AGAIN_S = 0.01
+"""Between two signals that wake whoever reads the keyboard, while somebody types."""
+GONE_WITHIN_S = 5.0
+"""How long a process that was killed, or told to end, may take to be gone."""
+WAKE_AFTER_S = 0.3
+"""A rank that has not ended by itself after so long gets SIGCONT: it may be stopped."""
+REAP_TIMEOUT_S = 0.5
+"""How long the command itself may take to be reaped when all below it is gone."""
+INTERRUPT_GRACE_S = 5.0
+"""After Ctrl-C, or when the terminal vanishes; a second Ctrl-C ends it."""
+TERMINATE_GRACE_S = 30.0
+"""What torchrun gives its ranks, and Slurm a job (KillWait)."""
+TERMINATE_MARGIN_S = 2.0
+"""What our own end may take beyond the time that the ranks were given."""
+BUSY_WINDOW_S = 0.25
+"""The processor time of a process is compared over so long."""
+YOUNG_S = 60.0
+"""A process below the command that is older does not become a rank any more."""
+WARDEN_ENDS_S = 1.0
+"""A warden has ended the run by then."""
+IDLE_S = 0.5
+"""An unfinished line is shown when nothing was added to it for this long."""
+REFRESH_S = 1.0
+"""How often an unfinished progress bar (a line with carriage returns) is shown on a terminal."""
+TIMES_EVERY_S = 0.02
+"""How fine the times are that are kept of a rank's output."""
+RETRY_S = 1.0
+"""After so long it is tried again to write a log, or to start what shows output and has ended."""
+RECORDS_EVERY_S = 0.1
+"""How often the records are looked at while they change."""
+STILL_EVERY_S = 0.25
+"""While nothing changes, only the clock can bring a finding: looking less often is enough."""
+CONFIRM_AFTER_S = 0.05
+"""A finding is believed when it has lasted for so long."""
+SETTLING_S = 0.5
+"""But none holds for longer than it has been, at the look, since more was reported, or than this:
+much that is reported is believed only when it has lasted, half a second or one minute."""
+ANSWERS_S = 2.0
+"""So long before such a look all are asked how far they are; within it they have answered."""
+MOMENT_S = 1.0
+"""In which many nodes tell what their ranks have in common, at most; then they are looked at. As
+soon as all have, it is over."""
+FIRST_GAP_S = 0.25
+"""Between the first and the second look at what a process does."""
+MOST_GAP_S = 1.2
+"""Between the first and the last one."""
+LONGEST_GAP_S = 10.0
+"""The same where the kernel does not tell for how long a thread has slept: so long is waited for
+those that stand still."""
+A_SLEEP_S = 5.0
+"""Who polls sleeps for less at a time."""
+MOVING_BYTES_PER_S = 100_000
+"""Who saves or loads moves more; a log, or a file that is polled, less."""
+STANDSTILL_WINDOW_S = 2.0
+"""The processor time of a process is compared over so long: in less, one tick of the clock would be
+more than the share that a loop that polls may use."""
+STANDSTILL_EVERY_S = 5.0
+"""How often a host whose ranks have made no call for some time is looked at."""
+TRICKLE_BYTES_PER_S = 1_000
+"""A process that a rank has started moves something if it moves more: a slow download. (A rank's
+heartbeat alone reads 10 kB of /proc a second.)"""
