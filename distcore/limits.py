@@ -1,4 +1,4 @@
-"""How long distcore waits for what, and how often it looks: each limit of time once.
+"""The limits of time of distcore: each limit of time once.
 
 What means the same is one here, whichever transport or engine asks.
 """

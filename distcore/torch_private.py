@@ -210,7 +210,7 @@ def register_group(group: Any, ranks: Sequence[int], like: Any) -> None:
 
 
 def global_ranks(group: Any) -> list[int]:
-    """By the group's own ranks."""
+    """The global ranks, by the group's own ranks."""
     return list(dist.get_process_group_ranks(group))
 
 

@@ -147,10 +147,16 @@ def test_a_package_is_understood_from_its_folders(
 
 
 LIMIT_OF_TIME = re.compile(r"^_?[A-Z][A-Z0-9_]*_(?:S|NS|MS)\b(?::[^=\n]+)? =", re.MULTILINE)
-WITH_LIMITS = ("distcore", "debugger/rank", "debugger/supervisor", "debugger/testing", "tui")
+WITH_LIMITS = (
+    "distcore",
+    "debugger/node_links",
+    "debugger/rank",
+    "debugger/supervisor",
+    "debugger/testing",
+    "tui",
+)
 LIMITS_OF_THEIR_OWN = {
     "debugger/supervisor/command/warden.py": "started as a file, alone: it imports nothing of ours",
-    "debugger/supervisor/several_nodes/": "goes with `node_links`, as one room",
     "debugger/rank/ddp/statistics.py": "how many nanoseconds a millisecond has",
     "tui/tracks.py": "the axis of a drawing",
 }
@@ -175,6 +181,7 @@ def test_no_rooms_use_each_other() -> None:
     assert house("distcore").circles == []
     assert house("distdebug.tui").circles == []
     assert house("distdebug.diagnosis").circles == []
+    assert house("distdebug.plan").circles == []
     assert house("distdebug").circles == []
     assert house("distdebug.rank").circles == []
     assert house("distdebug.record").circles == []

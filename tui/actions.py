@@ -16,7 +16,7 @@ from .picture import Picture, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class UserAction:
     """An action. `question` is asked first; `{rank}` is the chosen rank. `all_too`: it may also be
     asked for all ranks. `supervised`: it is the supervisor that does it."""
 
@@ -31,14 +31,14 @@ class Action:
 
 
 ACTIONS = (
-    Action(
+    UserAction(
         "S",
         "stacks",
         "stacks",
         "Take the stacks of all ranks now? Nobody is stopped.",
         "take the stacks of all ranks",
     ),
-    Action(
+    UserAction(
         "B",
         "break",
         "break",
@@ -46,7 +46,7 @@ ACTIONS = (
         "stop the chosen rank at a breakpoint; then A",
         for_rank=True,
     ),
-    Action(
+    UserAction(
         "A",
         "attach",
         "attach",
@@ -55,7 +55,7 @@ ACTIONS = (
         for_rank=True,
         supervised=False,
     ),
-    Action(
+    UserAction(
         "C",
         "continue",
         "continue",
@@ -64,21 +64,21 @@ ACTIONS = (
         for_rank=True,
         all_too=True,
     ),
-    Action(
+    UserAction(
         "I",
         "inject",
         "inject",
         "Which fault of the plan is to happen now?",
         "make a fault that the plan names happen now",
     ),
-    Action(
+    UserAction(
         "X",
         "stop",
         "stop",
         "Stop the run? All ranks end, as with Ctrl-C.",
         "stop the run",
     ),
-    Action(
+    UserAction(
         "N",
         "native_stacks",
         "native",
@@ -88,7 +88,7 @@ ACTIONS = (
 )
 
 
-def refusal(action: Action, picture: Picture, rank: int | None) -> str:
+def refusal(action: UserAction, picture: Picture, rank: int | None) -> str:
     """Why that cannot be asked of this run; "" when it can."""
     if picture.stage is Stage.READING:
         return "the run has not been read yet; try again in a moment"
@@ -112,7 +112,7 @@ def idle(picture: Picture, rank: int | None) -> frozenset[str]:
     return frozenset(one.key for one in ACTIONS if refusal(one, picture, rank))
 
 
-def take(action: Action, directory: Path, **arguments: int | None) -> str:
+def take(action: UserAction, directory: Path, **arguments: int | None) -> str:
     """Ask the supervisor for it; returns what it says. Raises control.ControlError."""
     if action.name == "native_stacks":
         return control.ask(directory, "stacks", {"native": True})

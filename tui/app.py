@@ -25,7 +25,7 @@ from .guard import Guard, guarded
 from .keys import KEYS, VIEWS, bar_keys, bindings
 from .picture import Focus, Picture, Stage
 from .screens.base import Body, Chosen, Key, View
-from .screens.collectives import Collectives
+from .screens.collectives import CollectivesView
 from .terminal import LastingDriver
 from .text import Line, line, plain, safe, wrap
 from .widgets.header import banner_lines, bar_lines, header_lines, missed_text
@@ -235,7 +235,7 @@ class TerminalApp(App[None]):
     def open_group(self, group: GroupKey) -> None:
         """Show the collectives of that group."""
         collectives = self.views["collectives"]
-        assert isinstance(collectives, Collectives)
+        assert isinstance(collectives, CollectivesView)
         collectives.open(group)
         self.action_view("collectives")
         self.draw()
@@ -321,7 +321,7 @@ class TerminalApp(App[None]):
         self.push_screen(Reading(lines, self._sheet.palette))
 
     def _ask_filter(self) -> None:
-        from .screens.dialogs import Filter
+        from .screens.dialogs import FilterInput
 
         if not self.view.filters:
             self.say("there is nothing to filter on this screen")
@@ -331,7 +331,7 @@ class TerminalApp(App[None]):
             self.view.filter = text
             self.draw()
 
-        self.push_screen(Filter(self.view.filter, show))
+        self.push_screen(FilterInput(self.view.filter, show))
 
     def _export(self, kind: str) -> None:
         def make() -> str:
@@ -358,7 +358,7 @@ class TerminalApp(App[None]):
         else:
             self._confirm(action, rank)
 
-    def _confirm(self, action: actions.Action, rank: int | None) -> None:
+    def _confirm(self, action: actions.UserAction, rank: int | None) -> None:
         from .screens.dialogs import Confirm
 
         def answered(answer: str | None) -> None:
@@ -374,7 +374,7 @@ class TerminalApp(App[None]):
         question = action.question.format(rank=rank)
         self.push_screen(Confirm(question, self._sheet.palette, action.all_too), answered)
 
-    def _choose_fault(self, action: actions.Action) -> None:
+    def _choose_fault(self, action: actions.UserAction) -> None:
         from .screens.dialogs import Choose
 
         faults = planned_faults(self.newest.directory)
@@ -387,8 +387,8 @@ class TerminalApp(App[None]):
         self.push_screen(Choose(action.question, rows, self._sheet.palette), answered)
 
     @guarded("this action")
-    def _take(self, action: actions.Action, **arguments: int | None) -> None:
-        """In a thread of its own: the supervisor may need a while."""
+    def _take(self, action: actions.UserAction, **arguments: int | None) -> None:
+        """Sends an action in a thread of its own: the supervisor may need a while."""
 
         def ask() -> None:
             try:

@@ -20,7 +20,7 @@ from .text import safe
 _NUMBER = re.compile(r"\d+")
 
 
-class Command(NamedTuple):
+class PaletteCommand(NamedTuple):
     """A thing to do, in the words that it is found by, and what there is to say of it."""
 
     words: str
@@ -28,7 +28,7 @@ class Command(NamedTuple):
     do: Callable[[], object]
 
 
-class Shown(Protocol):
+class PaletteTarget(Protocol):
     """The app, as the commands see it."""
 
     picture: Picture
@@ -72,41 +72,41 @@ class Commands(Provider):
                 yield Hit(score, matcher.highlight(one.words), one.do, help=one.about)
 
     @property
-    def _app(self) -> Shown:
-        return cast(Shown, self.app)
+    def _app(self) -> PaletteTarget:
+        return cast(PaletteTarget, self.app)
 
-    def _fixed(self) -> Iterator[Command]:
+    def _fixed(self) -> Iterator[PaletteCommand]:
         app = self._app
         for view in VIEWS:
             do = partial(app.action_view, view.name)
-            yield Command(f"{view.title} screen", f"{view.key}: {view.explained}", do)
+            yield PaletteCommand(f"{view.title} screen", f"{view.key}: {view.explained}", do)
         for one in actions.ACTIONS:
             about = f"{one.key}: {one.explained}"
-            yield Command(one.label, about, partial(app.action_act, one.name))
+            yield PaletteCommand(one.label, about, partial(app.action_act, one.name))
         for key in KEYS:
             if key.key != "ctrl+p":
                 about = f"{key.shown}: {key.explained}"
-                yield Command(key.label, about, partial(app.action_common, key.key))
+                yield PaletteCommand(key.label, about, partial(app.action_common, key.key))
 
-    def _own_keys(self) -> Iterator[Command]:
+    def _own_keys(self) -> Iterator[PaletteCommand]:
         app = self._app
         for key in app.view.keys:
             about = f"{key.shown} on this screen: {key.explained}"
-            yield Command(key.label, about, partial(app.action_press, key.key))
+            yield PaletteCommand(key.label, about, partial(app.action_press, key.key))
 
-    def _of_query(self, query: str) -> Iterator[Command]:
+    def _of_query(self, query: str) -> Iterator[PaletteCommand]:
         """The rank whose number was typed, if it has no row."""
         picture = self._app.picture
         for number in {int(one) for one in _NUMBER.findall(query)[:2] if len(one) < 10}:
             if number in picture.states and number not in picture.rows:
                 state = picture.states[number].value
-                yield Command(f"rank {number}", state, partial(self._app.open_rank, number))
+                yield PaletteCommand(f"rank {number}", state, partial(self._app.open_rank, number))
 
-    def _named(self) -> Iterator[Command]:
+    def _named(self) -> Iterator[PaletteCommand]:
         app, picture = self._app, self._app.picture
         for number, row in picture.rows.items():
             about = "  ".join(part for part in (row.words, row.call, row.site) if part)
-            yield Command(f"rank {number}", about, partial(app.open_rank, number))
+            yield PaletteCommand(f"rank {number}", about, partial(app.open_rank, number))
         for key, name in picture.groups:
             words = f"group {safe(name)}"
-            yield Command(words, "its last collectives", partial(app.open_group, key))
+            yield PaletteCommand(words, "its last collectives", partial(app.open_group, key))

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from distdebug.record.limits import SHOWN_RANKS
-
+from ..record.limits import SHOWN_RANKS
 from ..record.majority import vote
 from ..record.ops import OPS
 from ..record.reading.reader import FlightReader

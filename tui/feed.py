@@ -16,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distdebug.record.limits import MOST_RANKS
-
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.waits import Waits, waits
 from ..diagnosis.limits import Limits
 from ..record import steady_clock
 from ..record.layout import RING
+from ..record.limits import MOST_RANKS
 from ..record.reading.records import Records, newest_ranks
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import (
@@ -43,14 +42,14 @@ from .limits import (
     RATE_OVER_S,
     SMALL_S,
 )
-from .picture import Focus, Found, Picture, Progress, RankRow, Source, Stage, Usage
+from .picture import Focus, Picture, Problem, Progress, RankRow, Source, Stage, Usage
 from .processes import Processes
 from .text import safe
 from .told import source_of, told_in_report
 from .tracks import Tracks
 
 if TYPE_CHECKING:
-    from .judging import Judge
+    from .judging import LiveJudge
 
 SHARE = 4
 """A look is followed by a rest of so many times its own length."""
@@ -186,8 +185,8 @@ class _Run:
         self._host = files.HostSamples(directory.host)
         self._events = files.Events(directory.events)
         self._logs = files.RankLogs(directory.logs)
-        self._judge: Judge | None = None
-        self._own: tuple[list[Found], list[str]] = ([], [])
+        self._judge: LiveJudge | None = None
+        self._own: tuple[list[Problem], list[str]] = ([], [])
         self._judged_s = (0.0, 0.0)
         self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._rates: list[tuple[int, int]] = []
@@ -348,7 +347,7 @@ class _Run:
         report: Mapping[str, Any],
         limits: Limits,
         supervised: bool,
-    ) -> list[Found]:
+    ) -> list[Problem]:
         if report:
             return files.found_in_report(report)
         if self.stale:
@@ -362,7 +361,7 @@ class _Run:
         began_s = time.monotonic()
         at_s, took_s = self._judged_s
         if took_s < SMALL_S or began_s - at_s >= 2 * SHARE * took_s:
-            self._judge = self._judge or judging.Judge(self._failed)
+            self._judge = self._judge or judging.LiveJudge(self._failed)
             self._own = self._judge.look(snapshots, limits)
             self._judged_s = (began_s, time.monotonic() - began_s)
         return judging.together(self._events.found, self._own[0], supervised)
@@ -462,7 +461,7 @@ class _Run:
 
 
 def _seen_ns(
-    source: Source, found: Sequence[Found], snapshots: Sequence[Snapshot], now_ns: int
+    source: Source, found: Sequence[Problem], snapshots: Sequence[Snapshot], now_ns: int
 ) -> int:
     """When the ranks stood as they are shown. Of dumps whose verdict is an error nothing moves any
     more: who is waited for is late, however soon after that the dumps were written."""

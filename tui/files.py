@@ -16,7 +16,7 @@ from ..record.safe_files.json_objects import object_of
 from ..record.safe_text.sanitize import shown_of
 from ..record.snapshot import CallSite
 from ..record.wording import site_text
-from .picture import Found, LogLine, Progress, StackNode, Stacks, Stood, Usage
+from .picture import LogLine, Problem, Progress, StackNode, Stacks, Stood, Usage
 from .text import safe
 
 REPORT_SCHEMA = "distdebug.report/1"
@@ -118,7 +118,7 @@ def number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
-    """The same without what follows the point."""
+    """Returns a number without what follows the point."""
     found = number(value)
     return None if found is None else int(found)
 
@@ -139,7 +139,7 @@ class Events:
         self._path = path
         self._offset = 0
         self._rest = b""
-        self.found: list[Found] = []
+        self.found: list[Problem] = []
         self.notices: list[tuple[int, str]] = []
 
     def poll(self) -> None:
@@ -177,7 +177,7 @@ def report_in(path: Path, document: dict[str, Any]) -> tuple[dict[str, Any], tup
     return {}, (f"{path}: is damaged, or cannot be read",)
 
 
-def found_in_report(report: Mapping[str, Any]) -> list[Found]:
+def found_in_report(report: Mapping[str, Any]) -> list[Problem]:
     """The findings of a report.json, the verdict first."""
     rows = report.get("findings")
     if not isinstance(rows, list):
@@ -185,9 +185,9 @@ def found_in_report(report: Mapping[str, Any]) -> list[Found]:
     return [_found(row, "report") for row in rows if isinstance(row, dict)]
 
 
-def _found(row: Mapping[str, Any], told_by: str) -> Found:
+def _found(row: Mapping[str, Any], told_by: str) -> Problem:
     culprits, details = row.get("culprits"), row.get("details")
-    return Found(
+    return Problem(
         kind=safe(row.get("kind", "?"), 40),
         severity=safe(row.get("severity", "error"), 10),
         message=safe(row.get("message", ""), 2000),

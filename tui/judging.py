@@ -10,11 +10,11 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..record.kinds import kind_of
 from ..record.snapshot import Snapshot
-from .picture import Found
+from .picture import Problem
 from .text import safe
 
 
-class Judge:
+class LiveJudge:
     """Remembers what earlier looks saw: a finding counts when two looks agree on it."""
 
     def __init__(self, on_fault: OnFault | None = None) -> None:
@@ -22,7 +22,9 @@ class Judge:
         self._judge = judging.Judge(Limits(), on_fault)
         self._seen: set[tuple[object, ...]] = set()
 
-    def look(self, snapshots: Sequence[Snapshot], limits: Limits) -> tuple[list[Found], list[str]]:
+    def look(
+        self, snapshots: Sequence[Snapshot], limits: Limits
+    ) -> tuple[list[Problem], list[str]]:
         """Returns what is wrong with a live run, seen twice; and notices."""
         self._judge.limits = limits
         judged = self._judge.look(snapshots)
@@ -36,15 +38,15 @@ def judge_once(
     before: Sequence[Snapshot],
     limits: Limits,
     on_fault: OnFault | None = None,
-) -> list[Found]:
+) -> list[Problem]:
     """Returns what is wrong with a run that is over."""
     return in_order(judging.judge(snapshots, before, limits, on_fault).findings)
 
 
-def in_order(findings: Iterable[Finding]) -> list[Found]:
-    """The verdict first."""
+def in_order(findings: Iterable[Finding]) -> list[Problem]:
+    """Returns the findings with the verdict first."""
     return [
-        Found(
+        Problem(
             kind=one.kind,
             severity=one.severity,
             message=safe(one.message, 2000),
@@ -56,7 +58,9 @@ def in_order(findings: Iterable[Finding]) -> list[Found]:
     ]
 
 
-def together(supervisors: Sequence[Found], own: Sequence[Found], supervised: bool) -> list[Found]:
+def together(
+    supervisors: Sequence[Problem], own: Sequence[Problem], supervised: bool
+) -> list[Problem]:
     """Joins findings: what a live run's supervisor has said comes first, then what the app may
     add."""
     found = list(supervisors)

@@ -6,13 +6,13 @@ from textual.binding import Binding, BindingType
 
 from . import actions
 from .screens.base import MOVES, Key, View
-from .screens.collectives import Collectives
+from .screens.collectives import CollectivesView
 from .screens.overview import Overview
 from .screens.rank import RankView
 from .screens.stacks import StacksView
 from .screens.waits import WaitsView
 
-VIEWS: tuple[type[View], ...] = (Overview, Collectives, RankView, StacksView, WaitsView)
+VIEWS: tuple[type[View], ...] = (Overview, CollectivesView, RankView, StacksView, WaitsView)
 KEYS = (
     Key("question_mark", "?", "help", "this help"),
     Key("q", "q", "quit", "leave; the run goes on"),
@@ -31,7 +31,7 @@ KEYS = (
 
 
 def bindings() -> list[BindingType]:
-    """All of them, for the app."""
+    """Returns the bindings of all keys, for the app."""
     found: list[BindingType] = [
         Binding(key.key, f"common({key.key!r})", show=False, priority=True) for key in KEYS
     ]

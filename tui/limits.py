@@ -1,4 +1,4 @@
-"""How often the app looks at a run, and for how long what it shows holds."""
+"""The limits of time of the app: its looks at a run, and how long what it shows holds."""
 
 EVERY_S = 0.25
 """How often a run that lives is looked at, and whether the terminal is still there."""

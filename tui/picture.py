@@ -29,7 +29,7 @@ class State(enum.Enum):
     FINISHED = "finished"
 
 
-class Doing(enum.Enum):
+class Letter(enum.Enum):
     """The doing of a rank at a time, as a letter of its strip."""
 
     COMPUTING = "."
@@ -66,7 +66,7 @@ class Source(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportLine:
     """A sentence of a report beside its findings, and the word before it. `doubt`: the report may
     be wrong for it. All texts are printable."""
 
@@ -95,7 +95,7 @@ class Stood:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Problem:
     """A finding, from whoever found it first. All texts are printable. `told_by` is `supervisor`,
     `report`, or `app` for what this app has diagnosed itself."""
 
@@ -171,7 +171,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The strip of one rank: a letter (see `Doing`) for each part of the axis, all of the same
+    """The strip of one rank: a letter (see `Letter`) for each part of the axis, all of the same
     length; " " where it did not run, or nothing is known. `waits` and `calls`: the shares of its
     time in which it waited for others, and in which it was in calls that all had entered."""
 
@@ -274,11 +274,11 @@ class Picture:
     calls_per_s: float | None = None
     supervised: bool = True
     has_gpus: bool = False
-    found: tuple[Found, ...] = ()
+    found: tuple[Problem, ...] = ()
     notices: tuple[str, ...] = ()
     faults: tuple[str, ...] = ()
     source: Source = Source.RUN
-    told: tuple[Told, ...] = ()
+    told: tuple[ReportLine, ...] = ()
     """The words of a plan's report, or of one of dumps, beside its findings."""
     table: tuple[str, ...] = ()
     """Calls, bytes and times by group and op, of a plan: lines of text."""
@@ -302,7 +302,7 @@ class Picture:
         return self.stage in (Stage.ENDED, Stage.KILLED)
 
     @property
-    def verdict(self) -> Found | None:
+    def verdict(self) -> Problem | None:
         """The error to name first."""
         return next((one for one in self.found if one.is_error), None)
 

@@ -14,7 +14,7 @@ from ..record.snapshot import Call, GroupKey, Rank
 from ..record.states import RankState
 from ..record.wording import call_text, group_name, signal_name, site_text, spans
 from .limits import LATE_AFTER_NS
-from .picture import Found, Progress, RankRow, State, Stood, Usage
+from .picture import Problem, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe
 
 MOST_ROWS = 64
@@ -34,7 +34,7 @@ def state_of(
     waits: Waits,
     number: int,
     now_ns: int,
-    found: Sequence[Found] = (),
+    found: Sequence[Problem] = (),
     over: bool = False,
     stopped: bool = False,
 ) -> State:
@@ -67,7 +67,7 @@ def state_of(
     return State.COMPUTING
 
 
-def _own_end(rank: Rank, found: Sequence[Found]) -> bool:
+def _own_end(rank: Rank, found: Sequence[Problem]) -> bool:
     """Whether a finding says that the process ended by itself. Else it raised what was found, or
     was stopped for it, by distdebug or by a launcher: consequences are no findings."""
     return any(kind_of(one.kind).ends_culprits and rank.rank in one.culprits for one in found)
@@ -89,7 +89,8 @@ def fronts(ranks: Mapping[int, Rank]) -> dict[GroupKey, int]:
 
 
 def lag_of(rank: Rank, front: Mapping[GroupKey, int]) -> int:
-    """By how many collectives the rank is behind, in the group where it is furthest behind."""
+    """Returns by how many collectives the rank is behind, in the group where it is furthest
+    behind."""
     return max(
         (
             front.get(key, 0) - group.issued

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record.wording import ranks_text, spans
-from .picture import Source, Told
+from .picture import ReportLine, Source
 from .text import safe
 
 MOST_PLACES = 100
@@ -24,36 +24,36 @@ def source_of(report: Mapping[str, Any]) -> Source:
     return Source.DUMPS if report.get("source") == "flight_recorder" else Source.RUN
 
 
-def told_in_report(report: Mapping[str, Any]) -> tuple[Told, ...]:
-    """In the order in which it matters."""
+def told_in_report(report: Mapping[str, Any]) -> tuple[ReportLine, ...]:
+    """Returns what a report says, in the order in which it matters."""
     source = source_of(report)
     if source is Source.PLAN:
         return (*_not_decided(report), *_alike(report))
     if source is Source.DUMPS:
         notes = report.get("notes")
         rows = notes[:MOST_NOTES] if isinstance(notes, list) else ()
-        return tuple(Told("", safe(row, 2000)) for row in rows)
+        return tuple(ReportLine("", safe(row, 2000)) for row in rows)
     return ()
 
 
-def _not_decided(report: Mapping[str, Any]) -> Iterator[Told]:
+def _not_decided(report: Mapping[str, Any]) -> Iterator[ReportLine]:
     rows = _rows(report.get("undecided"))
     for row in rows[:MOST_PLACES]:
         where = f"{_place(row)} in {safe(row.get('function', '?'), 200)}"
         ranks = _ranks(row.get("ranks"))
         who = f" ({ranks_text(ranks)})" if ranks else ""
         sentence = f"{safe(row.get('what', '?'), 500)} at {where}{who}"
-        yield Told("undecided: ", sentence, doubt=True)
+        yield ReportLine("undecided: ", sentence, doubt=True)
     if len(rows) > MOST_PLACES:
-        yield Told("undecided: ", f"and {len(rows) - MOST_PLACES} more places", doubt=True)
+        yield ReportLine("undecided: ", f"and {len(rows) - MOST_PLACES} more places", doubt=True)
     for row in _rows(report["plan"].get("unknown"))[:MOST_PLACES]:
         where = f" at {_place(row)}" if row.get("file") else ""
         who = ranks_text(_ranks(row.get("ranks"))) or "some ranks"
         why = safe(row.get("why", "?"), 1000)
-        yield Told("not known: ", f"what {who} would do{where}: {why}", doubt=True)
+        yield ReportLine("not known: ", f"what {who} would do{where}: {why}", doubt=True)
 
 
-def _alike(report: Mapping[str, Any]) -> Iterator[Told]:
+def _alike(report: Mapping[str, Any]) -> Iterator[ReportLine]:
     """`ranks 0-1015 as rank 0 (12 calls each)`, where several ranks do the same."""
     known = [(row, _ranks(row.get("ranks"))) for row in _rows(report.get("classes"))]
     known = [(row, ranks) for row, ranks in known if ranks]
@@ -62,7 +62,7 @@ def _alike(report: Mapping[str, Any]) -> Iterator[Told]:
     words = [_class_text(row, ranks) for row, ranks in known[:MOST_CLASSES]]
     if len(known) > MOST_CLASSES:
         words.append(f"and {len(known) - MOST_CLASSES} more classes")
-    yield Told("alike: ", "; ".join(words))
+    yield ReportLine("alike: ", "; ".join(words))
 
 
 def _class_text(row: Mapping[str, Any], ranks: Sequence[int]) -> str:

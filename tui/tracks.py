@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from ..record.layout import Activity
 from ..record.snapshot import GroupKey, Rank, Timing, Wait
-from .picture import Doing, Timeline, Track
+from .picture import Letter, Timeline, Track
 
 S = 1_000_000_000
 AXES_S = (1, 5, 15, 30)
@@ -33,7 +33,7 @@ NUMBERS = 5
 """The doings of a rank, by number: the times of each are summed thousands of times a second. A part
 that is `UNREAD` has more calls than were read."""
 _LETTERS = "".join(
-    doing.value for doing in (Doing.WAITING, Doing.CALLING, Doing.PAUSED, Doing.BACKGROUND)
+    doing.value for doing in (Letter.WAITING, Letter.CALLING, Letter.PAUSED, Letter.BACKGROUND)
 )
 _Part = tuple[str, int, int, int]
 """Its letter; how long the rank waited and was in calls in it, and how long is known of it."""
@@ -81,7 +81,7 @@ class _Parts:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenRank:
     """The state of a rank that is kept between two looks."""
 
     process: tuple[int, int]
@@ -113,7 +113,7 @@ class Tracks:
     """Follows the ranks of one run, from look to look."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, _SeenRank] = {}
         self._met: dict[Meeting, _Met] = {}
         self._span_s = AXES_S[0]
         self._ranks: Mapping[int, Rank] = {}
@@ -155,7 +155,7 @@ class Tracks:
         seen = self._seen.get(number)
         process = (rank.pid, rank.started_ns)
         if seen is None or seen.process != process:
-            seen = self._seen[number] = _Seen(process, rank.started_ns)
+            seen = self._seen[number] = _SeenRank(process, rank.started_ns)
         history = rank.history
         if history is None:
             return []
@@ -249,7 +249,7 @@ class Tracks:
         self,
         number: int,
         rank: Rank,
-        seen: _Seen,
+        seen: _SeenRank,
         fresh: Sequence[Timing],
         now_ns: int,
         part_ns: int,
@@ -318,7 +318,9 @@ def _end_ns(rank: Rank, now_ns: int) -> int:
     return min(now_ns, ended_ns) if ended_ns else now_ns
 
 
-def _track(seen: _Seen, present: _Parts, rank: Rank, now_ns: int, end: int, part_ns: int) -> Track:
+def _track(
+    seen: _SeenRank, present: _Parts, rank: Rank, now_ns: int, end: int, part_ns: int
+) -> Track:
     first = (seen.known_ns + part_ns - 1) // part_ns
     last = _end_ns(rank, now_ns) // part_ns
     kept, of, coming = seen.parts.seen, seen.parts.of, present.of
@@ -328,7 +330,7 @@ def _track(seen: _Seen, present: _Parts, rank: Rank, now_ns: int, end: int, part
     waits = calls = known = 0
     for part in range(end - BINS, end):
         if not first <= part <= last:
-            letters.append(Doing.NOTHING.value)
+            letters.append(Letter.NOTHING.value)
             continue
         now, found = coming.get(part), None
         if now is None and part != last:
@@ -351,7 +353,7 @@ def _part_of(counted: list[int] | None, coming: list[int] | None, length_ns: int
     than the part."""
     sums = counted or coming
     if sums is None:
-        return (Doing.COMPUTING.value, 0, 0, length_ns)
+        return (Letter.COMPUTING.value, 0, 0, length_ns)
     if counted is not None and coming is not None:
         sums = [one + other for one, other in zip(counted, coming, strict=True)]
     left_ns = known_ns = length_ns - sums[UNREAD]
@@ -367,14 +369,14 @@ def _part_of(counted: list[int] | None, coming: list[int] | None, length_ns: int
     elif 2 * sums[BACKGROUND] > left_ns:
         letter = _LETTERS[BACKGROUND]
     else:
-        letter = Doing.COMPUTING.value
+        letter = Letter.COMPUTING.value
     return (letter, shares[WAITING], shares[CALLING], known_ns)
 
 
 def _filled(letters: str) -> str:
     """Fills what was not read, because calls were too many, with what follows."""
     found: list[str] = []
-    follows = Doing.NOTHING.value
+    follows = Letter.NOTHING.value
     for letter in reversed(letters):
         follows = follows if letter == "?" else letter
         found.append(follows)

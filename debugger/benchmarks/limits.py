@@ -1,4 +1,4 @@
-"""How long what `distdebug bench` starts may take."""
+"""The limits of time of what `distdebug bench` starts."""
 
 SILENCE_S = 300.0
 """How long a measuring program may give no figure."""
@@ -8,8 +8,6 @@ DEATH_S = 0.5
 """How long the others are waited for where one rank has failed: one of them may say why."""
 START_S = 60.0
 """How long mpiexec and its ranks may take to start."""
-REPLY_S = 120.0
-"""How long they may take to answer."""
 BUDGET_S = 120.0
 """How long `bench comm` may take by default."""
 TURN_S = (0.005, 0.03)

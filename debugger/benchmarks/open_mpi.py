@@ -29,7 +29,7 @@ import psutil
 import torch.distributed as dist
 
 from ..hook.loading import command
-from .limits import END_S, REPLY_S, START_S
+from .limits import END_S, SILENCE_S, START_S
 
 NAME = "openmpi"
 OURS = "mpi"
@@ -74,7 +74,7 @@ class Partner:
             if rank == 0:
                 self._mpiexec = self._start(size, prefix)
             self._socket = self._accept(listener)
-        self._socket.settimeout(REPLY_S)
+        self._socket.settimeout(SILENCE_S)
         self._stream = self._socket.makefile("rw")
         problem = self._read()
         if problem:

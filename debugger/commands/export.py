@@ -85,7 +85,7 @@ def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> 
     lives = report is None and is_live(directory.path)
     totals = prometheus.CallTotals()
     totals.take(ranks.values())
-    state = prometheus.State(
+    state = prometheus.ExportedState(
         ranks=ranks,
         world_size=max(rank.world_size for rank in ranks.values()),
         findings=prometheus.found_in(report or {}),

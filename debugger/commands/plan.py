@@ -137,8 +137,8 @@ def _planned(
     directory: RunDirectory, asked: Asked, request: Request, faults: Plan | None
 ) -> tuple[Mapping[int, Program], dict[str, Any]]:
     """The ranks are run into this directory; their programs, and the report on them."""
+    from ..diagnosis.facts.blocking import Model
     from ..plan.conclusion import PlanFacts, conclude
-    from ..plan.model import Model
     from ..plan.planner import plan_ranks, shown
     from ..plan.programs import read_programs
     from ..supervisor.command import launch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..launch.launchers import Job
+    from ..launch.launchers import LauncherJob
     from ..launch.torchrun_flags import RunRequest
     from ..plan.program import Program
 
@@ -28,7 +28,7 @@ class Asked:
     None without it."""
 
     request: RunRequest
-    job: Job | None = None
+    job: LauncherJob | None = None
     command: tuple[str, ...] = ()
 
     @property

@@ -11,6 +11,8 @@ from ..record.majority import Vote
 from .findings import Finding
 
 SECOND_NS = 1_000_000_000
+TOGETHER_NS = SECOND_NS // 4
+"""What happens to several ranks of one cause, a signal or the same mistake, happens within this."""
 ROUNDING = 1e-6
 """Of the largest element: eight units in the last place of a float32 at 1, where norms begin."""
 

@@ -50,7 +50,7 @@ _ACCELERATE_BARE = {"--multi_gpu", "--cpu", "--same_network", "-q", "--quiet", "
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LauncherJob:
     """The job that would be started. `ranks` is None where the command line does not say it, and
     why is `unsaid`; `starts_itself`: the program is one process, which starts its ranks. `program`
     is what follows `distdebug plan -n N`."""
@@ -63,7 +63,7 @@ class Job:
     unsaid: str = ""
 
 
-def read(command: Sequence[str]) -> Job:
+def read(command: Sequence[str]) -> LauncherJob:
     """Reads what the command would start.
 
     Raises:
@@ -82,14 +82,14 @@ def read(command: Sequence[str]) -> Job:
     if _PYTHON.fullmatch(name):
         return _python(name, rest)
     if name.endswith(".py"):
-        return Job(tuple(command), starts_itself=True)
+        return LauncherJob(tuple(command), starts_itself=True)
     raise UsageError(
         f"plan exec reads the command lines of torchrun, accelerate launch, mpiexec and python; "
         f"what {name!r} starts is not known to it: {_INSTEAD}"
     )
 
 
-def _python(name: str, words: list[str]) -> Job:
+def _python(name: str, words: list[str]) -> LauncherJob:
     environment: dict[str, str] = {}
     while words and words[0].startswith("-") and words[0] not in ("-m", "-"):
         flag = words.pop(0)
@@ -113,10 +113,10 @@ def _python(name: str, words: list[str]) -> Job:
             )
         if words[1] == "accelerate.commands.launch":
             return _accelerate(words[2:], environment)
-    return Job(tuple(words), environment=environment, starts_itself=True)
+    return LauncherJob(tuple(words), environment=environment, starts_itself=True)
 
 
-def _torchrun(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:
+def _torchrun(words: Sequence[str], environment: Mapping[str, str] | None = None) -> LauncherJob:
     request = split_command_line(words, argparse.ArgumentParser(prog="torchrun", add_help=False))
     torchrun = request.torchrun
     program = (*["-m"] * bool(torchrun.module), request.script, *request.script_arguments)
@@ -134,10 +134,10 @@ def _torchrun(words: Sequence[str], environment: Mapping[str, str] | None = None
     elif fewest != most:
         unsaid = f"--nnodes {torchrun.nnodes} leaves it open"
     ranks = None if unsaid or local is None else local * most
-    return Job(program, ranks, local, environment or {}, unsaid=unsaid)
+    return LauncherJob(program, ranks, local, environment or {}, unsaid=unsaid)
 
 
-def _accelerate(words: list[str], environment: Mapping[str, str] | None = None) -> Job:
+def _accelerate(words: list[str], environment: Mapping[str, str] | None = None) -> LauncherJob:
     settings = dict(environment or {})
     ranks: int | None = None
     machines, is_module = 1, False
@@ -164,7 +164,7 @@ def _accelerate(words: list[str], environment: Mapping[str, str] | None = None) 
     program = _program("accelerate launch", [*["-m"] * is_module, *words], settings)
     if ranks is not None and ranks % machines:
         raise UsageError(f"--num_processes {ranks} are not the same number on {machines} machines")
-    return Job(
+    return LauncherJob(
         program,
         ranks,
         None if ranks is None else ranks // machines,
@@ -180,7 +180,7 @@ _MPI_VARIABLES = (
 """The variables that it gives to each rank, which gets its own."""
 
 
-def _mpi(name: str, words: list[str]) -> Job:
+def _mpi(name: str, words: list[str]) -> LauncherJob:
     ranks: int | None = None
     local: int | None = None
     settings: dict[str, str] = {}
@@ -204,7 +204,7 @@ def _mpi(name: str, words: list[str]) -> Job:
         raise UsageError(f"{name} starts several programs here, which a plan cannot: {_INSTEAD}")
     settings = {**dict.fromkeys(_MPI_VARIABLES, "0"), **settings}
     unsaid = "" if ranks else f"{name} takes it from the machine: there is no -n"
-    return Job(_program(name, words, settings), ranks, local, settings, unsaid=unsaid)
+    return LauncherJob(_program(name, words, settings), ranks, local, settings, unsaid=unsaid)
 
 
 def _program(launcher: str, words: Sequence[str], settings: dict[str, str]) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ _NOT_HERE = {
 
 
 @dataclass(frozen=True)
-class Command:
+class MpiCommand:
     """The command to become: `words`, with these variables more. `holder` keeps the ranks' port for
     them where the first of the hosts is this one."""
 
@@ -44,7 +44,7 @@ class Command:
 
 def command_over_nodes(
     request: RunRequest, ranks: int | None, environment: Mapping[str, str] = os.environ
-) -> Command:
+) -> MpiCommand:
     """The command line of mpiexec. Raises UsageError."""
     if ranks is None:
         raise UsageError("--launcher mpi needs the number of ranks: -n 4")
@@ -71,7 +71,7 @@ def command_over_nodes(
         words += [part for name in sorted(named) for part in ("-x", name)]
     else:
         words += ["-f", str(file), "-n", str(ranks), "-disable-auto-cleanup"]
-    return Command([*words, *each], {**environment, ONE_TERMINAL: "1"}, holder)
+    return MpiCommand([*words, *each], {**environment, ONE_TERMINAL: "1"}, holder)
 
 
 def _first_host(file: Path) -> str:

@@ -22,19 +22,12 @@ from .clocks import Offset
 from .hearing import Heard
 from .inbox import Intake, size_of
 from .known_keys import KnownKeys
+from .limits import LOST_AFTER_S, MISSED_EVERY_S, PING_EVERY_S, UNHEARD_S
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import SCHEMA, Offer
 from .pace import ping_every_s
 
-PING_EVERY_S = 0.25
-LOST_AFTER_S = 2.6
-"""A node that has said nothing for so long is lost. An interruption of two seconds must not come to
-that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
-UNHEARD_S = 0.5
-"""A node that has said nothing for longer is told so with each ping: its connection may be stuck in
-one direction alone."""
-MISSED_EVERY_S = 0.1
 PONGS_S, REST_S = 0.05, 0.025
 """So long after a ping what comes from many nodes is read at once, since clocks are compared by
 when an answer comes; then it is read so often: to wake up for each message costs more than to take

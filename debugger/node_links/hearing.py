@@ -11,10 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MISSED_S = 2.0
-"""Who was not there for so long may have been given up by others meanwhile."""
-MOMENT_S = 0.25
-"""Of a stretch between two looks at the queue so much counts: we look ten times a second."""
+from .limits import MISSED_S, QUEUE_EVERY_S
 
 
 @dataclass(slots=True)
@@ -30,7 +27,7 @@ class Listening:
     def looked(self, now_s: float, to_the_end: bool) -> None:
         """Now the queue was looked at; whether it was read to its end."""
         if to_the_end and self._last_s >= 0:
-            self.total_s += min(max(0.0, now_s - self._last_s), MOMENT_S)
+            self.total_s += min(max(0.0, now_s - self._last_s), QUEUE_EVERY_S)
         if self._last_s >= 0 and now_s - self._last_s > MISSED_S:
             self.absent_s, self.absent_at_s = now_s - self._last_s, self.total_s
         self._last_s = now_s
@@ -56,7 +53,7 @@ class Heard:
 
     def since_absent(self, listening: Listening) -> bool:
         """Whether it has said nothing, but for what was said meanwhile, since we were absent."""
-        return listening.absent_s > 0 and self.last_s <= listening.absent_at_s + MOMENT_S
+        return listening.absent_s > 0 and self.last_s <= listening.absent_at_s + QUEUE_EVERY_S
 
     def silent_s(self, listened_s: float) -> float:
         """For how long it has said nothing."""

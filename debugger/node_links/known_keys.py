@@ -16,7 +16,8 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-UNKNOWN_KEY_S = 10.0
+from .limits import UNKNOWN_KEY_S
+
 MOST_WAITING = 1024
 _ZAP = "inproc://zeromq.zap.01"
 

@@ -22,11 +22,9 @@ import zmq
 from .agreed_keys import Pair
 from .hearing import Listening
 from .inbox import Inbox
+from .limits import LINGER_MS, POLL_MS
 
-POLL_MS = 100
 MOST_AT_ONCE = 1000
-LINGER_MS = 1500
-"""What was sent last is still delivered, for so long."""
 _TCP_CONGESTION, _TCP_THIN_LINEAR_TIMEOUTS = 13, 16
 """Of Linux; Python names them on Linux alone, or not at all."""
 

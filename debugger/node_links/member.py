@@ -11,16 +11,14 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from . import limits
 from .agreed_keys import Pair
-from .head import LOST_AFTER_S
 from .hearing import Heard
 from .inbox import Intake, size_of
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Message, MessageError, message_of
 from .offers import Offer
 
-ANSWER_S = 10.0
-"""A head that has not answered by then is taken for out of reach."""
 CLOSED_TIMES = 3
 """So often a listener may close while keys are proved; it is asked ten times a second."""
 LATE_S, SILENT_S = 0.9, 1.6
@@ -30,12 +28,6 @@ that connection: the head takes a node for lost later than that, and is to have 
 Where four packets or more are on the way when a network fails, Linux takes no notice of
 `resend_steadily`: what was lost goes out once more after 1.6 s, and then after 3.2 s. A new
 connection gets through as soon as there is a network."""
-TRIED_MS = 150
-"""A connection that nobody has taken for so long is tried anew: by itself TCP asks again after a
-second. A packet takes less from one host of a job to another."""
-NOT_NEEDED_S = 5.0
-"""So long a connection is tried of which there is no need any more. It may have been taken just
-now."""
 
 
 @dataclass(slots=True)
@@ -62,7 +54,7 @@ class Connection(Link):
         self,
         say: Callable[[str], None],
         pair: Pair | None = None,
-        answer_s: float = ANSWER_S,
+        answer_s: float = limits.HEAD_ANSWERS_S,
     ) -> None:
         super().__init__("distdebug-node", say, pair)
         self._answer_s = answer_s
@@ -132,7 +124,7 @@ class Connection(Link):
         where = f"the head at {self.offer.endpoint[6:]}" if self.offer else "the head"
         if self._heard.last_s >= 0:
             silent_s = self.silent_s
-            if silent_s < LOST_AFTER_S:
+            if silent_s < limits.LOST_AFTER_S:
                 return ""
             if absent_s := self.absent_s:
                 return f"this node was not run for {absent_s:.1f} s, and {where} has given it up"
@@ -162,7 +154,7 @@ class Connection(Link):
         dealer.sndhwm = dealer.rcvhwm = 10_000
         dealer.reconnect_ivl = 100
         if urgent:
-            dealer.connect_timeout, dealer.reconnect_ivl = TRIED_MS, TRIED_MS // 5
+            dealer.connect_timeout, dealer.reconnect_ivl = limits.TRIED_MS, limits.TRIED_MS // 5
         dealer.handshake_ivl = 15_000
         monitor = dealer.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -243,7 +235,7 @@ class Connection(Link):
 
     def _dial_anew(self, offer: Offer) -> None:
         if self._listening.total_s - self._went_over_s >= LATE_S:  # else it is about to speak
-            until_s = time.monotonic() + NOT_NEEDED_S
+            until_s = time.monotonic() + limits.ANSWERS_S
             self._anew = _Dialled(*self._dial(offer, urgent=True), until_s)
 
     def _happened_anew(self, told: Mapping[str, Any]) -> None:

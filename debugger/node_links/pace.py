@@ -15,16 +15,13 @@ from math import isfinite
 from typing import Any
 
 from ..record.reading.copies import FEW_NODES, calling_every_s
+from .limits import MOST_DIGESTS_PER_S, MOST_PACE_S, PINGS_PER_S
 
 IDLE_DIGESTS_PER_S, IDLE_S = 125, 20.0
 """Of all nodes together, while nothing changes on them; but no node says less often that its ranks
 still stand where they did: what only the clock brings is looked for when it does."""
-MOST_DIGESTS_PER_S = 2000
-"""Of ranks that stand still again and again."""
-PINGS_PER_S = 4000
 LEAST_AHEAD = 4
 """Messages: what is told of ranks that call and that stand still, their logs, and an answer."""
-_MOST_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Pace:
         values = [float(data[one.name]) for one in fields(cls)]
         if not all(isfinite(one) and one >= 0 for one in values):
             raise ValueError("that is no pace")
-        busy_s, least_s, idle_s = (min(one, _MOST_S) for one in values[:3])
+        busy_s, least_s, idle_s = (min(one, MOST_PACE_S) for one in values[:3])
         still_calls, ahead = map(int, values[3:])
         return cls(busy_s, least_s, idle_s, min(still_calls, 4096), max(1, ahead))
 

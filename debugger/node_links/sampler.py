@@ -17,15 +17,13 @@ from ..record import steady_clock
 from ..record.reading.last_words import WrittenLastWords
 from ..record.reading.ring import FlightError
 from ..record.snapshot import Process
+from .limits import GRAIN_NS
 from .messages import Message
 from .mirror import RECORD, REPLICAS, process_values
 from .pace import Pace
 from .patches import Patch, bounded, packed
 from .replica_source import ReplicaSource
 from .source import RecordSource
-
-_GRAIN_NS = 50_000_000
-"""Of the time of a directory, and more."""
 
 
 class Sampler:
@@ -148,7 +146,7 @@ class Sampler:
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns
             if changed_ns != self._listed_ns:
-                recent = time.time_ns() - changed_ns < _GRAIN_NS  # may change once more unseen
+                recent = time.time_ns() - changed_ns < GRAIN_NS  # may change once more unseen
                 self._listed_ns = -1 if recent else changed_ns
                 for name in sorted(os.listdir(self._folder)):
                     self._open(name)

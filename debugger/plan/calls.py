@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+from ..diagnosis.facts.blocking import Model, WaitsFor, backend_of, on_device
 from ..record.ops import op_of
 from ..record.signature import (
     ANY_SOURCE,
@@ -17,7 +18,6 @@ from ..record.signature import (
 from ..record.sizes import call_bytes
 from ..record.snapshot import Call
 from .meetings import End, Meeting, MeetingPlace, Posted, Tree
-from .model import Model, Waits, backend_of, on_device
 from .runnable import Runnable
 from .standing import ChannelCount, Membership, Standing
 
@@ -42,7 +42,7 @@ class Kind:
         self.blocks = model.blocks_host(backend, signature.op)
         self.splits = rule.splits
         self.agree, self.exact = hashes
-        self.waits = Waits.FOR_ALL
+        self.waits = WaitsFor.ALL
         if signature.peer is None:
             self.waits = model.collective(backend, signature, len(member.place.ranks), rank)
 
@@ -107,11 +107,11 @@ class Calls:
                     self._runnable.over(meeting, now_ns)
         if kind.signature.root == rank.program.rank:
             self._root_came(meeting, now_ns)
-        if kind.waits is Waits.FOR_ALL:
+        if kind.waits is WaitsFor.ALL:
             return meeting
-        if kind.waits is Waits.FOR_NOBODY:
+        if kind.waits is WaitsFor.NOBODY:
             return now_ns
-        if kind.waits is Waits.FOR_TREE and place.whole:
+        if kind.waits is WaitsFor.TREE and place.whole:
             return self._down_the_tree(place, meeting, member.at, kind, now_ns)
         if meeting.of_root is None:
             meeting.of_root = End()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..diagnosis.facts.blocking import Model
 from ..diagnosis.findings import Finding
 from ..diagnosis.story import step
 from ..record.runs.run_directory import RunDirectory
@@ -20,7 +21,6 @@ from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes
 from .judgement import Judgement, judge_programs
-from .model import Model
 from .program import Program
 
 EXIT_FAILED = 1

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..diagnosis.diagnose import verdict, verdict_first
+from ..diagnosis.facts.blocking import Model
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge
 from ..diagnosis.limits import SECOND_NS, Limits
@@ -24,7 +25,6 @@ from ..record.notes import ExceptionNote
 from ..record.notes import raised as raised_by
 from ..record.snapshot import CallSite, Rank
 from ..record.wording import at_site, printable
-from .model import Model
 from .outcome import Outcome, simulate
 from .program import Made, Program
 from .streams import on_devices, stuck_for_ever

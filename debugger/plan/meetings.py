@@ -8,24 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ..diagnosis.facts.blocking import tree_children, tree_parent
 from ..record.signature import ANY_SOURCE, Signature
 from ..record.snapshot import GroupKey
-from .model import tree_children, tree_parent
-
-if TYPE_CHECKING:
-    from .runnable import Thread
 
 
 class End:
-    """The end of a call: `done_ns` is 0 until then. `waiters`: who stands still for it."""
+    """The end of a call: `done_ns` is 0 until then. Threads are parked at it (see `runnable`)."""
 
-    __slots__ = ("done_ns", "waiters")
+    __slots__ = ("done_ns",)
 
     def __init__(self) -> None:
         self.done_ns = 0
-        self.waiters: list[Thread] = []
 
 
 class Meeting(End):

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..diagnosis.facts.blocking import Model
 from ..diagnosis.limits import SECOND_NS
 from ..record.layout import CallState, GroupState, Phase
 from ..record.notes import LayerOffNote
@@ -27,7 +28,6 @@ from ..record.snapshot import (
     Wait,
 )
 from .calls import hashes_of
-from .model import Model
 from .program import Program
 from .runnable import Thread
 from .simulation import Simulation

@@ -49,20 +49,13 @@ def read_programs(run_dir: Path) -> dict[int, Program]:
 
 
 class _Counts:
-    """The running values of a group or channel."""
+    """How many calls a group or channel has had, and the chain of them; `before` the last one."""
 
-    __slots__ = ("balance", "before", "chain", "exact", "issued", "last")
+    __slots__ = ("before", "chain", "issued")
 
     def __init__(self) -> None:
-        self.issued = self.chain = self.exact = self.balance = 0
-        self.last: int | None = None
-        self.before: tuple[int, int, int, int, int | None] = (0, 0, 0, 0, None)
-
-    def save(self) -> None:
-        self.before = (self.issued, self.chain, self.exact, self.balance, self.last)
-
-    def take_back(self) -> None:
-        self.issued, self.chain, self.exact, self.balance, self.last = self.before
+        self.issued = self.chain = 0
+        self.before = (0, 0)
 
 
 class _Reader:
@@ -85,7 +78,7 @@ class _Reader:
         self._slots: dict[int, Group] = {}
         self._counts: dict[tuple[str, int], _Counts] = {}
         self._states: dict[int, GroupState] = {}
-        self._kinds: dict[int, tuple[int, int, int, int, int]] = {}
+        self._kinds: dict[int, tuple[int, int]] = {}
         self._events: list[Event] = []
         self._notes: list[tuple[int, Note]] = []
         self._undecided: list[Undecided] = []
@@ -115,24 +108,15 @@ class _Reader:
             host=self._host,
             local_rank=self._local_rank,
             pid=self._pid,
-            groups={group.key: self._group(index) for index, group in self._slots.items()},
+            groups={
+                group.key: replace(group, state=self._states[index])
+                for index, group in self._slots.items()
+            },
             events=tuple(self._events),
             notes=tuple(self._notes),
             undecided=tuple(self._undecided),
             came_from=self._came_from,
             enough=self._enough,
-        )
-
-    def _group(self, index: int) -> Group:
-        counts = self._counts.get(("group", index), _Counts())
-        return replace(
-            self._slots[index],
-            state=self._states[index],
-            issued=counts.issued,
-            chain=counts.chain,
-            exact=counts.exact,
-            balance=counts.balance,
-            last=counts.last,
         )
 
     # -- definitions ---------------------------------------------------------------------------
@@ -182,8 +166,8 @@ class _Reader:
         self._notes.append((len(self._events), note_of(value, self._sites.get)))
 
     def _on_kind(self, number: int, *row: int) -> None:
-        op, signature, agree, exact, contribution = row
-        self._kinds[number] = (op, signature, agree, exact, contribution)
+        _, signature, agree, *_ = row
+        self._kinds[number] = (signature, agree)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -198,21 +182,15 @@ class _Reader:
         channel: int,
         stream: int = 0,
     ) -> None:
-        _, signature, agree, exact, contribution = self._kinds[kind]
-        message = channel >= 0
-        place = ("channel", channel) if message else ("group", slot)
+        signature, agree = self._kinds[kind]
+        place = ("channel", channel) if channel >= 0 else ("group", slot)
         counts = self._counts.get(place)
         if counts is None:
             counts = self._counts[place] = _Counts()
-        counts.save()
         seq = counts.issued
+        counts.before = (seq, counts.chain)
         counts.issued = seq + 1
         counts.chain = (counts.chain * CHAIN_STEP + agree) & MASK
-        if not message:
-            if exact != agree:
-                counts.exact = (counts.exact + exact * (2 * seq + 1)) & MASK
-            counts.balance = (counts.balance + contribution * (2 * seq + 1)) & MASK
-        counts.last = number
         self._calls[number] = (len(self._events), counts)
         call = Call(
             number=number,
@@ -225,16 +203,15 @@ class _Reader:
             is_async=bool(flags & ASYNC_FLAG),
             agrees=bool(flags & AGREES_FLAG),
             chain=counts.chain,
-            exact=counts.exact if not message else 0,
-            balance=counts.balance if not message else 0,
         )
         self._events.append(Made(call, _stream(stream)))
 
     def _on_refused(self, number: int) -> None:
         at, counts = self._calls[number]
-        if counts.last == number and at == len(self._events) - 1:
-            counts.take_back()
-            self._events.pop()
+        match self._events[at:]:
+            case [Made(call)] if call.number == number:
+                counts.issued, counts.chain = counts.before
+                self._events.pop()
 
     def _on_failed(self, number: int) -> None:
         at, _ = self._calls[number]

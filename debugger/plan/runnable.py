@@ -45,18 +45,15 @@ class Runnable:
     def stands_still(self, thread: Thread, end: End, stop: Stop) -> bool:
         """The thread waits for that; False, so that it does not go on."""
         thread.stop = stop
-        end.waiters.append(thread)
-        return False
+        return self.park(thread, end)
 
     def over(self, end: End, now_ns: int) -> None:
         """It is over: who waits for it goes on."""
         end.done_ns = now_ns
-        for thread in end.waiters:
-            thread.clock_ns = max(thread.clock_ns, now_ns)
-            self.push(thread)
-        end.waiters.clear()
+        self.unpark(end, now_ns)
 
     def park(self, thread: Thread, what: Hashable) -> bool:
+        """The thread goes on after `unpark` of the same; False, so that it does not go on."""
         self._parked.setdefault(what, []).append(thread)
         return False
 

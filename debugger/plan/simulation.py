@@ -21,12 +21,12 @@ import itertools
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
+from ..diagnosis.facts.blocking import Model
 from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..record.layout import Activity, CallState
 from ..record.snapshot import Call, Group, GroupKey, Note
 from .calls import Calls, Kind
 from .meetings import End, Meeting, MeetingPlace
-from .model import Model
 from .program import Created, CutOff, Destroyed, Ended, Made, Program, Waited
 from .runnable import Runnable, Thread
 from .standing import Membership, Standing, Stop

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..diagnosis.facts.blocking import Model, backend_of, on_device
 from ..record.signature import Signature
 from ..record.snapshot import GroupKey, Rank
-from .model import Model, backend_of, on_device
 from .outcome import Outcome
 from .program import Created, CutOff, Event, Made, Program, Waited
 from .standing import Standing

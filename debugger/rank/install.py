@@ -45,7 +45,7 @@ from .process import cleanup_calls, init_process_group, init_rpc, meeting, ptrac
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
-from .process.last_words import LastWords
+from .process.last_words import CrashWriter
 from .process.main_thread import MainThread
 from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
@@ -53,7 +53,7 @@ from .record import call_site
 from .record.identity import identity
 from .record.recorder import Recorder
 from .replicas import check
-from .replicas.pairing import Pairing
+from .replicas.pairing import PositionPairing
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
 from .torch_private.failures import on_failures
@@ -164,7 +164,7 @@ class Layer:
         )
         # What looks at it from time to time.
         self.unwaited = UnwaitedWork(recorder)
-        self.last_words = LastWords(directory / "stacks")
+        self.last_words = CrashWriter(directory / "stacks")
         self.injector: Injector | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
@@ -230,7 +230,7 @@ class Layer:
             "watching calls on other groups": lambda: torch_private.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
-            "comparing what is paired by position": Pairing(recorder).observe,
+            "comparing what is paired by position": PositionPairing(recorder).observe,
             "watching exceptions that are caught": lambda: on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching init_rpc": lambda: init_rpc.observe(
@@ -303,10 +303,10 @@ class Layer:
         self.unwaited.last_report(ended_well)
 
 
-def _part_off(recorder: Recorder) -> Callable[[probe.Part], None]:
+def _part_off(recorder: Recorder) -> Callable[[probe.WatchedPart], None]:
     """The supervisor says it, once for all ranks; without one, the process itself does."""
 
-    def say_off(part: probe.Part) -> None:
+    def say_off(part: probe.WatchedPart) -> None:
         sentence = f"{part.lost}: {part.why}"
         recorder.part_off(part.name, sentence, part.gaps)
         if STARTED not in os.environ:

@@ -1,4 +1,4 @@
-"""How long what runs in a rank waits for what, and how often it looks.
+"""The limits of time of what runs in a rank.
 
 What means the same is one here, in whichever part it is needed.
 """
@@ -19,8 +19,6 @@ EDITOR_S = 10.0
 ARM_AFTER_S = 0.3
 """After the first heartbeat that sees it: the other ranks of this host must know, too, that their
 timeouts are to stand still."""
-SUPERVISOR_EVERY_S = 1.0
-"""A rank at its prompt looks so often whether its supervisor is still there."""
 FAILS_AFTER_S = 3.0
 """How long a rank that fails stays, so that the launcher does not end others before they tell."""
 LONGEST_STEP_NS = 1_000_000_000
@@ -37,8 +35,6 @@ VAIN_S = 120.0
 else, they wait in loops for what never comes."""
 CHECK_S = 1.0
 """How long one more look for keys that are not there sleeps."""
-PLANNED_RANKS_EVERY_S = 0.25
-"""How often the processes of planned ranks are looked at."""
 MEASURE_AFTER_S = 2.0
 """The memory of a planned rank is measured when it has run for so long."""
 PLANNED_GRACE_S = 1.0
@@ -49,22 +45,21 @@ HEARTBEAT_S = 0.1
 """Between two beats."""
 LAST_BEAT_S = 1.0
 """How long the end of a process waits for the beat that is under way."""
-SELDOM_S = 0.5
-"""Where the layer came late, and nothing is to come soon, it is looked for so often."""
+SELDOM_S = 1.0
+"""How often is looked for what is hardly expected any more: a supervisor that is gone while a rank
+is at its prompt, a node that is started late, what is to come of an install."""
 SOON_S = 5.0
 """How long after an install what is to come of it is looked for often."""
 HEAD_COMES_S = 5.0
 """Those who have a store meet in it before they wait in it."""
-FIRST_GOES_S = 1.0
-"""So long the others leave it to the node that serves the store to be the head."""
+OTHERS_COME_S = 1.0
+"""So long a rank waits in the store for other nodes: for the one that serves it to become the head,
+and where none comes, for they may have no distdebug."""
 MEET_S = 8.0
 """So long a rank that makes its group, or a program that is over, waits for the meeting: it takes
 some milliseconds once all nodes are there."""
-NOBODY_S = 1.0
-"""So long it waits where no other node comes: they may have no distdebug, and never come."""
 QUICK_S = 60.0
-"""How long a rank asks the store again and again; after it every `SLOWLY_S`."""
-SLOWLY_S = 1.0
+"""How long a rank asks the store again and again; after it every `SELDOM_S`."""
 FREED_WITHIN_S = 0.3
 """How long a main thread may take to come out of the call in which the verdict found it."""
 OWN_FINDING_S = 1.0

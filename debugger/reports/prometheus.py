@@ -42,7 +42,7 @@ class _Op:
 
 
 @dataclass(slots=True)
-class _Process:
+class _CountedProcess:
     """The calls of a process that have been counted."""
 
     number: int = 0
@@ -57,7 +57,7 @@ class CallTotals:
         """By rank, group, its description and op."""
         self.collectives: dict[tuple[int, GroupKey, str], int] = {}
         self.unseen: dict[int, int] = {}
-        self._processes: dict[tuple[int, int, int], _Process] = {}
+        self._processes: dict[tuple[int, int, int], _CountedProcess] = {}
         self._issued: dict[tuple[int, int, int, GroupKey], int] = {}
 
     def take(self, ranks: Iterable[Rank]) -> None:
@@ -77,7 +77,7 @@ class CallTotals:
         self.unseen.setdefault(rank.rank, 0)
         if rank.history is None:
             return
-        at = self._processes.setdefault(process, _Process())
+        at = self._processes.setdefault(process, _CountedProcess())
         for number in at.open[:]:
             call = rank.history.call(number)
             if call is None or call.state in _ENDED:
@@ -113,7 +113,7 @@ def _seconds(call: Call) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FindingLabels:
     """A finding, as far as it is shown."""
 
     kind: str
@@ -122,21 +122,21 @@ class Found:
     culprits: Sequence[int]
 
 
-def found_in(report: Mapping[str, Any]) -> list[Found]:
+def found_in(report: Mapping[str, Any]) -> list[FindingLabels]:
     """The findings of a report.json."""
     return [
-        Found(one["kind"], one["severity"], one["proven"], one["culprits"])
+        FindingLabels(one["kind"], one["severity"], one["proven"], one["culprits"])
         for one in report.get("findings", ())
     ]
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ExportedState:
     """A run at one moment. `outcome`: `running`, or what it came to, with its exit code."""
 
     ranks: Mapping[int, Rank]
     world_size: int
-    findings: Sequence[Found]
+    findings: Sequence[FindingLabels]
     now_ns: int
     run: str = ""
     outcome: str = "running"
@@ -147,7 +147,7 @@ class State:
 # -- the text -----------------------------------------------------------------------------------
 
 
-class _Text:
+class _Exposition:
     """Metric after metric, each with its samples together, as the format asks."""
 
     def __init__(self) -> None:
@@ -175,9 +175,9 @@ def escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def render(totals: CallTotals, state: State) -> str:
-    """The whole file."""
-    text = _Text()
+def render(totals: CallTotals, state: ExportedState) -> str:
+    """Returns the whole file."""
+    text = _Exposition()
     run = {"run": state.run, "outcome": state.outcome}
     text.metric("run_info", "gauge", "The run, and what it came to.", [(run, 1)])
     text.metric(
@@ -195,7 +195,7 @@ def render(totals: CallTotals, state: State) -> str:
     return "\n".join(text.lines) + "\n"
 
 
-def _of_findings(text: _Text, state: State) -> None:
+def _of_findings(text: _Exposition, state: ExportedState) -> None:
     counts = {"error": 0, "warning": 0}
     single: dict[tuple[str, str, str, str], int] = {}
     for one in state.findings:
@@ -218,7 +218,7 @@ def _of_findings(text: _Text, state: State) -> None:
     )
 
 
-def _of_ranks(text: _Text, state: State) -> None:
+def _of_ranks(text: _Exposition, state: ExportedState) -> None:
     up = {
         number: state.lives and rank.process.alive and rank.phase is not Phase.ENDED
         for number, rank in state.ranks.items()
@@ -261,7 +261,7 @@ def _of_ranks(text: _Text, state: State) -> None:
     )
 
 
-def _of_calls(text: _Text, totals: CallTotals) -> None:
+def _of_calls(text: _Exposition, totals: CallTotals) -> None:
     text.metric(
         "collectives_total",
         "counter",

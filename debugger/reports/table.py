@@ -22,7 +22,7 @@ NO_EVIDENCE = "not looked at"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """Ranks that stand at one place. `where` is "" when the line is not known."""
 
     ranks: tuple[int, ...]
@@ -36,7 +36,7 @@ class Row:
 class Table:
     """The rows to print, and how many ranks they leave out."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     left_out: int = 0
 
 
@@ -65,7 +65,7 @@ def of_finding(
             what = seen.get((known["call"], where), what) if known and known["call"] else what
         rows.setdefault((what, where, rank in culprits), []).append(rank)
     return limited(
-        Row(tuple(ranks), what, where, LOOK_HERE if guilty else "", guilty)
+        TableRow(tuple(ranks), what, where, LOOK_HERE if guilty else "", guilty)
         for (what, where, guilty), ranks in rows.items()
     )
 
@@ -79,7 +79,7 @@ def of_ranks(standing: Mapping[str, Any], world_size: int) -> Table:
     never = [rank for rank in range(world_size) if str(rank) not in standing]
     if never:
         rows[RankState.UNSEEN, ""] = never
-    return limited(Row(tuple(ranks), what, where) for (what, where), ranks in rows.items())
+    return limited(TableRow(tuple(ranks), what, where) for (what, where), ranks in rows.items())
 
 
 def of_cycle(finding: Mapping[str, Any]) -> tuple[Table, list[str]]:
@@ -90,7 +90,7 @@ def of_cycle(finding: Mapping[str, Any]) -> tuple[Table, list[str]]:
     places = Places(finding["ranks"].values())
     steps = finding.get("cycle") or ()
     rows = [
-        Row(
+        TableRow(
             (step["rank"],),
             step["doing"],
             places.text(finding["ranks"].get(str(step["rank"]), {})),
@@ -104,7 +104,7 @@ def of_cycle(finding: Mapping[str, Any]) -> tuple[Table, list[str]]:
     return Table(tuple(rows[:MOST_ROWS]), len(rows[MOST_ROWS:])), others
 
 
-def limited(rows: Iterable[Row]) -> Table:
+def limited(rows: Iterable[TableRow]) -> Table:
     """At most `MOST_ROWS` of the rows: culprits first, then the largest; in order of ranks."""
     found = sorted(rows, key=lambda row: (not row.culprit, -len(row.ranks), row.ranks))
     shown = sorted(found[:MOST_ROWS], key=lambda row: row.ranks[0])
@@ -132,7 +132,7 @@ def plural(what: str, count: int) -> str:
     return re.sub(r"^(wait|run)s\b", r"\1", what)
 
 
-def who(rows: Sequence[Row], spans: Sequence[str]) -> list[str]:
+def who(rows: Sequence[TableRow], spans: Sequence[str]) -> list[str]:
     """The first column: `ranks 0,1,3` above `rank  2`, the numbers below each other."""
     several = any(len(row.ranks) > 1 for row in rows)
     words = ["ranks" if len(row.ranks) > 1 else "rank" for row in rows]

@@ -13,7 +13,7 @@ from ..record.reading.own_code import is_own
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
-from .table import Row, Table
+from .table import Table, TableRow
 
 WIDTH = 120
 MOST_HOSTS = 16
@@ -166,7 +166,7 @@ class _Text:
             and not (finding["victims"] or finding["missing"])
         )
         if undecided:
-            rows = tuple(Row(row.ranks, row.what, row.where) for row in shown.rows)
+            rows = tuple(TableRow(row.ranks, row.what, row.where) for row in shown.rows)
             shown = Table(rows, shown.left_out)
         yield from self._table(shown)
         if finding.get("injected"):
@@ -294,7 +294,7 @@ class _Text:
         if shown.left_out:
             yield f"  ... and {shown.left_out} more rank{'s' if shown.left_out > 1 else ''}"
 
-    def _stacked(self, name: str, what: str, row: Row) -> list[str]:
+    def _stacked(self, name: str, what: str, row: TableRow) -> list[str]:
         """Returns a row on several lines, for a terminal that is too narrow for the table."""
         start = f"  {name}{_GAP}"
         lines: list[str] = []

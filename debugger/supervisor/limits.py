@@ -1,4 +1,4 @@
-"""How long the supervisor and our processes beside it wait for what, and how often they look.
+"""The limits of time of the supervisor and of our processes beside it.
 
 What means the same is one here, in whichever part it is needed.
 """
@@ -65,8 +65,8 @@ TERMINATE_GRACE_S = 30.0
 """What torchrun gives its ranks, and Slurm a job (KillWait)."""
 TERMINATE_MARGIN_S = 2.0
 """What our own end may take beyond the time that the ranks were given."""
-BUSY_WINDOW_S = 0.25
-"""The processor time of a process is compared over so long."""
+LOOKS_APART_S = 0.25
+"""Between two looks that tell whether a process works: its processor time is compared."""
 YOUNG_S = 60.0
 """A process below the command that is older does not become a rank any more."""
 WARDEN_ENDS_S = 1.0
@@ -93,10 +93,8 @@ ANSWERS_S = 2.0
 MOMENT_S = 1.0
 """In which many nodes tell what their ranks have in common, at most; then they are looked at. As
 soon as all have, it is over."""
-FIRST_GAP_S = 0.25
-"""Between the first and the second look at what a process does."""
 MOST_GAP_S = 1.2
-"""Between the first and the last one."""
+"""Between the first and the last of the looks at what a process does."""
 LONGEST_GAP_S = 10.0
 """The same where the kernel does not tell for how long a thread has slept: so long is waited for
 those that stand still."""

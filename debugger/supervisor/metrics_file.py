@@ -25,7 +25,7 @@ class MetricsFile:
         self._say = say
         self._totals = prometheus.CallTotals()
         self._snapshots: tuple[Snapshot, ...] = ()
-        self._findings: list[prometheus.Found] = []
+        self._findings: list[prometheus.FindingLabels] = []
         self._counted_s = self._written_s = -1e9
         self._failed = False
 
@@ -57,7 +57,7 @@ class MetricsFile:
     def _write(self, outcome: str, exit_code: int | None) -> None:
         if self._path is None:
             return
-        state = prometheus.State(
+        state = prometheus.ExportedState(
             ranks=newest_ranks(self._snapshots),
             world_size=max((one.world_size for one in self._snapshots), default=0),
             findings=self._findings,
@@ -75,6 +75,6 @@ class MetricsFile:
             self._failed = True
 
 
-def _found(findings: Iterable[Finding]) -> Iterable[prometheus.Found]:
+def _found(findings: Iterable[Finding]) -> Iterable[prometheus.FindingLabels]:
     for one in findings:
-        yield prometheus.Found(one.kind, one.severity, one.proven, one.culprits)
+        yield prometheus.FindingLabels(one.kind, one.severity, one.proven, one.culprits)

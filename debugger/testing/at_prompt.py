@@ -15,7 +15,7 @@ from ..record.requests.breakpoints import connect, stops
 from ..record.safe_text.sanitize import clean
 from ..supervisor.terminal import show_prompt
 from .pytest_private import report_of
-from .running import Rank
+from .running import RankRun
 
 
 class Prompt:
@@ -26,7 +26,7 @@ class Prompt:
         self._capture = capture
         self.test = ""
 
-    def show(self, directory: Path, ranks: Sequence[Rank]) -> None:
+    def show(self, directory: Path, ranks: Sequence[RankRun]) -> None:
         """Talk to each rank that stands, until it goes on. Where nobody can type (an xdist worker,
         a closed stdin) the rank goes on at once."""
         if self._capture is not None:
@@ -50,7 +50,7 @@ class Prompt:
         if left and self._config.option.usepdb:
             pytest.exit("Quitting debugger")
 
-    def _tell(self, rank: Rank) -> None:
+    def _tell(self, rank: RankRun) -> None:
         """Prints what brings us here: the traceback, where there is one."""
         said = [f"{self.test}, rank {rank.number}"]
         for data, _ in rank.reports.values():

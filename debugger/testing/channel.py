@@ -14,7 +14,7 @@ _MOST_DESCRIPTORS = 250
 """The kernel takes 253 at once."""
 
 
-class Channel:
+class MessageChannel:
     """An end of a channel. A process that is interrupted in `ask` or `receive` loses nothing by
     it."""
 
@@ -97,7 +97,7 @@ class Channel:
         self._connection.close()
 
 
-class DescriptorChannel(Channel):
+class DescriptorChannel(MessageChannel):
     """An end that takes descriptors, too."""
 
     _descriptors_wanted = True

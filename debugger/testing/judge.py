@@ -38,7 +38,7 @@ class BodyTable(ProcessTable):
         self._bodies: dict[int, Process] = {}
 
     def body_ended(self, pid: int, code: int) -> None:
-        """From now on, until `go_on`."""
+        """Notes that the body has ended, until `go_on`."""
         self._bodies[pid] = Process(alive=False, exit_code=code, ended_ns=time.time_ns())
 
     def go_on(self) -> None:
@@ -49,7 +49,7 @@ class BodyTable(ProcessTable):
         return self._bodies.get(pid) or super().observe(pid, start_ticks)
 
 
-class Judge:
+class BodyJudge:
     """The judge of one test. `finding` is what ended it, or was found in it; None so far."""
 
     def __init__(self, directory: RunDirectory, exits: ExitLog, wanted: Wanted, level: str) -> None:

@@ -1,4 +1,4 @@
-"""How long the pytest plugin waits for the ranks of a test, and for the server that forks them."""
+"""The limits of time of the pytest plugin, for a test's ranks and the server that forks them."""
 
 TIMEOUT_S = 60.0
 """Of a test that was given no timeout."""
@@ -13,8 +13,6 @@ FAILED_GRACE_S = 5.0
 of the same failure counts as much, and where tests run side by side they may be given no core."""
 TEARDOWN_S = 10.0
 """How much longer than its timeout a test may take to tear its fixtures down."""
-STATUS_S = 5.0
-"""How long a rank that is gone may take to be reaped."""
 LATE_S = 0.5
 """At the test's timeout, a rank that others wait for by this much is named."""
 READY_S = 300.0

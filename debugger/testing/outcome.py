@@ -16,7 +16,7 @@ from ..record.safe_text.sanitize import clean
 from ..record.wording import comparable, ranges, site_text
 from .channel import Message
 from .pytest_private import chain_of, failure, native, report_of, subtest_of
-from .running import Rank, RankTest
+from .running import RankRun, RankTest
 
 MOST_OUTPUT_BYTES = 256 << 10
 MOST_LINE = 20_000
@@ -26,7 +26,7 @@ _Report = tuple[int, Message, Message]
 
 
 @dataclass(slots=True)
-class Outcome:
+class Merged:
     """The outcome of one phase, of all ranks together: as the fields of pytest's report."""
 
     outcome: str = "passed"
@@ -63,7 +63,7 @@ class Merger:
         self._told = False
         self._dead: set[int] = set()
 
-    def of(self, when: str) -> Outcome:
+    def of(self, when: str) -> Merged:
         """The outcome of this phase."""
         test = self._test
         reports = {one.number: one.reports[when] for one in test.ranks if when in one.reports}
@@ -86,10 +86,10 @@ class Merger:
             if causes == strict and not dead and not test.reason:
                 self._told = True
                 first = reports[min(xfailed - folded or xfailed)][0]
-                return Outcome("skipped", str(_harmless(_message(first))), str(first["wasxfail"]))
+                return Merged("skipped", str(_harmless(_message(first))), str(first["wasxfail"]))
         if broken or dead or errors or causes or subtests:
             failures = [*subtests, *((rank, *reports[rank]) for rank in causes)]
-            made = Outcome("failed", self._failure(failures, causes, folded, dead, errors, when))
+            made = Merged("failed", self._failure(failures, causes, folded, dead, errors, when))
             self._told = True
             self._dead |= {one.number for one in dead}
             for one in errors:
@@ -114,7 +114,7 @@ class Merger:
             rank.subtests = []
         return found
 
-    def _undisputed(self, reports: dict[int, tuple[Message, Message]], folded: set[int]) -> Outcome:
+    def _undisputed(self, reports: dict[int, tuple[Message, Message]], folded: set[int]) -> Merged:
         """Returns the outcome of a phase in which no rank failed."""
         skipped = {rank for rank, (data, _) in reports.items() if data["outcome"] == "skipped"}
         others = set(reports) - skipped
@@ -126,14 +126,14 @@ class Merger:
                 f"{ranges(skipped)} skipped the test ({words}), {ranges(others)} did not: "
                 "skip it in all ranks or in none"
             )
-            return Outcome("failed", failure([(native(text), None, None)], path, line, text))
+            return Merged("failed", failure([(native(text), None, None)], path, line, text))
         if skipped:
             found = _harmless(reports[min(skipped)][0]["longrepr"])
-            return Outcome("skipped", tuple(found) if isinstance(found, list) else found)
+            return Merged("skipped", tuple(found) if isinstance(found, list) else found)
         for data, _ in reports.values():
             if "wasxfail" in data:
-                return Outcome("passed", None, str(data["wasxfail"]))
-        return Outcome()
+                return Merged("passed", None, str(data["wasxfail"]))
+        return Merged()
 
     def _consequences(
         self, reports: dict[int, tuple[Message, Message]], stopped: set[int], dead: bool
@@ -171,8 +171,8 @@ class Merger:
         failures: Sequence[_Report],
         causes: set[int],
         folded: set[int],
-        dead: Sequence[Rank],
-        errors: Sequence[Rank],
+        dead: Sequence[RankRun],
+        errors: Sequence[RankRun],
         when: str,
     ) -> Any:
         test, finding = self._test, self._finding
@@ -225,7 +225,7 @@ class Merger:
         return parts
 
     def _folded(
-        self, folded: set[int], causes: set[int], dead: Sequence[Rank], when: str
+        self, folded: set[int], causes: set[int], dead: Sequence[RankRun], when: str
     ) -> list[str]:
         """Returns which ranks were ended because of that, and where."""
         finding = self._finding
@@ -288,7 +288,7 @@ def properties(test: RankTest) -> list[tuple[str, object]]:
 
 
 def _alike(rows: Iterable[tuple[str, int]]) -> list[tuple[str, list[int]]]:
-    """Ranks by text."""
+    """Returns the ranks by text."""
     found: dict[str, list[int]] = {}
     for text, number in rows:
         found.setdefault(text, []).append(number)

@@ -13,13 +13,13 @@ from ..record.limits import MOST_S
 
 if TYPE_CHECKING:
     from .run_fixture import RunScript
-    from .session import Session
+    from .session import PluginSession
     from .world import DistRank
 
 RANK = "distdebug-rank"
 """The plugin that makes a pytest process a rank: `rank_plugin.NAME`."""
 MARK = "distributed"
-SESSION = pytest.StashKey["Session"]()
+SESSION = pytest.StashKey["PluginSession"]()
 TIMES = ("timeout", "hang_timeout")
 _REQUIREMENTS = ("requires_gpus", "requires_mpi")
 
@@ -194,10 +194,10 @@ def distdebug_run(
     return RunScript(tmp_path_factory.mktemp("distdebug_run"), request.path.parent)
 
 
-def session_of(config: pytest.Config) -> Session:
+def session_of(config: pytest.Config) -> PluginSession:
     """The distributed side of this pytest session, made when it is first asked for."""
     if SESSION not in config.stash:
-        from .session import Session
+        from .session import PluginSession
 
-        config.stash[SESSION] = Session(config)
+        config.stash[SESSION] = PluginSession(config)
     return config.stash[SESSION]

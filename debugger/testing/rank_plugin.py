@@ -15,9 +15,9 @@ import pytest
 
 from ..errors.in_ranks import FindingRaised
 from ..rank.install import install
-from .channel import Channel
+from .channel import MessageChannel
 from .pytest_private import subtest_of
-from .world import DistRank, World
+from .world import DistRank, RankWorld
 
 NAME = "distdebug-rank"
 """Under which the plugin is registered; who asks whether this process is a rank asks for it."""
@@ -30,7 +30,9 @@ class Abandoned(pytest.skip.Exception):  # type: ignore[name-defined,misc]
 class RankPlugin:
     """The plugin of one rank, for one test."""
 
-    def __init__(self, channel: Channel, world: World, nodeid: str, *, post_mortem: bool) -> None:
+    def __init__(
+        self, channel: MessageChannel, world: RankWorld, nodeid: str, *, post_mortem: bool
+    ) -> None:
         self._channel = channel
         self._nodeid = nodeid
         self._post_mortem = post_mortem

@@ -21,17 +21,17 @@ from ..rank.install import RUN_DIRECTORY, install
 from ..rank.log import own_streams
 from ..rank.record import call_site
 from . import coverage_in_ranks
-from .channel import Channel
+from .channel import MessageChannel
 from .pytest_private import rank_config
 from .rank_plugin import NAME, RankPlugin
-from .world import World
+from .world import RankWorld
 
 _BELOW_THE_TEST = frozenset({"_pytest", "pluggy", "pytest"})
 """Packages whose lines are nobody's whereabouts."""
 
 
 def main(
-    rank: int, size: int, channel: Channel, request: dict[str, Any], listener: socket.socket
+    rank: int, size: int, channel: MessageChannel, request: dict[str, Any], listener: socket.socket
 ) -> None:
     """Be this rank; never returns. `request` is what `server.start` was given."""
     code = 0
@@ -90,13 +90,13 @@ def _surroundings(rank: int, size: int, request: dict[str, Any], port: int) -> N
 
 
 def _run(
-    rank: int, size: int, channel: Channel, request: dict[str, Any], listener: socket.socket
+    rank: int, size: int, channel: MessageChannel, request: dict[str, Any], listener: socket.socket
 ) -> None:
     measured = coverage_in_ranks.begin(request["coverage"])
     try:
         plugin = RankPlugin(
             channel,
-            World(rank, size, request["backend"], listener),
+            RankWorld(rank, size, request["backend"], listener),
             request["nodeid"],
             post_mortem=request["post_mortem"],
         )

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from ..record.kinds import Family
 from ..record.requests.breakpoints import any_stop
-from .channel import Channel, Message
-from .judge import Judge, make_directory
-from .limits import FAILED_GRACE_S, RAISE_GRACE_S, STATUS_S, TEARDOWN_S
+from ..supervisor.limits import GONE_WITHIN_S
+from .channel import Message, MessageChannel
+from .judge import BodyJudge, make_directory
+from .limits import FAILED_GRACE_S, RAISE_GRACE_S, TEARDOWN_S
 from .marks import Wanted
 from .server import ForkServer, ServerError
 
@@ -24,12 +25,12 @@ REACHED = {"call": CALL, "teardown": TEARDOWN}
 
 
 @dataclass(slots=True)
-class Rank:
+class RankRun:
     """A rank of the test, as pytest sees it. `reports` are pytest's, by phase, each with what the
     rank says about its error."""
 
     number: int
-    channel: Channel
+    channel: MessageChannel
     pid: int = 0
     at: int = START
     done: bool = False
@@ -58,14 +59,14 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PytestSurroundings:
     """The parts of the pytest process that a test needs. `request` is the same for all ranks,
     without what is the test's own; `at_prompt` shows the prompt of the rank that stands at a
     breakpoint, in the run directory it is given; `warn` takes the warnings of ranks."""
 
     server: ForkServer
     request: Message
-    at_prompt: Callable[[Path, Sequence[Rank]], None]
+    at_prompt: Callable[[Path, Sequence[RankRun]], None]
     warn: Callable[[Message], None]
     follow: Callable[[Path], Callable[[], None]] | None
     """Shows what the ranks print, as they do, until what it returns is called."""
@@ -74,7 +75,9 @@ class Surroundings:
 class RankTest:
     """A test of ranks. The methods `setup`, `call` and `teardown` are pytest's phases."""
 
-    def __init__(self, nodeid: str, wanted: Wanted, place: Path, around: Surroundings) -> None:
+    def __init__(
+        self, nodeid: str, wanted: Wanted, place: Path, around: PytestSurroundings
+    ) -> None:
         self.nodeid = nodeid
         self.wanted = wanted
         self.place = place
@@ -84,8 +87,8 @@ class RankTest:
         self.exit_reason: str | None = None
         self.abandoned = False
         """The session ends: nothing of the test is waited for any more."""
-        self.ranks: list[Rank] = []
-        self.judge: Judge | None = None
+        self.ranks: list[RankRun] = []
+        self.judge: BodyJudge | None = None
         self._around = around
         self._deadline_s = 0.0
         self._ends_by_s: float | None = None
@@ -163,7 +166,7 @@ class RankTest:
         request |= {"nodeid": self.nodeid, "temporary": str(self.place)}
         if self.wanted.level is not None:
             request["level"] = self.wanted.level
-        self.ranks = [Rank(at, Channel(ours)) for at, (ours, _) in enumerate(pairs)]
+        self.ranks = [RankRun(at, MessageChannel(ours)) for at, (ours, _) in enumerate(pairs)]
         try:
             pids = server.start(request, [theirs for _, theirs in pairs])
         finally:
@@ -172,7 +175,7 @@ class RankTest:
         for rank, pid in zip(self.ranks, pids, strict=True):
             rank.pid = pid
         self._deadline_s = time.monotonic() + self.wanted.timeout_s
-        self.judge = Judge(directory, server.exits, self.wanted, request["level"])
+        self.judge = BodyJudge(directory, server.exits, self.wanted, request["level"])
         self.judge.write_run(self.nodeid)
         if self._around.follow is not None:
             self._shown = self._around.follow(directory.logs)
@@ -204,7 +207,7 @@ class RankTest:
             if any(rank.at < target for rank in self.ranks):
                 self._look(self.judge, target)
 
-    def _look(self, judge: Judge, target: int) -> None:
+    def _look(self, judge: BodyJudge, target: int) -> None:
         self._pause(judge)
         now_s = time.monotonic()
         if self._ends_by_s is not None:
@@ -229,7 +232,7 @@ class RankTest:
         elif now_s >= self._deadline_s:
             self._give_up(f"the test did not end within {self.wanted.timeout_s:g} s")
 
-    def _nobody_gets_on(self, judge: Judge, target: int) -> bool:
+    def _nobody_gets_on(self, judge: BodyJudge, target: int) -> bool:
         now_s = time.monotonic()
         if self._failed_s is None:
             self._failed_s = now_s
@@ -250,7 +253,7 @@ class RankTest:
             judge.raise_in_ranks("timeout", reason)
         self._ends_by_s = time.monotonic() + RAISE_GRACE_S
 
-    def _pause(self, judge: Judge) -> None:
+    def _pause(self, judge: BodyJudge) -> None:
         """Shows the prompt here if a rank stands at a breakpoint."""
         if not any_stop(self._directory.path):
             return
@@ -287,14 +290,14 @@ class RankTest:
         if not server.alive and not self._over:
             self.reason, self._over = "the fork server of the ranks has died", True
 
-    def _hear(self, rank: Rank) -> None:
+    def _hear(self, rank: RankRun) -> None:
         for message in rank.channel.receive():
             self._take(rank, message)
         if rank.channel.ended and rank.at < END:
             rank.at = END
             self._await_status(rank)
 
-    def _take(self, rank: Rank, message: Message) -> None:
+    def _take(self, rank: RankRun, message: Message) -> None:
         match message:
             case {"report": dict(data), "about": dict(about)}:
                 rank.reports[str(data["when"])] = (data, about)
@@ -315,16 +318,16 @@ class RankTest:
             case _:
                 pass
 
-    def _await_status(self, rank: Rank) -> None:
+    def _await_status(self, rank: RankRun) -> None:
         """Waits for the status of a rank that died, which is known a moment later."""
         server = self._around.server
-        until_s = time.monotonic() + STATUS_S
+        until_s = time.monotonic() + GONE_WITHIN_S
         while (left_s := until_s - time.monotonic()) > 0 and server.alive:
             if server.exits.find(rank.pid) is not None:
                 return
             server.await_news(left_s)
 
-    def ending(self, rank: Rank) -> str:
+    def ending(self, rank: RankRun) -> str:
         """Tells how a rank that died has ended: `exit code 3`, `SIGKILL`."""
         status = self._around.server.exits.find(rank.pid)
         return str(status) if status is not None else "no trace"

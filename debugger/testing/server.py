@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ..hook.loading import command
 from ..record.exits import ExitLog
-from .channel import Channel, Message
+from .channel import Message, MessageChannel
 from .limits import END_S, READY_S, START_S
 
 
@@ -33,7 +33,7 @@ class ForkServer:
         self._preload = list(preload)
         self._blocked = list(blocked)
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
+        self._channel: MessageChannel | None = None
         self._load_plugins = True
         self.exits = ExitLog()
         """The ends of the ranks of the last test."""
@@ -84,7 +84,7 @@ class ForkServer:
                 env=environment,
                 start_new_session=True,
             )
-        self._channel = Channel(ours)
+        self._channel = MessageChannel(ours)
         self._channel.send(
             {
                 "sys_path": sys.path,

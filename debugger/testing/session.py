@@ -17,10 +17,10 @@ from .at_prompt import Prompt
 from .channel import Message
 from .limits import TIMEOUT_S
 from .marks import Wanted, wanted
-from .outcome import Merger, Outcome, properties, sections
+from .outcome import Merged, Merger, properties, sections
 from .plugin import seconds
 from .pytest_private import NEUTRAL, nodeid_of, temporary
-from .running import RankTest, Surroundings
+from .running import PytestSurroundings, RankTest
 from .server import ForkServer, dump
 
 _TEST = pytest.StashKey["_Distributed"]()
@@ -30,8 +30,8 @@ class RanksStopped(Exception):
     """A phase did not pass in all ranks; the report says more."""
 
 
-def distribute(item: pytest.Item, session: Callable[[], Session]) -> None:
-    """From now on the item's phases are those of its ranks: they make the fixtures, not we."""
+def distribute(item: pytest.Item, session: Callable[[], PluginSession]) -> None:
+    """Makes the item's phases those of its ranks: they make the fixtures, not we."""
     distributed = _Distributed(item, session)
     item.stash[_TEST] = distributed
     item.setup = distributed.setup  # type: ignore[method-assign]
@@ -42,12 +42,12 @@ def distribute(item: pytest.Item, session: Callable[[], Session]) -> None:
 class _Distributed:
     """A distributed item, however often it is run."""
 
-    def __init__(self, item: pytest.Item, session: Callable[[], Session]) -> None:
+    def __init__(self, item: pytest.Item, session: Callable[[], PluginSession]) -> None:
         self._item = item
         self._session = session
         self._merger: Merger | None = None
         self.test: RankTest | None = None
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, Merged] = {}
 
     def setup(self) -> None:
         item, session = self._item, self._session()
@@ -93,7 +93,7 @@ class _Distributed:
             raise RanksStopped(when)
 
 
-class Session:
+class PluginSession:
     """The session of a pytest process, made by its first distributed test."""
 
     def __init__(self, config: pytest.Config) -> None:
@@ -121,7 +121,7 @@ class Session:
         """A test that can be started."""
         name = "".join(c if c.isalnum() or c in "-_." else "_" for c in item.name)[:40]
         place = self._factory.mktemp(name)
-        around = Surroundings(
+        around = PytestSurroundings(
             self.server,
             self._request(item),
             self._prompt.show,
@@ -197,7 +197,7 @@ class Session:
         call.excinfo = None
 
     @staticmethod
-    def _set(report: pytest.TestReport, found: Outcome) -> None:
+    def _set(report: pytest.TestReport, found: Merged) -> None:
         report.outcome = found.outcome  # type: ignore[assignment]
         report.longrepr = found.longrepr
         if found.wasxfail is not None:

@@ -25,7 +25,7 @@ class DistRank:
     device: Any
 
 
-class World:
+class RankWorld:
     """Begins and ends the group; knows the rank's place in it."""
 
     def __init__(self, rank: int, size: int, backend: str, listener: socket.socket) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from ..base.buffers import copy_bytes
 from ..base.reduction import SERIAL_ELEMENTS, Reduction
 from ..transports.base import Receive, Send, Transport
-from ..transports.shared_board import BLOCK_BYTES, PAGE_BYTES, Board
+from ..transports.shared_board import BLOCK_BYTES, PAGE_BYTES, SharedBoard
 from . import direct
 from .pieces import NO_RECEIVES, NO_SENDS, edges
 
@@ -178,7 +178,7 @@ def meet(net: Transport) -> None:
         net.exchange([Send(peer, _TOKEN) for peer in others], NO_RECEIVES)
 
 
-def _board(net: Transport) -> Board:
+def _board(net: Transport) -> SharedBoard:
     assert net.board is not None, "the ranks of this group do not see the same memory"
     return net.board
 

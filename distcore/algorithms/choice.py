@@ -135,7 +135,7 @@ TABLE: tuple[Row, ...] = (
 
 
 @dataclass(frozen=True)
-class Choice:
+class Chooser:
     """The table, and what the user wishes instead, by op."""
 
     wishes: Mapping[str, str] = field(default_factory=dict)
@@ -175,11 +175,11 @@ class Choice:
         )
 
 
-DEFAULT = Choice()
+DEFAULT = Chooser()
 """The table as it is."""
 
 
-def choice_from(setting: str) -> Choice:
+def choice_from(setting: str) -> Chooser:
     """Parses `DISTCORE_ALGORITHM`: "op:algorithm" or "algorithm" (for every op that has it),
     separated by commas; an entry for an op goes before one for all. All ranks must be given the
     same. Raises ValueError for names that are not known, with those that are."""
@@ -208,4 +208,4 @@ def choice_from(setting: str) -> Choice:
             )
         else:
             particular[op] = algorithm
-    return Choice({**general, **particular})
+    return Chooser({**general, **particular})

@@ -1,7 +1,7 @@
 """The collectives on tensors: what every backend calls. Each picks its algorithm and runs it.
 
 All tensors are contiguous, on the CPU, and checked by the caller. Results are written in place.
-All ranks of the group make the same calls in the same order, with the same `Choice`. Peers and
+All ranks of the group make the same calls in the same order, with the same `Chooser`. Peers and
 roots are ranks of the group. A group of one, and tensors without elements, exchange nothing. Raises
 what `Transport.exchange` raises; the results are undefined then.
 """
@@ -17,11 +17,11 @@ from ..base.buffers import bytes_of, copy_bytes
 from ..base.reduction import Reduction
 from ..transports.base import Transport
 from . import bruck
-from .choice import ALGORITHMS, DEFAULT, Choice
+from .choice import ALGORITHMS, DEFAULT, Chooser
 
 
 def all_reduce(
-    net: Transport, tensor: Tensor, reduction: Reduction, choice: Choice = DEFAULT
+    net: Transport, tensor: Tensor, reduction: Reduction, choice: Chooser = DEFAULT
 ) -> None:
     """`tensor` becomes the reduction of all ranks' tensors, with the same bits on all of them."""
     if reduction.factor is not None:
@@ -33,7 +33,7 @@ def all_reduce(
 
 
 def reduce(
-    net: Transport, tensor: Tensor, root: int, reduction: Reduction, choice: Choice = DEFAULT
+    net: Transport, tensor: Tensor, root: int, reduction: Reduction, choice: Chooser = DEFAULT
 ) -> None:
     """On the root `tensor` becomes the reduction of all ranks' tensors; others keep theirs.
 
@@ -46,7 +46,7 @@ def reduce(
         _chosen(net, "reduce", len(data), choice)(net, data, root, reduction)
 
 
-def broadcast(net: Transport, tensor: Tensor, root: int, choice: Choice = DEFAULT) -> None:
+def broadcast(net: Transport, tensor: Tensor, root: int, choice: Chooser = DEFAULT) -> None:
     """`tensor` becomes what it is on the root."""
     data = bytes_of(tensor)
     size = net.size
@@ -55,7 +55,7 @@ def broadcast(net: Transport, tensor: Tensor, root: int, choice: Choice = DEFAUL
 
 
 def all_gather(
-    net: Transport, outputs: Sequence[Tensor], tensor: Tensor, choice: Choice = DEFAULT
+    net: Transport, outputs: Sequence[Tensor], tensor: Tensor, choice: Chooser = DEFAULT
 ) -> None:
     """`outputs[r]` becomes the tensor of rank r.
 
@@ -74,7 +74,7 @@ def gather(
     outputs: Sequence[Tensor] | None,
     tensor: Tensor,
     root: int,
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """On the root `outputs[r]` becomes the tensor of rank r; others give None. All of one size."""
     own = bytes_of(tensor)
@@ -93,7 +93,7 @@ def scatter(
     output: Tensor,
     inputs: Sequence[Tensor] | None,
     root: int,
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """`output` becomes `inputs[rank]` of the root; others give None. All of one size."""
     own = bytes_of(output)
@@ -112,7 +112,7 @@ def reduce_scatter(
     output: Tensor,
     inputs: Sequence[Tensor],
     reduction: Reduction,
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """`output` becomes the reduction of all ranks' `inputs[rank]`. The inputs do not change.
 
@@ -134,7 +134,7 @@ def all_to_all(
     net: Transport,
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor],
-    choice: Choice = DEFAULT,
+    choice: Chooser = DEFAULT,
 ) -> None:
     """`outputs[r]` becomes what `inputs[rank]` is on rank r. Any sizes that agree pair by pair.
 
@@ -153,7 +153,7 @@ def barrier(net: Transport) -> None:
     bruck.barrier(net)
 
 
-def _chosen(net: Transport, op: str, size_bytes: int, choice: Choice) -> Any:
+def _chosen(net: Transport, op: str, size_bytes: int, choice: Chooser) -> Any:
     return ALGORITHMS[op][choice.of(op, size_bytes, net.size, net.board is not None)]
 
 

@@ -11,7 +11,8 @@ def by_device(text: str) -> dict[str, str]:
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:
-    """The same with other names for those in `names`, whose keys are in lower case."""
+    """Returns the backend's names with other ones for those in `names`, whose keys are in lower
+    case."""
     return ",".join(
         f"{device}:{names.get(name.lower(), name)}" if device else names.get(name.lower(), name)
         for device, name in _pairs(text)

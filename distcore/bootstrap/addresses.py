@@ -119,8 +119,8 @@ def _ipv4_of(interface: str) -> str | None:
 
 
 def _ipv6_of(interface: str) -> str | None:
-    """The same for IPv6. A link-local address means nothing without the peer's own interface name,
-    so none is taken."""
+    """Returns an interface's IPv6 address. A link-local address means nothing without the peer's
+    own interface name, so none is taken."""
     try:
         with open("/proc/net/if_inet6", encoding="ascii", errors="replace") as file:
             rows = [line.split() for line in file]

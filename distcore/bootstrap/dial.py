@@ -4,7 +4,7 @@ A rank of the same host is called over its UNIX socket, which is faster than TCP
 descriptors. Where that cannot be (no such socket, another user's process behind it), over TCP.
 
 Everything here waits in slices and calls `check` between them, which raises when the caller is to
-stop waiting. The errors are those of sockets (`OSError`), `HandshakeRefused` and `Late`;
+stop waiting. The errors are those of sockets (`OSError`), `HandshakeRefused` and `DialTimeout`;
 `rendezvous` gives them their meaning.
 """
 
@@ -45,7 +45,7 @@ class Endpoint:
         )
 
 
-class Late(Exception):
+class DialTimeout(Exception):
     """The deadline has passed. (Not a TimeoutError: TCP has one of its own.)"""
 
 
@@ -181,12 +181,12 @@ def _wait(
         if poller.poll(max(0.0, min(left, CHECK_EVERY_S)) * 1000):
             return
         if left <= 0:
-            raise Late("the deadline has passed")
+            raise DialTimeout("the deadline has passed")
 
 
 def _pause(duration_s: float, deadline: float, check: Callable[[], None]) -> None:
     check()
     left = deadline - time.monotonic()
     if left <= 0:
-        raise Late("the deadline has passed")
+        raise DialTimeout("the deadline has passed")
     time.sleep(min(duration_s, left))

@@ -60,7 +60,8 @@ def job_key() -> bytes:
 
 
 def fingerprint(key: bytes) -> str:
-    """By which ranks see whether they have one key; it gives nothing of it away. Empty for none."""
+    """Returns a text by which ranks see whether they have one key; it gives nothing of it away.
+    Empty for none."""
     return hashlib.sha256(b"distcore key\0" + key).hexdigest()[:32] if key else ""
 
 

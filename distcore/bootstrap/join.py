@@ -36,8 +36,8 @@ from ..limits import FIRST_STORE_PAUSE_S, LOOK_AGAIN_S
 from . import handshake, job_key
 from .dial import Endpoint
 from .store_values import (
-    Member,
     Proposal,
+    StoreMember,
     pack_endpoint,
     pack_endpoints,
     unpack_endpoint,
@@ -55,7 +55,7 @@ class Round:
 
     group: bytes
     secret: bytes
-    members: tuple[Member, ...]
+    members: tuple[StoreMember, ...]
 
 
 Listen = Callable[[Round], Endpoint | None]
@@ -63,7 +63,7 @@ Listen = Callable[[Round], Endpoint | None]
 
 
 def ranks_digest(ranks: Sequence[int]) -> str:
-    """Returns the digest that `Member.ranks` holds."""
+    """Returns the digest that `StoreMember.ranks` holds."""
     return hashlib.sha256(repr([int(rank) for rank in ranks]).encode()).hexdigest()[:32]
 
 
@@ -77,7 +77,7 @@ class Joining:
         rank: int,
         ranks: Sequence[int],
         timeout_s: float,
-        member: Member,
+        member: StoreMember,
         listen: Listen,
         key: bytes = b"",
     ) -> None:
@@ -184,10 +184,12 @@ class Joining:
                 [value] = self._get([complete_key])
                 return agreed, unpack_endpoints(complete_key, value, self._size)
 
-    def _members(self, keys: Sequence[str], packed: Sequence[bytes | None]) -> tuple[Member, ...]:
+    def _members(
+        self, keys: Sequence[str], packed: Sequence[bytes | None]
+    ) -> tuple[StoreMember, ...]:
         """On rank 0: who is here (None: not yet). Tells all when they do not agree."""
         found = {
-            rank: Member.unpack(key, value)
+            rank: StoreMember.unpack(key, value)
             for rank, (key, value) in enumerate(zip(keys, packed, strict=True))
             if value is not None
         }
@@ -198,7 +200,7 @@ class Joining:
                 self._refuse(conflict, rank)
         return tuple(found.values())
 
-    def _propose(self, proposal: Proposal, members: Sequence[Member]) -> tuple[str, str]:
+    def _propose(self, proposal: Proposal, members: Sequence[StoreMember]) -> tuple[str, str]:
         """Writes the proposal and points these ranks to it. Returns its id and its key."""
         identity = secrets.token_hex(16)
         key = self._key("proposal", identity)
@@ -277,7 +279,7 @@ class Joining:
         mine = self._member.pack()
         [found] = self._peek([key], [None])
         if found is not None and found != mine.encode():
-            other = Member.unpack(key, found)
+            other = StoreMember.unpack(key, found)
             raise RendezvousError(
                 f"{self._who()}: {self._named([self._rank])} is claimed by two processes, "
                 f"{self._member} and {other}: each rank needs a number of its own"

@@ -68,7 +68,7 @@ class _Pending:
     lane: int = -1
 
 
-class Listener:
+class RankListener:
     """The sockets, the thread and the registrations. Made by `acquire`; see the module."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ class Listener:
             return place, self._ports[place]
 
     def register(self, registration: Registration) -> None:
-        """From now on calls for this group and rank are answered."""
+        """Answers calls for this group and rank."""
         with self._lock:
             self._registrations[registration.group, registration.rank] = registration
 
@@ -351,17 +351,18 @@ class Listener:
         pending.connection.close()
 
 
-class _Process:
+class _ListeningProcess:
     """The process's listener and who uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.listener: Listener | None = None
+        self.listener: RankListener | None = None
         self.users = 0
         self.watches_forks = False
 
     def after_fork(self) -> None:
-        """In the child: the thread does not exist here, and the lock may be held by nobody."""
+        """Forgets thread and lock in a forked child: the thread does not exist here, and the lock
+        may be held for ever."""
         self.lock = threading.Lock()
         self.users = 0
         listener, self.listener = self.listener, None
@@ -369,22 +370,22 @@ class _Process:
             listener.forget()
 
 
-_process = _Process()
+_process = _ListeningProcess()
 
 
-def acquire() -> Listener:
+def acquire() -> RankListener:
     """This process's listener, opened if need be; each caller gives it back with `release`."""
     with _process.lock:
         if not _process.watches_forks:
             os.register_at_fork(after_in_child=_process.after_fork)
             _process.watches_forks = True
         if _process.listener is None:
-            _process.listener = Listener()
+            _process.listener = RankListener()
         _process.users += 1
         return _process.listener
 
 
-def release(listener: Listener) -> None:
+def release(listener: RankListener) -> None:
     """Gives the listener back; the last one closes it."""
     with _process.lock:
         if listener is not _process.listener:

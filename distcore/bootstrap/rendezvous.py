@@ -14,10 +14,10 @@ from ..errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, Rendezvou
 from ..limits import FIRST_PROBE_S, LONGEST_PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from . import handshake, listener, sockets
 from .addresses import Host, candidate_address, listening_address, this_host
-from .dial import Endpoint, Late, TurnedAway, dial
+from .dial import DialTimeout, Endpoint, TurnedAway, dial
 from .job_key import KEY_FILE_VARIABLE, fingerprint, job_key
 from .join import Joining, Round
-from .store_values import TRANSPORTS, Member, shown_host_name
+from .store_values import TRANSPORTS, StoreMember, shown_host_name
 
 LANES = 16
 """Connections that a pair of ranks may have."""
@@ -77,7 +77,7 @@ class Rendezvous:
         self._asked: set[tuple[int, int]] = set()
         self._called: Callable[[int, socket.socket], bool] | None = None
         self._abort_reason: str | None = None
-        self._listener: listener.Listener | None = None
+        self._listener: listener.RankListener | None = None
         self._registration: listener.Registration | None = None
         self._cannot_listen: Exception | None = None
         self._round: Round | None = None
@@ -171,7 +171,7 @@ class Rendezvous:
 
     def _join(self, store: KeyValueStore, timeout_s: float, host: Host) -> None:
         key = job_key()
-        me = Member(
+        me = StoreMember(
             nonce="",
             ranks="",
             host=host,
@@ -296,14 +296,14 @@ class Rendezvous:
             self._call(peer, handshake.PROBE_LANE, soon).close()
         except (ConnectionRefusedError, TurnedAway, handshake.HandshakeRefused) as error:
             return self._failure(peer, error)
-        except (OSError, Late):
+        except (OSError, DialTimeout):
             pass
         return None
 
     def _dial(self, peer: int, lane: int, deadline: float) -> socket.socket:
         try:
             return self._call(peer, lane, deadline)
-        except (OSError, Late, handshake.HandshakeRefused) as error:
+        except (OSError, DialTimeout, handshake.HandshakeRefused) as error:
             raise self._failure(peer, error) from error
 
     def _call(self, peer: int, lane: int, deadline: float) -> socket.socket:
@@ -329,7 +329,7 @@ class Rendezvous:
         endpoint, culprit = self._endpoints[peer], self._ranks[peer]
         what = f"group {self.name!a}: rank {culprit} ({self._round.members[peer]})"
         match error:
-            case Late():
+            case DialTimeout():
                 return DeadlineExceeded(
                     f"{what} did not answer at {endpoint} before the call's deadline"
                 )

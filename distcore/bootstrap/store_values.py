@@ -48,7 +48,7 @@ _ALGORITHMS = re.compile(r"[a-z_:,]{0,256}")
 
 
 @dataclass(frozen=True)
-class Member:
+class StoreMember:
     """A rank of one attempt: `nonce` is its own, `ranks` a digest of the ranks it expects."""
 
     nonce: str
@@ -79,7 +79,7 @@ class Member:
         )
 
     @staticmethod
-    def unpack(key: str, packed: bytes) -> Member:
+    def unpack(key: str, packed: bytes) -> StoreMember:
         fields = _Fields(key, packed, 1)
         version = fields.number("version", 2**31)
         if version != PROTOCOL:
@@ -88,7 +88,7 @@ class Member:
                 f"all ranks need the same version of distcore"
             )
         fields.are(_MEMBER_FIELDS)
-        return Member(
+        return StoreMember(
             nonce=fields.text("nonce", _HEX_32),
             ranks=fields.text("ranks", _HEX_32),
             host=Host(fields.text("boot", _BOOT), fields.number("network", 2**64)),
@@ -110,7 +110,7 @@ class Proposal:
     than rank 0 does: then `members` are just these two, and there will be no group."""
 
     secret: bytes
-    members: tuple[Member, ...]
+    members: tuple[StoreMember, ...]
     conflict: int | None = None
 
     def pack(self) -> str:
@@ -127,7 +127,8 @@ class Proposal:
         conflict = fields.number("conflict", 2**31) if fields.has("conflict") else None
         count = size if conflict is None else 2
         members = tuple(
-            Member.unpack(key, packed_member) for packed_member in fields.items("members", count)
+            StoreMember.unpack(key, packed_member)
+            for packed_member in fields.items("members", count)
         )
         return Proposal(bytes.fromhex(fields.text("secret", _HEX_64)), members, conflict)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..base.reduction import Reduction
 from .session import Body
-from .staging import Reach, Staging
+from .staging import DeviceReach, Staging
 from .work import CallWork
 
 
@@ -46,7 +46,7 @@ class Life(Protocol):
         """End the group. Calls that nobody waited for may finish first."""
 
 
-class Message(NamedTuple):
+class MessageRequest(NamedTuple):
     """A message between two ranks; it does not wait for the group's collectives."""
 
     text: str
@@ -77,14 +77,14 @@ class Engine(Protocol):
         """The backend's, in errors and profiles."""
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> DeviceReach:
         """The devices whose tensors it takes as they lie, and those whose tensors it copies."""
 
     @property
     def session(self) -> Life: ...
 
     def staging(self) -> Staging:
-        """For the tensors of one call that are not plain."""
+        """Returns a staging for the tensors of one call that are not plain."""
 
     def start(
         self, text: str, timeout_s: float, at_once: bool, body: Body, tensors: Sequence[Tensor]
@@ -109,8 +109,8 @@ class Engine(Protocol):
     def together(self, bodies: Sequence[Body]) -> Body:
         """Returns a call that does what these do; they were planned by this engine."""
 
-    def send(self, message: Message) -> CallWork: ...
-    def receive(self, message: Message) -> CallWork: ...
+    def send(self, message: MessageRequest) -> CallWork: ...
+    def receive(self, message: MessageRequest) -> CallWork: ...
 
     # Between the two, the program starts calls that belong together, and waits for none.
     def begin_batch(self) -> None: ...

@@ -29,7 +29,7 @@ class Leaver(Protocol):
         """Close this process's copies of the connections, and say nothing."""
 
 
-class Beside(Protocol):
+class SideNetwork(Protocol):
     """A network beside a group, whose calls can do without it."""
 
     @property
@@ -37,11 +37,11 @@ class Beside(Protocol):
         """The first error, which made it unusable."""
 
     def close(self) -> None:
-        """Leave."""
+        """Leaves."""
 
 
 _open: weakref.WeakSet[Leaver] = weakref.WeakSet()
-_beside: weakref.WeakSet[Beside] = weakref.WeakSet()
+_beside: weakref.WeakSet[SideNetwork] = weakref.WeakSet()
 _watching_process = 0
 
 
@@ -64,8 +64,8 @@ def forget(leaver: Leaver) -> None:
     _open.discard(leaver)
 
 
-def watch_beside(network: Beside) -> None:
-    """From now on `close_beside` closes it."""
+def watch_beside(network: SideNetwork) -> None:
+    """Registers a network that `close_beside` is to close."""
     _beside.add(network)
 
 

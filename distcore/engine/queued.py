@@ -12,9 +12,9 @@ from ..base import call_text
 from ..base.buffers import bytes_of
 from ..base.deadline import Deadline
 from ..base.reduction import Reduction
-from .base import Message
+from .base import MessageRequest
 from .session import Body, Session
-from .staging import Reach, Staging
+from .staging import DeviceReach, Staging
 from .work import CallWork, JoinedWork, PostedWork
 
 _BUCKET_BYTES = 256 * 1024
@@ -22,9 +22,9 @@ _BUCKET_BYTES = 256 * 1024
 
 
 class QueuedEngine:
-    """All of `engine.Engine` but the planners of the collectives."""
+    """An engine without the planners of the collectives: all else of `engine.Engine`."""
 
-    def __init__(self, name: str, session: Session, reach: Reach) -> None:
+    def __init__(self, name: str, session: Session, reach: DeviceReach) -> None:
         self.name = name
         self.session = session
         self.reach = reach
@@ -72,13 +72,13 @@ class QueuedEngine:
 
         return body
 
-    def send(self, message: Message) -> CallWork:
+    def send(self, message: MessageRequest) -> CallWork:
         return self._posted(self.session.mailbox().post_send, message)
 
-    def receive(self, message: Message) -> CallWork:
+    def receive(self, message: MessageRequest) -> CallWork:
         return self._posted(self.session.mailbox().post_receive, message)
 
-    def _posted(self, post: Callable[..., Any], message: Message) -> CallWork:
+    def _posted(self, post: Callable[..., Any], message: MessageRequest) -> CallWork:
         text, timeout_s, tensor, peer, tag, tensors, arrived = message
         kind = call_text.tensor(tensor.dtype, tensor.numel())
         posting = post(peer, tag, self._memory(tensor), Deadline.after(timeout_s), kind)

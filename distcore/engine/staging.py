@@ -41,7 +41,7 @@ def _plain_on_a_gpu(tensor: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Reach:
+class DeviceReach:
     """The kinds of devices whose tensors an engine takes: as they lie, and as copies."""
 
     devices: tuple[str, ...]
@@ -59,17 +59,17 @@ class Reach:
         return " or ".join(words.get(one, one) for one in (*self.devices, *self.staged))
 
 
-MAIN_MEMORY = Reach(("cpu",), ("cuda",), _plain_in_main_memory)
-EITHER = Reach(
+MAIN_MEMORY = DeviceReach(("cpu",), ("cuda",), _plain_in_main_memory)
+EITHER = DeviceReach(
     ("cpu", "cuda"),
     (),
     lambda tensor: _plain_in_main_memory(tensor) or _plain_on_a_gpu(tensor),
 )
-GPU_ONLY = Reach(("cuda",), (), _plain_on_a_gpu)
+GPU_ONLY = DeviceReach(("cuda",), (), _plain_on_a_gpu)
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Staged:
     """A tensor and its stand-in. `ready`: an event before which it must not be copied."""
 
     original: Tensor
@@ -95,9 +95,9 @@ class Staging:
 
     __slots__ = ("_copies", "_inference", "_is_plain")
 
-    def __init__(self, reach: Reach = MAIN_MEMORY) -> None:
+    def __init__(self, reach: DeviceReach = MAIN_MEMORY) -> None:
         self._is_plain = reach.is_plain
-        self._copies: list[Copy] = []
+        self._copies: list[Staged] = []
         self._inference = False
 
     def __bool__(self) -> bool:
@@ -110,7 +110,7 @@ class Staging:
         if self._is_plain(tensor):
             return tensor
         scratch, ready = self._stand_in(tensor)
-        self._copies.append(Copy(tensor, scratch, reads, writes, ready))
+        self._copies.append(Staged(tensor, scratch, reads, writes, ready))
         self._inference = self._inference or tensor.is_inference()
         return scratch
 

@@ -23,7 +23,7 @@ NO_TIMEOUT = timedelta(0)
 """What C++ passes where the caller of `wait` gave no timeout: the call's own deadline holds."""
 
 
-class Posting(Protocol):
+class PostedMessage(Protocol):
     """A message's state as the mailbox has it: see `distcore.transports.messages.mailbox`."""
 
     @property
@@ -248,7 +248,7 @@ class PostedWork(CallWork):
     def __init__(
         self,
         text: str,
-        posting: Posting,
+        posting: PostedMessage,
         tensors: Sequence[Tensor],
         arrived: Callable[[], None] | None,
     ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import torch_private
 from ..base.call_text import dtype_name
-from ..engine.staging import MAIN_MEMORY, Reach
+from ..engine.staging import MAIN_MEMORY, DeviceReach
 
 
 class InvalidArgument(ValueError, RuntimeError):
@@ -22,7 +22,7 @@ class InvalidArgument(ValueError, RuntimeError):
 
 
 class InvalidType(TypeError, RuntimeError):
-    """The same for an argument of the wrong type."""
+    """An argument of the wrong type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class Caller:
     call: str
     ranks: tuple[int, ...]
     rank: int
-    reach: Reach = MAIN_MEMORY
+    reach: DeviceReach = MAIN_MEMORY
 
     def wrong(self, argument: str, expected: object, given: object, words: str = "") -> NoReturn:
         """InvalidArgument; `words` are torch's own for it, which programs look for."""
         raise InvalidArgument(self._sentence(argument, expected, given, words))
 
     def wrong_type(self, argument: str, expected: object, given: object) -> NoReturn:
-        """InvalidType."""
+        """Raises InvalidType."""
         raise InvalidType(self._sentence(argument, expected, given))
 
     def _sentence(self, argument: str, expected: object, given: object, words: str = "") -> str:

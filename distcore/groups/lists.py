@@ -83,7 +83,7 @@ def all_reduce(
 def broadcast(
     caller: Caller, tensors: Sequence[Tensor], root: int, which: int, engine: Engine
 ) -> tuple[str, Body]:
-    """The same for `tensors[which]` of group rank `root`."""
+    """Broadcasts `tensors[which]` of group rank `root` over several devices."""
     chosen = tensors[which]
     room = torch.empty(chosen.shape, dtype=chosen.dtype, device="cpu")
     send = engine.broadcast(room, root)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..base import call_text
-from ..engine.base import Message
+from ..engine.base import MessageRequest
 from ..engine.work import CallWork
 from . import argument_checks
 from .issuing import Issuing
@@ -34,7 +34,7 @@ class PointToPoint(Issuing):
         tag = argument_checks.tag(caller, tag)
         text = call_text.message("send", self._ranks[dst], tag, data.dtype, data.numel())
         tensors = [data] if flat is data else [data, flat]
-        message = Message(text, self._timeout_s, flat, dst, tag, tensors)
+        message = MessageRequest(text, self._timeout_s, flat, dst, tag, tensors)
         return self._post("send", text, partial(self._engine.send, message))
 
     def recv(self, tensors: Any, src: Any, tag: Any = 0) -> Any:
@@ -65,7 +65,7 @@ class PointToPoint(Issuing):
         source = None if src is None else self._ranks[src]
         text = call_text.message("recv", source, tag, data.dtype, data.numel())
         tensors = [data] if flat is data else [data, flat]
-        message = Message(text, self._timeout_s, flat, src, tag, tensors, arrived)
+        message = MessageRequest(text, self._timeout_s, flat, src, tag, tensors, arrived)
         return self._post("recv_", text, partial(self._engine.receive, message))
 
     def _post(self, operator: str, text: str, start: Callable[[], CallWork]) -> CallWork:

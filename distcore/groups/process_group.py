@@ -143,7 +143,7 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
         return self
 
     def get_backend(self, device: torch.device) -> Any:
-        """The same, by its public name since torch 2.14."""
+        """Returns the backend, by the public name since torch 2.14."""
         return self._get_backend(device)
 
     @property
@@ -169,7 +169,7 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
         return torch_private.error_type("TIMEOUT" if late else "COMM_ERROR")
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For calls from now on that have no time limit of their own."""
+        """Sets the limit of calls from now on that have no time limit of their own."""
         if not isinstance(timeout, timedelta):
             raise TypeError(f"timeout: expected a timedelta, given {type(timeout).__name__}")
         if timeout <= timedelta(0):

@@ -16,12 +16,12 @@ from ..errors import RendezvousError
 from ..groups.process_group import CoreGroup, Origin
 from . import library
 from .engine import MpiEngine
-from .line import Line
+from .line import MpiLine
 from .messages import Messages
 from .notices import Notices
 from .tags import Tags
 from .torch_api import REGISTERED, SHOWN
-from .world import World, join
+from .world import MpiWorld, join
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class MpiBackend:
         messages_comm = comm.Dup()
         for one in (comm, messages_comm):
             one.Set_errhandler(world.mpi.ERRORS_RETURN)
-        line = Line(world.mpi, comm, notices)
+        line = MpiLine(world.mpi, comm, notices)
         tags = Tags(notices.store, int(world.comm.Get_attr(world.mpi.TAG_UB)))
         messages = Messages(world.mpi, messages_comm, notices, tags)
         session = Session(origin.name, origin.ranks, origin.rank, notices, line, messages)
@@ -58,7 +58,7 @@ class MpiBackend:
         return group_class(shown, engine, make_alike)
 
 
-def _communicator(world: World, origin: Origin, notices: Notices) -> Any:
+def _communicator(world: MpiWorld, origin: Origin, notices: Notices) -> Any:
     """Makes a communicator of the group's ranks alone, in the group's order."""
     if max(origin.ranks) >= world.size:
         raise RendezvousError(

@@ -24,8 +24,8 @@ from ..base.reduction import Reduction
 from ..engine.parts import Parts, whole_of
 from ..engine.queued import QueuedEngine
 from ..engine.session import Body, Session
-from ..engine.staging import Reach, Staging
-from .line import Line
+from ..engine.staging import DeviceReach, Staging
+from .line import MpiLine
 from .memory import (
     MOST_BYTES,
     counts_and_starts,
@@ -47,7 +47,7 @@ _TAG = 7
 class MpiEngine(QueuedEngine):
     """See `engine.Engine`."""
 
-    def __init__(self, mpi: Any, session: Session, line: Line, reach: Reach) -> None:
+    def __init__(self, mpi: Any, session: Session, line: MpiLine, reach: DeviceReach) -> None:
         super().__init__("mpi", session, reach)
         self._mpi = mpi
         self._comm = line.comm
@@ -74,7 +74,7 @@ class MpiEngine(QueuedEngine):
             spec = [self._address(tensor.data_ptr(), size_bytes), datatype]
             return lambda net: net.run(size_bytes, tensor, comm.Iallreduce, in_place, spec, op)
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             if reduction.factor is not None:
                 reduction.prepare(tensor, tensor)
             comm, in_place = self._comm, self._mpi.IN_PLACE
@@ -102,7 +102,7 @@ class MpiEngine(QueuedEngine):
         op, datatype = operation(self._mpi, reduction)
         is_root = root == self._rank
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             mine = reduction.prepare(tensor, tensor if is_root else None)
             for piece in self._met_for(net, mine):
                 self._reduce(net, piece, piece if is_root else None, root, op, datatype)
@@ -112,7 +112,7 @@ class MpiEngine(QueuedEngine):
         return body
 
     def _reduce(
-        self, net: Line, mine: Tensor, into: Tensor | None, root: int, op: Any, datatype: Any
+        self, net: MpiLine, mine: Tensor, into: Tensor | None, root: int, op: Any, datatype: Any
     ) -> None:
         send: Any = [self._bytes(mine), datatype]
         receive: Any = None
@@ -125,7 +125,7 @@ class MpiEngine(QueuedEngine):
         else:
             net.block(mine.nbytes, (mine, into), self._comm.Reduce, send, receive, op, root)
 
-    def _met_for(self, net: Line, tensor: Tensor) -> Iterator[Tensor]:
+    def _met_for(self, net: MpiLine, tensor: Tensor) -> Iterator[Tensor]:
         """The tensor's pieces, where there are many bytes after the ranks have met."""
         if tensor.nbytes >= _MEET_BYTES:
             net.meet()
@@ -151,7 +151,7 @@ class MpiEngine(QueuedEngine):
             issue = comm.Ireduce_scatter_block
             return lambda net: net.run(total_bytes, (whole, output), issue, send, receive, op)
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             if total_bytes > MOST_BYTES or (whole is None and total_bytes >= _MEET_BYTES):
                 self._reduce_parts(net, output, inputs, reduction, op, datatype)
             elif total_bytes:
@@ -179,7 +179,7 @@ class MpiEngine(QueuedEngine):
 
     def _reduce_parts(
         self,
-        net: Line,
+        net: MpiLine,
         output: Tensor,
         inputs: Sequence[Tensor],
         reduction: Reduction,
@@ -203,7 +203,7 @@ class MpiEngine(QueuedEngine):
             spec = [self._bytes(tensor), byte]
             return lambda net: net.run(size_bytes, tensor, comm.Ibcast, spec, root)
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             for piece in pieces(tensor):
                 net.run(piece.nbytes, tensor, comm.Ibcast, [self._bytes(piece), byte], root)
 
@@ -217,7 +217,7 @@ class MpiEngine(QueuedEngine):
         byte = self._mpi.BYTE
         settle_all(outputs, (tensor,))
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             if total_bytes > _PACKED_BYTES:
                 sends = [(peer, tensor) for peer in range(self._size)]
                 self._exchange(net, sends, list(enumerate(outputs)))
@@ -249,7 +249,7 @@ class MpiEngine(QueuedEngine):
         if size_bytes < _MEET_BYTES:
             return lambda net: net.run(size_bytes, used, comm.Iallgather, send, receive)
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             net.meet()
             net.block(size_bytes, used, comm.Allgather, send, receive)
 
@@ -259,7 +259,7 @@ class MpiEngine(QueuedEngine):
         byte, size_bytes = self._mpi.BYTE, tensor.nbytes
         settle_all(outputs or (), (tensor,))
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             if size_bytes * self._size > _PACKED_BYTES:
                 self._exchange(net, [(root, tensor)], list(enumerate(outputs or ())))
             elif size_bytes:
@@ -277,7 +277,7 @@ class MpiEngine(QueuedEngine):
         byte, size_bytes = self._mpi.BYTE, output.nbytes
         settle_all(inputs or (), (output,))
 
-        def body(net: Line) -> None:
+        def body(net: MpiLine) -> None:
             if size_bytes * self._size > _PACKED_BYTES:
                 self._exchange(net, list(enumerate(inputs or ())), [(root, output)])
             elif size_bytes:
@@ -298,7 +298,7 @@ class MpiEngine(QueuedEngine):
         settle_all(inputs, outputs)
         return lambda net: self._exchange(net, list(enumerate(inputs)), list(enumerate(outputs)))
 
-    def _all_to_all_of_wholes(self, net: Line, outputs: Parts, inputs: Parts) -> None:
+    def _all_to_all_of_wholes(self, net: MpiLine, outputs: Parts, inputs: Parts) -> None:
         source, target = inputs.whole, outputs.whole
         each = inputs.each if inputs.each == outputs.each else -1
         sent_bytes, taken_bytes = source.nbytes, target.nbytes
@@ -328,7 +328,7 @@ class MpiEngine(QueuedEngine):
 
     def _exchange(
         self,
-        net: Line,
+        net: MpiLine,
         sends: Sequence[tuple[int, Tensor]],
         receives: Sequence[tuple[int, Tensor]],
     ) -> None:
@@ -362,5 +362,5 @@ class MpiEngine(QueuedEngine):
         net.run_all(total_bytes, requests, sends, receives)
 
 
-def _nothing(net: Line) -> None:
+def _nothing(net: MpiLine) -> None:
     """The body of a call without elements."""

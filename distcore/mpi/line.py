@@ -1,7 +1,7 @@
 """The network of one group's collectives on MPI: runs its calls, and ends them when MPI would not.
 
 A call is issued as one of MPI's non-blocking ones, and tested until it is done: at once, then
-yielding the core, then with growing pauses. Meanwhile its `Watch` is asked whether it can still
+yielding the core, then with growing pauses. Meanwhile its `MpiWatch` is asked whether it can still
 end well. MPI cannot take back a collective, so a call that is given up leaves its request and its
 buffers behind (`library.abandon`), and the group is over.
 
@@ -23,7 +23,7 @@ from ..limits import CALL_PAUSE_S, CHECK_EVERY_S, FIRST_PAUSE_S, MOST_SPIN_S, SP
 from . import library
 from .blocking import BlockingThread
 from .notices import Notices, fingerprint
-from .watch import Watch
+from .watch import MpiWatch
 
 _TESTS = 50
 SPIN_S_PER_BYTE = 2e-9
@@ -36,7 +36,7 @@ _LOST = ("ERR_PROC_FAILED", "ERR_REVOKED", "ERR_PROC_ABORTED")
 _now = time.monotonic
 
 
-class Line:
+class MpiLine:
     """Stands in a `Session` for the mesh; bodies of calls get it as their network."""
 
     def __init__(self, mpi: Any, comm: Any, notices: Notices) -> None:
@@ -45,7 +45,7 @@ class Line:
         self.rank = notices.rank
         self._mpi = mpi
         self._notices = notices
-        self._watch = Watch(notices)
+        self._watch = MpiWatch(notices)
         library.group_made(notices)
         self._failed = False
         self._apart: BlockingThread | None = None

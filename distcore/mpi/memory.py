@@ -47,7 +47,7 @@ def starts(counts: Sequence[int]) -> list[int]:
 
 
 def counts_and_starts(parts: Parts) -> tuple[list[int], list[int]]:
-    """In bytes."""
+    """Returns counts and starts of the parts, in bytes."""
     item_bytes = parts.whole.element_size()
     counts = [one * item_bytes for one in parts.counts]
     return counts, starts(counts)

@@ -26,7 +26,7 @@ _BLOCK_BYTES = 1024 * 1024
 _now = time.monotonic
 
 
-class Posting:
+class MpiPosting:
     """A send or receive that was posted; see `work.Posting`."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Messages:
         self._comm = comm
         self._tags = tags
         self._error: GroupFailed | None = None
-        self._pending: set[Posting] = set()
+        self._pending: set[MpiPosting] = set()
         self._changed = threading.Condition()
         self._thread: BackgroundThread | None = None
         self._ended = False
@@ -170,13 +170,15 @@ class Messages:
         self._told: GroupFailed | None = None
         self._left: dict[int, int] = {}
 
-    def post_send(self, peer: int, tag: int, data: Any, deadline: float, text: str = "") -> Posting:
+    def post_send(
+        self, peer: int, tag: int, data: Any, deadline: float, text: str = ""
+    ) -> MpiPosting:
         """Send `data`, which must not change before it is over; `text` says what it is."""
         return self._post(self._comm.Isend, data, peer, tag, deadline, -1, text)
 
     def post_receive(
         self, peer: int | None, tag: int, data: Any, deadline: float, text: str = ""
-    ) -> Posting:
+    ) -> MpiPosting:
         """Receive the peer's next message with this tag; None: the next of anybody's."""
         return self._post(self._comm.Irecv, data, peer, tag, deadline, len(data), text)
 
@@ -189,14 +191,14 @@ class Messages:
         deadline: float,
         expected: int,
         text: str,
-    ) -> Posting:
+    ) -> MpiPosting:
         mpi = self.mpi
         whom = mpi.ANY_SOURCE if peer is None else peer
         try:
             request = issue(_counted(mpi, data), whom, self._tags.of(tag))
         except mpi.Exception as error:
             raise from_mpi(mpi, error, self.what(expected >= 0, peer, text, tag)) from error
-        posting = Posting(self, request, data, peer, deadline, expected, (text, tag))
+        posting = MpiPosting(self, request, data, peer, deadline, expected, (text, tag))
         if self._error is not None:
             posting.fail(self._error)
         elif not posting.test():
@@ -218,7 +220,7 @@ class Messages:
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def wait(self, posting: Posting, timeout_s: float | None) -> bool:
+    def wait(self, posting: MpiPosting, timeout_s: float | None) -> bool:
         """On the thread of whoever waits."""
         until = None if timeout_s is None else _now() + timeout_s
         pause_s = limits.FIRST_PAUSE_S
@@ -277,7 +279,7 @@ class Messages:
             return "all other ranks have left the group"
         return None
 
-    def too_late(self, posting: Posting) -> DeadlineExceeded:
+    def too_late(self, posting: MpiPosting) -> DeadlineExceeded:
         limit_s = getattr(posting.deadline, "limit_s", 0.0)
         ranks = self.notices.ranks
         me = ranks[self.notices.rank]

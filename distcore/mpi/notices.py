@@ -25,7 +25,7 @@ from .. import errors
 from ..bootstrap.addresses import this_host
 from ..bootstrap.dial import Endpoint
 from ..bootstrap.join import Joining, Round
-from ..bootstrap.store_values import Member, shown_host_name
+from ..bootstrap.store_values import StoreMember, shown_host_name
 from ..errors import Aborted, GroupFailed, PeerLost
 from ..torch_private import dist
 
@@ -68,7 +68,8 @@ class Notices:
         self._ask(lambda store: store.set(f"at/{self.rank}", f"{number} {text}"))
 
     def positions(self) -> dict[int, tuple[int, str]]:
-        """For every other group rank that waits, or has waited long: in which call."""
+        """Returns for every other group rank that waits, or has waited long, the call in which it
+        does."""
         found: dict[int, tuple[int, str]] = {}
         for peer in range(len(self.ranks)):
             said = None if peer == self.rank else self._read(f"at/{peer}")
@@ -131,7 +132,7 @@ class Notices:
         self.tell(Aborted(reason))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Closes nothing: nothing is open."""
 
     def _has_news(self) -> bool:
         return bool(self._ask(lambda store: store.check(["news"])))
@@ -156,7 +157,7 @@ class Notices:
 
 
 def _join(store: Any, name: str, ranks: Sequence[int], rank: int, timeout_s: float) -> Round:
-    me = Member(
+    me = StoreMember(
         nonce="",
         ranks="",
         host=this_host(),

@@ -12,7 +12,7 @@ from .notices import Notices
 _now = time.monotonic
 
 
-class Watch:
+class MpiWatch:
     """The watch of one group on one rank; `begin` for each call, `wait` for each wait in it."""
 
     def __init__(self, notices: Notices) -> None:
@@ -39,10 +39,10 @@ class Watch:
         """Every rank is known to be in the call: whoever is missing now has stopped in it."""
         self._all_came = True
 
-    def wait(self) -> Wait:
-        """For one wait, which begins now."""
+    def wait(self) -> MpiWait:
+        """Begins one wait, now."""
         now = _now()
-        return Wait(self, now, now + min(PLACE_S, (self._deadline - now) / 4))
+        return MpiWait(self, now, now + min(PLACE_S, (self._deadline - now) / 4))
 
     @property
     def who(self) -> str:
@@ -119,12 +119,12 @@ class Watch:
         return DeadlineExceeded(text + timed_out(self._deadline), culprit)
 
 
-class Wait:
+class MpiWait:
     """When to look, in one wait."""
 
     __slots__ = ("_looked", "_next_look", "_place_at", "_watch")
 
-    def __init__(self, watch: Watch, began: float, place_at: float) -> None:
+    def __init__(self, watch: MpiWatch, began: float, place_at: float) -> None:
         self._watch = watch
         self._looked = began
         self._next_look = began + LOOK_AGAIN_S

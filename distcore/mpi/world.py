@@ -34,7 +34,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class World:
+class MpiWorld:
     """All ranks, on a communicator that nobody else uses."""
 
     mpi: Any
@@ -50,10 +50,10 @@ class World:
 
 
 _lock = threading.Lock()
-_world: World | None = None
+_world: MpiWorld | None = None
 
 
-def join(timeout_s: float) -> World:
+def join(timeout_s: float) -> MpiWorld:
     """MPI's world. The first call starts MPI, and waits for the others' first calls.
 
     Raises RuntimeError where MPI cannot be used, RendezvousError when others do not come.
@@ -66,7 +66,7 @@ def join(timeout_s: float) -> World:
             comm, request = world.Idup()
             _finish(request, timeout_s, "a communicator of their own")
             comm.Set_errhandler(mpi.ERRORS_RETURN)
-            _world = World(mpi, comm)
+            _world = MpiWorld(mpi, comm)
         return _world
 
 
@@ -75,7 +75,7 @@ def was_launched() -> bool:
     return _world is not None or any(name in os.environ for name in _LAUNCHED)
 
 
-def check_agrees(world: World, rank: int, size: int) -> None:
+def check_agrees(world: MpiWorld, rank: int, size: int) -> None:
     """Checks that rank and size, as the program or its environment gives them (-1: not at all), are
     those of MPI. ValueError tells both."""
     said = [("rank", rank, world.rank), ("world_size", size, world.size)]
@@ -89,7 +89,7 @@ def check_agrees(world: World, rank: int, size: int) -> None:
             raise ValueError(_conflict(world, f"{variable} is {text} in the environment"))
 
 
-def _conflict(world: World, what: str) -> str:
+def _conflict(world: MpiWorld, what: str) -> str:
     if world.size == 1:
         how = "start the ranks with mpiexec -n N, or distdebug run --launcher mpi -n N"
     else:
@@ -97,7 +97,7 @@ def _conflict(world: World, what: str) -> str:
     return f"backend mpi: MPI says this is rank {world.rank} of {world.size}, but {what}: {how}"
 
 
-def make_store(world: World, timeout_s: float) -> Any:
+def make_store(world: MpiWorld, timeout_s: float) -> Any:
     """A store on rank 0, found through MPI. On loopback where all ranks are on one host. Called by
     all ranks at once; raises RendezvousError."""
     mpi, comm = world.mpi, world.comm

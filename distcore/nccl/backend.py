@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ..engine.staging import GPU_ONLY, Reach
+from ..engine.staging import GPU_ONLY, DeviceReach
 from ..groups.process_group import CoreGroup, Origin
 from . import library
-from .communicators import Clock, Connector
+from .communicators import Connector, Timer
 from .device import Cuda, Device
 from .engine import NcclEngine
 from .group import NcclComposite, NcclGroup
 from .library import Library
-from .life import Life
+from .life import NcclLife
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class NcclBackend:
     devices: tuple[str, ...] = ("cuda",)
     load: Callable[[], Library] = library.load
     device: Device = field(default_factory=Cuda)
-    reach: Reach = GPU_ONLY
+    reach: DeviceReach = GPU_ONLY
 
     def unavailable(self) -> str | None:
         return library.unavailable(self.name)
@@ -37,8 +37,10 @@ class NcclBackend:
         """A group that its first call will connect."""
         kind = NcclGroup if group_class is CoreGroup else NcclComposite
         nccl = self.load()
-        clock = Clock()
-        life = Life(origin.name, origin.ranks, origin.rank, origin.store, nccl, self.device, clock)
+        clock = Timer()
+        life = NcclLife(
+            origin.name, origin.ranks, origin.rank, origin.store, nccl, self.device, clock
+        )
         connector = Connector(nccl, origin.store, clock)
         engine = NcclEngine(
             self.name, life, nccl, self.device, connector, origin.store, clock, self.reach

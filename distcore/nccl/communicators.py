@@ -23,7 +23,7 @@ class NotTaken(DeadlineExceeded):
     """NCCL was asked for something, and has not begun with it in time."""
 
 
-class Clock:
+class Timer:
     """Real time; tests have another."""
 
     def now(self) -> float:
@@ -35,7 +35,7 @@ class Clock:
 
 
 def wait_for(
-    condition: Callable[[], bool], deadline: Deadline, check: Callable[[], object], clock: Clock
+    condition: Callable[[], bool], deadline: Deadline, check: Callable[[], object], clock: Timer
 ) -> bool:
     """Ask until it is true; whether it was in time. `check` is called in between and may raise."""
     pause_s = FIRST_PAUSE_S
@@ -51,11 +51,11 @@ def wait_for(
     return True
 
 
-class Member:
+class Comm:
     """A communicator of this rank, and what is known of it. `calling` is held by every thread that
     calls NCCL with it."""
 
-    def __init__(self, library: Library, communicator: Any, name: str, clock: Clock) -> None:
+    def __init__(self, library: Library, communicator: Any, name: str, clock: Timer) -> None:
         self.communicator = communicator
         self.name = name
         self._library = library
@@ -138,7 +138,7 @@ class Member:
         return True
 
 
-def abort_all(members: Sequence[Member], library: Library) -> None:
+def abort_all(members: Sequence[Comm], library: Library) -> None:
     """End what runs on them, at once, in one group: an abort waits for what is on the streams, and
     that may wait for what another one of them has not done."""
     mine = [member for member in members if member._take_for_abort()]
@@ -158,7 +158,7 @@ def abort_all(members: Sequence[Member], library: Library) -> None:
     thread.join(STUCK_S)
 
 
-def close_all(members: Sequence[Member], library: Library) -> None:
+def close_all(members: Sequence[Comm], library: Library) -> None:
     """End them together with the other ranks, which may have made them in another order; abort them
     where those do not come. What a CUDA graph has calls of is left to the process's end."""
     deadline = Deadline.after(DRAIN_S)
@@ -183,7 +183,7 @@ def failure(library: Library, code: int, communicator: Any, name: str) -> GroupF
 class Connector:
     """Makes communicators of ranks that find each other through a store."""
 
-    def __init__(self, library: Library, store: Any, clock: Clock) -> None:
+    def __init__(self, library: Library, store: Any, clock: Timer) -> None:
         self._library = library
         self._store = store
         self._clock = clock
@@ -196,7 +196,7 @@ class Connector:
         rank: int,
         deadline: Deadline,
         check: Callable[[], object],
-    ) -> Member:
+    ) -> Comm:
         """A communicator of `ranks` (global, for the messages); `rank` is this one's place in them,
         and the device that is current its own. `key` is the same on all of them, and used once.
         `check` may raise at any time. Raises RendezvousError naming who did not come in time."""
@@ -210,7 +210,7 @@ class Connector:
                 raise self._nobody(name, [ranks[0]], deadline)
         unique_id = bytes(store.get(id_key))
         communicator = self._asked(lambda: self._library.start(len(ranks), rank, unique_id), name)
-        member = Member(self._library, communicator, name, self._clock)
+        member = Comm(self._library, communicator, name, self._clock)
         try:
             member.settle(deadline, check, f"connecting {name}")
         except NotTaken:
@@ -228,13 +228,13 @@ class Connector:
 
     def split(
         self,
-        parent: Member,
+        parent: Comm,
         color: int | None,
         key: int,
         name: str,
         deadline: Deadline,
         check: Callable[[], object],
-    ) -> Member | None:
+    ) -> Comm | None:
         """See `Library.split`; None for a rank without a colour."""
         with parent.calling:
             made = self._asked(
@@ -245,7 +245,7 @@ class Connector:
         parent.settle(deadline, check, what)
         if color is None:
             return None
-        member = Member(self._library, made, name, self._clock)
+        member = Comm(self._library, made, name, self._clock)
         try:
             member.settle(deadline, check, what)
         except BaseException:

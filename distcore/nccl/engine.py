@@ -14,17 +14,17 @@ from torch import Tensor
 
 from ..base.deadline import Deadline
 from ..base.reduction import Reduction
-from ..engine.base import Message
-from ..engine.staging import GPU_ONLY, Reach
+from ..engine.base import MessageRequest
+from ..engine.staging import GPU_ONLY, DeviceReach
 from ..engine.work import CallWork, FinishedWork
 from ..errors import DeadlineExceeded, GroupFailed
 from . import plan
-from .communicators import Clock, Connector, Member
+from .communicators import Comm, Connector, Timer
 from .device import Device
 from .elements import Reducing, reducing_of, refuse_float8
-from .lane import Lane
+from .lane import StreamLane
 from .library import Library
-from .life import Life
+from .life import NcclLife
 from .messenger import Messenger
 from .planned import DeviceStaging, Planned, together
 from .transfers import Transfer, issue
@@ -34,9 +34,9 @@ from .work import GatheredWork, StreamWork
 class _Place:
     """The communicator and the stream of a group on one device."""
 
-    def __init__(self, member: Member, device: Device, index: int) -> None:
+    def __init__(self, member: Comm, device: Device, index: int) -> None:
         self.member = member
-        self.lane = Lane(device, index)
+        self.lane = StreamLane(device, index)
 
 
 class NcclEngine:
@@ -46,13 +46,13 @@ class NcclEngine:
     def __init__(
         self,
         name: str,
-        life: Life,
+        life: NcclLife,
         library: Library,
         device: Device,
         connector: Connector,
         store: Any,
-        clock: Clock,
-        reach: Reach = GPU_ONLY,
+        clock: Timer,
+        reach: DeviceReach = GPU_ONLY,
     ) -> None:
         self.name = name
         self.session = life
@@ -169,7 +169,7 @@ class NcclEngine:
         return work
 
     def _launch(
-        self, lane: Lane, member: Member, work: StreamWork, what: Planned, ready: Any
+        self, lane: StreamLane, member: Comm, work: StreamWork, what: Planned, ready: Any
     ) -> None:
         """Raises GroupFailed, and ends the group, where the call cannot be launched as a whole;
         RuntimeError for one that a graph cannot have."""
@@ -234,7 +234,7 @@ class NcclEngine:
                     raise
             return self.adopt(index, member)
 
-    def adopt(self, index: int, member: Member) -> _Place:
+    def adopt(self, index: int, member: Comm) -> _Place:
         """This communicator is the group's on this device."""
         with self._lock:
             self._made += 1
@@ -245,7 +245,7 @@ class NcclEngine:
 
     def split(
         self, color: int | None, key: int, name: str, timeout_s: float
-    ) -> tuple[int, Member | None] | None:
+    ) -> tuple[int, Comm | None] | None:
         """NCCL's split of the communicator, which every rank of the group takes part in: the device
         and this rank's new one. None where no call has connected the group yet."""
         with self._lock:
@@ -286,8 +286,8 @@ class NcclEngine:
         return found.pop() if found else self.meeting_place()
 
     def meeting_place(self) -> int:
-        """For a call without tensors: the device named for the group, or that of its first call,
-        or the current one."""
+        """Returns the device of a call without tensors: the one named for the group, or that of its
+        first call, or the current one."""
         if self.bound is not None:
             return self.bound
         first = next(iter(self._places), None)
@@ -324,7 +324,7 @@ class NcclEngine:
 
     # -- messages ----------------------------------------------------------------------------------
 
-    def send(self, message: Message) -> CallWork:
+    def send(self, message: MessageRequest) -> CallWork:
         text, timeout_s, tensor, peer, tag, tensors, _ = message
         assert peer is not None
         self._life.check()
@@ -335,7 +335,7 @@ class NcclEngine:
         self._messenger.send(work, tensor, peer, tag, tensors)
         return work
 
-    def receive(self, message: Message) -> CallWork:
+    def receive(self, message: MessageRequest) -> CallWork:
         text, timeout_s, tensor, peer, tag, tensors, arrived = message
         self._life.check()
 

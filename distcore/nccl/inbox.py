@@ -14,8 +14,8 @@ from threading import Lock
 from typing import Any
 
 from ..base.background_thread import BackgroundThread
-from .communicators import Clock, wait_for
-from .life import Life
+from .communicators import Timer, wait_for
+from .life import NcclLife
 from .outbox import Path, sent_key
 from .work import StreamWork
 
@@ -23,11 +23,11 @@ Post = Callable[[Path], None]
 """Receive on this path: the message is there, or on its way."""
 
 
-class Inbox:
+class SourceInbox:
     """The receives of one tag, in the order they were made, while one of them is from any source;
     those from named ranks pass by otherwise."""
 
-    def __init__(self, life: Life, store: Any, tag: int, clock: Clock) -> None:
+    def __init__(self, life: NcclLife, store: Any, tag: int, clock: Timer) -> None:
         self._life = life
         self._store = store
         self._tag = tag

@@ -16,7 +16,7 @@ Issue = Callable[[int, Sequence[Transfer]], None]
 """(cudaStream_t, transfers): put them on the stream."""
 
 
-class Lane:
+class StreamLane:
     """Calls on it run one after another, each after what the caller's stream had to do before."""
 
     def __init__(self, device: Device, index: int) -> None:

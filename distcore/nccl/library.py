@@ -49,7 +49,7 @@ class Library:
         return parent.split(color, key, self.core.NCCLConfig(blocking=False))
 
     def abort(self, communicators: Sequence[Any]) -> None:
-        """All of them: none is waited for before the others are told."""
+        """Aborts all of them: none is waited for before the others are told."""
         together = len(communicators) > 1
         if together:
             self.core.group_start()

@@ -15,16 +15,16 @@ from ..base.deadline import Deadline
 from ..engine import process_exit
 from ..errors import Aborted, GroupFailed, unusable
 from ..limits import DRAIN_S
-from .communicators import Clock, Member, abort_all, close_all, wait_for
+from .communicators import Comm, Timer, abort_all, close_all, wait_for
 from .device import Device
 from .gpu_clock import GpuClock
 from .library import Library
 from .outbox import Outbox
-from .watchdog import Watch, Watchdog
+from .watchdog import StreamWatch, Watchdog
 from .work import StreamWork
 
 
-class Life:
+class NcclLife:
     """Made with the group; NCCL itself is first asked by its first call."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Life:
         store: Any,
         library: Library,
         device: Device,
-        clock: Clock,
+        clock: Timer,
     ) -> None:
         self.name = name
         self._library = library
@@ -51,12 +51,12 @@ class Life:
         self._failure: BaseException | None = None
         self._lock = Lock()
         self._closed = False
-        self._members: list[Member] = []
+        self._members: list[Comm] = []
         self._clocks: dict[int, GpuClock] = {}
         # torch's stores serve one request at a time, and a rank may be waiting in another.
         self._own_store: Any = store.clone() if hasattr(store, "clone") else store
         self.outbox = Outbox(self._own_store, self.prefix)
-        self.watch = Watch(self.members, self.fail, self._said_by_peers, self.described)
+        self.watch = StreamWatch(self.members, self.fail, self._said_by_peers, self.described)
         self.watchdog = Watchdog(self._look, device, clock.now, f"distcore nccl group {name!r}")
         process_exit.watch(self)
 
@@ -69,7 +69,7 @@ class Life:
 
     @property
     def described(self) -> str:
-        """For the messages."""
+        """The group's name for the messages."""
         return f"group {self.name!r} (rank {self.ranks[self.rank]})"
 
     def _look(self, now_s: float) -> None:
@@ -79,11 +79,11 @@ class Life:
         except Exception:
             pass  # the store has gone with the rank that held it; NCCL finds out by itself
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[Comm]:
         with self._lock:
             return list(self._members)
 
-    def joined(self, member: Member) -> None:
+    def joined(self, member: Comm) -> None:
         """A communicator of this group is connected."""
         with self._lock:
             failed = self._failure is not None
@@ -129,7 +129,7 @@ class Life:
                 return
             self._failure = error
             members = list(self._members)
-        # First, and not only for the waiters' sake, should an abort hang: see `Watch.give_up`.
+        # First, and not only for the waiters, should an abort hang: see `StreamWatch.give_up`.
         self.watch.give_up(error)
         if not getattr(error, "told", False):
             self._tell(error)

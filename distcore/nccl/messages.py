@@ -14,34 +14,34 @@ from collections.abc import Callable
 from threading import Lock, Thread
 from typing import Any
 
-from .communicators import Connector, Member
+from .communicators import Comm, Connector
 from .device import Device
-from .lane import Lane
-from .life import Life
+from .lane import StreamLane
+from .life import NcclLife
 from .outbox import Path
 from .planned import Planned
 from .work import StreamWork
 
-Launch = Callable[[Lane, Member, StreamWork, Planned, Any], None]
+Launch = Callable[[StreamLane, Comm, StreamWork, Planned, Any], None]
 """(lane, member, work, what, ready): put the message on the lane's stream."""
 
 
-class Connection:
+class PairConnection:
     """The communicator and stream of one path; before it is there, the messages that wait for
     it."""
 
     def __init__(
-        self, path: Path, life: Life, connector: Connector, device: Device, index: int
+        self, path: Path, life: NcclLife, connector: Connector, device: Device, index: int
     ) -> None:
         self._path = path
         self._life = life
         self._connector = connector
         self._device = device
         self._lock = Lock()
-        self._member: Member | None = None
+        self._member: Comm | None = None
         self._waiting: deque[tuple[StreamWork, Planned, Any]] = deque()
         self._connecting = False
-        self.lane = Lane(device, index)
+        self.lane = StreamLane(device, index)
 
     def __repr__(self) -> str:
         state = "connected" if self._member else "connecting" if self._connecting else "new"
@@ -49,7 +49,7 @@ class Connection:
 
     def post(self, work: StreamWork, what: Planned, launch: Launch, ready: Any = None) -> None:
         """Launch a message after those before it, now or when the ranks are connected; `ready`: see
-        `Lane.launch`."""
+        `StreamLane.launch`."""
         with self._lock:
             if self._member is not None and not self._waiting:
                 launch(self.lane, self._member, work, what, ready)

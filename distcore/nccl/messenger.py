@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from . import plan
-from .communicators import Clock, Connector
+from .communicators import Connector, Timer
 from .device import Device
-from .inbox import Inbox
-from .life import Life
-from .messages import Connection, Launch
+from .inbox import SourceInbox
+from .life import NcclLife
+from .messages import Launch, PairConnection
 from .outbox import Path
 from .planned import Planned
 from .work import StreamWork
@@ -27,10 +27,10 @@ class Messenger:
 
     def __init__(
         self,
-        life: Life,
+        life: NcclLife,
         connector: Connector,
         store: Any,
-        clock: Clock,
+        clock: Timer,
         device: Device,
         launch: Launch,
     ) -> None:
@@ -40,8 +40,8 @@ class Messenger:
         self._clock = clock
         self._device = device
         self._launch = launch
-        self._inboxes: dict[int, Inbox] = {}
-        self._connections: dict[tuple[Path, int], Connection] = {}
+        self._inboxes: dict[int, SourceInbox] = {}
+        self._connections: dict[tuple[Path, int], PairConnection] = {}
         self._lock = Lock()
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class Messenger:
         with self._lock:
             inbox = self._inboxes.get(tag)
             if inbox is None:
-                inbox = self._inboxes[tag] = Inbox(self._life, self._store, tag, self._clock)
+                inbox = self._inboxes[tag] = SourceInbox(self._life, self._store, tag, self._clock)
         if peer is None:
             if self._device.capturing():
                 raise RuntimeError(
@@ -91,11 +91,11 @@ class Messenger:
 
         inbox.receive(peer, work, post)
 
-    def _connection(self, path: Path, index: int) -> Connection:
+    def _connection(self, path: Path, index: int) -> PairConnection:
         with self._lock:
             found = self._connections.get((path, index))
             if found is None:
-                found = self._connections[path, index] = Connection(
+                found = self._connections[path, index] = PairConnection(
                     path, self._life, self._connector, self._device, index
                 )
             return found

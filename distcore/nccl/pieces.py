@@ -29,7 +29,7 @@ def flat(tensor: Tensor) -> Tensor:
     return _line(tensor.resolve_conj().resolve_neg().contiguous())
 
 
-class Target:
+class WriteTarget:
     """A tensor to be written: `flat` is its own memory, or room that `stores` copies back from.
     With `reads`, the room has the tensor's elements to begin with."""
 

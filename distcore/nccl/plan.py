@@ -1,7 +1,7 @@
 """The plan of each call: its transfers, their groups, and what is computed in between.
 
 Called where the call's stream is current: copies and arithmetic of torch go onto it at once, in the
-order they are made. `Phase`s follow each other on the stream; the transfers of one phase run
+order they are made. `Batch`es follow each other on the stream; the transfers of one batch run
 together. Nothing here knows streams, communicators or a GPU.
 """
 
@@ -16,34 +16,34 @@ from torch import Tensor
 
 from . import pieces
 from .elements import Reducing, moved
-from .pieces import Target
+from .pieces import WriteTarget
 from .transfers import (
     AllGather,
     AllReduce,
     Broadcast,
-    Receive,
+    Receiving,
     Reduce,
     ReduceScatter,
-    Send,
+    Sending,
     Transfer,
 )
 
 
 @dataclass
-class Phase:
+class Batch:
     """Transfers that run together, and what is computed when they are over."""
 
     transfers: list[Transfer] = field(default_factory=list)
     then: list[Callable[[], object]] = field(default_factory=list)
 
 
-Plan = list[Phase]
+Plan = list[Batch]
 
 
 def merged(plans: Sequence[Plan]) -> Plan:
     """Several calls as one: their first phases together, then their second ones."""
     return [
-        Phase(
+        Batch(
             [transfer for phase in step if phase for transfer in phase.transfers],
             [then for phase in step if phase for then in phase.then],
         )
@@ -54,14 +54,14 @@ def merged(plans: Sequence[Plan]) -> Plan:
 def all_reduce(tensor: Tensor, reducing: Reducing, rank: int, size: int) -> Plan:
     """Plans one call; where NCCL has not the op: parts exchanged, each combined by one rank,
     gathered."""
-    target = Target(tensor, reads=True)
+    target = WriteTarget(tensor, reads=True)
     flat = target.flat
     if not flat.numel():
-        return [Phase([], target.stores)]
+        return [Batch([], target.stores)]
     if reducing.combine is not None:
         return _combined_everywhere(target, reducing, rank, size)
     given = reducing.contribution(flat)
-    phase = Phase([AllReduce(given, given, reducing)])
+    phase = Batch([AllReduce(given, given, reducing)])
     if reducing.finishes:
         phase.then.append(lambda: reducing.finish(given, flat, size))
     phase.then += target.stores
@@ -71,14 +71,14 @@ def all_reduce(tensor: Tensor, reducing: Reducing, rank: int, size: int) -> Plan
 def reduce(tensor: Tensor, reducing: Reducing, root: int, rank: int, size: int) -> Plan:
     """To `root`, whose tensor is written; the others' keep their contents."""
     at_root = rank == root
-    target = Target(tensor, reads=True)
+    target = WriteTarget(tensor, reads=True)
     flat = target.flat
     if not flat.numel():
         return []
     if reducing.combine is not None:
         return _combined_at_root(target, reducing, root, rank, size)
     given = reducing.contribution(flat)
-    phase = Phase([Reduce(given, given, root, reducing)])
+    phase = Batch([Reduce(given, given, root, reducing)])
     if at_root:
         if reducing.finishes:
             phase.then.append(lambda: reducing.finish(given, flat, size))
@@ -91,7 +91,7 @@ def reduce_scatter(
 ) -> Plan:
     """`inputs`: one for each rank. One call where they have one size (and lie one after another, or
     in a copy); else one reduce for each rank, together."""
-    target = Target(output)
+    target = WriteTarget(output)
     flat = target.flat
     counts = [one.numel() for one in inputs]
     if not any(counts):
@@ -103,11 +103,11 @@ def reduce_scatter(
         result = (
             reducing.view(flat) if reducing.in_place else given.new_empty(given.numel() // size)
         )
-        phase = Phase([ReduceScatter(given, result, reducing)])
+        phase = Batch([ReduceScatter(given, result, reducing)])
     else:
         parts = [reducing.contribution(pieces.flat(one)) for one in inputs]
         result = reducing.view(flat) if reducing.in_place else parts[rank]
-        phase = Phase(
+        phase = Batch(
             [
                 Reduce(part, result if root == rank else part, root, reducing)
                 for root, part in enumerate(parts)
@@ -122,10 +122,10 @@ def reduce_scatter(
 
 
 def broadcast(tensor: Tensor, root: int, rank: int) -> Plan:
-    target = Target(tensor, reads=rank == root)
+    target = WriteTarget(tensor, reads=rank == root)
     if not target.flat.numel():
         return []
-    phase = Phase([Broadcast(moved(target.flat), root)])
+    phase = Batch([Broadcast(moved(target.flat), root)])
     if rank != root:
         phase.then += target.stores
     return [phase]
@@ -140,11 +140,11 @@ def all_gather(outputs: Sequence[Tensor], source: Tensor, rank: int) -> Plan:
     given = pieces.flat(source)
     if len(set(counts)) == 1:
         whole, stores = pieces.room_for(outputs)
-        return [Phase([AllGather(moved(given), moved(whole))], stores)]
-    targets = [Target(one) for one in outputs]
+        return [Batch([AllGather(moved(given), moved(whole))], stores)]
+    targets = [WriteTarget(one) for one in outputs]
     if given.numel():
         targets[rank].flat.copy_(given)
-    phase = Phase()
+    phase = Batch()
     for root, target in enumerate(targets):
         if target.flat.numel():
             phase.transfers.append(Broadcast(moved(target.flat), root))
@@ -160,7 +160,7 @@ def gather(
         return []
     given = pieces.flat(source)
     if outputs is None:
-        return [Phase([Send(moved(given), root)])]
+        return [Batch([Sending(moved(given), root)])]
     return _exchange(outputs, {rank: given}, rank, size)
 
 
@@ -171,8 +171,8 @@ def scatter(
     if not output.numel():
         return []
     if inputs is None:
-        target = Target(output)
-        return [Phase([Receive(moved(target.flat), root)], target.stores)]
+        target = WriteTarget(output)
+        return [Batch([Receiving(moved(target.flat), root)], target.stores)]
     sources = {to: pieces.flat(one) for to, one in enumerate(inputs)}
     return _exchange([output if to == rank else None for to in range(size)], sources, rank, size)
 
@@ -187,19 +187,19 @@ def send(tensor: Tensor, peer: int, tag: int) -> Plan:
     """Empty messages are sent too: the receiver must learn that they came, and NCCL has nothing
     to say it with but a byte."""
     flat = moved(pieces.flat(tensor))
-    return [Phase([Send(flat if flat.numel() else _a_byte(tensor), peer, tag)])]
+    return [Batch([Sending(flat if flat.numel() else _a_byte(tensor), peer, tag)])]
 
 
 def receive(tensor: Tensor, peer: int, tag: int) -> Plan:
-    target = Target(tensor)
+    target = WriteTarget(tensor)
     flat = moved(target.flat)
-    return [Phase([Receive(flat if flat.numel() else _a_byte(tensor), peer, tag)], target.stores)]
+    return [Batch([Receiving(flat if flat.numel() else _a_byte(tensor), peer, tag)], target.stores)]
 
 
 def barrier(kind: str, index: int) -> Plan:
     """A byte from each rank to all."""
     token = torch.zeros(1, dtype=torch.uint8, device=torch.device(kind, index))
-    return [Phase([AllReduce(token, token, Reducing("MAX", torch.uint8, torch.uint8))])]
+    return [Batch([AllReduce(token, token, Reducing("MAX", torch.uint8, torch.uint8))])]
 
 
 def _a_byte(like: Tensor) -> Tensor:
@@ -211,16 +211,16 @@ def _exchange(
 ) -> Plan:
     """Send each source to its rank and receive each output from its own, nearest first; this rank's
     part is copied."""
-    phase = Phase()
+    phase = Batch()
     for distance in range(size):
         to, come_from = (rank + distance) % size, (rank - distance) % size
         given, output = sources.get(to), outputs[come_from]
         if distance and given is not None and given.numel():
-            phase.transfers.append(Send(moved(given), to))
+            phase.transfers.append(Sending(moved(given), to))
         if output is not None and output.numel():
-            target = Target(output)
+            target = WriteTarget(output)
             if distance:
-                phase.transfers.append(Receive(moved(target.flat), come_from))
+                phase.transfers.append(Receiving(moved(target.flat), come_from))
             else:
                 target.flat.copy_(sources[rank])
             phase.then += target.stores
@@ -241,14 +241,14 @@ def _exchanged_parts(
     for distance in range(1, size):
         to, come_from = (rank + distance) % size, (rank - distance) % size
         if parts[to].numel():
-            transfers.append(Send(moved(parts[to]), to))
+            transfers.append(Sending(moved(parts[to]), to))
         if own.numel():
-            transfers.append(Receive(moved(had[come_from]), come_from))
+            transfers.append(Receiving(moved(had[come_from]), come_from))
     return transfers, had
 
 
 def _fold(reducing: Reducing, had: Sequence[Tensor], out: Tensor) -> None:
-    """In the ranks' order; `out` may be one of those that are combined."""
+    """Combines in the ranks' order; `out` may be one of those that are combined."""
     assert reducing.combine is not None
     total = reducing.view(had[0])
     for other in had[1:]:
@@ -256,38 +256,40 @@ def _fold(reducing: Reducing, had: Sequence[Tensor], out: Tensor) -> None:
     reducing.view(out).copy_(total)
 
 
-def _combined_everywhere(target: Target, reducing: Reducing, rank: int, size: int) -> Plan:
+def _combined_everywhere(target: WriteTarget, reducing: Reducing, rank: int, size: int) -> Plan:
     parts = pieces.cut(target.flat, size)
     transfers, had = _exchanged_parts(parts, rank, size)
-    exchange = Phase(transfers, [lambda: _fold(reducing, had, parts[rank])])
+    exchange = Batch(transfers, [lambda: _fold(reducing, had, parts[rank])])
     share: list[Transfer] = [
         Broadcast(moved(part), root) for root, part in enumerate(parts) if part.numel()
     ]
-    return [exchange, Phase(share, target.stores)]
+    return [exchange, Batch(share, target.stores)]
 
 
-def _combined_at_root(target: Target, reducing: Reducing, root: int, rank: int, size: int) -> Plan:
+def _combined_at_root(
+    target: WriteTarget, reducing: Reducing, root: int, rank: int, size: int
+) -> Plan:
     parts = pieces.cut(target.flat, size)
     transfers, had = _exchanged_parts(parts, rank, size)
     # Not into this rank's own part: a tensor that is not the root's keeps its contents.
     folded = parts[rank] if rank == root else torch.empty_like(parts[rank])
-    exchange = Phase(transfers, [lambda: _fold(reducing, had, folded)])
+    exchange = Batch(transfers, [lambda: _fold(reducing, had, folded)])
     if rank != root:
-        return [exchange, Phase([Send(moved(folded), root)] if folded.numel() else [])]
+        return [exchange, Batch([Sending(moved(folded), root)] if folded.numel() else [])]
     bring: list[Transfer] = [
-        Receive(moved(part), peer)
+        Receiving(moved(part), peer)
         for peer, part in enumerate(parts)
         if peer != rank and part.numel()
     ]
-    return [exchange, Phase(bring, target.stores)]
+    return [exchange, Batch(bring, target.stores)]
 
 
 def _combined_by_part(
-    target: Target, inputs: Sequence[Tensor], reducing: Reducing, rank: int, size: int
+    target: WriteTarget, inputs: Sequence[Tensor], reducing: Reducing, rank: int, size: int
 ) -> Plan:
     parts = [pieces.flat(one) for one in inputs]
     transfers, had = _exchanged_parts(parts, rank, size)
     then: list[Callable[[], object]] = []
     if target.flat.numel():
         then = [lambda: _fold(reducing, had, target.flat), *target.stores]
-    return [Phase(transfers, then)]
+    return [Batch(transfers, then)]

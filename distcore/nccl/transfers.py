@@ -60,29 +60,29 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Send:
+class Sending:
     tensor: Tensor
     peer: int
     tag: int = 0
 
 
 @dataclass(frozen=True)
-class Receive:
+class Receiving:
     tensor: Tensor
     peer: int
     tag: int = 0
 
 
-Transfer = AllReduce | Reduce | ReduceScatter | AllGather | Broadcast | Send | Receive
+Transfer = AllReduce | Reduce | ReduceScatter | AllGather | Broadcast | Sending | Receiving
 
 
 def in_order(transfers: Sequence[Transfer]) -> list[Transfer]:
     """NCCL matches the messages of a group by their order alone: those with tags are put in the
     order of their tags, which is the same on both sides whatever order the program made them in."""
     messages = sorted(
-        (one for one in transfers if isinstance(one, Send | Receive)), key=lambda one: one.tag
+        (one for one in transfers if isinstance(one, Sending | Receiving)), key=lambda one: one.tag
     )
-    return [one for one in transfers if not isinstance(one, Send | Receive)] + messages
+    return [one for one in transfers if not isinstance(one, Sending | Receiving)] + messages
 
 
 def issue(
@@ -130,9 +130,9 @@ def _issue_one(core: Any, comm: Any, stream: int, transfer: Transfer, custom: li
             comm.allgather(source, target, stream=stream)
         case Broadcast(tensor, root):
             comm.broadcast(tensor, tensor, root, stream=stream)
-        case Send(tensor, peer):
+        case Sending(tensor, peer):
             comm.send(tensor, peer, stream=stream)
-        case Receive(tensor, peer):
+        case Receiving(tensor, peer):
             comm.recv(tensor, peer, stream=stream)
 
 

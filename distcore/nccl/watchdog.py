@@ -1,6 +1,6 @@
 """Looks after the calls that are on their streams: which are over, which are late, what failed.
 
-`Watch` decides, one look at a time, without a clock or a thread of its own; `Watchdog` is the
+`StreamWatch` decides, one look at a time, without a clock or a thread of its own; `Watchdog` is the
 thread that lets it look. What a look costs is one question to CUDA for each stream, and one to NCCL
 for each communicator.
 """
@@ -17,14 +17,14 @@ from ..base.background_thread import BackgroundThread
 from ..base.deadline import extended
 from ..errors import DeadlineExceeded, GroupFailed
 from ..limits import ASK_EVERY_S, REST_PAUSE_S, WATCHDOG_BEGINS_S
-from .communicators import Member
+from .communicators import Comm
 from .device import Device
 from .gpu_clock import GpuClock
-from .lane import Lane
+from .lane import StreamLane
 from .work import StreamWork
 
 
-class Watch:
+class StreamWatch:
     """The watch of one group. `fail(error)` ends it; `peers()` gives what another rank says went
     wrong.
 
@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(
         self,
-        members: Callable[[], Iterable[Member]],
+        members: Callable[[], Iterable[Comm]],
         fail: Callable[[BaseException], None],
         peers: Callable[[], BaseException | None],
         describe: str,
@@ -72,7 +72,7 @@ class Watch:
             lanes, clocks = list(self._pending), set(self._clocks.values())
             self._pending.clear()
         for lane in (*lanes, *clocks):
-            if isinstance(lane, Lane | GpuClock):
+            if isinstance(lane, StreamLane | GpuClock):
                 lane.release()
 
     def look(self, now_s: float) -> None:
@@ -145,7 +145,7 @@ class Watch:
 
 
 class Watchdog:
-    """The thread."""
+    """The thread that lets `StreamWatch` look."""
 
     def __init__(
         self,

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..base.buffers import bytes_of, tensor_over
 from ..base.reduction import Reduction
-from ..engine.base import Engine, Message
+from ..engine.base import Engine, MessageRequest
 from ..engine.parts import whole_of
 from ..engine.session import Body
-from ..engine.staging import Reach, Staging
+from ..engine.staging import DeviceReach, Staging
 from ..engine.work import CallWork, JoinedWork
 from .exchange import Exchange
 from .life import PlannedLife
@@ -47,7 +47,7 @@ def _plain(tensor: Any) -> bool:
     )
 
 
-REACH = Reach(("cpu", "cuda", "meta"), (), _plain)
+REACH = DeviceReach(("cpu", "cuda", "meta"), (), _plain)
 
 
 def _is_known(value: bytes | None) -> bool:
@@ -453,13 +453,13 @@ class PlanEngine:
 
     # -- messages ------------------------------------------------------------------------------
 
-    def send(self, message: Message) -> CallWork:
+    def send(self, message: MessageRequest) -> CallWork:
         value = self._value(message.tensor)
         assert message.peer is not None
         self._exchange.send(self.session.token, self._rank, message.peer, message.tag, value)
         return PlannedWork(message.text, message.tensors[:1], [])
 
-    def receive(self, message: Message) -> CallWork:
+    def receive(self, message: MessageRequest) -> CallWork:
         text, _, tensor, peer, tag, tensors, arrived = message
         exchange, token = self._exchange, self.session.token
         came_from = [-1 if peer is None else peer]

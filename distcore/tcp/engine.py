@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..algorithms import collectives
-from ..algorithms.choice import DEFAULT, Choice
+from ..algorithms.choice import DEFAULT, Chooser
 from ..base.reduction import Reduction
 from ..engine.queued import QueuedEngine
 from ..engine.session import Body, Session
@@ -17,7 +17,7 @@ from ..engine.staging import MAIN_MEMORY
 class TcpEngine(QueuedEngine):
     """See `engine.Engine`."""
 
-    def __init__(self, session: Session, choice: Choice = DEFAULT) -> None:
+    def __init__(self, session: Session, choice: Chooser = DEFAULT) -> None:
         super().__init__("tcp", session, MAIN_MEMORY)
         self._choice = choice
 

@@ -106,12 +106,12 @@ class SideChannel:
         mailbox = self._session.mailbox()
         mailbox.post_send(peer, lane, memoryview(data), Deadline.after(timeout_s))
 
-    def await_note(self, peer: int, lane: int, timeout_s: float) -> Note:
+    def await_note(self, peer: int, lane: int, timeout_s: float) -> SideNote:
         """The next note of that group rank on that lane."""
         data = bytearray(_LENGTH.size + NOTE_BYTES)
         mailbox = self._session.mailbox()
         until = Deadline.after(timeout_s)
-        return Note(mailbox.post_receive(peer, lane, memoryview(data), until), data)
+        return SideNote(mailbox.post_receive(peer, lane, memoryview(data), until), data)
 
     def abort(self, reason: str) -> None:
         """End what runs, and the channel, on all ranks. From any thread."""
@@ -122,7 +122,7 @@ class SideChannel:
         self._session.close()
 
 
-class Note:
+class SideNote:
     """A note of a peer's, here or on its way."""
 
     def __init__(self, posting: Posting, data: bytearray) -> None:

@@ -122,7 +122,7 @@ class Making:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype)
 
     def laid_out(self, tensor: Tensor) -> Tensor:
-        """The same elements, in memory as the call wants them."""
+        """Returns the same elements, in memory as the call wants them."""
         tensor = tensor.to(self.call.device)
         if self.call.layout == "gapped" and tensor.dim():
             shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .shared_board import Board
+from .shared_board import SharedBoard
 
 SEGMENT_BYTES = 256 * 1024
 """A message longer than this arrives in pieces of this size (the last may be shorter). It is a
@@ -43,7 +43,7 @@ class Transport(ABC):
 
     rank: int
     size: int
-    board: Board | None = None
+    board: SharedBoard | None = None
     """The memory that all ranks of the group see, where they do."""
 
     @abstractmethod

@@ -48,7 +48,7 @@ class BadFrame(Exception):
     """The peer does not speak this protocol, or the line garbled it."""
 
 
-class Ended(Exception):
+class Closed(Exception):
     """The connection is over; `orderly` when the peer closed it gracefully."""
 
     def __init__(self, reason: str, orderly: bool) -> None:
@@ -56,7 +56,7 @@ class Ended(Exception):
         self.orderly = orderly
 
     @classmethod
-    def by(cls, error: OSError) -> Ended:
+    def by(cls, error: OSError) -> Closed:
         """Ended by the system's error."""
         return cls(f"is not reachable any more ({error.strerror or error})", orderly=False)
 
@@ -70,7 +70,7 @@ class GaveUp(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class FramedCall:
     """The call that a group is in, as its messages carry it."""
 
     group: int

@@ -20,7 +20,7 @@ HEAD_BYTES = 64 * 1024
 BOARD_BYTES = PAGES * (PAGE_BYTES + HEAD_BYTES)
 
 
-class Board:
+class SharedBoard:
     """The pages of all ranks. The ranks take turns alike, since all are in the same call."""
 
     def __init__(self, memories: Sequence[mmap.mmap | bytearray]) -> None:

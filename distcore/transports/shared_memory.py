@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from .base import SEGMENT_BYTES
-from .shared_board import BOARD_BYTES, Board, unmap
+from .shared_board import BOARD_BYTES, SharedBoard, unmap
 
 SLOT_BYTES = 2 * SEGMENT_BYTES
 SLOTS = 4
@@ -26,7 +26,7 @@ RING_BYTES = SLOT_BYTES * SLOTS
 _HAVE, _HAVE_NOT = b"M", b"-"
 
 
-class Outbox:
+class SlotOutbox:
     """The slots that this rank fills for one peer."""
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -48,7 +48,7 @@ class Outbox:
         unmap(self._memory)
 
 
-class Inbox:
+class SlotInbox:
     """The slots that a peer fills for this rank."""
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -65,7 +65,7 @@ class Inbox:
         unmap(self._memory)
 
 
-def share(connection: socket.socket) -> tuple[Outbox, Inbox] | None:
+def share(connection: socket.socket) -> tuple[SlotOutbox, SlotInbox] | None:
     """Exchange memory with the peer on a blocking Unix socket; None when one of the two cannot.
 
     Both sides call it, as the first thing on the connection. Raises OSError when the peer is gone.
@@ -93,7 +93,7 @@ def share(connection: socket.socket) -> tuple[Outbox, Inbox] | None:
             if memory is not None:
                 memory.close()
         return None
-    return Outbox(mine), Inbox(theirs)
+    return SlotOutbox(mine), SlotInbox(theirs)
 
 
 class Gone(Exception):
@@ -104,7 +104,9 @@ class Gone(Exception):
         self.peer = peer
 
 
-def share_board(connections: Mapping[int, socket.socket], rank: int, wanted: bool) -> Board | None:
+def share_board(
+    connections: Mapping[int, socket.socket], rank: int, wanted: bool
+) -> SharedBoard | None:
     """Make a board with the ranks at the other ends of these blocking Unix sockets; None, on all of
     them, when one does not want one or cannot have it.
 
@@ -138,7 +140,7 @@ def share_board(connections: Mapping[int, socket.socket], rank: int, wanted: boo
             complete &= connection.recv(1) == _HAVE
     maps = [memory for _rank, memory in sorted(memories.items()) if memory is not None]
     if complete:
-        return Board(maps)
+        return SharedBoard(maps)
     for memory in maps:
         memory.close()
     return None

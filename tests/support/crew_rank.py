@@ -9,12 +9,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from distdebug.testing.channel import Channel
+from distdebug.testing.channel import MessageChannel
 from tests.support.in_fork import end, surroundings
 
 
 def main(
-    rank: int, size: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+    rank: int,
+    size: int,
+    channel: MessageChannel,
+    request: Mapping[str, Any],
+    listener: socket.socket,
 ) -> None:
     """Be this rank; never returns."""
     listener.close()

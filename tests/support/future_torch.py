@@ -27,7 +27,7 @@ from typing import Any
 from distdebug.record.reading.records import Records, newest_ranks
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.reports import off
-from distdebug.testing.channel import Channel
+from distdebug.testing.channel import MessageChannel
 from tests.support import forked_program, hook_by_hand
 from tests.support.in_fork import end, forked, surroundings
 
@@ -271,7 +271,11 @@ def _other_arguments(owner: Any, name: str, fresh: str, original: Any) -> None:
 
 
 def drive(
-    _number: int, _count: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    request: Mapping[str, Any],
+    listener: socket.socket,
 ) -> None:
     """Try the mutations that were asked for, each in a process of its own, and write down what came
     of them. Never returns."""

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from distdebug.testing.channel import Channel
+from distdebug.testing.channel import MessageChannel
 
 NAMESPACES = ("time", "net", "uts", "pid", "mnt")
 
@@ -66,7 +66,11 @@ def _is_of_pytest(finder: object) -> bool:
 
 
 def python(
-    _number: int, _count: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    request: Mapping[str, Any],
+    listener: socket.socket,
 ) -> None:
     """Be `python -c CODE` for the request's `code`; never returns."""
     channel.close()

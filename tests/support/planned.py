@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from distdebug.record.exits import ExitStatus
-from distdebug.testing.channel import Channel
+from distdebug.testing.channel import MessageChannel
 from tests.support import runs
 from tests.support.in_fork import end, surroundings
 from tests.support.torch_loaded import TorchLoaded, request
@@ -35,7 +35,11 @@ def plan(loaded: TorchLoaded, arguments: Sequence[str], tmp_path: Path) -> runs.
 
 
 def be_plan(
-    _number: int, _count: int, channel: Channel, order: Mapping[str, Any], listener: socket.socket
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    order: Mapping[str, Any],
+    listener: socket.socket,
 ) -> None:
     """Be `distdebug`; never returns."""
     channel.close()

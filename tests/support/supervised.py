@@ -26,7 +26,7 @@ from typing import Any
 
 from distdebug.hook import SITE
 from distdebug.launch.mpi_launcher import SHIM
-from distdebug.testing.channel import Channel
+from distdebug.testing.channel import MessageChannel
 from tests.support import forked_program, hook_by_hand, mpi_in_fork
 from tests.support.in_fork import end, forked, surroundings
 
@@ -34,7 +34,11 @@ PROGRAM = Path(forked_program.__file__)
 
 
 def supervise(
-    _number: int, _count: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    request: Mapping[str, Any],
+    listener: socket.socket,
 ) -> None:
     """Be `distdebug`; never returns."""
     channel.close()
@@ -44,7 +48,11 @@ def supervise(
 
 
 def launch(
-    _number: int, _count: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    request: Mapping[str, Any],
+    listener: socket.socket,
 ) -> None:
     """Be the launcher, with nobody above it; never returns."""
     channel.close()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from distcore.transports.base import SEGMENT_BYTES, Receive, Send, Transport
-from distcore.transports.shared_board import BOARD_BYTES, Board
+from distcore.transports.shared_board import BOARD_BYTES, SharedBoard
 
 T = TypeVar("T")
 PATIENCE_S = 30.0
@@ -28,7 +28,7 @@ class ThreadTransport(Transport):
         rank: int,
         size: int,
         lines: list[list[queue.Queue[tuple[int, bytes]]]],
-        board: Board | None = None,
+        board: SharedBoard | None = None,
     ):
         self.rank, self.size, self.board = rank, size, board
         self._lines = lines  # [from][to]
@@ -83,7 +83,7 @@ def run_ranks(size: int, body: Callable[[ThreadTransport], T]) -> list[T]:
 
     def run(rank: int) -> None:
         try:
-            results[rank] = body(ThreadTransport(rank, size, lines, Board(memories)))
+            results[rank] = body(ThreadTransport(rank, size, lines, SharedBoard(memories)))
         except BaseException as error:
             errors.append(error)
 

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from distdebug.rank import install
-from distdebug.testing.channel import Channel
+from distdebug.testing.channel import MessageChannel
 from tests.support.in_fork import end, surroundings
 
 
 def main(
-    rank: int, _size: int, channel: Channel, request: Mapping[str, Any], listener: socket.socket
+    rank: int,
+    _size: int,
+    channel: MessageChannel,
+    request: Mapping[str, Any],
+    listener: socket.socket,
 ) -> None:
     """Be this rank; never returns."""
     channel.close()

@@ -12,7 +12,7 @@ from ..widgets import grid
 from .base import Body, Key, View, moved
 
 
-class Collectives(View):
+class CollectivesView(View):
     name = "collectives"
     key = "c"
     title = "Collectives"

@@ -130,7 +130,7 @@ def figures(row: RankRow) -> list[tuple[str, str]]:
     return [figure for figure in shown if figure[1]]
 
 
-class Table:
+class RankTable:
     """The columns that a screen of that width has for this picture."""
 
     def __init__(self, picture: Picture, width: int) -> None:

@@ -235,7 +235,7 @@ def _entry(name: str, explained: str, width: int, tone: str) -> list[Line]:
     ]
 
 
-class Filter(ModalScreen[None]):
+class FilterInput(ModalScreen[None]):
     """Asks for the text that lines must contain, which counts while it is typed; empty: all."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave")]

@@ -9,7 +9,7 @@ from ..rows import MOST_ROWS
 from ..text import Line, clip, line
 from ..widgets import heat, strip
 from .base import Body, Key, View, moved, no_rank
-from .columns import COLUMNS, SORTS, Table
+from .columns import COLUMNS, SORTS, RankTable
 
 HEADER = 6
 """Lines of the header and the foot, where nothing was found."""
@@ -56,7 +56,7 @@ class Overview(View):
         if len(picture.states) > MOST_ROWS:
             return self._map(picture, width, height)
         rows = self.rows(picture)
-        table = Table(picture, width)
+        table = RankTable(picture, width)
         head = table.head(self.sort, self._arrow)
         if not rows:
             return Body(top=[head], lines=[self.nothing_matches()])
@@ -133,7 +133,7 @@ class Overview(View):
         lines = heat.heat_lines(picture.states, width, picture.culprits, chosen)
         selected = picture.rows.get(chosen)
         odd = [row for row in self.rows(picture) if row is not selected or row.culprit]
-        table = Table(picture, width)
+        table = RankTable(picture, width)
         below: list[Line] = [table.head(self.sort, self._arrow)]
         if selected is not None and not selected.culprit:
             below.append(table.row(selected))

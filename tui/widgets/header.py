@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 from ...record.kinds import kind_of
 from ...record.wording import LOOK_HERE, counted, ranks_text
-from ..picture import Found, Picture, Stage
+from ..picture import Picture, Problem, Stage
 from ..text import Line, called_at, clip, duration, fit, line, width_of, wrap
 
 BADGES = {
@@ -184,7 +184,7 @@ def _where(picture: Picture, width: int) -> list[Line]:
     return lines
 
 
-def _found(found: Found, width: int, below: Sequence[Line] = ()) -> list[Line]:
+def _found(found: Problem, width: int, below: Sequence[Line] = ()) -> list[Line]:
     """The finding in the most lines that it may have, those that stand `below` it included."""
     tone = "bad" if found.is_error else "warn"
     who = f"  ▸ {ranks_text(found.culprits)}" if found.culprits else ""

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..picture import Doing, RankRow, Timeline, Track
+from ..picture import Letter, RankRow, Timeline, Track
 from ..text import Line, Piece, clip, fit
 
 LABEL = 6
 SHARE = 13
 LEAST_CELLS = 20
-LOOKS: dict[Doing, tuple[str, str, str]] = {
-    Doing.COMPUTING: ("─", "good", "computing"),
-    Doing.BACKGROUND: ("═", "good", "computing, with a call in the background"),
-    Doing.CALLING: ("█", "busy", "in a call"),
-    Doing.WAITING: ("▒", "warn", "waiting for others"),
-    Doing.PAUSED: ("B", "warn", "breakpoint"),
-    Doing.NOTHING: (" ", "", ""),
+LOOKS: dict[Letter, tuple[str, str, str]] = {
+    Letter.COMPUTING: ("─", "good", "computing"),
+    Letter.BACKGROUND: ("═", "good", "computing, with a call in the background"),
+    Letter.CALLING: ("█", "busy", "in a call"),
+    Letter.WAITING: ("▒", "warn", "waiting for others"),
+    Letter.PAUSED: ("B", "warn", "breakpoint"),
+    Letter.NOTHING: (" ", "", ""),
 }
 """By doing: the sign, its tone, its meaning."""
 _BY_LETTER = {doing.value: (sign, tone) for doing, (sign, tone, _) in LOOKS.items()}
 _FIRST = "".join(
     doing.value
     for doing in (
-        Doing.WAITING,
-        Doing.PAUSED,
-        Doing.CALLING,
-        Doing.BACKGROUND,
-        Doing.COMPUTING,
-        Doing.NOTHING,
+        Letter.WAITING,
+        Letter.PAUSED,
+        Letter.CALLING,
+        Letter.BACKGROUND,
+        Letter.COMPUTING,
+        Letter.NOTHING,
     )
 )
 """The order of doings that took equally long: the first of these is shown."""

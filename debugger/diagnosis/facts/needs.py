@@ -1,21 +1,19 @@
-"""What a wait needs in order to end.
+"""What a wait needs in order to end, by the model of `blocking`.
 
-    wait                             ends when                                      certain?
-    all_reduce, barrier, ...         all absent members come                        yes
-    broadcast, scatter: not root     the root comes                                 yes
-                                     the root is there, others are absent           after a while
-    broadcast, scatter: root         absent members come                            after a while
-    reduce, gather: root             all absent members come                        yes
-    reduce, gather: not root         absent members come                            after a while
-    recv from b                      b sends                                        yes
-    recv from any                    any member sends                               yes
-    send to b                        b receives (or a buffer takes it)              after a while
-    new_group                        all members create it                          yes
-    init_process_group               all ranks of the world come                    yes
-    store, destroy, breakpoint       cannot be judged: as good as computing         -
-    any of them, asked for only      as above, once the hang timeout has passed     -
-    an asynchronous call, DETAIL     by itself: its thread waits for the others     -
-                                     for a second, not for its end
+    the model says that it waits for    it ends when                             certain?
+    all                                 all absent members come                  yes
+    the root                            the root comes                           yes
+                                        the root is there, others are absent     after a while
+    nobody                              absent members come                      after a while
+    recv from b                         b sends                                  yes
+    recv from any                       any member sends                         yes
+    send to b                           b receives (or a buffer takes it)        after a while
+    new_group                           all members create it                    yes
+    init_process_group                  all ranks of the world come              yes
+    store, destroy, breakpoint          cannot be judged: as good as computing   -
+    any of them, asked for only         as above, once the hang timeout passed   -
+    an asynchronous call, DETAIL        by itself: its thread waits for the      -
+                                        others for a second, not for its end
 
 "After a while": nobody knows whether such a call has to wait, so that it does is concluded from
 its waiting: `settle_s`, and the time that its bytes may take at 100 MB/s. Which of the absent
@@ -31,6 +29,7 @@ from ...record.signature import ANY_SOURCE
 from ...record.sizes import larger_side_bytes
 from ...record.snapshot import Call, Creation
 from ..limits import SECOND_NS
+from .blocking import WaitsFor, certainly
 from .channels import Channels
 from .world import DEFAULT_GROUP, Pending, World
 
@@ -70,6 +69,12 @@ class Needs:
             self._memo[memo] = self._shared.setdefault(need, need) if need else None
         return self._memo[memo]
 
+    def of_all(self, rank: int) -> list[Need] | None:
+        """What the waits of the rank need; None when it is in none, or one may end by itself."""
+        rows = [self.of(pending) for pending in self.world.pending(rank)]
+        found = [need for need in rows if need is not None]
+        return found if found and len(found) == len(rows) else None
+
     def likely(self, pending: Pending) -> frozenset[int]:
         """Of the ranks that could end the wait, those that most likely should: who has sent less
         than the others to a receive from any source, else all of them."""
@@ -99,15 +104,15 @@ class Needs:
         view = self.world.view(pending.rank, call.group)
         if view is None:
             return None
-        certain = "all" if call.agrees else pending.rule.certain
-        root = call.signature.root
-        if certain == "all" or (certain == "to_root" and pending.rank == root):
+        waits_for = WaitsFor.ALL if call.agrees else certainly(call.signature, pending.rank)
+        if waits_for is WaitsFor.ALL:
             key = (id(view), call.seq)
             if key not in self._alike:
                 self._alike[key] = _need(self.world.absent(view, call.seq))
             return self._alike[key]
+        root = call.signature.root
         absent = self.world.absent(view, call.seq) - {pending.rank}
-        if certain == "root" and root in absent:
+        if waits_for is WaitsFor.ROOT and root in absent:
             return _need(frozenset({root}))
         return _need(absent, any_of=True, certain=False)
 

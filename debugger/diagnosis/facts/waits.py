@@ -56,10 +56,8 @@ def waits(snapshot: Snapshot, limits: Limits | None = None) -> Waits:
         if not pending:
             continue
         found = []
-        wanted: list[Need | None] = []
         for one in pending:
             need = needs.of(one)
-            wanted.append(need)
             if need is not None:
                 known = since.get(id(need), (need, one.wait.since_ns))[1]
                 since[id(need)] = (need, min(known, one.wait.since_ns))
@@ -75,9 +73,9 @@ def waits(snapshot: Snapshot, limits: Limits | None = None) -> Waits:
                 )
             )
         rows[rank] = tuple(found)
-        certain = [need for need in wanted if need is not None]
-        if len(certain) == len(wanted) and world.ranks[rank].free_threads <= 0:
-            waiting[rank] = certain
+        every = needs.of_all(rank)
+        if every is not None and world.ranks[rank].free_threads <= 0:
+            waiting[rank] = every
     awaited: dict[int, int] = {}
     for need, since_ns in since.values():
         if not need.any_of:

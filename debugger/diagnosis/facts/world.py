@@ -13,7 +13,6 @@ from functools import cached_property
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Activity, CallState, GroupState, Phase
 from ...record.notes import CaughtExceptionNote, ExceptionNote, LayerOffNote, NoteData
-from ...record.ops import UNKNOWN, Op, op_of
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snapshot, Wait
 from ..limits import SECOND_NS, Limits
 
@@ -57,10 +56,6 @@ class Pending:
     def site(self) -> CallSite | None:
         """Where the thread stands: for an asynchronous call, where it waits for the handle."""
         return self.wait.site or (self.call.site if self.call else None)
-
-    @property
-    def rule(self) -> Op:
-        return op_of(self.call.signature.op) if self.call else UNKNOWN
 
 
 class World:

@@ -19,11 +19,8 @@ from ...record.limits import SHOWN_RANKS
 from ...record.wording import ranks_text
 from ..facts.world import DEFAULT_GROUP, OF_MESH, World
 from ..findings import Finding, RankEvidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import TOGETHER_NS, Candidate
 from ..story import changed
-
-TOGETHER_NS = SECOND_NS // 4
-"""Ranks that are about to make the same mistake come as soon as this."""
 
 
 def alike(world: World, candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -47,7 +47,7 @@ def _provable(world: World, needs: Needs) -> Waiting:
     waiting = {}
     for number, rank in world.ranks.items():
         if rank.free_threads == 0 and rank.waits and _may_be_judged(world, number):
-            rows = _needs(world, needs, number)
+            rows = needs.of_all(number)
             if rows is not None and world.stable(number):
                 waiting[number] = rows
     return waiting
@@ -61,7 +61,7 @@ def _suspected(world: World, needs: Needs) -> Waiting:
         busy = rank.free_threads > 0 and (rank.process.cpu_busy or rank.process.state == "R")
         if busy or any(world.waited_ns(w) < world.limits.hang_ns for w in rank.waits):
             continue
-        rows = _needs(world, needs, number)
+        rows = needs.of_all(number)
         if rows is not None:
             waiting[number] = rows
     return waiting
@@ -73,17 +73,6 @@ def _may_be_judged(world: World, rank: int) -> bool:
         and not world.ended(rank)
         and world.ranks[rank].process.state not in STOPPED
     )
-
-
-def _needs(world: World, needs: Needs, rank: int) -> list[Need] | None:
-    """What the rank's threads need, or None if one of them may go on by itself."""
-    rows = []
-    for pending in world.pending(rank):
-        need = needs.of(pending)
-        if need is None:
-            return None
-        rows.append(need)
-    return rows or None
 
 
 def _cycles(

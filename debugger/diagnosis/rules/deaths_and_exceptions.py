@@ -22,12 +22,10 @@ from ..facts.exceptions import is_communication_error, last_exception
 from ..facts.other_models import models_text, other_models
 from ..facts.world import World, exit_status, exited_ns
 from ..findings import Finding
-from ..limits import Candidate
+from ..limits import TOGETHER_NS, Candidate
 
 WEAK_SIGNALS = POLITE_SIGNALS | {signals.SIGABRT}
 LEAVING_NS = 20_000_000_000
-TOGETHER_NS = 250_000_000
-"""Ranks killed by the same signal within this time are one finding: one cause killed them."""
 
 
 def endings(world: World) -> list[Candidate]:

@@ -32,6 +32,7 @@ from ...record.notes import (
 from ...record.signature import ANY_SOURCE
 from ...record.sizes import call_bytes
 from ...record.snapshot import Call
+from ...record.states import RankState
 from ...record.wording import at_site, call_text, numbered, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
@@ -388,7 +389,7 @@ def _message(
     if rounds:
         made = world.ranks[peer].calls
         how = "finished" if world.ended(peer) else "destroyed the group"
-        waits = "needed it in" if failed else "waits in"
+        waits = "needed it in" if failed else RankState.WAITS_IN
         message = (
             f"rank {peer} {how} after {made} call{'s' if made != 1 else ''}, and {rounds} messages "
             f"with rank {rank}, but rank {rank} {waits} {text}"

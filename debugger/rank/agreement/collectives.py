@@ -48,10 +48,10 @@ class Agreement:
         self._level = level
         self._sockets = sockets
         self._blocking = messages.BlockingMessages()
-        self._guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._guards: weakref.WeakSet[GroupGuard] = weakref.WeakSet()
 
     def observe(self) -> None:
-        """From now on the level switches the guards of all groups."""
+        """Lets the level switch the guards of all groups."""
         self._level.on_detail(self._switch_all)
 
     def _switch_all(self, on: bool) -> None:
@@ -62,7 +62,7 @@ class Agreement:
         """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
         if len(record.ranks) < 2 or not _reaches(record):
             return
-        made = Guard(self._recorder, record, store, self._sockets)
+        made = GroupGuard(self._recorder, record, store, self._sockets)
         record.keeper = made
         self._guards.add(made)
         if self._level.is_detail():
@@ -86,7 +86,7 @@ def _reaches(record: GroupRecord) -> bool:
     return UNREACHABLE.isdisjoint(by_device(record.backend).values())
 
 
-class Guard:
+class GroupGuard:
     """The guard of one group, on one rank. `enter` takes the place of the backend's method."""
 
     def __init__(
@@ -250,12 +250,12 @@ class Guard:
         )
 
     def _stop(self) -> None:
-        """From now on calls go to the backend at once."""
+        """Lets calls go to the backend at once."""
         self._ended = True
         self._record.guard = None
 
     def retract(self) -> None:
-        """In a forked child: the network is its parent's."""
+        """Retracts in a forked child: the network is its parent's."""
         self._stop()
         self._record.pairs = None
         self._store = None

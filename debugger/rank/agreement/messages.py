@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor, strided
 
 from distcore.errors import DeadlineExceeded, GroupFailed
-from distcore.tcp.side_channel import NOTE_BYTES, Note, SideChannel
+from distcore.tcp.side_channel import NOTE_BYTES, SideChannel, SideNote
 
 from ...record.dispute import message_difference
 from ...record.limits import LOOK_EVERY_S, MOST_S
@@ -145,7 +145,9 @@ class PairGuard:
         loose = self._loose[peer].is_set() if mine.op == "send" else self._loose_here
         return None if loose else peer
 
-    def _exchange(self, peer: int, mine: Signature, known: Known, limit_s: float) -> Note | None:
+    def _exchange(
+        self, peer: int, mine: Signature, known: Known, limit_s: float
+    ) -> SideNote | None:
         """Tell the other side; what it will say. None where the group has ended: then the backend
         says so in its own way."""
         said = known.exact.to_bytes(_HASH_BYTES, "little") + known.text.encode()
@@ -165,7 +167,7 @@ class PairGuard:
                 with contextlib.suppress(GroupFailed):
                     self._channel.post_note(peer, _LOOSE_LANE, b"", MOST_S)
 
-    def _await(self, heard: Note, peer: int, mine: Signature) -> None:
+    def _await(self, heard: SideNote, peer: int, mine: Signature) -> None:
         """Until the note is here, or nobody needs it."""
         here = threading.Event()
         heard.when_over(here.set)
@@ -175,7 +177,7 @@ class PairGuard:
             if mine.op == "send" and loose.is_set():
                 return
 
-    def _compare(self, heard: Note, peer: int, mine: Signature, known: Known) -> None:
+    def _compare(self, heard: SideNote, peer: int, mine: Signature, known: Known) -> None:
         """Raise the finding, if both sides have told and differ; or the group's timeout."""
         if not heard.over:
             return
@@ -198,8 +200,8 @@ class PairGuard:
             finding.put_on_record(self._recorder, self._recorder.safe_site(sys._getframe(1)))
             raise finding.raised()
 
-    def _compare_later(self, heard: Note, peer: int, mine: Signature, known: Known) -> None:
-        """The same for a call that has entered the backend: the finding is put on record."""
+    def _compare_later(self, heard: SideNote, peer: int, mine: Signature, known: Known) -> None:
+        """Compares a call that has entered the backend: the finding is put on record."""
         try:
             self._compare(heard, peer, mine, known)
         except RuntimeError:

@@ -34,7 +34,7 @@ class Console:
         self.complete: Callable[[str, str, int, int], list[str]] = lambda *_: []
 
     def open(self, listener: socket.socket) -> None:
-        """From now on terminals may come."""
+        """Lets terminals come."""
         self._listener = listener
 
     def shut(self) -> None:

@@ -56,7 +56,7 @@ class OnDemand:
         self._one = threading.Lock()
 
     def observe(self) -> None:
-        """From now on the main thread can be asked."""
+        """Lets the main thread be asked."""
         self._main_thread.on_return(self._trace_from)
 
     def adopt(self) -> None:

@@ -15,7 +15,7 @@ BREAK = "DISTDEBUG_BREAK"
 """The places, one a line, with absolute names of files."""
 
 
-class Places:
+class BreakPlaces:
     """Places as they were given, by what they are about."""
 
     def __init__(self, places: Sequence[BreakAt]) -> None:
@@ -27,7 +27,7 @@ class Places:
                 self._ranks.setdefault(key, []).append(one.rank)
 
     @classmethod
-    def from_environment(cls) -> Places:
+    def from_environment(cls) -> BreakPlaces:
         """Reads what the command line said. What cannot be read was not written by it."""
         found = []
         for text in filter(None, os.environ.get(BREAK, "").split("\n")):

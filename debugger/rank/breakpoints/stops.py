@@ -24,7 +24,7 @@ from ...record.runs.run_directory import is_live
 from ...record.safe_text.whole_numbers import whole_number
 from ...record.wording import printable
 from .. import torch_private
-from ..limits import SUPERVISOR_EVERY_S
+from ..limits import SELDOM_S
 from ..log.own_faults import at_exit, report_own_fault, say
 from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
@@ -34,7 +34,7 @@ from . import editors
 from .console import Console
 from .editors import Editors
 from .on_demand import LookOnce, OnDemand
-from .places import Places
+from .places import BreakPlaces
 
 if TYPE_CHECKING:
     from .prompt import RankPdb
@@ -61,7 +61,7 @@ class Breakpoints:
         self._console = Console(self._look)
         self._editors = Editors()
         self._looked_s = 0.0
-        self.places = Places.from_environment()
+        self.places = BreakPlaces.from_environment()
         self._blind = False
 
     def observe(self, look_once: LookOnce) -> None:
@@ -160,7 +160,7 @@ class Breakpoints:
         return own.only_files(frame, event, arg)
 
     def end(self) -> None:
-        """The process ends."""
+        """Ends the prompts with the process."""
         if getpid() == self._owner:
             self._console.end(f"{self._prompt()} has ended")
 
@@ -316,7 +316,7 @@ class Breakpoints:
         before, nobody may come any more."""
         self._recorder.waits.check()
         now_s = time.monotonic()
-        if self._supervised and now_s - self._looked_s >= SUPERVISOR_EVERY_S:
+        if self._supervised and now_s - self._looked_s >= SELDOM_S:
             self._looked_s = now_s
             if not is_live(self._directory):
                 self._console.left = True

@@ -15,7 +15,7 @@ _MOST_ELEMENTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class MemoryLayout:
     """`start` is the address of the element whose indices are all 0; strides are in bytes."""
 
     start: int
@@ -66,7 +66,7 @@ def overlap(one: Range, other: Range) -> bool:
     return one[0] < other[1] and other[0] < one[1]
 
 
-def of_tensor(tensor: Tensor) -> Layout | None:
+def of_tensor(tensor: Tensor) -> MemoryLayout | None:
     """None where its memory is not the processor's, or not known."""
     if (
         type(tensor) not in (Tensor, Parameter)
@@ -77,18 +77,18 @@ def of_tensor(tensor: Tensor) -> Layout | None:
         return None
     size = tensor.element_size()
     steps = tuple(step * size for step in tensor.stride())
-    return Layout(tensor.data_ptr(), tuple(tensor.shape), steps, size)
+    return MemoryLayout(tensor.data_ptr(), tuple(tensor.shape), steps, size)
 
 
-def of_storage(storage: torch.UntypedStorage) -> Layout | None:
-    """The same for all of a storage."""
+def of_storage(storage: torch.UntypedStorage) -> MemoryLayout | None:
+    """Returns the layout of all of a storage."""
     size = storage.nbytes()
     if storage.device.type != "cpu" or not size:
         return None
-    return Layout(storage.data_ptr(), (size,), (1,), 1)
+    return MemoryLayout(storage.data_ptr(), (size,), (1,), 1)
 
 
-def of_array(array: Any) -> Layout:
-    """The same for one of numpy's."""
+def of_array(array: Any) -> MemoryLayout:
+    """Returns the layout of an array of numpy's."""
     start = int(array.__array_interface__["data"][0])
-    return Layout(start, tuple(array.shape), tuple(array.strides), int(array.itemsize))
+    return MemoryLayout(start, tuple(array.shape), tuple(array.strides), int(array.itemsize))

@@ -49,7 +49,7 @@ class LossScaling:
         self._watched = False
 
     def watch(self) -> None:
-        """From now on it is seen."""
+        """Begins to look for it."""
         if not self._watched:
             self._watched = True
             torch_private.on_loss_scaling(self._scales)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from .layout import Layout, of_array
+from .layout import MemoryLayout, of_array
 
 
 def _names(text: str) -> frozenset[str]:
@@ -39,7 +39,7 @@ _SHOWN = _names(
 _WRITES = {"fill": True, "partition": True, "sort": True, "put": False}
 """Methods that write: whether each element."""
 
-Access = tuple[Layout, str, bool]
+Access = tuple[MemoryLayout, str, bool]
 """The memory accessed, "read" or "written", and whether each element of it is."""
 
 

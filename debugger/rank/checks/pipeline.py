@@ -60,7 +60,7 @@ class Pipeline:
         self._once: Callable[[], None] | None = None
 
     def observe(self) -> None:
-        """From now on the level switches what belongs to it, in all groups."""
+        """Lets the level switch what belongs to it, in all groups."""
         self._level.on_detail(self._switch)
 
     def _switch(self, detail: bool) -> None:

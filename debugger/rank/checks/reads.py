@@ -40,7 +40,7 @@ READS = "the check of reads in flight"
 """In `Recorder.off`, where the check has failed."""
 
 
-class Pending:
+class PendingWrites:
     """An asynchronous call, and the memory that it writes."""
 
     def __init__(
@@ -60,11 +60,11 @@ class Pending:
         return work is None or not work.holds
 
 
-class Thread(threading.local):
+class ThreadReads(threading.local):
     """The calls that one thread has under way."""
 
     def __init__(self) -> None:
-        self.pending: list[Pending] = []
+        self.pending: list[PendingWrites] = []
         self.mode: Any = None
         self.entered = False
         self.recorder: Recorder | None = None
@@ -73,7 +73,7 @@ class Thread(threading.local):
         most."""
 
 
-_thread = Thread()
+_thread = ThreadReads()
 
 
 def watch(
@@ -96,7 +96,7 @@ def watch(
             seq = record.slot.issued - 1
             if not work.holds:
                 work.hold(in_flight.Held([], recorder, record, known, seq))
-            _thread.pending.append(Pending(work, writes, record, known, seq))
+            _thread.pending.append(PendingWrites(work, writes, record, known, seq))
             _enter()
             living = (reference() for reference in list(_thread.arrays.values()))
             if any(array is not None and _lies_in_pending(array) for array in living):
@@ -122,14 +122,14 @@ def over() -> None:
 
 
 def forget() -> None:
-    """In a forked child: what its parent has under way is no matter of its."""
+    """Forgets, in a forked child, the calls that its parent has under way."""
     _thread.pending = []
     if sys.getprofile() is _hear:
         sys.setprofile(None)
 
 
 def prepare() -> None:
-    """From now on it is known which tensors have given their memory to numpy."""
+    """Begins to note which tensors have given their memory to numpy."""
     torch_private.on_reads_past_operators(_look_past_operators, _gave)
 
 
@@ -170,7 +170,7 @@ def written(method: str, args: tuple[Any, ...], record: GroupRecord, known: Know
 
 
 def _look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before an operator of this thread's; raises the finding."""
+    """Looks at an operator of this thread's before it runs; raises the finding."""
 
     def of_operator() -> Iterator[Access]:
         for given, how, whole in torch_private.accesses(operator, args, kwargs):
@@ -248,7 +248,7 @@ def _look_at(accesses: Callable[[], Iterable[Access]], frame: FrameType) -> None
         recorder.check_failed(READS, error)
 
 
-def _judge(pending: Pending, how: str, by: FrameType) -> None:
+def _judge(pending: PendingWrites, how: str, by: FrameType) -> None:
     frame = _reader(by)
     recorder, work = _thread.recorder, pending.work()
     if frame is None or recorder is None or work is None or pending.pid != os.getpid():

@@ -67,7 +67,7 @@ class _Observed:
 
 
 def observe(recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> None:
-    """From now on every DistributedDataParallel is logged."""
+    """Logs every DistributedDataParallel."""
     watch = _Watch(recorder, level, unused)
     unused.observe()
     private.on_construction(watch.made)

@@ -34,7 +34,7 @@ MOST_NAMES = 64
 """Names on record; of further ones only how many."""
 
 
-class _Watched:
+class _WatchedModel:
     """A model: the names of its parameters, and those for which it waits."""
 
     __slots__ = ("group", "in_parts", "missing", "name", "names")
@@ -54,16 +54,16 @@ class UnusedParameters:
     def __init__(self, recorder: Recorder, verdict: VerdictWatch) -> None:
         self._recorder = recorder
         self._verdict = verdict
-        self._models: weakref.WeakKeyDictionary[Any, _Watched] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[Any, _WatchedModel] = weakref.WeakKeyDictionary()
 
     def observe(self) -> None:
-        """From now on the models of `watch` are looked at when a backward has ended."""
+        """Looks at the models of `watch` when a backward has ended."""
         private.on_backward_end(self._look, self._recorder.left_call)
 
     def watch(self, model: Any, name: str) -> None:
         """A DistributedDataParallel that was just made, of a module of class `name`."""
         group = getattr(model.process_group, "_record", None)  # none where the record had no room
-        self._models[model] = _Watched(name, group, private.parameter_names(model))
+        self._models[model] = _WatchedModel(name, group, private.parameter_names(model))
 
     def _look(self) -> None:
         recorder = self._recorder
@@ -102,7 +102,7 @@ class UnusedParameters:
 
 
 def _note(
-    kind: type[N], recorder: Recorder, model: Any, watched: _Watched, missing: list[int]
+    kind: type[N], recorder: Recorder, model: Any, watched: _WatchedModel, missing: list[int]
 ) -> N:
     reduced = list(watched.names)  # ids, which are nobody else's: the reducer keeps its parameters
     left = [reduced[index] for index in missing if index < len(reduced)]

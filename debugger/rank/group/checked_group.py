@@ -173,7 +173,7 @@ class CheckedGroup(ProcessGroup):
             keeper.close()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """For calls from now on that have no time limit of their own."""
+        """Sets the limit of calls from now on that have no time limit of their own."""
         self._record.timeout_s = timeout.total_seconds()
         if not self._record.kept:
             self._inner.set_timeout(timeout)
@@ -203,7 +203,7 @@ class CheckedGroup(ProcessGroup):
         return self._split(self._inner.split_group, *args, **kwargs)
 
     def forbid(self, refuse: Callable[[str], NoReturn]) -> None:
-        """From now on every communication calls `refuse`, which raises: this is a forked child."""
+        """Makes every communication call `refuse`, which raises: this is a forked child."""
         self._forget()
         self._refuse = refuse
         if self._record.keeper is not None:
@@ -220,7 +220,7 @@ class CheckedGroup(ProcessGroup):
         return getattr(self._inner, name)(*args, **kwargs)
 
     def _lane(self, recorder: Recorder, name: str, method: Method) -> Lane:
-        """For the calls of this method, of which this is the first."""
+        """Makes the lane for the calls of this method, of which this is the first."""
         monitors = method.op == "monitored_barrier"
         forward = self._monitored if monitors else getattr(self._inner, name)
         lane = Lane(recorder, self._record, forward, self._record.known[method.op])

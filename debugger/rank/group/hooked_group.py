@@ -24,7 +24,7 @@ from ..log.own_faults import report_own_fault
 from ..record import describe
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private import group_hooks
-from ..torch_private.group_hooks import Found
+from ..torch_private.group_hooks import FoundGroup
 from . import gpu_completion, outstanding
 
 _MOST_KEPT = 100_000
@@ -88,7 +88,7 @@ class HookedGroup:
     """A group of this process that was found. `found`: the group; `record`: its place in the flight
     record."""
 
-    def __init__(self, recorder: Recorder, found: Found, record: GroupRecord) -> None:
+    def __init__(self, recorder: Recorder, found: FoundGroup, record: GroupRecord) -> None:
         self.found = found
         self.record = record
         self.live = False
@@ -256,11 +256,10 @@ def facts_of(op: str, told: Any) -> describe.Facts:
     given, result = told.input_tensors, told.output_tensors
     row = OPS[op]
     principal, others = (result, given) if row.pattern is Pattern.SCATTER else (given, result)
-    root = int(told.root) if row.root else None
     facts = (
         tuple((one.dtype, one.shape, one.is_cpu) for one in principal),
         tuple((one.dtype, one.shape, None) for one in others),
         None,
-        root,
+        int(told.root) if row.root else None,
     )
     return (*facts, ((), ())) if row.form == (Pattern.ALL_TO_ALL, True) else facts

@@ -54,7 +54,7 @@ class Handle(weakref.ref[Tracked]):
 
 
 @dataclass
-class Asked:
+class AskedHandle:
     """A thread that has asked in vain whether a call is over, so many times, at this line. `codes`:
     the functions in which it did so, innermost first."""
 
@@ -74,7 +74,7 @@ awaited: dict[int, Tracked] = {}
 have dropped the handle (DDP does), so it is kept here until the call is done."""
 kept: dict[int, Tracked] = {}
 """Calls of torch's own whose handle the program is given, and need not wait for."""
-asked: dict[int, Asked] = {}
+asked: dict[int, AskedHandle] = {}
 """The calls of which the program has asked in vain whether they are over."""
 barriers: dict[int, dict[Function, int]] = {}
 """The last barriers that groups have returned from, for groups where that means that all calls
@@ -163,7 +163,7 @@ def pending() -> list[int]:
 
 
 def forget() -> None:
-    """In a forked child: these calls are the parent's."""
+    """Forgets the calls in a forked child: they are the parent's."""
     works.clear()
     awaited.clear()
     kept.clear()

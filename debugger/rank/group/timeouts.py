@@ -107,7 +107,7 @@ class Timeouts:
         """The groups whose timeout gloo keeps."""
 
     def observe(self) -> None:
-        """From now on deadlines are put off by breakpoints."""
+        """Has deadlines put off by breakpoints."""
         deadline.set_held(self.held_s)
         torch_private.on_group_timeout(_changed)
 
@@ -140,7 +140,7 @@ class Timeouts:
     # -- who is held ---------------------------------------------------------------------------
 
     def held_s(self, began: float, now: float) -> float:
-        """For how long of that time somebody stood at a breakpoint."""
+        """Returns for how long of that time a rank was at a breakpoint."""
         self._look_for_stops(now)
         spans = list(self._pauses)
         if self._paused_since is not None:

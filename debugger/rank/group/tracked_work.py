@@ -14,11 +14,11 @@ from ...record.writing.slots import ThreadSlot
 from ..checks import reads
 from ..checks.in_flight import Held
 from ..record.forwarding_work import ForwardingWork, OverWork
-from ..record.lanes import NOWHERE, Line
+from ..record.lanes import NOWHERE, CallLine
 from ..record.recorder import Known, Recorder
 from ..record.waiting import NO_TIMEOUT, whole
 from . import gpu_completion, outstanding
-from .outstanding import Asked, Handle, dropped
+from .outstanding import AskedHandle, Handle, dropped
 
 _getframe = sys._getframe
 _works, _awaited, _kept = outstanding.works, outstanding.awaited, outstanding.kept
@@ -45,7 +45,7 @@ class TrackedWork(ForwardingWork):
     _recorder: Recorder
     _number: int
     _known: Known
-    _line: Line
+    _line: CallLine
     _open: bool
     _after: Callable[[], None] | None
     _held: Held | None
@@ -221,7 +221,7 @@ class TrackedWork(ForwardingWork):
         above = frame.f_back
         codes = (frame.f_code,) if above is None else (frame.f_code, above.f_code)
         thread, native_id = threading.get_ident(), threading.get_native_id()
-        _asked[self._number] = Asked(thread, native_id, codes, self._site(frame))
+        _asked[self._number] = AskedHandle(thread, native_id, codes, self._site(frame))
 
     def poll(self) -> bool:
         """Whether the call is complete, which is put on record if so; asked by the layer itself."""
@@ -266,7 +266,7 @@ def track(
     number: int,
     known: Known,
     after: Callable[[], None] | None = None,
-    line: Line = NOWHERE,
+    line: CallLine = NOWHERE,
     held: Held | None = None,
 ) -> TrackedWork:
     """The handle for the backend's `work`, of a call made at this line. Looks at the buffers that

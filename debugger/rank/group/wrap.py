@@ -28,7 +28,7 @@ _MOST_SPLITS = 64
 """The most splits of a group on record: programs make them at the start."""
 
 
-class Agreement(Protocol):
+class GroupAgreement(Protocol):
     """The agreement of a group's ranks on what they do."""
 
     def guard(self, record: GroupRecord, store: Any) -> None:
@@ -53,7 +53,7 @@ class Groups:
         forks: Forks,
         timeouts: Timeouts,
         pipeline: Pipeline,
-        agreement: Agreement,
+        agreement: GroupAgreement,
         in_cleanup: Callable[[int, bool], None],
     ) -> None:
         self._recorder = recorder
@@ -91,7 +91,7 @@ class Groups:
             torch_private.creation_was_not_seen()
 
     def observe(self) -> None:
-        """From now on every new group is observed."""
+        """Observes every new group."""
         torch_private.try_a_front()
         torch_private.try_tensor_guards()
         torch_private.on_group_creation(self._creation)
@@ -244,7 +244,7 @@ class Groups:
         return outer
 
     def _note_split(self, record: GroupRecord, number: int, ranks: Any) -> None:
-        """Before it, for the backend may wait for the others of the part."""
+        """Notes a split before it is made, for the backend may wait for the others of the part."""
         if number >= _MOST_SPLITS:
             return
         try:

@@ -15,13 +15,13 @@ import torch.distributed as dist
 
 from ...record.ops import OPS, POINT_TO_POINT, Operand
 from ..record.describe import METHODS, tensors_in
-from .call import Call
+from .call import InjectedCall
 from .context import CannotHappen
 
 Shape = tuple[int, ...]
 
 
-def change(call: Call, what: str, to: Any) -> Call:
+def change(call: InjectedCall, what: str, to: Any) -> InjectedCall:
     """The call with another `what`: `to`, or where that is None one that differs in any case."""
     return _CHANGES[what](call, to)
 
@@ -29,7 +29,7 @@ def change(call: Call, what: str, to: Any) -> Call:
 # -- tensors ---------------------------------------------------------------------------------------
 
 
-def _shape(call: Call, to: Sequence[int] | None) -> Call:
+def _shape(call: InjectedCall, to: Sequence[int] | None) -> InjectedCall:
     _need_tensors(call)
     op = OPS[call.op]
     if op.splits and op.inputs is Operand.WHOLE:
@@ -75,7 +75,7 @@ def _resized(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return made
 
 
-def _dtype(call: Call, to: str | None) -> Call:
+def _dtype(call: InjectedCall, to: str | None) -> InjectedCall:
     _need_tensors(call)
     first, *rest = call.given
 
@@ -103,7 +103,7 @@ def _other_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype is torch.int32 else torch.int32
 
 
-def _need_tensors(call: Call) -> None:
+def _need_tensors(call: InjectedCall) -> None:
     if next(tensors_in(call.given[:2]), None) is None:
         raise CannotHappen(f"{call.op} has no tensors", here=True)
 
@@ -118,7 +118,7 @@ def _mapped(argument: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 # -- options ---------------------------------------------------------------------------------------
 
 
-def _reduce_op(call: Call, to: str | None) -> Call:
+def _reduce_op(call: InjectedCall, to: str | None) -> InjectedCall:
     if not OPS[call.op].reduces:
         raise CannotHappen(f"{call.op} has no reduce op", here=True)
     options = _copied_options(call)
@@ -133,7 +133,7 @@ def _reduce_op(call: Call, to: str | None) -> Call:
     return _with_options(call, options)
 
 
-def _root(call: Call, to: int | None) -> Call:
+def _root(call: InjectedCall, to: int | None) -> InjectedCall:
     if not OPS[call.op].root:
         raise CannotHappen(f"{call.op} has no root", here=True)
     group = call.group
@@ -156,7 +156,7 @@ def _root(call: Call, to: int | None) -> Call:
     return changed.changed(first, every, *rest)
 
 
-def _copied_options(call: Call) -> Any:
+def _copied_options(call: InjectedCall) -> Any:
     """Options of the call's own, which may be changed: another call may have the same object."""
     options = call.options
     if not hasattr(options, "timeout"):
@@ -168,7 +168,7 @@ def _copied_options(call: Call) -> Any:
     return made
 
 
-def _with_options(call: Call, options: Any) -> Call:
+def _with_options(call: InjectedCall, options: Any) -> InjectedCall:
     args = list(call.given)
     args[METHODS[call.name].options_at or 0] = options
     return call.changed(*args)
@@ -177,7 +177,7 @@ def _with_options(call: Call, options: Any) -> Call:
 # -- messages and groups ---------------------------------------------------------------------------
 
 
-def _tag(call: Call, to: int | None) -> Call:
+def _tag(call: InjectedCall, to: int | None) -> InjectedCall:
     _need_message(call)
     *args, tag = call.given
     other = tag + 1 if to is None else to
@@ -186,7 +186,7 @@ def _tag(call: Call, to: int | None) -> Call:
     return call.changed(*args, other)
 
 
-def _peer(call: Call, to: int | None) -> Call:
+def _peer(call: InjectedCall, to: int | None) -> InjectedCall:
     _need_message(call)
     if call.name == "recv_anysource":
         raise CannotHappen("a receive from any source has no peer", here=True)
@@ -201,7 +201,7 @@ def _peer(call: Call, to: int | None) -> Call:
     return call.changed(tensors, other, tag)
 
 
-def _need_message(call: Call) -> None:
+def _need_message(call: InjectedCall) -> None:
     if call.op not in POINT_TO_POINT:
         raise CannotHappen(f"{call.op} goes to no single peer: it is no send or recv", here=True)
 
@@ -212,7 +212,7 @@ def _group_rank(group: Any, rank: int) -> int:
     return int(group.ranks.index(rank))
 
 
-def _group(call: Call, to: str | None) -> Call:
+def _group(call: InjectedCall, to: str | None) -> InjectedCall:
     group = call.group
     others = [one for one in group.siblings() if to is None or to in one.names]
     # Where there is a part for each rank, the other group must be of the same size.
@@ -236,7 +236,7 @@ def _group(call: Call, to: str | None) -> Call:
 # would be overwritten.
 
 
-def _split(call: Call, to: Sequence[int] | None) -> Call:
+def _split(call: InjectedCall, to: Sequence[int] | None) -> InjectedCall:
     """Move a row from what one peer gets to what another does; `to`: the rows of all peers."""
     if not OPS[call.op].splits:
         raise CannotHappen(f"{call.op} has no splits", here=True)
@@ -252,7 +252,7 @@ def _split(call: Call, to: Sequence[int] | None) -> Call:
     )
 
 
-def _split_shape(call: Call, to: Sequence[int] | None) -> Call:
+def _split_shape(call: InjectedCall, to: Sequence[int] | None) -> InjectedCall:
     """An input with another number of rows, for an all-to-all of one tensor."""
     output, given, out_splits, in_splits, *rest = _with_splits(call)
     rows = int(to[0]) if to else sum(in_splits) + 1
@@ -266,7 +266,7 @@ def _split_shape(call: Call, to: Sequence[int] | None) -> Call:
     return call.changed(output, _rows(given, rows), list(out_splits), sends, *rest)
 
 
-def _with_splits(call: Call) -> list[Any]:
+def _with_splits(call: InjectedCall) -> list[Any]:
     """The arguments, with splits where the program gave none."""
     output, given, out_splits, in_splits, *rest = call.given
     size = call.group.size()
@@ -275,7 +275,7 @@ def _with_splits(call: Call) -> list[Any]:
     return [output, given, list(out_splits) or even_out, list(in_splits) or even_in, *rest]
 
 
-def _in_lists(call: Call, to: Sequence[int] | None) -> Call:
+def _in_lists(call: InjectedCall, to: Sequence[int] | None) -> InjectedCall:
     outputs, inputs, *rest = call.given
     if any(tensor.dim() == 0 for tensor in inputs):
         raise CannotHappen("tensors without dimensions have no rows to move", here=True)
@@ -288,7 +288,7 @@ def _in_lists(call: Call, to: Sequence[int] | None) -> Call:
     return call.changed(received, changed, *rest)
 
 
-def _chosen(call: Call, before: Sequence[int], to: Sequence[int] | None) -> list[int]:
+def _chosen(call: InjectedCall, before: Sequence[int], to: Sequence[int] | None) -> list[int]:
     if to is not None:
         if len(to) != len(before) or list(to) == list(before):
             raise CannotHappen(
@@ -316,7 +316,7 @@ def _rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     return made
 
 
-_CHANGES: dict[str, Callable[[Call, Any], Call]] = {
+_CHANGES: dict[str, Callable[[InjectedCall, Any], InjectedCall]] = {
     "shape": _shape,
     "dtype": _dtype,
     "reduce_op": _reduce_op,

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..record.describe import METHODS, tensors_in
-from .context import Group
+from .context import TargetGroup
 from .works import OtherWork
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class InjectedCall:
     """A call of `group`'s method `name`. `tensors`: what the program believes it to write, where
     that is not what it is made with."""
 
-    group: Group
+    group: TargetGroup
     name: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Call:
         """The tensors that it writes."""
         return tuple(tensors_in(self.given[0])) if self.given else ()
 
-    def changed(self, *args: Any, group: Group | None = None) -> Call:
+    def changed(self, *args: Any, group: TargetGroup | None = None) -> InjectedCall:
         """The call with these arguments instead, maybe of another group."""
         tensors = self.tensors if self.tensors is not None else self.written()
         return replace(self, args=args, kwargs={}, group=group or self.group, tensors=tensors)
@@ -59,25 +59,25 @@ class Call:
         return work if work is None or self.tensors is None else OtherWork(work, self.tensors)
 
 
-def skip(call: Call) -> Any:
+def skip(call: InjectedCall) -> Any:
     """Returns a handle as if the call had been made; None for a call that returns nothing."""
     return None if call.op == "monitored_barrier" else OtherWork(None, call.written())
 
 
-def make_twice(call: Call) -> Any:
+def make_twice(call: InjectedCall) -> Any:
     """Makes the call twice in a row; both are waited for when the program waits for the call."""
     first = call.make()
     second = call.make()
     return second if second is None else OtherWork(second, call.written(), also=first)
 
 
-def postpone(call: Call) -> Any:
+def postpone(call: InjectedCall) -> Any:
     """Until after the group's next call."""
     call.group.postponed.append(call)
     return skip(call)
 
 
-def make_postponed(group: Group) -> None:
+def make_postponed(group: TargetGroup) -> None:
     """The call that this one has changed places with, and wait for it: its handle is long gone."""
     while group.postponed:
         call = group.postponed.popleft()

@@ -21,7 +21,7 @@ class CannotHappen(Exception):
         self.here = here
 
 
-class Group(Protocol):
+class TargetGroup(Protocol):
     """A group of this rank, as faults see it."""
 
     ranks: tuple[int, ...]
@@ -44,7 +44,7 @@ class Group(Protocol):
     def place(self, seq: int) -> str:
         """`#17 of group "tp"`."""
 
-    def siblings(self) -> Sequence[Group]:
+    def siblings(self) -> Sequence[TargetGroup]:
         """The other groups of this rank that have more ranks than this one."""
 
     def make_call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -61,7 +61,7 @@ class Context:
     frame: FrameType | None
     recorder: Recorder
     announce: Callable[[], None]
-    group: Group | None
+    group: TargetGroup | None
 
 
 def at_users_line(frame: FrameType | None, source: str, names: Mapping[str, Any]) -> None:

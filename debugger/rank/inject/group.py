@@ -12,20 +12,20 @@ from typing import Any, Protocol
 
 from ..group.checked_group import CheckedGroup
 from ..record.describe import METHODS
-from .call import Call
-from .context import Group
+from .call import InjectedCall
+from .context import TargetGroup
 
 
 class Faults(Protocol):
     """The injector of faults in this process."""
 
-    def at_call(self, call: Call) -> Any:
+    def at_call(self, call: InjectedCall) -> Any:
         """Returns what is due at this call of the program's; None: it is made as it is."""
 
-    def make(self, call: Call, due: Any) -> Any:
+    def make(self, call: InjectedCall, due: Any) -> Any:
         """Make the call as the faults that are due will have it."""
 
-    def siblings(self, group: Group) -> Sequence[Group]:
+    def siblings(self, group: TargetGroup) -> Sequence[TargetGroup]:
         """The other groups of this rank that have more ranks than one."""
 
 
@@ -36,7 +36,7 @@ class InjectedGroup(CheckedGroup):
     """Given as soon as the group is attached."""
     ranks: tuple[int, ...]
     issued: int
-    postponed: deque[Call]
+    postponed: deque[InjectedCall]
 
     def attach(self, *args: Any, **kwargs: Any) -> None:
         """Attaches the group to its backend, as the parent does."""
@@ -58,12 +58,12 @@ class InjectedGroup(CheckedGroup):
         """`#17 of group "tp"`."""
         return self._record.place(seq)
 
-    def siblings(self) -> Sequence[Group]:
-        """See `Group`."""
+    def siblings(self) -> Sequence[TargetGroup]:
+        """See `TargetGroup`."""
         return self.faults.siblings(self)
 
     def make_call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """See `Group`."""
+        """See `TargetGroup`."""
         return getattr(CheckedGroup, name)(self, *args, **kwargs)
 
     @property
@@ -86,7 +86,7 @@ def _communication(name: str) -> Callable[..., Any]:
 
     def call(self: InjectedGroup, *args: Any, **kwargs: Any) -> Any:
         if self._refuse is None:  # else this is a forked child
-            made = Call(self, name, args, kwargs)
+            made = InjectedCall(self, name, args, kwargs)
             due = self.faults.at_call(made)
             if due is not None:
                 return self.faults.make(made, due)

@@ -36,8 +36,8 @@ from ..record import call_site, describe
 from ..record.recorder import Recorder
 from . import data, links, process, resources
 from .arguments import change
-from .call import WAYS, Call, make_postponed
-from .context import CannotHappen, Context, Group
+from .call import WAYS, InjectedCall, make_postponed
+from .context import CannotHappen, Context, TargetGroup
 from .group import InjectedGroup
 from .schedule import Armed, CallCounts
 
@@ -158,7 +158,7 @@ class Injector:
             if self._began_s is None:
                 self._began_s = time.monotonic()
 
-    def siblings(self, group: Group) -> Sequence[Group]:
+    def siblings(self, group: TargetGroup) -> Sequence[TargetGroup]:
         """See `Faults`."""
         return [one for one in self._usable() if one is not group and one.size() > 1]
 
@@ -168,7 +168,7 @@ class Injector:
 
     # -- what happens in the rank --------------------------------------------------------------
 
-    def at_call(self, call: Call) -> Due | None:
+    def at_call(self, call: InjectedCall) -> Due | None:
         """Returns what is due at this call of the program's; None: it is made as it is."""
         if self._is_off():
             return None
@@ -283,7 +283,7 @@ class Injector:
                 raise  # it was to be raised, or comes from a signal's handler
             self._fail(error)
 
-    def make(self, call: Call, due: Due) -> Any:
+    def make(self, call: InjectedCall, due: Due) -> Any:
         """Make the call as the faults will have it; in place of the group's own method."""
         frame = call_site.find(sys._getframe(1)) or call_site.of_thread(
             threading.main_thread().ident or 0
@@ -310,7 +310,9 @@ class Injector:
         return work
 
     @staticmethod
-    def _touched(one: Armed, call: Call, way: str | None, announce: Any) -> tuple[Call, str | None]:
+    def _touched(
+        one: Armed, call: InjectedCall, way: str | None, announce: Any
+    ) -> tuple[InjectedCall, str | None]:
         """The call with this fault in it, and how it is made then."""
         fault = one.fault
         if fault.action == "reorder" and call.group.postponed:
@@ -327,7 +329,7 @@ class Injector:
         return call, way
 
     @staticmethod
-    def _where(call: Call, seq: int | None) -> str:
+    def _where(call: InjectedCall, seq: int | None) -> str:
         """The call in words."""
         try:
             facts = describe.METHODS[call.name].facts(call.given)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..limits import FORKED_CHILD_S
-from .context import CannotHappen, Context, Group, at_users_line
+from .context import CannotHappen, Context, TargetGroup, at_users_line
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_PREFIX = "distdebug-oom-"
@@ -134,7 +134,7 @@ def fork(context: Context) -> None:
     at_users_line(context.frame, "fork(group)", {"fork": _use_in_child, "group": group})
 
 
-def _use_in_child(group: Group) -> None:
+def _use_in_child(group: TargetGroup) -> None:
     child = os.fork()
     if child == 0:
         signal.alarm(int(FORKED_CHILD_S))  # whatever the fork has left locked

@@ -11,7 +11,7 @@ from ...faults.plan import Fault, When
 
 
 @dataclass(frozen=True, slots=True)
-class MadeCall:
+class CountedCall:
     """A call as the program makes it. All numbers begin at 0: `number` counts all of the rank's
     calls, `of_op` those of its op, `seq` the collectives of its group (None: a message).
     `groups`: what the group is called. `elapsed_s`: since the default group was there."""
@@ -31,9 +31,9 @@ class CallCounts:
     calls: int = 0
     ops: Counter[str] = field(default_factory=Counter)
 
-    def add(self, op: str, seq: int | None, groups: Sequence[str], elapsed_s: float) -> MadeCall:
+    def add(self, op: str, seq: int | None, groups: Sequence[str], elapsed_s: float) -> CountedCall:
         """Counts one more call."""
-        made = MadeCall(op, self.calls, self.ops[op], seq, groups, elapsed_s)
+        made = CountedCall(op, self.calls, self.ops[op], seq, groups, elapsed_s)
         self.calls += 1
         self.ops[op] += 1
         return made
@@ -84,7 +84,7 @@ class Armed:
             case _:
                 return False
 
-    def at_call(self, call: MadeCall) -> bool:
+    def at_call(self, call: CountedCall) -> bool:
         """Whether it is due at this call, the next one of the rank."""
         if self.over:
             return False

@@ -30,7 +30,7 @@ class DebugLevel:
         return f"<DebugLevel {self._current}>"
 
     def observe(self) -> None:
-        """From now on torch's public functions of the debug level ask and tell this one."""
+        """Makes torch's public functions of the debug level ask and tell this one."""
         asked = os.environ.get(LEVEL, INFO).upper()
         unasked = bool(os.environ.get(UNASKED))
         # A program may ask for what its environment says, which says nothing of a level: it gets
@@ -60,7 +60,7 @@ class DebugLevel:
         self._observers.append(observer)
 
     def choose(self, level: str) -> None:
-        """From now on this is the level. ValueError for another name."""
+        """Sets the level. ValueError for another name."""
         if level not in DEBUG_LEVELS:
             raise ValueError(f"debug level {level!r} is none of {', '.join(DEBUG_LEVELS)}")
         self._shown = level

@@ -14,7 +14,8 @@ in all versions of Python that have it."""
 
 
 def observe() -> None:
-    """From now on; a program that replaces `warnings.showwarning` itself takes them away again."""
+    """Begins; a program that replaces `warnings.showwarning` itself takes the warnings away
+    again."""
     original = getattr(warnings, _SHOWS, None)
     if original is None:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Steps:
+class NamedSteps:
     """The steps of this process's program, which may name them before the layer is there."""
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class Steps:
         """Called on the program's own thread when a step begins."""
 
 
-of_program = Steps()
+of_program = NamedSteps()
 
 
 def step(number: int) -> None:

@@ -29,7 +29,7 @@ TIMED_OUT = "timed out"
 
 
 @dataclass(slots=True)
-class Offer:
+class BoardOffer:
     """A rank's part in a collective. `values`: one for all, or one for each rank."""
 
     text: str
@@ -56,8 +56,8 @@ class Board:
     """The board of one plan."""
 
     def __init__(self) -> None:
-        self._slots: dict[str, dict[int, Offer]] = {}
-        self._assumed: dict[str, Offer] = {}
+        self._slots: dict[str, dict[int, BoardOffer]] = {}
+        self._assumed: dict[str, BoardOffer] = {}
         self._agreed: dict[tuple[str, str], bytes | None] = {}
         self.found: dict[str, str] = {}
         """Results of the ranks that have computed them: the same on every rank, and long in the
@@ -85,7 +85,7 @@ class Board:
         """Something that needs no answer."""
         match words:
             case ["offer", slot, text, member]:
-                self._slots.setdefault(slot, {})[member] = Offer(text, values)
+                self._slots.setdefault(slot, {})[member] = BoardOffer(text, values)
                 assumed = self._assumed.get(slot)
                 if assumed is not None and assumed.text == text:
                     self.refuted |= assumed.values not in ([None], values)
@@ -117,9 +117,9 @@ class Board:
                 if any(offer.text != text for offer in offers):
                     return False
                 if all(offer.values == values for offer in offers):
-                    self._assumed[slot] = Offer(text, values)
+                    self._assumed[slot] = BoardOffer(text, values)
                 elif _FLOATS.search(text):
-                    self._assumed[slot] = Offer(text, [None])
+                    self._assumed[slot] = BoardOffer(text, [None])
                 return slot in self._assumed
         return False
 

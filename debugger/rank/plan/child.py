@@ -32,11 +32,11 @@ from ..torch_private import planned_accelerator, planned_shapes, planned_streams
 from .decisions import Decisions
 from .exchange import PlannedExchange, Planner
 from .layer import PlannedLayer
-from .node import Place, answer_for_host, answer_for_schedulers
+from .node import RankPlace, answer_for_host, answer_for_schedulers
 from .refusal import line_of_user, on_started_ranks, refuse
 from .sent_objects import SentObjects
 from .standing_threads import StandingThreads
-from .steps import Steps
+from .steps import StepLimit
 from .store import PlannedStore
 from .taint import Taint
 from .values import Values
@@ -49,7 +49,7 @@ _STARTS_RANKS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RankEntry:
     """A rank that the program starts itself: what is to be as the program has it, and what the
     rank is then, whose result is its exit code."""
 
@@ -62,7 +62,7 @@ def main(
     rank: int,
     connection: socket.socket,
     found: Mapping[str, str],
-    entry: Entry | None = None,
+    entry: RankEntry | None = None,
 ) -> int:
     """Be this rank; its exit code. `found`: what others have found that comes out the same."""
     line = PlannerLine(connection)
@@ -106,7 +106,7 @@ def main(
     planned_shapes.share_empty_chunks()
     planning.write_sent_objects_with(SentObjects(taint).pickler)
     if request.steps:
-        Steps(request.steps, functools.partial(writer.put, "enough")).observe()
+        StepLimit(request.steps, functools.partial(writer.put, "enough")).observe()
     answer_for_host(place)
     _planned_time(planner)
     _no_other_program(layer, writer)
@@ -123,14 +123,14 @@ def _tell_modules(line: PlannerLine) -> None:
     line.tell(["modules", *sorted(sys.modules)])
 
 
-def _place(request: Request, rank: int) -> Place:
+def _place(request: Request, rank: int) -> RankPlace:
     node, local_rank = divmod(rank, request.local_size)
     nodes = -(-request.world_size // request.local_size)
     local_size = min(request.local_size, request.world_size - node * request.local_size)
-    return Place(rank, request.world_size, local_rank, local_size, node, nodes)
+    return RankPlace(rank, request.world_size, local_rank, local_size, node, nodes)
 
 
-def _surroundings(request: Request, place: Place) -> None:
+def _surroundings(request: Request, place: RankPlace) -> None:
     """The environment, the streams and the arguments of this rank."""
     rank = place.rank
     os.environ.update(

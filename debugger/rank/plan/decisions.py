@@ -37,7 +37,7 @@ class Decisions:
         return f"<Decisions: {len(self._told)} told>"
 
     def tell(self, recorder: Recorder, writer: ProgramWriter) -> None:
-        """From now on decisions go on record there."""
+        """Puts decisions on record there."""
         self._recorder, self._writer = recorder, writer
 
     @contextlib.contextmanager

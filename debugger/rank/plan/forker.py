@@ -32,7 +32,7 @@ from ...record.requests.plan_request import Outcome, Request
 from ..record import call_site
 from . import child, memory
 from .asked_devices import decided
-from .scheduler import Limits, Scheduler
+from .scheduler import PlanLimits, Scheduler
 
 _PR_SET_PDEATHSIG = 1
 _MEMORY_SHARE = 0.5
@@ -50,12 +50,12 @@ _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize",
 class Forker:
     """This process, for one plan. `entry`: what a rank is, if not the program from its start."""
 
-    def __init__(self, request: Request, entry: child.Entry | None = None) -> None:
+    def __init__(self, request: Request, entry: child.RankEntry | None = None) -> None:
         self._entry = entry
         memory_bytes = request.memory_bytes or _usual_memory_bytes(memory.available_bytes())
         self._request = decided(request)
         self._fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
-        limits = Limits(request.jobs, memory_bytes, request.time_s)
+        limits = PlanLimits(request.jobs, memory_bytes, request.time_s)
         self.scheduler = Scheduler(
             request.directory, list(request.ranks), limits, self._fork, self._import_all
         )

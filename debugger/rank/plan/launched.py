@@ -63,7 +63,7 @@ class Started:
 
 
 class Launcher:
-    """This process."""
+    """The launcher in this process."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -213,7 +213,9 @@ class Launcher:
             local_size=min(self._request.local_size or _USUAL_LOCAL_SIZE, count),
         )
         stale = planning.functions()
-        forker = Forker(request, child.Entry(self._surround, lambda rank: self._enter(rank, stale)))
+        forker = Forker(
+            request, child.RankEntry(self._surround, lambda rank: self._enter(rank, stale))
+        )
         forker.run()
         for rank, started in enumerate(self._started):
             status = forker.scheduler.ended.get(rank, 0)

@@ -19,7 +19,7 @@ from ..install import Layer, store_watch
 from ..record.describe import METHODS
 from ..record.recorder import GroupRecord
 from ..torch_private.gloo_sockets import NoSockets
-from ..torch_private.planned_devices import Places
+from ..torch_private.planned_devices import DevicePlaces
 from ..torch_private.planned_operators import tensors_of
 from ..torch_private.planned_streams import number_at
 from ..torch_private.planning import on_awaited_futures
@@ -51,7 +51,7 @@ class PlannedLayer(Layer):
         super().__init__(directory, writer)
         writer.find_line = self.recorder.safe_site
         self._program = writer
-        self.places: Places | None = None
+        self.places: DevicePlaces | None = None
         """The devices of tensors, where GPUs are pretended."""
 
     def observe(self) -> None:
@@ -99,7 +99,9 @@ class PlannedLayer(Layer):
         return call
 
     @staticmethod
-    def _refuse_other_devices(group: CheckedGroup, args: tuple[Any, ...], places: Places) -> None:
+    def _refuse_other_devices(
+        group: CheckedGroup, args: tuple[Any, ...], places: DevicePlaces
+    ) -> None:
         """Raises as torch does where no backend of the group is for a tensor's device."""
         __tracebackhide__ = True
         if set(by_device(group._record.backend.lower()).values()) != {"nccl"}:

@@ -18,7 +18,7 @@ _LOOKED_UP = ("gethostbyname", "gethostbyname_ex", "getaddrinfo")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """The place of a rank among all."""
 
     rank: int
@@ -29,7 +29,7 @@ class Place:
     nodes: int
 
 
-def variables(place: Place) -> dict[str, int]:
+def variables(place: RankPlace) -> dict[str, int]:
     """Returns the variables by which schedulers and MPIs tell a rank its place."""
     return {
         "SLURM_PROCID": place.rank,
@@ -52,7 +52,7 @@ def variables(place: Place) -> dict[str, int]:
     }
 
 
-def answer_for_schedulers(place: Place, environment: MutableMapping[str, str]) -> None:
+def answer_for_schedulers(place: RankPlace, environment: MutableMapping[str, str]) -> None:
     """Sets the variables of schedulers that there are to this rank; of a job of Slurm all of
     them."""
     in_a_job = "SLURM_JOB_ID" in environment or "SLURM_PROCID" in environment
@@ -61,7 +61,7 @@ def answer_for_schedulers(place: Place, environment: MutableMapping[str, str]) -
             environment[name] = str(value)
 
 
-def answer_for_host(place: Place) -> None:
+def answer_for_host(place: RankPlace) -> None:
     """From now on the machine has another name on each node of the job. Whoever looks it up finds
     this one."""
     if place.nodes < 2:

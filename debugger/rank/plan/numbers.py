@@ -58,7 +58,7 @@ LIKELY = {"isfinite": True, **dict.fromkeys(("isnan", "isinf", "isposinf", "isne
 _ROUNDING_FUNCTIONS = ("ceil", "floor", "trunc")
 
 
-class Undecided:
+class UndecidedNumber:
     """A number that is not known. `decisions` is told what the program does with it."""
 
     decisions: Decisions
@@ -87,7 +87,7 @@ class Undecided:
         return known_as(found.item(), self.decisions)
 
 
-class UndecidedFloat(Undecided, float):
+class UndecidedFloat(UndecidedNumber, float):
     """An undecided number that is a float to all code."""
 
     decisions: Decisions
@@ -95,7 +95,7 @@ class UndecidedFloat(Undecided, float):
     def __new__(cls, value: Any, decisions: Decisions | None = None) -> UndecidedFloat:
         made = float.__new__(cls, _plain(value))
         made.decisions = decisions or cls.of_process
-        Undecided.any_made = True
+        UndecidedNumber.any_made = True
         return made
 
     def __bool__(self) -> bool:
@@ -133,7 +133,7 @@ class UndecidedFloat(Undecided, float):
         return format(_plain(self), form)
 
 
-class UndecidedInteger(Undecided):
+class UndecidedInteger(UndecidedNumber):
     """An undecided number that is an integer only to code that asks it."""
 
     __slots__ = ("decisions", "value")
@@ -141,7 +141,7 @@ class UndecidedInteger(Undecided):
     def __init__(self, value: int, decisions: Decisions | None = None) -> None:
         self.value = value
         self.decisions = decisions or self.of_process
-        Undecided.any_made = True
+        UndecidedNumber.any_made = True
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -211,7 +211,7 @@ class UndecidedInteger(Undecided):
 
 def plain(values: Any) -> Any:
     """The numbers that stand in, also in lists of them."""
-    if isinstance(values, Undecided):
+    if isinstance(values, UndecidedNumber):
         return _plain(values)
     if type(values) in (list, tuple):
         return type(values)(map(plain, values))
@@ -238,9 +238,9 @@ def known_as(value: Any, decisions: Decisions) -> Any:
 
 def unknown_in(values: Any, depth: int = 3) -> Decisions | None:
     """Returns the decisions of a number that is not known, among these or in lists of them."""
-    if not Undecided.any_made:
+    if not UndecidedNumber.any_made:
         return None
-    if isinstance(values, Undecided):
+    if isinstance(values, UndecidedNumber):
         return values.decisions
     if depth and isinstance(values, list | tuple):
         return next(filter(None, (unknown_in(one, depth - 1) for one in values)), None)
@@ -290,7 +290,7 @@ for _name, _method in _methods():
 def teach(decisions: Decisions) -> None:
     """Have the functions of the standard library that take such numbers as they are tell of them:
     those of `math` take a float's value, and `json` knows no integer that is none."""
-    Undecided.of_process = decisions
+    UndecidedNumber.of_process = decisions
     for name in (*_DECIDING_FUNCTIONS, *_ROUNDING_FUNCTIONS, *_FLOAT_FUNCTIONS):
         original = getattr(math, name)
         observed = _observed(name, original)

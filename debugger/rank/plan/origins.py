@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..torch_private.planned_operators import Operator, tensors_of
-from .numbers import Undecided, plain
+from .numbers import UndecidedNumber, plain
 
 OWN = b""
 """The origin of what may be another value on each rank."""
@@ -50,7 +50,7 @@ def within(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()} {tensor.storage_offset()}"
 
 
-class Call:
+class OperatorCall:
     """A call of an operator, before it is made; then `of(found)` has the origin of each tensor
     that it has made or written."""
 
@@ -111,7 +111,7 @@ class Call:
                 digest.update(b"]")
             case torch.device():
                 digest.update(given.type.encode())
-            case Undecided():
+            case UndecidedNumber():
                 digest.update(repr(plain(given)).encode())
             case None | bool() | int() | float() | complex() | str():
                 digest.update(repr(given).encode() + b",")

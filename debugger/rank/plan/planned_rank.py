@@ -26,7 +26,7 @@ Request = tuple[list[Any], list[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ThreadsStanding:
     """The threads of a rank as they stand (see `standing_threads`). `doubtful`: one stands in code
     that is not known here; `site`: the line of the main thread that joins others; `slept`: the
     number of each thread, and how often it has slept so far."""
@@ -38,7 +38,7 @@ class Standing:
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedRank:
     """A rank that has a process, or had one."""
 
     rank: int
@@ -65,7 +65,7 @@ class Planned:
     private_bytes: int = 0
     alone: bool = True
     """The thread that asked last is the only one of Python's."""
-    stands: Standing | None = None
+    stands: ThreadsStanding | None = None
     """Its last answer about its threads."""
     rests: bool = False
     """None of its threads can do anything before an answer comes."""
@@ -113,5 +113,5 @@ class Planned:
 
     def note_cut(self, directory: Path, why: str, stuck: bool) -> None:
         """Notes that nothing more is known of the rank. `stuck`: it waits for what never comes."""
-        stands = (self.stands if stuck else None) or Standing()
+        stands = (self.stands if stuck else None) or ThreadsStanding()
         self.note(directory, ["cut", why, stands.site, stuck, stands.word == JOINS])

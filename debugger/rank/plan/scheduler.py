@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...record.limits import LOOK_EVERY_S
 from ..limits import (
     CHECK_S,
     LONGEST_WAIT_S,
     MEASURE_AFTER_S,
     PLANNED_GRACE_S,
-    PLANNED_RANKS_EVERY_S,
     VAIN_S,
 )
 from . import memory
 from .board import Board, waits_for
-from .planned_rank import MOVES, Planned, Standing
+from .planned_rank import MOVES, PlannedRank, ThreadsStanding
 from .wire import LOOK, Message, Unpacker
 
 _CHUNK = 1 << 18
@@ -43,7 +43,7 @@ Fork = Callable[[int, socket.socket], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """`jobs` run at a time. All that wait may have `memory_bytes` of their own together. A rank may
     run for `time_s`."""
 
@@ -60,7 +60,7 @@ class Scheduler:
         self,
         directory: Path,
         ranks: list[int],
-        limits: Limits,
+        limits: PlanLimits,
         fork: Fork,
         modules: Callable[[list[str]], None],
     ) -> None:
@@ -73,9 +73,9 @@ class Scheduler:
         """Whether those who have not come may be taken to give what all gave so far."""
         self._ranks = tuple(ranks)
         self._new = deque(ranks)
-        self._running: dict[int, Planned] = {}
-        self._waiting: dict[int, Planned] = {}
-        self._ended_for_room: dict[int, Planned] = {}
+        self._running: dict[int, PlannedRank] = {}
+        self._waiting: dict[int, PlannedRank] = {}
+        self._ended_for_room: dict[int, PlannedRank] = {}
         self._selector = selectors.DefaultSelector()
         self._newest: socket.socket | None = None
         self._first = True
@@ -113,11 +113,11 @@ class Scheduler:
                     self._end_all()
                     return
                 continue
-            self._listen(PLANNED_RANKS_EVERY_S)
+            self._listen(LOOK_EVERY_S)
             if self._board.refuted:
                 self._start_anew()
             now_s = time.monotonic()
-            if now_s - looked_s > PLANNED_RANKS_EVERY_S:
+            if now_s - looked_s > LOOK_EVERY_S:
                 looked_s = now_s
                 self._look(now_s)
 
@@ -135,11 +135,11 @@ class Scheduler:
                 continue
             # The first rank runs alone: the others are to find what it has imported.
             if self._new and not (self._first and self.runs):
-                self._begin(Planned(self._new.popleft()))
+                self._begin(PlannedRank(self._new.popleft()))
             elif not self._wake_one(self._now_s):
                 return
 
-    def _begin(self, planned: Planned) -> None:
+    def _begin(self, planned: PlannedRank) -> None:
         ours, theirs = socket.socketpair()
         self._newest = ours
         self._board.begin(planned.rank)
@@ -201,7 +201,7 @@ class Scheduler:
         planned.say(number, answer or ([], []))
         return True
 
-    def _answer_one(self, planned: Planned) -> bool:
+    def _answer_one(self, planned: PlannedRank) -> bool:
         for number, request in planned.requests.items():
             if request[0][0] == "sleep":
                 continue
@@ -212,7 +212,7 @@ class Scheduler:
                 return True
         return False
 
-    def _goes_on(self, planned: Planned) -> None:
+    def _goes_on(self, planned: PlannedRank) -> None:
         planned.since_s = time.monotonic()
         planned.cpu_ticks = -1
         planned.rests, planned.stands = False, None
@@ -229,7 +229,7 @@ class Scheduler:
 
     # -- hearing -------------------------------------------------------------------------------
 
-    def _hear(self, planned: Planned) -> None:
+    def _hear(self, planned: PlannedRank) -> None:
         if planned.connection is None:
             return  # its end was seen before what it said last
         try:
@@ -244,10 +244,10 @@ class Scheduler:
         for words, values in planned.unpacker.feed(data):
             self._told(planned, words, values)
 
-    def _told(self, planned: Planned, words: list[Any], values: list[bytes | None]) -> None:
+    def _told(self, planned: PlannedRank, words: list[Any], values: list[bytes | None]) -> None:
         number, words = words[0], words[1:]
         if words[0] == "stands":
-            planned.stands = Standing(*words[1:])
+            planned.stands = ThreadsStanding(*words[1:])
             return
         if number >= 0:
             planned.alone, is_main, *words = words
@@ -285,7 +285,7 @@ class Scheduler:
                 planned.requests[number] = (words, values)
                 self._park(planned)
 
-    def _park(self, planned: Planned) -> None:
+    def _park(self, planned: PlannedRank) -> None:
         """Parks a rank that cannot go on for now, or one of whose threads cannot."""
         if planned.rank not in self._running:
             return
@@ -344,7 +344,7 @@ class Scheduler:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def _reap(self, planned: Planned) -> None:
+    def _reap(self, planned: PlannedRank) -> None:
         for key in list(self._selector.get_map().values()):
             if key.data[0] == "end" and key.data[1] is planned:
                 self._selector.unregister(key.fileobj)
@@ -431,17 +431,17 @@ class Scheduler:
             return True
         before = {one.rank: one.stands for one in unsure}
         doubtful = any(one.stands is not None and one.stands.doubtful for one in unsure)
-        if not self._stand_still(unsure, PLANNED_RANKS_EVERY_S if doubtful else 0.0):
+        if not self._stand_still(unsure, LOOK_EVERY_S if doubtful else 0.0):
             return True
         for one in unsure:
-            found = one.stands or Standing()
+            found = one.stands or ThreadsStanding()
             one.rests = found == before[one.rank] and found.word != MOVES
             if not one.rests:
                 del self._waiting[one.rank]
                 self._goes_on(one)
         return bool(self._running)
 
-    def _stand_still(self, unsure: list[Planned], after_s: float) -> bool:
+    def _stand_still(self, unsure: list[PlannedRank], after_s: float) -> bool:
         """Have these say where their threads stand, after some time. False where any rank has done
         anything else meanwhile."""
         self._moved = False
@@ -453,13 +453,13 @@ class Scheduler:
         while any(one.stands is None for one in unsure) and time.monotonic() < until_s:
             if self._moved:
                 return False
-            self._listen(PLANNED_RANKS_EVERY_S)
+            self._listen(LOOK_EVERY_S)
         return not self._moved
 
     def _listen(self, longest_s: float) -> None:
         """To whoever says something, or ends."""
         for key, _ in self._selector.select(longest_s):
-            planned: Planned = key.data[1]
+            planned: PlannedRank = key.data[1]
             if key.data[0] == "line":
                 self._hear(planned)
             else:

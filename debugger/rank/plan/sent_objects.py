@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .numbers import Undecided, UndecidedFloat, UndecidedInteger, plain
+from .numbers import UndecidedFloat, UndecidedInteger, UndecidedNumber, plain
 from .taint import Taint
 
 
@@ -26,7 +26,7 @@ class SentObjects:
             def reducer_override(self, given: Any) -> Any:
                 if isinstance(given, UndecidedFloat):
                     return unknown_float, (plain(given),)
-                if isinstance(given, Undecided):
+                if isinstance(given, UndecidedNumber):
                     return unknown_integer, (plain(given),)
                 if isinstance(given, Tensor) and taint and taint.has(given):
                     tensor: Any = given

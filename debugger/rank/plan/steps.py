@@ -13,7 +13,7 @@ class EnoughSteps(SystemExit):
     """The rank has made as many steps as the plan is asked for. `finally` blocks run."""
 
 
-class Steps:
+class StepLimit:
     """Counts those of each optimiser; the first that comes to `most` ends the program, which
     `enough` is told."""
 
@@ -23,7 +23,7 @@ class Steps:
         self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def observe(self) -> None:
-        """From now on."""
+        """Begins to count steps."""
         on_optimizer_steps(lambda _: None, self._stepped)
 
     def _stepped(self, optimizer: Any) -> None:

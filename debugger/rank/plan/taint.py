@@ -45,7 +45,7 @@ class Taint:
 
     @contextlib.contextmanager
     def everywhere(self) -> Iterator[None]:
-        """Within, nothing counts as known."""
+        """Counts nothing as known, within."""
         self._everywhere += 1
         try:
             yield

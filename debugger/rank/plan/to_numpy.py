@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from .numbers import LOST, Undecided, plain, unknown_in
+from .numbers import LOST, UndecidedNumber, plain, unknown_in
 
 _OF_LISTS = (
     *("array", "asarray", "asanyarray", "ascontiguousarray", "fromiter"),
@@ -47,4 +47,4 @@ def _ends(given: Any) -> Any:
     """Returns the part of the arguments in which such numbers would be found."""
     if isinstance(given, list | tuple) and len(given) > _MANY:
         return [*given[:_MANY], given[-1]]
-    return given if isinstance(given, list | tuple | Undecided) else None
+    return given if isinstance(given, list | tuple | UndecidedNumber) else None

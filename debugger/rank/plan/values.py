@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from distcore.base.buffers import bytes_of
 
-from ..torch_private.planned_devices import Places
+from ..torch_private.planned_devices import DevicePlaces
 from ..torch_private.planned_graphs import FakeGraph
 from ..torch_private.planned_operators import (
     BELOW_OTHERS,
@@ -40,7 +40,7 @@ from .numbers import (
     teach,
     unknown_in,
 )
-from .origins import OWN, Call, content, mixed, within
+from .origins import OWN, OperatorCall, content, mixed, within
 from .taint import Taint
 from .to_numpy import teach_numpy
 
@@ -70,7 +70,7 @@ class Values(Watching):
         taint: Taint,
         decisions: Decisions,
         agree: Agree,
-        devices: Places | None = None,
+        devices: DevicePlaces | None = None,
     ) -> None:
         self._taint = taint
         self._agree = agree
@@ -147,7 +147,7 @@ class Values(Watching):
         if known.gives_number:
             if getattr(self._reading, "depth", 0):
                 return call()  # of which it is told elsewhere
-            origin = Call(known, args, kwargs, taint.origin).whole()
+            origin = OperatorCall(known, args, kwargs, taint.origin).whole()
             return self._value(known.name, self._alike(origin, call()))
         if known.written is None:
             return call()
@@ -160,7 +160,7 @@ class Values(Watching):
             for one in tensors_of(args[:1]):
                 taint.drop(one)
             return found
-        origins = Call(known, args, kwargs, taint.origin)
+        origins = OperatorCall(known, args, kwargs, taint.origin)
         found = call()
         for one, origin in origins.of(found):
             taint.add(one, origin)

@@ -17,7 +17,7 @@ from types import FrameType
 from ...record.layout import SEEN_ASKING
 from ...record.process_stat import TICKS_PER_S, read_stat
 from ..group import outstanding, tracked_work
-from ..group.outstanding import Asked
+from ..group.outstanding import AskedHandle
 from ..limits import ASKING_CPU_S
 from ..record import frames
 from ..record.recorder import Recorder
@@ -47,7 +47,7 @@ class Asking:
         self._recorder = recorder
         self._windows: dict[int, _Window] = {}
         self._calls = -1
-        self._found: dict[int, tuple[int, Asked]] = {}
+        self._found: dict[int, tuple[int, AskedHandle]] = {}
 
     def beat(self, main_is_taken: bool) -> None:
         """`main_is_taken`: what the main thread waits for is known, or guessed, otherwise."""
@@ -57,7 +57,7 @@ class Asking:
         if self._calls != writer.calls:
             self._calls = writer.calls
             self._windows.clear()
-        found: dict[int, tuple[int, Asked]] = {}
+        found: dict[int, tuple[int, AskedHandle]] = {}
         asked = sorted(outstanding.asked.items(), key=lambda item: item[0])
         self._windows = {number: self._window(number, one) for number, one in asked}
         for number, one in asked:
@@ -73,7 +73,7 @@ class Asking:
                 writer.infer(ident, one.native_id, number + 1, one.site, SEEN_ASKING)
         self._found = found
 
-    def _window(self, number: int, asked: Asked) -> _Window:
+    def _window(self, number: int, asked: AskedHandle) -> _Window:
         group, is_message = self._recorder.writer.group_of(number)
         window = self._windows.get(number)
         stands = group >= 0 and not is_message and _stands(asked)
@@ -87,7 +87,7 @@ class Asking:
         return _Window(asked.times, cpu_s, waits)
 
 
-def _stands(asked: Asked) -> bool:
+def _stands(asked: AskedHandle) -> bool:
     """Whether the thread is in the code that asks, or sleeps below it; one that runs an event loop
     may be in the loop."""
     frame: FrameType | None = frames.of_thread(asked.ident)
@@ -102,6 +102,6 @@ def _stands(asked: Asked) -> bool:
     return frame is not None
 
 
-def _cpu_s(asked: Asked) -> float:
+def _cpu_s(asked: AskedHandle) -> float:
     stat = read_stat(asked.native_id, _TASKS)
     return stat.cpu_ticks / TICKS_PER_S if stat is not None else 0.0

@@ -66,7 +66,7 @@ class Exits:
         self._may_leave = False
 
     def observe(self) -> None:
-        """From now on the end of this process is put on record."""
+        """Puts the end of this process on record, from now on."""
         self._wrap_excepthook()
         self._wrap_thread_excepthook()
         self._wrap_unraisablehook()
@@ -411,6 +411,7 @@ def _asked_by_interpreter() -> bool:
 
 
 def _came_through_users_code(error: BaseException) -> bool:
-    """Not where argparse turns an error of its own into an exit."""
+    """Whether the exception came through the user's code: not where argparse turns an error of its
+    own into an exit."""
     names = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     return any(call_site.frame_kind(name) != call_site.OWN for name in names)

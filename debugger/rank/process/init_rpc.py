@@ -19,7 +19,7 @@ from .init_process_group import claim_as_worker
 
 
 def observe(recorder: Recorder, directory: Path, forks: Forks, exits: Exits) -> None:
-    """From now on each initialisation is seen. The package is imported by programs that use it."""
+    """Watches each initialisation. The package is imported by programs that use it."""
 
     def watch(package: ModuleType) -> None:
         torch_private.patch(

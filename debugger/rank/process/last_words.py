@@ -21,7 +21,7 @@ from ...record.requests.stack_dump import STACK_SIGNAL, dump_path
 _HIGHEST = 1000
 
 
-class LastWords:
+class CrashWriter:
     """The last words of this process, and of those that it forks."""
 
     def __init__(self, stacks: Path) -> None:

@@ -113,7 +113,7 @@ class LateLayer:
         self._record_from(start)
 
     def _hook(self) -> None:
-        """In the main thread, where no thread makes a call."""
+        """Sets the hooks, in the main thread, where no thread makes a call."""
         for found in group_hooks.found_groups():
             self._take(found)
         group_hooks.on_new_groups(self._take_new)
@@ -121,7 +121,7 @@ class LateLayer:
         self._hooked_ns = time.time_ns()
         self._in = True
 
-    def _take(self, found: group_hooks.Found) -> None:
+    def _take(self, found: group_hooks.FoundGroup) -> None:
         record = self.recorder.new_group(
             found.name, found.desc, found.ranks, found.group.rank(), found.backend, None
         )
@@ -230,7 +230,7 @@ class LateLayer:
         return late_install.is_wanted(self.directory)
 
     def _look(self) -> None:
-        """With every heartbeat."""
+        """Looks at the groups, with every heartbeat."""
 
     # -- leaving -------------------------------------------------------------------------------
 
@@ -265,8 +265,8 @@ class LateLayer:
         self._heartbeat.stop()
 
     def _end_of_child(self) -> None:
-        """The same in a process of multiprocessing's, which runs no `atexit`; called while what
-        its target has raised is on its way."""
+        """Ends the record of a process of multiprocessing's, which runs no `atexit`; called while
+        what its target has raised is on its way."""
         with contextlib.suppress(Exception):
             self._end()
             self._exits.ended(sys.exc_info()[1])

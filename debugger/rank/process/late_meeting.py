@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ...record.limits import LOOK_EVERY_S
 from ..limits import CONNECT_S, HEAD_COMES_S
-from .meeting import Meeting
+from .meeting import NodesMeeting
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     from ..torch_private.rendezvous import connected
 
     store = connected(host, int(port), CONNECT_S)
-    Meeting(Path(directory)).join(store, host, "distdebug", HEAD_COMES_S)
+    NodesMeeting(Path(directory)).join(store, host, "distdebug", HEAD_COMES_S)
 
 
 def _is_served(host: str, port: int, within_s: float) -> bool:

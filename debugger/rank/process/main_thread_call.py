@@ -52,7 +52,8 @@ class MainThreadCall:
         return False
 
     def _run(self, _: object) -> int:
-        """In the main thread. An error must not get out: the interpreter would raise it there."""
+        """Runs in the main thread. An error must not get out: the interpreter would raise it
+        there."""
         began_s = time.perf_counter()
         try:
             if not (self._done or self._off) and not others_in_torch():

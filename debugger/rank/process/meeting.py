@@ -27,7 +27,7 @@ from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.whole_numbers import whole_number
-from ..limits import FIRST_GOES_S, MEET_S, NOBODY_S, QUICK_S, SLOWLY_S
+from ..limits import MEET_S, OTHERS_COME_S, QUICK_S, SELDOM_S
 from ..log.own_faults import at_exit
 
 VARIABLE = "DISTDEBUG_MEET"
@@ -53,7 +53,7 @@ def observe_launcher() -> None:
             for pid in pids:
                 tell_asked(RunDirectory(directory).exits, pid, signal.SIGTERM, replaced=True)
 
-    on_launcher_store(Meeting(directory).begin, begins)
+    on_launcher_store(NodesMeeting(directory).begin, begins)
     with contextlib.suppress(ImportError, AttributeError):
         on_new_world(ends)
 
@@ -72,7 +72,7 @@ def meet_nodes(directory: Path) -> None:
         nodes = nodes_of_environment(os.environ) if several == PERHAPS else None
         if nodes is not None and nodes[1] == 1:
             return  # all ranks are on this one
-        meeting = Meeting(directory, nodes)
+        meeting = NodesMeeting(directory, nodes)
         known = None
         if several != PERHAPS or nodes is not None:
             known = store_of_environment(meeting.is_wanted)
@@ -104,7 +104,7 @@ def nodes_of_environment(environment: Mapping[str, str]) -> tuple[int, int] | No
     return (1, 1) if here >= ranks else (2, ranks - here + 1)
 
 
-class Meeting:
+class NodesMeeting:
     """The meeting of this process, for the supervisor of this run directory. `nodes`: how many
     there are, where the supervisor may not know it."""
 
@@ -180,7 +180,7 @@ class Meeting:
         store = open_store()
         place = f"{prefix}/head"
         if not answer.get("first"):
-            self._comes(store, place, FIRST_GOES_S)
+            self._comes(store, place, OTHERS_COME_S)
         head = _text(store.compare_set(place, "", offer))
         if head == offer:
             others = json.loads(ask(directory, "lead", {})).get("others", 0)
@@ -229,9 +229,9 @@ class Meeting:
                 quick_until_s = time.monotonic() + QUICK_S
                 with contextlib.suppress(ControlError):
                     ask(self._directory, "admit", {"key": key})
-            if passed >= others or (not passed and time.monotonic() - began_s > NOBODY_S):
+            if passed >= others or (not passed and time.monotonic() - began_s > OTHERS_COME_S):
                 self._met.set()
-            self._leaving.wait(POLL_EVERY_S if time.monotonic() < quick_until_s else SLOWLY_S)
+            self._leaving.wait(POLL_EVERY_S if time.monotonic() < quick_until_s else SELDOM_S)
 
 
 def _text(value: Any) -> str:

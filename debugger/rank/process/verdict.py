@@ -40,7 +40,7 @@ class VerdictWatch:
         self._told_main = False
 
     def install(self) -> None:
-        """Begin."""
+        """Begins."""
         self._main_thread.on_return(self._on_main_thread)
 
     def look(self) -> None:

@@ -39,7 +39,7 @@ Standing = tuple[CodeType, int]
 ANYWHERE = -1
 
 
-class Line(Place):
+class CallLine(Place):
     """A line of the user's code from which calls come: `fronts`, torch's public
     function that it calls, with all that this one calls until it comes to the group; the `code`
     that the line is in, which must not be freed, for it is known by its address; how many frames
@@ -89,7 +89,7 @@ class Line(Place):
         self.tries_left = _MOST_TRIES
 
 
-NOWHERE = Line(0, (), None)
+NOWHERE = CallLine(0, (), None)
 
 
 def _is_front(filename: str) -> bool:
@@ -143,10 +143,10 @@ class Lane:
         self.options: type | None = None
         self.is_async: Callable[[Any], bool] = _always
         self.depth = 0
-        self._by_depth: dict[int, dict[tuple[int, int], Line]] = {}
-        self.lines: dict[tuple[int, int], Line] = {}
-        self.newest: dict[int, Line] = {}
-        self._through: dict[tuple[int, ...], Line] = {}
+        self._by_depth: dict[int, dict[tuple[int, int], CallLine]] = {}
+        self.lines: dict[tuple[int, int], CallLine] = {}
+        self.newest: dict[int, CallLine] = {}
+        self._through: dict[tuple[int, ...], CallLine] = {}
         """The lines of calls that other code makes for the user's line, by its instruction, too,
         and by the places of the frames."""
 
@@ -156,7 +156,7 @@ class Lane:
         self.is_async = getter(options, "asyncOp") if hasattr(options, "asyncOp") else _always
         self.options = options
 
-    def find(self, frame: FrameType) -> Line:
+    def find(self, frame: FrameType) -> CallLine:
         """The line that led to the call of the method, whose frame this is."""
         user: FrameType | None = frame
         for _ in range(self.depth):
@@ -168,7 +168,7 @@ class Lane:
                 return line
         return self._find(frame)
 
-    def _find(self, frame: FrameType) -> Line:
+    def _find(self, frame: FrameType) -> CallLine:
         fronts, found = [], frame.f_back
         while found is not None and _is_front(found.f_code.co_filename):
             fronts.append(found.f_code)
@@ -178,10 +178,10 @@ class Lane:
         if found is None or call_site.frame_kind(found.f_code.co_filename) != call_site.USER:
             above = () if found is None else _above(found)
             if found is None or not above:
-                return Line(self.recorder.site(frame.f_back), (), None, blocks_at, blocks_in)
+                return CallLine(self.recorder.site(frame.f_back), (), None, blocks_at, blocks_in)
             return self._find_through(found, len(fronts) + 1, above, blocks_at, blocks_in)
         site = self.recorder.site(found)
-        line = Line(site, tuple(fronts), found.f_code, blocks_at, blocks_in)
+        line = CallLine(site, tuple(fronts), found.f_code, blocks_at, blocks_in)
         self._stand(len(fronts) + 1)
         if len(self.lines) >= _MOST_LINES:
             self.lines.clear()  # a program that makes its code as it goes
@@ -205,7 +205,7 @@ class Lane:
         above: tuple[Standing, ...],
         blocks_at: int,
         blocks_in: CodeType | None,
-    ) -> Line:
+    ) -> CallLine:
         """The user's line for which the code of this frame makes the call."""
         self._stand(depth)
         places = (value for code, lasti in above for value in (id(code), lasti))
@@ -213,7 +213,7 @@ class Lane:
         line = self._through.get(key)
         if line is None:
             site = self.recorder.site(found)
-            line = Line(site, (), found.f_code, blocks_at, blocks_in, above)
+            line = CallLine(site, (), found.f_code, blocks_at, blocks_in, above)
             if len(self._through) >= _MOST_LINES:
                 self._through.clear()
                 self.newest.clear()

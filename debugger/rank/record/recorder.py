@@ -41,7 +41,7 @@ from ..log.own_faults import report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
 from .left_calls import LeftCalls
-from .waiting import NoVerdict, Verdict, WaitFunction, Waits
+from .waiting import BackendWaits, NoVerdict, WaitEnd, WaitFunction
 
 _MOST_SITES = 10_000
 LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
@@ -144,10 +144,10 @@ class Recorder:
     line says nothing, and the graph below tells (see `_in_graph`)."""
 
     def __init__(
-        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: Verdict | None = None
+        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: WaitEnd | None = None
     ) -> None:
         """`verdict`: what may end the waits of this process, if anything does."""
-        self.waits = Waits(verdict if verdict is not None else NoVerdict())
+        self.waits = BackendWaits(verdict if verdict is not None else NoVerdict())
         self.lines_in_graph: LinesInGraph = lambda _frame: ()
         """The lines of a call that the code of a graph makes, innermost first."""
         self.off: set[str] = set()
@@ -371,7 +371,7 @@ class Recorder:
     def know(
         self, group: GroupRecord, signature: Signature, on_cpu: bool | None, key: Facts
     ) -> Known:
-        """The same for a signature that was found in another way."""
+        """Returns what is known of a call for a signature that was found in another way."""
         op = signature.op
         channel = self._channel(group, signature) if signature.peer is not None else None
         text = signature.to_json()
@@ -472,7 +472,8 @@ class Recorder:
                 self.note(LayerOffNote(), f"{what} is switched off")
 
     def part_off(self, part: str, why: str, gaps: bool = False, said: bool = False) -> None:
-        """For the report; `gaps`: the record of calls has gaps. `said`: the user knows."""
+        """Tells the report that a part is off; `gaps`: the record of calls has gaps. `said`: the
+        user knows."""
         with contextlib.suppress(Exception):
             off = LayerOffNote if gaps else PartOffNote
             self.note(off(part=part, said=said), why)

@@ -22,7 +22,7 @@ ENDLESS = timedelta(days=30)
 WaitFunction = Callable[[Any, timedelta], Any]
 
 
-class Verdict(Protocol):
+class WaitEnd(Protocol):
     """The verdict that may end a wait."""
 
     def check(self) -> None:
@@ -42,10 +42,10 @@ class NoVerdict:
         return error
 
 
-class Waits:
+class BackendWaits:
     """The waits of this process for works: until the verdict of the run is there."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: WaitEnd) -> None:
         self._verdict = verdict
         self.check = verdict.check
         """Raises the verdict of the run, if there is one."""

@@ -47,8 +47,8 @@ from .declarations import (
     BY_EQUALITY,
     BY_GRADIENTS,
     BY_PLACEMENT,
+    DdpModel,
     Declared,
-    Model,
     declared_by,
     replicated_by,
 )
@@ -154,7 +154,7 @@ class ReplicaCheck:
         self._every = max(1, int(every)) if every.isdecimal() else 1
         self._pid = os.getpid()
         self._steps: dict[int, Steps] = {}  # by id: an optimiser need not be hashable
-        self._models: list[Model] = []
+        self._models: list[DdpModel] = []
         self._replicas: list[Replica] = []
         self._stepped: dict[tuple[int, int], tuple[int, int]] = {}
         """By model and parameter: the collectives issued when it was stepped last, and the model's
@@ -188,7 +188,7 @@ class ReplicaCheck:
         issued = group._record.slot.issued if isinstance(group, CheckedGroup) else None
         named = model.module.named_parameters()
         trained = frozenset(name for name, one in named if one.requires_grad)
-        self._models.append(Model(weakref.ref(model), issued, trained))
+        self._models.append(DdpModel(weakref.ref(model), issued, trained))
         if self._gradients is not None:
             self._gradients.keep_no_sums()  # they are not asked for any more
 
@@ -314,7 +314,7 @@ class ReplicaCheck:
         at, step, site = stamp
         if replica.model == BY_EQUALITY or is_due(sum(at), self._every):
             stepped = step > 0 and not replica.parameters_alone
-            reading = quantities.Reading(optimizer, tensors, replica.axis, stepped)
+            reading = quantities.ReplicaReading(optimizer, tensors, replica.axis, stepped)
             values = reading.values(len(replica.columns))
             samples = reading.samples(replica.samples)
             row = (at, step | flags, site, time.monotonic_ns(), values, samples)

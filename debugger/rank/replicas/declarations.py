@@ -40,7 +40,7 @@ BY_EQUALITY = -3
 
 
 @dataclass(slots=True)
-class Model:
+class DdpModel:
     """A DDP model; when it was made, how many collectives its group had issued, and the names of
     the parameters whose gradients it brings together."""
 
@@ -68,7 +68,7 @@ class Declared:
 def declared_by(
     optimizer: Optimizer,
     parameters: Sequence[torch.Tensor],
-    models: Sequence[Model],
+    models: Sequence[DdpModel],
     gradients: ReducedGradients | None,
 ) -> Iterator[Declared]:
     """Yields what is known of the `parameters` that this optimiser trains."""
@@ -87,7 +87,7 @@ def declared_by(
         yield from _by_placement(optimizer, parameters)
 
 
-def replicated_by(known: Model, mine: Collection[int]) -> Named:
+def replicated_by(known: DdpModel, mine: Collection[int]) -> Named:
     """The parameters that must be equal by a DDP model: those whose gradients it brings together,
     and those that an optimiser trains (`mine`: their ids) though it did not do so at first."""
     model = known.reference()

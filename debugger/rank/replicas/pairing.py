@@ -25,7 +25,7 @@ _MOST_NOTES = 32
 """Together half of what the record has room for."""
 
 
-class Pairing:
+class PositionPairing:
     """The pairing by position in this process's wrappers."""
 
     def __init__(self, recorder: Recorder) -> None:

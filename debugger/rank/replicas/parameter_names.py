@@ -45,7 +45,7 @@ def find(optimizer: Optimizer) -> dict[int, str]:
 
 
 def modules() -> list[nn.Module]:
-    """All of this process."""
+    """Returns all modules of this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
 
 

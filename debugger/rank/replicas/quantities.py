@@ -80,8 +80,8 @@ def part(tensor: Any, axis: Axis | None) -> Tensor | None:
 
 
 def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
-    """Returns the columns of `Reading.values` for a replica of parameters with these names, in
-    order."""
+    """Returns the columns of `ReplicaReading.values` for a replica of parameters with these names,
+    in order."""
     found = [Column(quantity, name) for quantity in _BY_PARAMETER for name in names]
     found.append(Column(HYPERPARAMETER, OPTIMIZER_CLASS))
     found += [Column(HYPERPARAMETER, name) for name, _ in _hyperparameters(optimizer)]
@@ -95,7 +95,7 @@ def samples(parameters: Sequence[Tensor], axis: Axis | None) -> list[int]:
     return [min(size, share) for size in sizes] * len(_BY_PARAMETER)
 
 
-class Reading:
+class ReplicaReading:
     """The values of all columns of a replica now.
 
     Before the first step (`stepped` is False) nothing tells of gradients and state: the first step

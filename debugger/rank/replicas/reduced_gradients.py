@@ -68,7 +68,7 @@ class ReducedGradients:
         return self._count
 
     def keep_no_sums(self) -> None:
-        """From now on only what was reduced is known, and not what came of it."""
+        """Keeps from now on only what was reduced, and not what came of it."""
         self._keeps_sums = False
         self._sums.clear()
 

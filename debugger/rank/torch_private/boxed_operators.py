@@ -18,9 +18,9 @@ import torch
 from ...record.ops import OF_METHOD
 from .groups import is_python_group
 from .modules import c10d, dist
-from .probe import DIST, Part, Private
+from .probe import DIST, Private, WatchedPart
 
-BOXED = Part(
+BOXED = WatchedPart(
     "boxed_groups",
     "calls of torch.ops.c10d are not recorded",
     Private(DIST, "ProcessGroup.boxed", ("self",), called=True),
@@ -61,7 +61,7 @@ class _OtherFormError(Exception):
 
 
 def record_boxed_groups(front_class: type) -> None:
-    """From now on calls with the box of a group of this class reach that group."""
+    """Makes calls with the box of a group of this class reach that group."""
     if BOXED.works:
         try:
             _open(front_class)
@@ -122,7 +122,7 @@ def _tensors(given: Any) -> Iterator[torch.Tensor]:
 
 
 def _call(name: str, given: dict[str, Any], tensors: list[str]) -> Callable[[Any], Any]:
-    """The same as a method of a group."""
+    """Returns the call as a method of a group."""
     method, class_name = METHODS[name]
     if given.get("sparse_indices") is not None:
         raise _OtherFormError("sparse_indices")

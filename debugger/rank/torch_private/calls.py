@@ -10,24 +10,24 @@ from typing import Any
 
 from .groups import is_python_group
 from .modules import Wrapped, c10d
-from .probe import Part, before, patch, within
+from .probe import WatchedPart, before, patch, within
 from .probe import c10d as private
 
-COALESCING = Part(
+COALESCING = WatchedPart(
     "coalesced_messages",
     "batch_isend_irecv starts its messages one by one",
     private("_coalescing_manager", ("group", "device", "async_ops"), called=True),
     private("P2POp", ("op", "tensor", "peer")),
     private("ProcessGroup._get_backend", ("self", "device"), called=True),
 )
-COMPLETION_HOOKS = Part(
+COMPLETION_HOOKS = WatchedPart(
     "completion_hooks",
     "the end of a group does not wait for completion hooks",
     private("ProcessGroup._has_hooks", ("self",), called=True),
     private("ProcessGroup._wait_for_pending_works", ("self",), called=True),
     private("_world.pg_map", kind=dict),
 )
-NOT_IN_GROUP = Part(
+NOT_IN_GROUP = WatchedPart(
     "not_in_group",
     "calls on groups that a rank is not in are not noticed",
     private("_warn_not_in_group", ("op_name",)),

@@ -11,25 +11,25 @@ import torch.autograd
 import torch.nn.parallel
 
 from .modules import Wrapped, dist
-from .probe import DIST, Part, Private, after, patch
+from .probe import DIST, Private, WatchedPart, after, patch
 from .training import on_model_replicated
 
 # torch exports these names at run time, but its stubs do not say so.
 DDP: Any = torch.nn.parallel.DistributedDataParallel
 _DDP = "torch.nn.parallel.distributed"
 _MODEL = "DistributedDataParallel"
-STATISTICS = Part(
+STATISTICS = WatchedPart(
     "ddp",
     "what DistributedDataParallel knows of its models is not told",
     Private(DIST, "Logger._get_ddp_logging_data", ("self",), called=True),
     Private(DIST, "Logger.set_runtime_stats_and_log", ("self",)),
 )
-JOIN = Part(
+JOIN = WatchedPart(
     "join",
     "notices of Join that nobody waits for are taken for handles that were dropped",
     Private("torch.distributed.algorithms.join", "Join.notify_join_context", ("joinable",)),
 )
-UNUSED = Part(
+UNUSED = WatchedPart(
     "ddp_unused",
     "parameters without gradient are not looked for",
     Private(_DDP, f"{_MODEL}._build_params_for_reducer", ("self",), called=True),

@@ -13,9 +13,9 @@ from typing import Any
 from torch.autograd.profiler import record_function
 from torch.distributed import c10d_logger
 
-from .probe import Part, Private, before
+from .probe import Private, WatchedPart, before
 
-FAILURES = Part(
+FAILURES = WatchedPart(
     "caught_exceptions",
     "exceptions that the program catches are not told",
     Private("torch.distributed.c10d_logger", "_get_msg_dict", ("func_name",)),

@@ -56,7 +56,7 @@ class GlooSockets:
         return found
 
     def forget(self) -> None:
-        """In a forked child: the connections are the parent's."""
+        """Forgets the connections in a forked child: they are the parent's."""
         self._known.clear()
 
 

@@ -29,7 +29,7 @@ _RINGS = {"nccl": ("nccl2", "nccl")}
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundGroup:
     """A group of this process: torch's object, names, global ranks in the order of the group."""
 
     group: Any
@@ -53,25 +53,27 @@ def unhooked() -> str:
     return ""
 
 
-def found_groups() -> list[Found]:
+def found_groups() -> list[FoundGroup]:
     """The groups that this process is in."""
     world = c10d._world
     found = []
     for group, name in list(world.pg_names.items()):
         members = world.pg_group_ranks.get(group, {})
         ranks = tuple(sorted(members, key=members.__getitem__))
-        found.append(Found(group, str(name), str(group.group_desc), ranks, backend_name(group)))
+        found.append(
+            FoundGroup(group, str(name), str(group.group_desc), ranks, backend_name(group))
+        )
     return found
 
 
 def hook(group: Any, pre: Hook, post: Hook) -> None:
-    """From now on `pre(args)` is called before each call of the group, `post(args)` after it."""
+    """Has `pre(args)` called before each call of the group, and `post(args)` after it."""
     group.register_pre_hook(HOOK_ID, pre)
     group.register_post_hook(HOOK_ID, post)
 
 
 def unhook(group: Any) -> None:
-    """No more."""
+    """Takes the hooks away."""
     group.unregister_pre_hook(HOOK_ID)
     group.unregister_post_hook(HOOK_ID)
 

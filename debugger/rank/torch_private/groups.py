@@ -16,10 +16,10 @@ from distcore.base.wrapping import around
 from ...record.backend_names import by_device
 from . import python_groups
 from .modules import Wrapped, c10d
-from .probe import Part, Private, patch
+from .probe import Private, WatchedPart, patch
 from .probe import c10d as private
 
-CREATION = Part(
+CREATION = WatchedPart(
     "groups",
     "process groups are not observed, and none of their calls is recorded",
     private(
@@ -57,12 +57,12 @@ CREATION = Part(
     private("BackendConfig.get_device_backend_map", ("self",), called=True),
     gaps=True,
 )
-TIMEOUTS = Part(
+TIMEOUTS = WatchedPart(
     "timeouts",
     "timeouts that the program changes while it runs are not known",
     private("_set_pg_timeout", ("timeout", "group")),
 )
-DURATIONS = Part(
+DURATIONS = WatchedPart(
     "durations",
     "how long NCCL was busy with a call is not known",
     private("ProcessGroup._enable_collectives_timing", ("self",), called=True),

@@ -17,14 +17,14 @@ from typing import Any
 from distcore.base.wrapping import around
 
 from .modules import c10d, dist
-from .probe import Part
+from .probe import WatchedPart
 from .probe import c10d as private
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""
 GLOO_INTERFACES = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
-GLOO = Part(
+GLOO = WatchedPart(
     "loopback",
     "gloo listens where the host's name leads, as without distdebug",
     private("ProcessGroupGloo._Options._devices"),
@@ -46,7 +46,8 @@ _STORE_ARGUMENTS = (
 
 
 def keep_to_loopback() -> None:
-    """From now on, in this process, if its run is on one host. Called twice it changes nothing."""
+    """Keeps this process to loopback, if its run is on one host. Called twice it changes
+    nothing."""
     if os.environ.get(ONE_HOST) != "1":
         return
     _front(getattr(dist, "TCPStore", None), _store)

@@ -37,7 +37,7 @@ class MarkedStorages(Generic[Mark]):
         return None if found is None else found[1]
 
     def put(self, tensor: Tensor, mark: Mark) -> None:
-        """From now on this is known of it."""
+        """Marks the memory of a tensor."""
         address = storage_address(tensor)
         if not address:
             return
@@ -52,7 +52,7 @@ class MarkedStorages(Generic[Mark]):
         self._marked[address] = (StorageReference(tensor.untyped_storage()), mark)
 
     def drop(self, tensor: Tensor) -> None:
-        """From now on nothing is known of it."""
+        """Takes the mark away."""
         self._marked.pop(storage_address(tensor), None)
 
     def alive(self) -> Iterator[Mark]:

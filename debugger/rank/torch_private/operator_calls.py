@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from .modules import Wrapped
-from .probe import Part, Private, patch
+from .probe import Private, WatchedPart, patch
 
 _MODES = "torch.utils._python_dispatch"
-OPERATOR_CALLS = Part(
+OPERATOR_CALLS = WatchedPart(
     "reads_in_flight",
     "buffers that are read between an asynchronous call and its wait() are not noticed",
     Private(_MODES, "TorchDispatchMode.__torch_dispatch__", ("self", "func", "types", "args")),
@@ -21,7 +21,7 @@ OPERATOR_CALLS = Part(
     Private("torch._C", "_len_torch_dispatch_stack", (), called=True),
     Private("torch._C", "_get_schema"),
 )
-SAVING = Part(
+SAVING = WatchedPart(
     "reads_of_saving",
     "buffers that are saved between an asynchronous call and its wait() are not noticed",
     Private("torch._C", "PyTorchFileWriter.write_record"),

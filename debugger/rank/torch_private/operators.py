@@ -9,11 +9,11 @@ from typing import Any
 
 from distcore.groups.operators import open_to
 
-from .probe import Part, Private
+from .probe import Private, WatchedPart
 from .probe import c10d as private
 
 PASS_BY = ("all_gather_into_tensor_out",)
-OPERATORS = Part(
+OPERATORS = WatchedPart(
     "operators",
     f"calls of torch.ops._c10d_functional.{', '.join(PASS_BY)} are not recorded",
     private("_resolve_process_group"),

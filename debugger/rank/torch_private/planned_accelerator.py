@@ -27,11 +27,11 @@ from . import (
     planned_types,
 )
 from .modules import Wrapped, dist
-from .planned_devices import CPU, Places, answer, asked_by_torch
+from .planned_devices import CPU, DevicePlaces, answer, asked_by_torch
 from .planned_streams import FakeEvent, FakeStream
-from .probe import Part, Private, patch
+from .probe import Private, WatchedPart, patch
 
-ACCELERATOR = Part(
+ACCELERATOR = WatchedPart(
     "planned_accelerator",
     "what names the accelerator where GPUs are pretended says that it is the CPU",
     Private("torch._C", "_get_accelerator"),
@@ -87,7 +87,7 @@ _OF_BOTH = (
 class FakeDevice:
     """A `torch.cuda.device`: another one is current within."""
 
-    def __init__(self, places: Places, device: Any) -> None:
+    def __init__(self, places: DevicePlaces, device: Any) -> None:
         self.idx = places.current if device is None else places.index(device)
         self.prev_idx = -1
         self._places = places
@@ -118,10 +118,10 @@ class CpuGenerator(torch.Generator, metaclass=_AnyGenerator):
         return _GENERATOR.__new__(cls, "cpu")
 
 
-def pretend(devices: int) -> Places:
+def pretend(devices: int) -> DevicePlaces:
     """Answer for torch.cuda with so many devices. What it returns makes the calls of functions and
     operators on the CPU, and knows which device each tensor is said to be on."""
-    places = Places(devices, int(os.environ.get("LOCAL_RANK", "0")) % devices)
+    places = DevicePlaces(devices, int(os.environ.get("LOCAL_RANK", "0")) % devices)
     _answer_for_cuda(places)
     _answer_for_accelerators(places)
     answer(places)
@@ -150,7 +150,7 @@ def count_only(devices: int) -> None:
     cuda.device_count = lambda: devices
 
 
-def _answer_for_cuda(places: Places) -> None:
+def _answer_for_cuda(places: DevicePlaces) -> None:
     cuda: Any = torch.cuda
     properties = types.SimpleNamespace(
         name="planned",
@@ -240,7 +240,7 @@ def _answer_for_cuda(places: Places) -> None:
     setattr(torch, "Event", FakeEvent)  # noqa: B010
 
 
-def _answer_for_accelerators(places: Places) -> None:
+def _answer_for_accelerators(places: DevicePlaces) -> None:
     """torch's own code finds none: what it would do with one is done on the CPU."""
     home: Any = getattr(torch, "accelerator", None)
     if home is None:
@@ -297,7 +297,7 @@ def _answering(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def _without_its_device(places: Places) -> Callable[[Wrapped], Wrapped]:
+def _without_its_device(places: DevicePlaces) -> Callable[[Wrapped], Wrapped]:
     """torch has no accelerator that a group could be bound to."""
 
     def make(original: Wrapped) -> Wrapped:

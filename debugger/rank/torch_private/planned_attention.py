@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .probe import Part, Private
+from .probe import Private, WatchedPart
 
-ATTENTION = Part(
+ATTENTION = WatchedPart(
     "planned_attention",
     "attention of tensors that are spread over a mesh is refused where GPUs are pretended",
     Private("torch", "ops.aten._scaled_dot_product_flash_attention.default"),
@@ -26,7 +26,7 @@ _libraries: list[Any] = []
 
 
 def on_the_cpu() -> None:
-    """From now on, in this process."""
+    """Makes attention run on the CPU in this process."""
     if not ATTENTION.works or _libraries:
         return
     made: Any = torch.library.Library

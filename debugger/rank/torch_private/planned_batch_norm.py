@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from .modules import Wrapped
-from .probe import Part, Private, patch
+from .probe import Private, WatchedPart, patch
 
-SYNC_BATCH_NORM = Part(
+SYNC_BATCH_NORM = WatchedPart(
     "planned_batch_norm",
     "SyncBatchNorm is refused where GPUs are pretended",
     Private("torch._C", "_get_privateuse1_backend_name", (), called=True),
@@ -26,7 +26,7 @@ SYNC_BATCH_NORM = Part(
 
 
 def on_the_cpu() -> None:
-    """From now on, in this process."""
+    """Makes the batch norm of several ranks run on the CPU in this process."""
     if not SYNC_BATCH_NORM.works:
         return
     given: Any = torch
@@ -113,7 +113,7 @@ def batch_norm_elemt(
     invstd: Tensor,
     eps: float,
 ) -> Tensor:
-    """The input normalized."""
+    """Returns the input normalized."""
     del eps
     found = (given - _wide(mean, given)) * _wide(invstd, given)
     if weight is not None:

@@ -24,7 +24,7 @@ from .marked_storages import MarkedStorages
 from .modules import Wrapped
 from .planned_operators import tensors_of
 from .planning import storage_address
-from .probe import Part, Private, after, patch
+from .probe import Private, WatchedPart, after, patch
 
 CPU = -1
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -52,7 +52,7 @@ _MAKES = frozenset(
 """Functions whose results are new memory, on the CPU where nothing else is said."""
 
 
-DEFAULT_DEVICES = Part(
+DEFAULT_DEVICES = WatchedPart(
     "planned_default_devices",
     "what is made on a default device is refused where GPUs are pretended",
     Private("torch.utils._device", "_device_constructors", (), called=True),
@@ -62,7 +62,7 @@ DEFAULT_DEVICES = Part(
         ("self", "func", "types", "args", "kwargs"),
     ),
 )
-SPARSE = Part(
+SPARSE = WatchedPart(
     "planned_sparse",
     "a sparse tensor does not say which of the pretended GPUs it is on",
     Private("torch", "Tensor._values"),
@@ -81,7 +81,7 @@ def asked_by_torch(frame: FrameType) -> bool:
     return file.startswith(_OWN) and not (file.startswith(_FSDP) and _NEWER_FSDP not in file)
 
 
-class Places:
+class DevicePlaces:
     """The places of this process's tensors, on so many devices. `current` is the one that the
     program has chosen. A place is a device's index, or `CPU`."""
 
@@ -323,8 +323,8 @@ def _(given: str) -> Any:
     return "cpu" if _CUDA.fullmatch(given) else given
 
 
-def answer(places: Places) -> None:
-    """From now on tensors, meshes and what is loaded answer for their places."""
+def answer(places: DevicePlaces) -> None:
+    """Makes tensors, meshes and what is loaded answer for their places."""
     kind: Any = Tensor
 
     def place_of(tensor: Any, frame: FrameType) -> int:
@@ -357,7 +357,7 @@ def answer(places: Places) -> None:
 
 
 @DEFAULT_DEVICES
-def _defaults(places: Places) -> None:
+def _defaults(places: DevicePlaces) -> None:
     """A default device is given to functions where we do not hear of them any more."""
     from torch.utils import _device
 
@@ -379,7 +379,7 @@ def _defaults(places: Places) -> None:
     patch(home.DeviceContext, "__torch_function__", hearing)
 
 
-def _loading(places: Places, original: Wrapped) -> Wrapped:
+def _loading(places: DevicePlaces, original: Wrapped) -> Wrapped:
     def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         mapped = map_location if callable(map_location) else _CPU
         found = original(file, mapped, *args, **kwargs)
@@ -392,7 +392,7 @@ def _loading(places: Places, original: Wrapped) -> Wrapped:
     return load
 
 
-def _meshes(places: Places) -> None:
+def _meshes(places: DevicePlaces) -> None:
     """Makes meshes of devices on the CPU: what is spread over a mesh must be on devices of its
     kind. torch gets one of the CPU, the program finds the one that it asked for."""
     from torch.distributed import device_mesh

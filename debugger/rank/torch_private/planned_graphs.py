@@ -19,7 +19,7 @@ class Captures(Protocol):
     """A log of what operators write."""
 
     def capture_begins(self) -> None:
-        """From now on it is kept."""
+        """Begins to keep what operators write."""
 
     def capture_ends(self) -> list[Tensor]:
         """Returns what was written since then."""
@@ -70,7 +70,7 @@ def new_pool() -> tuple[int, int]:
 
 
 def on_the_cpu() -> None:
-    """From now on, in this process."""
+    """Makes CUDA graphs run on the CPU in this process."""
     cuda: Any = torch.cuda
     own: Any = torch._C
     own._host_emptyCache = lambda *_: None

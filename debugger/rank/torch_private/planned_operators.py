@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .operator_calls import Unnoticed, accesses_of
-from .probe import Part, Private, before
+from .probe import Private, WatchedPart, before
 
-BELOW_OTHERS = Part(
+BELOW_OTHERS = WatchedPart(
     "planned_late_watching",
     "a plan follows all operators from the start of a rank, which takes twice the time",
     Private("torch._C", "_len_torch_function_stack", (), called=True),

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.distributed
 
-from .probe import Part, Private
+from .probe import Private, WatchedPart
 
 _HOME = "torch.distributed.tensor._random"
 _STATE_BYTES = 16
 
-DTENSOR_RANDOM = Part(
+DTENSOR_RANDOM = WatchedPart(
     "planned_random",
     "a plan lacks the call by which the random operators of DTensor agree on GPUs",
     Private(_HOME, "is_rng_supported_mesh", ("device_mesh",)),
@@ -27,7 +27,7 @@ DTENSOR_RANDOM = Part(
 
 @DTENSOR_RANDOM
 def on_the_cpu() -> None:
-    """From now on, in this process."""
+    """Makes the random operators of DTensor run on the CPU in this process."""
     from torch.distributed.tensor import _dispatch, _random
 
     home: Any = _random

@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 from ...hook.loading import when_imported
-from .probe import Part, Private
+from .probe import Private, WatchedPart
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _SPECS = "torch.distributed.tensor._dtensor_spec"
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
 
-SHAPES = Part(
+SHAPES = WatchedPart(
     "planned_shapes",
     "each rank of a plan finds the shapes of DTensor's results by itself",
     Private(_PROPAGATION, "ShardingPropagator._propagate_tensor_meta_non_cached", ("self",)),
     Private(_SPECS, "TensorMeta", ("shape", "stride", "dtype")),
     Private(_SPECS, "DTensorSpec", ("mesh", "placements", "tensor_meta")),
 )
-CHUNKS = Part(
+CHUNKS = WatchedPart(
     "planned_chunks",
     "each rank of a plan makes tensors for all that have nothing of a parameter",
     Private(_FSDP2, "_chunk_with_empty", ("tensor", "num_chunks", "dim"), called=True),
@@ -47,7 +47,7 @@ class _OwnCall(Exception):
 
 
 def share_shapes(recall: Recall, remember: Remember) -> None:
-    """From now on what one rank has found is taken by all others."""
+    """Makes all ranks take what one of them has found."""
 
     def replace(_: Any) -> None:
         if not SHAPES.works:

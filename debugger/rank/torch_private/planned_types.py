@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...record.sizes import DTYPES
-from .planned_devices import CPU, Places
+from .planned_devices import CPU, DevicePlaces
 
 _TYPES: dict[str, torch.dtype] = {
     f"{row.scalar}Tensor": getattr(torch, name)
@@ -21,7 +21,7 @@ _NAMES = {dtype: f"torch.cuda.{name}" for name, dtype in _TYPES.items()}
 class _OldType(type):
     """`dtype`: of the tensors that it makes, on the device that is current."""
 
-    places: ClassVar[Places]
+    places: ClassVar[DevicePlaces]
     dtype: torch.dtype
 
     def __call__(cls, *given: Any, device: Any = None) -> Any:
@@ -35,8 +35,8 @@ class _OldType(type):
         return is_there and instance.dtype is cls.dtype
 
 
-def answer_for_types(places: Places) -> None:
-    """From now on, in this process."""
+def answer_for_types(places: DevicePlaces) -> None:
+    """Makes the types of tensors answer for their places in this process."""
     _OldType.places = places
     by_name = {}
     for name, dtype in _TYPES.items():

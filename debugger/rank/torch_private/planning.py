@@ -15,12 +15,12 @@ from distcore.torch_private import rename_backend
 
 from ...record.backend_names import by_device
 from .modules import Wrapped, c10d, dist
-from .probe import C10D, Part, Private, before, patch
+from .probe import C10D, Private, WatchedPart, before, patch
 
 MakeStore = Callable[[str], Any]
 
 
-WEAK_STORAGES = Part(
+WEAK_STORAGES = WatchedPart(
     "weak_storages",
     "a plan keeps all memory whose values it does not have",
     Private("torch", "UntypedStorage._weak_ref"),
@@ -30,7 +30,7 @@ WEAK_STORAGES = Part(
 )
 
 
-SENT_OBJECTS = Part(
+SENT_OBJECTS = WatchedPart(
     "sent_objects",
     "a plan takes for known what objects bring of other ranks that those do not know",
     Private(C10D, "_pickler"),
@@ -39,7 +39,7 @@ SENT_OBJECTS = Part(
 
 @SENT_OBJECTS
 def write_sent_objects_with(pickler: type) -> None:
-    """From now on objects for other ranks are written with this."""
+    """Has objects for other ranks written with this."""
     c10d._pickler = pickler
 
 

@@ -145,18 +145,18 @@ class Registry:
     looked at when it is first asked for, which may be before the layer is there."""
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self._listener: Callable[[Part], None] | None = None
-        self._untold: list[Part] = []
+        self.parts: list[WatchedPart] = []
+        self._listener: Callable[[WatchedPart], None] | None = None
+        self._untold: list[WatchedPart] = []
 
-    def tell(self, part: Part) -> None:
+    def tell(self, part: WatchedPart) -> None:
         """This part is off."""
         if self._listener is None:
             self._untold.append(part)
         else:
             self._listener(part)
 
-    def on_off(self, listener: Callable[[Part], None]) -> None:
+    def on_off(self, listener: Callable[[WatchedPart], None]) -> None:
         """`listener(part)` hears of each part that is off, also of those that were found before."""
         self._listener = listener
         while self._untold:
@@ -166,7 +166,7 @@ class Registry:
 REGISTRY = Registry()
 
 
-class Part:
+class WatchedPart:
     """A part of the watching that needs private names: on where all are as known, else off."""
 
     def __init__(self, name: str, lost: str, *needs: Private, gaps: bool = False) -> None:

@@ -87,7 +87,7 @@ def _unlike() -> str:
     inner._register_backend(cpu, kind, make(rank=0, world_size=1))
     inner._set_group_name(_NAME)
     inner._set_group_desc("trial")
-    outer = clone_group(_Front, inner, "gloo")
+    outer = clone_group(_TrialGroup, inner, "gloo")
     outer.inner, outer.calls = inner, []
     if (outer.rank(), outer.size(), outer.group_name) != (0, 1, _NAME):
         return "rank, size or name of the group in front are others"
@@ -111,7 +111,7 @@ def _unlike() -> str:
     return "" if sums.tolist() == [1.0, 1.0] else "the call's result was lost"
 
 
-class _Front(c10d.ProcessGroup):  # type: ignore[misc]
+class _TrialGroup(c10d.ProcessGroup):  # type: ignore[misc]
     """A group as CheckedGroup, for one call."""
 
     inner: Any

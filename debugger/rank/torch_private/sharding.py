@@ -9,14 +9,14 @@ from typing import Any
 
 from ...hook.loading import when_imported
 from .modules import dist
-from .probe import Part, Private, before
+from .probe import Private, WatchedPart, before
 
 _LOST = "the order in which ranks shard their parameters is not compared"
 _FSDP1 = Private("torch.distributed.fsdp._flat_param", "FlatParamHandle.__init__")
 _FSDP2 = Private("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.__init__")
 SHARDING = {
-    "FullyShardedDataParallel": Part("fsdp", _LOST, _FSDP1),
-    "fully_shard": Part("fully_shard", _LOST, _FSDP2),
+    "FullyShardedDataParallel": WatchedPart("fsdp", _LOST, _FSDP1),
+    "fully_shard": WatchedPart("fully_shard", _LOST, _FSDP2),
 }
 _GROUPS = ("shard_process_group", "replicate_process_group")
 

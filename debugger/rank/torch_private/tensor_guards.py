@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from .probe import Part, Private
+from .probe import Private, WatchedPart
 from .self_test import tried
 
-TENSOR_GUARDS = Part(
+TENSOR_GUARDS = WatchedPart(
     "tensor_guards",
     "each call costs some tenths of a microsecond more",
     Private("torch._C", "_dynamo.guards.TensorGuards"),

@@ -8,15 +8,15 @@ from typing import Any
 
 from ...hook.loading import when_imported
 from .modules import dist
-from .probe import DIST, Part, Private, patch
+from .probe import DIST, Private, WatchedPart, patch
 
-PDB = Part(
+PDB = WatchedPart(
     "torch_breakpoint",
     "torch.distributed.breakpoint is torch's own",
     Private(DIST, "_make_distributed_pdb", old="_DistributedPdb"),
 )
 _RULES = "torch._dynamo.trace_rules"
-UNCOMPILED = Part(
+UNCOMPILED = WatchedPart(
     "compiled_programs",
     "torch.compile may look into the groups that stand before a program's own",
     Private(_RULES, "SKIP_DIRS", kind=list),

@@ -10,33 +10,33 @@ from typing import Any
 import torch
 
 from .modules import Wrapped
-from .probe import Part, Private, after, before, patch
+from .probe import Private, WatchedPart, after, before, patch
 
 _AVERAGERS = "torch.distributed.algorithms.model_averaging.averagers"
 _LOCAL_SGD = "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook"
 
-DATA_END = Part(
+DATA_END = WatchedPart(
     "data_end",
     "it is not known which rank ran out of data",
     Private("torch.utils.data.dataloader", "_BaseDataLoaderIter.__next__", ("self",)),
 )
-AVERAGING = Part(
+AVERAGING = WatchedPart(
     "model_averaging",
     "replicas that are averaged now and then are compared as if they were not",
     Private(_AVERAGERS, "ModelAverager.__init__", ("self",)),
     Private(_LOCAL_SGD, "PostLocalSGDState.__init__", ("self",)),
 )
-SCALING = Part(
+SCALING = WatchedPart(
     "loss_scaling",
     "a GradScaler is not noticed, whose overflows are none",
     Private("torch.amp", "GradScaler._lazy_init_scale_growth_tracker", ("self",)),
 )
-JOINING = Part(
+JOINING = WatchedPart(
     "joined_steps",
     "steps that Join makes for a rank without inputs are taken for the program's own",
     Private("torch.distributed.algorithms.join", "Join.__exit__", ("self",)),
 )
-BACKWARD = Part(
+BACKWARD = WatchedPart(
     "backward_calls",
     "gradients that a program has forgotten to sum are not noticed",
     Private("torch", "_C._current_graph_task_id"),

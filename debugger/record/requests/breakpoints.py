@@ -26,6 +26,7 @@ from ..safe_files.bounds import read_regular
 from ..safe_files.json_objects import parsed
 from ..safe_files.replacing import replacing
 from ..safe_files.unix_sockets import short_name, user_of
+from ..states import RankState
 from ..wording import printable
 
 FOLDER = "breakpoints"
@@ -64,7 +65,8 @@ class Stop:
 
     def notice(self, run: str) -> str:
         """Says how to come here; `run` is the argument RUN of `distdebug attach`, or ""."""
-        at = "at a breakpoint" if self.why == BREAKPOINT else f"held after {printable(self.why)}"
+        held = f"held after {printable(self.why)}"
+        at = RankState.AT_BREAKPOINT if self.why == BREAKPOINT else held
         if self.address:
             how = f"connect an editor's debugger to {printable(self.address)}"
         else:

@@ -14,7 +14,7 @@ from ...record.exits import ExitLog, ExitStatus
 from ...record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, age_s, read_stat
 from ...record.snapshot import Process, Standstill
 from ..command.launch import Launch
-from ..limits import BUSY_WINDOW_S, YOUNG_S
+from ..limits import LOOKS_APART_S, YOUNG_S
 from .oom import OomWatch
 
 BUSY_SHARE = 0.5
@@ -133,7 +133,7 @@ class ProcessTable:
         elapsed_s = now_s - seen.sampled_s
         seen.looks += 1
         seen.runnable_looks += stat.state == "R"
-        if elapsed_s < BUSY_WINDOW_S:
+        if elapsed_s < LOOKS_APART_S:
             return
         if seen.sampled_s:
             used_s = (stat.cpu_ticks - seen.cpu_ticks) / TICKS_PER_S

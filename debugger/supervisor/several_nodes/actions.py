@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from ...node_links.limits import ACTS_S
+from ...record.limits import POLL_EVERY_S
 from ...record.runs.planned_faults import planned_faults
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.sanitize import clean
@@ -23,10 +25,6 @@ from ..limits import ASKED_STACKS_S
 from ..stacks.evidence import gather, keep
 from .job import Job
 from .stacks import merged
-
-ANSWER_S = 15.0
-"""Longer than any action takes on its node."""
-_LOOK_EVERY_S = 0.02
 
 
 class JobActions:
@@ -123,7 +121,7 @@ class JobActions:
         head = self._job.head
         if head is None:
             raise ValueError("the rank is on another node")
-        ok, text = head.ask(node, request, ANSWER_S)
+        ok, text = head.ask(node, request, ACTS_S)
         if not ok:
             raise ValueError(text)
         return text
@@ -158,7 +156,7 @@ class JobActions:
         evidence = gather(self._directory, self._here(), native, ASKED_STACKS_S)
         until_s = began_s + ASKED_STACKS_S + 1
         while not head.has_all_stacks and time.monotonic() < until_s:
-            time.sleep(_LOOK_EVERY_S)  # the supervisor's loop takes them in
+            time.sleep(POLL_EVERY_S)  # the supervisor's loop takes them in
         evidence = merged(evidence, head.stacks_told)
         keep(self._directory, evidence.stacks, (), time.monotonic() - began_s)
         return f"took the stacks of {len(evidence.stacks)} of {len(ranks)} ranks"
@@ -172,7 +170,7 @@ class JobActions:
         )
         if head is not None:
             for node in head.reachable:
-                head.ask(node, {"action": "inject", "text": text}, ANSWER_S)
+                head.ask(node, {"action": "inject", "text": text}, ACTS_S)
         return said
 
     def _inject_text(self, text: str) -> str:

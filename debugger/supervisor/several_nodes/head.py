@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...node_links.head import Listener
+from ...node_links.limits import ACTS_S, AGAIN_EVERY_S, ANSWERS_S, MEETING_S, TOGETHER_NS, TORN_S
 from ...node_links.logs import LogCopies
 from ...node_links.messages import Message
 from ...node_links.mirror import MOST_FILES, Copy, Mirror, MirrorError
@@ -23,20 +24,6 @@ from .injected import InjectedCopies, plan_message
 from .pacing import Pacing
 from .prompts import HeadPrompts
 from .views import Views
-
-ENDING_S = 12.0
-"""So long the head waits for nodes to end what they were told to end: longer than ending takes."""
-ANEW_EVERY_S = 1.0
-"""So often a node is asked to tell everything once more, of which something is missing."""
-TORN_S = 30.0
-"""So long nothing is concluded while that does not come."""
-TOGETHER_NS = 1_000_000_000
-"""Who is heard so much later than another one was last is not lost with it."""
-BYE_S = 5.0
-"""So long it waits for them to say that they have the report."""
-MEETING_S = 6.0
-"""So long it waits, at its own end or with a verdict, for nodes that were let in and have not come
-yet: on a crowded machine a node may stand still for seconds between the one and the other."""
 
 
 class Head:
@@ -87,7 +74,7 @@ class Head:
         for far in list(self._incomplete.values()):
             if not (far.torn_s and far.there):
                 del self._incomplete[far.number]
-            elif time.monotonic() - far.anew_s >= ANEW_EVERY_S:
+            elif time.monotonic() - far.anew_s >= AGAIN_EVERY_S:
                 far.anew_s = time.monotonic()
                 self._listener.send(far.number, Message("anew"))
         self._prompts.tell(lambda: self.reachable)
@@ -469,7 +456,7 @@ class Head:
         left anywhere, or until `hasten()`. `grace_s`: what ranks were given to end by themselves.
         """
         self._decide(Message("end"))
-        until_s = time.monotonic() + ENDING_S + grace_s
+        until_s = time.monotonic() + ACTS_S + grace_s
         while not (self.all_over or hasten()) and time.monotonic() < until_s:
             self.take()
             time.sleep(0.02)
@@ -492,7 +479,7 @@ class Head:
     def close(self) -> None:
         """Listen no more: as soon as all have the report, and have said so."""
         self._prompts.close()
-        until_s = time.monotonic() + BYE_S
+        until_s = time.monotonic() + ANSWERS_S
         while any(far.there for far in self.nodes.values()) and time.monotonic() < until_s:
             self.take()
             time.sleep(0.01)

@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping
 from ...diagnosis.findings import Finding
 from ...diagnosis.limits import Limits
 from ...diagnosis.story import rule
+from ...node_links.limits import AGAIN_EVERY_S
 from ...record.snapshot import Rank
 from ...record.wording import printable
 from .job import Job
-
-LOOK_EVERY_S = 1.0
 
 
 class Incomplete:
@@ -41,7 +40,7 @@ class Incomplete:
     def look(self, ranks: Mapping[int, Rank]) -> Finding | None:
         """What is to be said of it, once it has taken too long since the last node came."""
         several, now_s = self._job.several, time.monotonic()
-        if several is None or self._over or now_s - self._looked_s < LOOK_EVERY_S:
+        if several is None or self._over or now_s - self._looked_s < AGAIN_EVERY_S:
             return None
         if not self._job.rendezvous_s:
             return None  # the launcher itself is about to start

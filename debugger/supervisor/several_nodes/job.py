@@ -22,6 +22,7 @@ from ...node_links.interfaces import (
     is_here,
     names_loopback,
 )
+from ...node_links.limits import ANSWERS_S, COMES_S, HEAD_FIRST_S, TAKE_EVERY_S
 from ...node_links.several import MOST, Several
 from ...record.reading.records import Told
 from ...record.requests.control import PERHAPS
@@ -38,17 +39,6 @@ if TYPE_CHECKING:
     from .member import Member
 
 ALONE, HEAD, MEMBER = "alone", "head", "member"
-
-
-PLAN_S = 5.0
-"""So long a rank that has found the head waits for the head's first words, which come at once where
-its host is not crowded. Without them it does not know the faults that the head was given."""
-HEAD_COMES_S = 30.0
-"""So much later than its nodes a head may be started that all were told (`--head`)."""
-HEAD_FIRST_S = 3.0
-"""So long those wait for it before they start their ranks."""
-TAKE_EVERY_S = 0.1
-"""So often a head takes in what others say while it pauses."""
 
 
 class Job:
@@ -116,7 +106,7 @@ class Job:
                 if not self.member.welcomed:
                     self.say(
                         f"the head at {agreed.host} port {agreed.port} does not answer yet: the "
-                        f"ranks start, and it is waited for up to {HEAD_COMES_S:.0f} s"
+                        f"ranks start, and it is waited for up to {COMES_S:.0f} s"
                     )
                 break
             time.sleep(0.02)
@@ -153,7 +143,7 @@ class Job:
         from ...node_links.offers import Offer
 
         key = head_pair(agreed.key).public.decode()
-        self._connection = Connection(self.say, node_pair(agreed.key), HEAD_COMES_S)
+        self._connection = Connection(self.say, node_pair(agreed.key), COMES_S)
         if here:
             self._connection.not_the_head = (
                 f"port {agreed.port} of this host is taken, by what is no head of this job or has "
@@ -250,7 +240,7 @@ class Job:
                 where = offer.host or offer.address
                 self.say(f"node {where} is the head: it keeps the run of all nodes")
         # Its rank makes its group then, with the faults that the head's command line asks for.
-        until_s = time.monotonic() + PLAN_S
+        until_s = time.monotonic() + ANSWERS_S
         while not (member.planned or member.lost) and time.monotonic() < until_s:
             time.sleep(0.01)
         return "it joins"

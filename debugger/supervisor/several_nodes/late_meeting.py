@@ -16,30 +16,25 @@ from pathlib import Path
 
 from ...hook.loading import command
 from ...node_links.interfaces import is_here
+from ...node_links.limits import COMES_S
 from ...record.layout import Phase
 from ...record.safe_text.endpoints import endpoint
 from ...record.snapshot import Rank
 from ...record.wording import printable
 from .job import ALONE, Job
 
-STORE_S = 30.0
-"""So long the ranks of other nodes may take to come to the store, at most; where rank 0, which
-would serve it, has ended here, nobody will."""
-JOIN_S = 30.0
-"""And so long it may take from then on: the process imports torch."""
-
 
 class LateMeeting:
     """Of one run."""
 
     def __init__(
-        self, job: Job, directory: Path, say: Callable[[str], None], within_s: float = STORE_S
+        self, job: Job, directory: Path, say: Callable[[str], None], within_s: float = COMES_S
     ) -> None:
         """`within_s`: for how long the others wait for the ranks here before they say so."""
         self._job = job
         self._directory = directory
         self._say = say
-        self._within_s = min(within_s, STORE_S)
+        self._within_s = min(within_s, COMES_S)
         self._process: subprocess.Popen[bytes] | None = None
         self._until_s = 0.0
         self._looked_again = self._over = False
@@ -96,7 +91,7 @@ class LateMeeting:
             f"if they are there within {within_s:.0f} s"
         )
         words = [str(self._directory), host, str(port), str(within_s)]
-        self._until_s = time.monotonic() + within_s + JOIN_S
+        self._until_s = time.monotonic() + within_s + COMES_S
         try:
             self._process = subprocess.Popen(
                 command("rank.process.late_meeting", *words),

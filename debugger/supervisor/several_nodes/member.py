@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ...diagnosis.findings import Finding
+from ...node_links.limits import AGAIN_EVERY_S, REPORT_S
 from ...node_links.logs import AT_THE_END_BYTES, MOST_LOGS_BYTES, LogSource
 from ...node_links.member import Connection
 from ...node_links.messages import Message
@@ -30,12 +31,6 @@ from .injected import InjectedSource, take_plan
 from .prompts import NodePrompts
 from .stacks import to_message
 from .view import View
-
-REPORT_S = 30.0
-"""So long a node whose ranks have ended waits for the head's report, as long as the head speaks;
-where ranks were given time to end, as after SIGTERM, so much longer."""
-LOGS_EVERY_S = 1.0
-"""And where there are many nodes, as seldom as digests of ranks that stand still."""
 
 
 class Member:
@@ -165,7 +160,7 @@ class Member:
             if message is not None:
                 self._connection.send(message)
         now_s = time.monotonic()
-        if now_s - self._logs_s >= max(LOGS_EVERY_S, self._sampler.pace.idle_s):
+        if now_s - self._logs_s >= max(AGAIN_EVERY_S, self._sampler.pace.idle_s):
             self._logs_s = now_s
             added = self._logs.next()
             if added is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.rules.node_lost import lost_without_ranks
+from ...node_links.limits import LOCAL_VERDICT_S
 from ...record.exits import ExitStatus
 from ...record.snapshot import Rank
 from ...reports.stored import Document
@@ -15,10 +16,6 @@ from .incomplete import Incomplete
 from .job import Job
 from .late_meeting import LateMeeting
 from .ranks import JobRanks
-
-LOCAL_VERDICT_S = 0.3
-"""Without a head, what is seen on this node alone counts as soon as it is confirmed; so long it has
-to be."""
 
 
 class Orders:

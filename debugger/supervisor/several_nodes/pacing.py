@@ -6,10 +6,9 @@ from __future__ import annotations
 import sys
 
 from ...node_links.head import Listener
+from ...node_links.limits import SWITCH_S
 from ...node_links.messages import Message
 from ...node_links.pace import Pace, pace_for
-
-SWITCH_S = 0.0005
 
 
 class Pacing:

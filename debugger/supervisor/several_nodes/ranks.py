@@ -6,17 +6,15 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from ...diagnosis.findings import Finding
+from ...node_links.limits import THERE_AND_BACK_S
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import Rank
+from ..limits import ASKED_STACKS_S
 from ..run_ranks import LocalRanks
 from ..stacks.evidence import Evidence, keep
 from .job import Job
 from .questions import nodes_to_look_into
 from .stacks import merged
-
-STACKS_S = 10.0
-ANSWER_S = 1.0
-"""What the way to another node and back may take, beyond the time that the stacks take there."""
 
 
 class JobRanks:
@@ -39,7 +37,7 @@ class JobRanks:
         here = {number: rank for number, rank in ranks.items() if not rank.node}
         evidence = self._local.stacks(here, native, timeout_s)
         if head is not None:
-            others = head.stacks(began_s + timeout_s + ANSWER_S)
+            others = head.stacks(began_s + timeout_s + THERE_AND_BACK_S)
             evidence = merged(evidence, others)
             keep(self._directory, evidence.stacks, (), time.monotonic() - began_s)
         return evidence
@@ -51,7 +49,11 @@ class JobRanks:
             return
         wanted = member.stacks_wanted
         asked_s = wanted.get("timeout_s")
-        timeout_s = min(float(asked_s), STACKS_S) if isinstance(asked_s, int | float) else STACKS_S
+        timeout_s = (
+            min(float(asked_s), ASKED_STACKS_S)
+            if isinstance(asked_s, int | float)
+            else ASKED_STACKS_S
+        )
         self._taken = self._local.stacks(ranks, wanted.get("native") is True, timeout_s)
         member.tell_stacks(self._taken)
 

@@ -8,7 +8,6 @@ from typing import Any
 from ...record.limits import MOST_RANKS
 from ...record.safe_files.bounds import whole
 from ...record.safe_text.sanitize import clean
-from ..stacks import stack_tree
 from ..stacks.evidence import Evidence
 from ..stacks.stacks import Frame, ThreadStack
 
@@ -39,9 +38,7 @@ def merged(own: Evidence, others: Iterable[Mapping[str, Any]]) -> Evidence:
                 continue
             if 0 <= rank < MOST_RANKS and found:
                 stacks.setdefault(rank, found)
-    stacks = dict(sorted(stacks.items()))
-    lines = {rank: stack_tree.main_lines(threads) for rank, threads in stacks.items()}
-    return Evidence(stacks, {rank: rows for rank, rows in lines.items() if rows})
+    return Evidence(dict(sorted(stacks.items())))
 
 
 def _thread_to_json(one: ThreadStack) -> list[Any]:

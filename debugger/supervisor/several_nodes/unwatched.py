@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
+from ...node_links.limits import ANSWERS_S
 from ...record.layout import GroupState
 from ...record.limits import MOST_RANKS
 from ...record.snapshot import Snapshot
 from ...record.wording import ranks_text, verb
 
-WAIT_S = 5.0
-"""Nodes meet before their ranks make a group; so long it may take until they have told of them, on
-hosts that are crowded, too: what is said then would be wrong."""
 DEFAULT_GROUP = "default_pg"
 
 
@@ -30,7 +28,7 @@ class Unwatched:
         ranks = tuple(rank for rank in _of_group(newest) or () if rank not in lost)
         if ranks != self._ranks:
             self._ranks, self._since_s = ranks, time.monotonic()
-        if time.monotonic() - self._since_s >= WAIT_S:
+        if time.monotonic() - self._since_s >= ANSWERS_S:
             self.tell()
 
     def tell(self) -> None:

@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...node_links.limits import REPORT_S
 from ...node_links.messages import Message
 from ...node_links.view_files import ViewCopies, link_own
+from ...record.limits import LOOK_EVERY_S
 from ...record.requests.control import ControlError, ask
 from ...record.runs import job_view
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.sanitize import clean
 from ..control import ControlServer
 
-LOOK_EVERY_S = 0.25
-ANSWER_S = 30.0
-"""Longer than anything takes that the head may be asked for."""
 ACTIONS = ("stacks", "break", "continue", "inject")
 
 
@@ -92,12 +91,12 @@ class View:
                 raise ValueError(str(error)) from None
         number = next(self._numbers)
         self._send(Message("request", {"number": number, "request": dict(request)}))
-        until_s = time.monotonic() + ANSWER_S
+        until_s = time.monotonic() + REPORT_S
         while number not in self._answers:
             if self.why_lost:
                 raise ValueError(self.why_lost)
             if time.monotonic() > until_s:
-                raise ValueError(f"the head has not answered within {ANSWER_S:.0f} s")
+                raise ValueError(f"the head has not answered within {REPORT_S:.0f} s")
             time.sleep(0.02)
         ok, text = self._answers.pop(number)
         if not ok:

@@ -16,19 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...node_links.limits import AT_ONCE_S
 from ...node_links.messages import Message
 from ...node_links.mirror import Mirror
 from ...node_links.patches import Patch
 from ...node_links.view_source import ViewSource
-from ...record.limits import MOST_RANKS
+from ...record.limits import LOOK_EVERY_S, MOST_RANKS
 
-LOOK_EVERY_S = 0.2
 REST = 4
 """What it takes to look for news is a fifth of the time at most."""
 MOST_AHEAD = 8
 """So many messages of up to `PART_BYTES` may be on the way to a node."""
-AT_ONCE_S = 0.1
-"""So long at most the supervisor's loop is held up by what it has to tell."""
 
 Reply = tuple[int, bool, str]
 

@@ -25,12 +25,16 @@ MOST_LOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Stacks by rank. `lines` is each main thread's, innermost first, printable. `pids`: of those
-    on this host."""
+    """Stacks by rank. `pids`: of those on this host."""
 
     stacks: Mapping[int, Sequence[ThreadStack]] = field(default_factory=dict)
-    lines: Mapping[int, Sequence[str]] = field(default_factory=dict)
     pids: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def lines(self) -> dict[int, Sequence[str]]:
+        """Each main thread's, innermost first, printable."""
+        found = {rank: stack_tree.main_lines(threads) for rank, threads in self.stacks.items()}
+        return {rank: lines for rank, lines in found.items() if lines}
 
     @step("stacks")
     def refine(self, finding: Finding) -> Finding:
@@ -40,11 +44,12 @@ class Evidence:
         if finding.kind == "missing_rank":
             finding = refine_cause(finding, self._states(finding))
         ranks = dict(finding.ranks)
-        for rank in self.lines:
-            lines = self._lines(rank, finding)
+        for rank in ranks:
+            thread = self._standing(rank, finding) or self._main(rank)
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
-            if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
-                ranks[rank] = replace(ranks[rank], stack=tuple(lines))
+            if thread is not None and any(frame.file != "kernel" for frame in thread.frames):
+                lines = tuple(stack_tree.lines_of(thread))
+                ranks[rank] = replace(ranks[rank], stack=lines)
         finding = replace(finding, ranks=ranks)
         running = {rank for rank, known in ranks.items() if known.state == RankState.RUNS}
         absent = finding.culprits if finding.kind == "missing_rank" else ()
@@ -122,13 +127,6 @@ class Evidence:
                 return thread
         return None
 
-    def _lines(self, rank: int, finding: Finding) -> Sequence[str]:
-        """Of the thread that stands for the rank, innermost first, printable."""
-        thread = self._standing(rank, finding)
-        if thread is None or thread is self._main(rank):
-            return self.lines.get(rank, ())
-        return stack_tree.lines_of(thread)
-
     def _states(self, finding: Finding) -> dict[int, RankState]:
         """What the thread does that stands for each culprit, of those that have a stack."""
         standing = {rank: self._standing(rank, finding) for rank in finding.culprits}
@@ -171,9 +169,8 @@ def gather(
     found = capture(pids, native, timeout_s, directory.stacks, problems)
     stacks = {pids[pid]: threads for pid, threads in sorted(found.items()) if threads}
     keep(directory, stacks, problems, time.monotonic() - began_s)
-    lines = {rank: stack_tree.main_lines(threads) for rank, threads in stacks.items()}
     local = {rank: pid for pid, rank in pids.items() if rank in stacks}
-    return Evidence(stacks, {rank: rows for rank, rows in lines.items() if rows}, local)
+    return Evidence(stacks, local)
 
 
 def keep(

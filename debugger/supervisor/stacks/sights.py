@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ...record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
-from ..limits import A_SLEEP_S, FIRST_GAP_S, LONGEST_GAP_S, MOST_GAP_S, MOVING_BYTES_PER_S
+from ..limits import A_SLEEP_S, LONGEST_GAP_S, LOOKS_APART_S, MOST_GAP_S, MOVING_BYTES_PER_S
 from ..machine.slept import CoreClocks, slept
 from ..machine.system_call import Asleep, asleep_in
 from .stack_tree import users_frame
@@ -98,7 +98,7 @@ def look(
     is known to have done so for that long, or none to have, no further look is needed."""
     wanted, clocks = list(pids), CoreClocks()
     first, began_s = _take(wanted, problems, native, clocks), time.monotonic()
-    time.sleep(FIRST_GAP_S)
+    time.sleep(LOOKS_APART_S)
     second = _take(wanted, [], native, clocks)
     sights = _compared(first, began_s, second)
     told = any(one.slept_s for one in second.values())

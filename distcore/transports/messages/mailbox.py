@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from ... import limits
 from ...base.background_thread import BackgroundThread
 from ...errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed
-from ..frames import BadFrame, Ended
+from ..frames import BadFrame, Closed
 from ..socket_mesh.last_words import last_words
 from .matching import Matching
 from .parcels import Receiver, Sender
@@ -222,7 +222,7 @@ class Mailbox:
                 sender = self._call(peer, min(posting.deadline, _now() + limits.DIAL_S))
             matching.send(posting, sender)
             sender.push()
-        except Ended as error:
+        except Closed as error:
             self._hear_out(peer)
             matching.fail_send(posting, matching.loss(peer, str(error), posting))
         except GroupFailed as error:
@@ -241,7 +241,7 @@ class Mailbox:
         if sender is not None:
             try:
                 sender.pull()
-            except (Ended, BadFrame):
+            except (Closed, BadFrame):
                 pass
 
     def _is_through(self) -> bool:
@@ -325,7 +325,7 @@ class Mailbox:
             end.push()
             if side == "to" and peer in self._matching.words:
                 self._doubt(peer, "failed", ended=False)
-        except Ended as error:
+        except Closed as error:
             self._forget(descriptor)
             end.connection.close()
             if side == "to":
@@ -393,5 +393,5 @@ def _tell_end(end: Sender | Receiver, error: GroupFailed) -> None:
     end.tell(error)
     try:
         end.push()
-    except Ended:
+    except Closed:
         end.give_up()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ...base.deadline import extended, timed_out
 from ...errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
-from ..frames import TEXT_BYTES, BadFrame, Ended, failure_from
+from ..frames import TEXT_BYTES, BadFrame, Closed, failure_from
 from .parcels import EAGER_BYTES, Parcel, Receiver, Sender
 from .posting import Posting
 
@@ -196,7 +196,7 @@ class Matching:
             else:
                 self._accepted[peer, parcel.number] = posting
                 receiver.accept(parcel, posting.data)
-        except Ended as error:  # the poll sees it as well, and ends the rest
+        except Closed as error:  # the poll sees it as well, and ends the rest
             self._accepted.pop((peer, parcel.number), None)
             if not posting.done:
                 self._fail(posting, self.loss(peer, str(error), posting))
@@ -240,7 +240,7 @@ class Matching:
     def check_ears(self, peer: int) -> None:
         """Raises Ended where the peer takes nothing any more."""
         if peer in self._deaf or peer in self.words:
-            raise Ended(self._deaf.get(peer, "failed"), orderly=False)
+            raise Closed(self._deaf.get(peer, "failed"), orderly=False)
 
     def fail_send(self, posting: Posting, error: GroupFailed) -> None:
         """This send could not be begun, or not be pushed."""

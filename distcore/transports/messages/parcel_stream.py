@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..frames import CHECKED, FAIL_BYTES, FRAME_BYTES, HEADER, MAGIC, TEXT_BYTES, BadFrame, Ended
+from ..frames import CHECKED, FAIL_BYTES, FRAME_BYTES, HEADER, MAGIC, TEXT_BYTES, BadFrame, Closed
 
 EAGER, OFFER, BODY, WITHDRAW, ACCEPT, REFUSE, FAILED = range(16, 23)
 """A short message; the offer of a long one; a piece of that; a message is taken back; it was taken
@@ -65,7 +65,7 @@ class _Body:
     offset: int = 0
 
 
-class Stream:
+class ParcelStream:
     """Both directions of a connection. Who inherits says what becomes of what comes."""
 
     taken: frozenset[int]
@@ -138,7 +138,7 @@ class Stream:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise Ended.by(error) from None
+                raise Closed.by(error) from None
             while count:
                 first = self._unsent[0]
                 if count < len(first):
@@ -276,9 +276,9 @@ class Stream:
         except BlockingIOError:
             return b""
         except OSError as error:
-            raise Ended.by(error) from None
+            raise Closed.by(error) from None
         if not chunk:
-            raise Ended("closed the connection", orderly=False)
+            raise Closed("closed the connection", orderly=False)
         return chunk
 
     def _read_into(self, into: memoryview) -> int:
@@ -287,7 +287,7 @@ class Stream:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise Ended.by(error) from None
+            raise Closed.by(error) from None
         if not count:
-            raise Ended("closed the connection", orderly=False)
+            raise Closed("closed the connection", orderly=False)
         return count

@@ -25,7 +25,7 @@ from .parcel_stream import (
     REFUSE,
     WITHDRAW,
     Frame,
-    Stream,
+    ParcelStream,
 )
 
 __all__ = ["EAGER_BYTES", "Parcel", "Receiver", "ReceiverEvents", "Sender", "SenderEvents"]
@@ -76,7 +76,7 @@ class ReceiverEvents(Protocol):
         """The peer's mailbox has failed (see `frames.failure_from`)."""
 
 
-class Sender(Stream):
+class Sender(ParcelStream):
     """The dialling end: sends messages, is told which long ones may go."""
 
     taken = frozenset((ACCEPT, REFUSE, FAILED))
@@ -125,7 +125,7 @@ class _Target:
     rest: memoryview
 
 
-class Receiver(Stream):
+class Receiver(ParcelStream):
     """The accepting end: hands over parcels; long ones go where `accept` says."""
 
     taken = frozenset((EAGER, OFFER, BODY, WITHDRAW, FAILED))
@@ -208,6 +208,6 @@ def _parcel(frame: Frame, body: bytes | None) -> Parcel:
     return Parcel(frame.number, frame.tag, text, frame.total, body)
 
 
-def _tell(stream: Stream, error: GroupFailed) -> None:
+def _tell(stream: ParcelStream, error: GroupFailed) -> None:
     payload = failure(error)[HEADER.size :]
     stream.add(Frame(FAILED, 0, length=len(payload)), payload)

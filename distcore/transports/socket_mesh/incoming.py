@@ -24,15 +24,15 @@ from ..frames import (
     TEXT_BYTES,
     WAITS,
     BadFrame,
-    Call,
-    Ended,
+    Closed,
+    FramedCall,
     GaveUp,
     control,
     failure_from,
     next_order,
     waits_from,
 )
-from ..shared_memory import SLOT_BYTES, SLOTS, Inbox
+from ..shared_memory import SLOT_BYTES, SLOTS, SlotInbox
 
 _BUFFER_BYTES = 16 * 1024
 _HEADER_BYTES = HEADER.size
@@ -50,7 +50,7 @@ class Incoming:
     def __init__(
         self,
         connection: socket.socket,
-        inbox: Inbox | None,
+        inbox: SlotInbox | None,
         receiver: int,
         sender: int,
         credit: Callable[[int], None],
@@ -62,7 +62,7 @@ class Incoming:
         self._sender = sender
         self._credit = credit
         self._reply = reply
-        self.ended: Ended | None = None
+        self.ended: Closed | None = None
         self.gave_up: GaveUp | None = None
         # The buffer in front of the socket, the frame's rest, and the message so far.
         self._buffer = _NOTHING
@@ -71,7 +71,7 @@ class Incoming:
         self._frame_sum = 0
         self._frame_check: int | None = None
         self._receive: Receive | None = None
-        self._expected: Call | None = None
+        self._expected: FramedCall | None = None
         self._expected_step = 0
         self._got = 0
         self._begun = False
@@ -79,8 +79,8 @@ class Incoming:
         self._scratch = _NOTHING
         self._filled = 0
 
-    def expect(self, receive: Receive, call: Call, step: int) -> None:
-        """From now on the peer's next message is received for `receive`."""
+    def expect(self, receive: Receive, call: FramedCall, step: int) -> None:
+        """Receives the peer's next message for `receive`."""
         self._receive, self._expected, self._expected_step = receive, call, step
         self._got = 0
         self._begun = False
@@ -149,10 +149,10 @@ class Incoming:
         except BlockingIOError:
             return 0
         except OSError as error:
-            self.ended = self.ended or Ended.by(error)
+            self.ended = self.ended or Closed.by(error)
             raise self.ended from None
         if count == 0:
-            self.ended = self.ended or Ended("closed the connection", orderly=False)
+            self.ended = self.ended or Closed("closed the connection", orderly=False)
             raise self.ended
         return count
 
@@ -225,7 +225,7 @@ class Incoming:
         self._order = next_order(order)
 
     def _mismatch(
-        self, call: Call, group: int, seq: int, step: int, total: int, text: str
+        self, call: FramedCall, group: int, seq: int, step: int, total: int, text: str
     ) -> GroupFailed:
         mine, peer = str(call), f"rank {self._sender}"
         if group != call.group:
@@ -247,7 +247,7 @@ class Incoming:
         elif kind == FAIL:
             raise failure_from(payload, self._sender)
         elif kind == BYE:
-            self.ended = Ended("left the group", orderly=True)
+            self.ended = Closed("left the group", orderly=True)
         elif kind == WAITS:
             self.gave_up = waits_from(payload)
             raise self.gave_up
@@ -267,7 +267,7 @@ class Incoming:
         self._got += size
         # A peer that has ended needs no slot any more, and what it wrote before is here still: only
         # reading says that nothing more comes.
-        with suppress(Ended):
+        with suppress(Closed):
             self._reply(control(CREDIT, slot))
         return self._frame_over(receive) or None
 
@@ -292,7 +292,7 @@ class Incoming:
         return True
 
     def _consume(self, receive: Receive, consume: Consume, available: int) -> bool:
-        """The same for a message that is handed on in segments."""
+        """Consumes a message that is handed on in segments."""
         got = self._got
         room = min(SEGMENT_BYTES - self._filled, self._left)
         if not self._filled and available == room and not self._start % 8:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable
 
 from ...limits import WHY_ENDED_S
-from ..frames import BadFrame, Ended
-from ..shared_memory import Inbox, Outbox
+from ..frames import BadFrame, Closed
+from ..shared_memory import SlotInbox, SlotOutbox
 from .incoming import Incoming
 from .outgoing import Outgoing
 
@@ -21,7 +21,7 @@ _IN_FLIGHT_BYTES = 512 * 1024
 which have left the processor's cache when the receiver copies them: it takes twice the time."""
 
 
-class Link:
+class PeerLink:
     """The connection to `peer` (its rank in the group), whose global rank is `global_rank`;
     `own_rank` is this one's."""
 
@@ -31,7 +31,7 @@ class Link:
         peer: int,
         global_rank: int,
         own_rank: int,
-        memory: tuple[Outbox, Inbox] | None = None,
+        memory: tuple[SlotOutbox, SlotInbox] | None = None,
         checked: bool = False,
     ) -> None:
         connection.setblocking(False)
@@ -56,7 +56,7 @@ class Link:
         self.expect, self.pull = incoming.expect, incoming.pull
 
     @property
-    def ended(self) -> Ended | None:
+    def ended(self) -> Closed | None:
         """The reason why the connection ended, if it did."""
         return self.incoming.ended
 
@@ -89,7 +89,7 @@ def ready(descriptors: Iterable[int], events: int, timeout_s: float) -> list[int
     return [descriptor for descriptor, _event in poll.poll(timeout_s * 1000)]
 
 
-def hear_last_words(lost: Link, links: Iterable[Link]) -> None:
+def hear_last_words(lost: PeerLink, links: Iterable[PeerLink]) -> None:
     """A peer that went may have done so because of another. Raises what it or others know of that;
     they may need a moment."""
     _skim(lost)
@@ -103,11 +103,11 @@ def hear_last_words(lost: Link, links: Iterable[Link]) -> None:
                 del others[descriptor]
 
 
-def _skim(link: Link) -> bool:
+def _skim(link: PeerLink) -> bool:
     """Look for control frames; False when there can be no more."""
     try:
         link.incoming.skim()
-    except (Ended, BadFrame):
+    except (Closed, BadFrame):
         return False
     return True
 

@@ -22,8 +22,8 @@ from ..base import Receive, Send, Transport
 from ..frames import (
     BYE,
     BadFrame,
-    Call,
-    Ended,
+    Closed,
+    FramedCall,
     GaveUp,
     control,
     digest32,
@@ -31,7 +31,7 @@ from ..frames import (
     fingerprint,
     wire_text,
 )
-from .link import Link, hear_last_words, ready
+from .link import PeerLink, hear_last_words, ready
 from .survey import Survey, answers_within_s
 
 Connect = Callable[[int, float], socket.socket]
@@ -67,14 +67,14 @@ class Mesh(Transport):
         self._texts: dict[str, tuple[bytes, int]] = {}
         self._seq = 0
         self._step = 0
-        self._call: Call | None = None
+        self._call: FramedCall | None = None
         self._deadline = deadline
         self._abort: str | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         self._poll.register(self._wake, _IN)
-        self._links: dict[int, Link] = {}
-        self._by_descriptor: dict[int, Link] = {}
+        self._links: dict[int, PeerLink] = {}
+        self._by_descriptor: dict[int, PeerLink] = {}
         self._spins = self.size <= (os.cpu_count() or 1)
         self._lost_since: dict[int, float] = {}
         try:
@@ -99,7 +99,7 @@ class Mesh(Transport):
             except OSError as error:
                 connection.close()
                 raise self._lost_while_made(peer, error) from None
-        link = Link(connection, peer, self.ranks[peer], self.ranks[self.rank], memory, checked)
+        link = PeerLink(connection, peer, self.ranks[peer], self.ranks[self.rank], memory, checked)
         self._links[peer] = link
         self._by_descriptor[link.descriptor] = link
         self._poll.register(link.descriptor, _IN)
@@ -144,7 +144,7 @@ class Mesh(Transport):
         seq = self._seq
         self._seq = seq + 1
         self._step = 0
-        self._call = Call(self._number, seq, known[0], known[1])
+        self._call = FramedCall(self._number, seq, known[0], known[1])
         self._deadline = deadline
         return seq
 
@@ -158,8 +158,8 @@ class Mesh(Transport):
         step = self._step
         self._step = step + 1
         links = self._links
-        sending: set[Link] = set()
-        receiving: set[Link] = set()
+        sending: set[PeerLink] = set()
+        receiving: set[PeerLink] = set()
         link = None
         try:
             for receive in receives:
@@ -179,12 +179,12 @@ class Mesh(Transport):
             if sending or receiving:
                 link = None
                 self._wait(sending, receiving)
-        except (Ended, BadFrame) as error:
+        except (Closed, BadFrame) as error:
             self._raise_for(link, error)
         except GaveUp:
             self._give_up(receiving | sending, asked=True)
 
-    def _spin(self, receiving: set[Link]) -> None:
+    def _spin(self, receiving: set[PeerLink]) -> None:
         """Look a few times before sleeping: a peer on another processor answers that fast."""
         until = _now() + MESH_SPIN_S
         while receiving and _now() < until:
@@ -193,12 +193,12 @@ class Mesh(Transport):
                 try:
                     if link.pull():
                         receiving.discard(link)
-                except (Ended, BadFrame) as error:
+                except (Closed, BadFrame) as error:
                     self._raise_for(link, error)
 
-    def _wait(self, sending: set[Link], receiving: set[Link]) -> None:
+    def _wait(self, sending: set[PeerLink], receiving: set[PeerLink]) -> None:
         poll = self._poll
-        unread: set[Link] = set()  # with data in line that this step does not ask for
+        unread: set[PeerLink] = set()  # with data in line that this step does not ask for
         involved = tuple(sending)
         try:
             for link in involved:  # a slot given back may lie in the buffer already
@@ -225,7 +225,11 @@ class Mesh(Transport):
                     link.watched = _IN
 
     def _advance(
-        self, link: Link, sending: set[Link], receiving: set[Link], unread: set[Link]
+        self,
+        link: PeerLink,
+        sending: set[PeerLink],
+        receiving: set[PeerLink],
+        unread: set[PeerLink],
     ) -> None:
         """Something may have happened on the link."""
         if link in unread and link not in sending:
@@ -241,8 +245,8 @@ class Mesh(Transport):
                 unread.add(link)
             if link in sending and link.push():
                 sending.discard(link)
-        except (Ended, BadFrame) as error:
-            if isinstance(error, Ended) and link not in receiving and link not in sending:
+        except (Closed, BadFrame) as error:
+            if isinstance(error, Closed) and link not in receiving and link not in sending:
                 # A peer has gone from which nothing is needed just now.
                 self._poll.unregister(link.descriptor)
                 del self._by_descriptor[link.descriptor]
@@ -264,14 +268,14 @@ class Mesh(Transport):
             return int(LONGEST_WAIT_S * 1000)
         return int(max(0.0, min(LONGEST_WAIT_S, until - _now())) * 1000) + 1
 
-    def _check_clock(self, sending: set[Link], receiving: set[Link]) -> None:
+    def _check_clock(self, sending: set[PeerLink], receiving: set[PeerLink]) -> None:
         if not (sending or receiving):
             return
         now = _now()
         for peer, since in self._lost_since.items():
             if now >= since + LEFT_S:
                 link = self._links[peer]
-                self._raise_for(link, link.ended or Ended("closed the connection", orderly=False))
+                self._raise_for(link, link.ended or Closed("closed the connection", orderly=False))
         if now >= self._deadline:
             self._deadline = extended(self._deadline)
             if now >= self._deadline:
@@ -279,7 +283,7 @@ class Mesh(Transport):
 
     # -- errors --------------------------------------------------------------------------------
 
-    def _give_up(self, awaited: set[Link], asked: bool) -> NoReturn:
+    def _give_up(self, awaited: set[PeerLink], asked: bool) -> NoReturn:
         """The time is up, here or on another rank that waits for this one."""
         in_line = sorted(awaited, key=lambda link: link.peer)
         progress = "; ".join(link.progress for link in in_line if link.incoming.expects)
@@ -300,7 +304,7 @@ class Mesh(Transport):
             survey.unheard,
         )
 
-    def _raise_for(self, link: Link | None, error: Ended | BadFrame) -> NoReturn:
+    def _raise_for(self, link: PeerLink | None, error: Closed | BadFrame) -> NoReturn:
         assert link is not None
         where = f"in {self._call}, step {self._step - 1}" if self._call else "between calls"
         rank = link.global_rank
@@ -336,7 +340,7 @@ class Mesh(Transport):
                 link.outgoing.abandon()
                 try:
                     link.outgoing.control(frame)
-                except (Ended, BadFrame):
+                except (Closed, BadFrame):
                     continue
                 left.append(link)
         while left := [link for link in left if link.wants_to_write]:
@@ -348,7 +352,7 @@ class Mesh(Transport):
                 if link.descriptor in writable:
                     try:
                         link.push()
-                    except (Ended, BadFrame):
+                    except (Closed, BadFrame):
                         link.outgoing.drop_unsent()
 
     def abort(self, reason: str) -> None:
@@ -382,5 +386,5 @@ class Mesh(Transport):
 
     @property
     def descriptors(self) -> dict[int, int]:
-        """By peer: the descriptor of a connection that ends when the peer does."""
+        """Returns by peer the descriptor of a connection that ends when the peer does."""
         return {peer: link.descriptor for peer, link in self._links.items()}

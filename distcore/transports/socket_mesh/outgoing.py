@@ -14,11 +14,11 @@ from ..frames import (
     IN_MEMORY,
     MAGIC,
     BadFrame,
-    Call,
-    Ended,
+    Closed,
+    FramedCall,
     next_order,
 )
-from ..shared_memory import SLOT_BYTES, SLOTS, Outbox
+from ..shared_memory import SLOT_BYTES, SLOTS, SlotOutbox
 
 INLINE_BYTES = 32 * 1024
 """Up to here a copy through the socket costs less than a slot and its way back."""
@@ -30,7 +30,7 @@ class Outgoing:
     """The messages of this rank to one peer, over a non-blocking socket and, for long ones, through
     shared memory where there is some."""
 
-    def __init__(self, connection: socket.socket, outbox: Outbox | None, checked: bool) -> None:
+    def __init__(self, connection: socket.socket, outbox: SlotOutbox | None, checked: bool) -> None:
         self._connection = connection
         self._outbox = outbox
         self._checked = CHECKED if checked else 0
@@ -39,11 +39,11 @@ class Outgoing:
         self._controls: list[bytes] = []
         self._data = _NOTHING
         self._sent = 0
-        self._call: Call | None = None
+        self._call: FramedCall | None = None
         self._step = 0
         self._order = 0
 
-    def send(self, data: memoryview, call: Call, step: int) -> bool:
+    def send(self, data: memoryview, call: FramedCall, step: int) -> bool:
         """Begin to send a message; True when it is on its way already."""
         size = len(data)
         if size <= _JOINED_BYTES and not self._unsent and not self._checked:
@@ -63,7 +63,7 @@ class Outgoing:
             except BlockingIOError:
                 sent = 0
             except OSError as error:
-                raise Ended.by(error) from None
+                raise Closed.by(error) from None
             if sent == len(packet):
                 return True
             self._unsent = [memoryview(packet)[sent:]]
@@ -82,7 +82,7 @@ class Outgoing:
                 except BlockingIOError:
                     return False
                 except OSError as error:
-                    raise Ended.by(error) from None
+                    raise Closed.by(error) from None
                 self._drop(sent)
             if self._controls:
                 self._unsent = [memoryview(b"".join(self._controls))]

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import DeadlineExceeded
-from ..frames import BadFrame, Ended, waits
-from .link import Link, ready
+from ..frames import BadFrame, Closed, waits
+from .link import PeerLink, ready
 
 LEAST_S, MOST_S, SHARE = 0.5, 5.0, 0.25
 """How long answers are waited for: this share of the call's own timeout, within these bounds. Who
@@ -42,7 +42,7 @@ class Answers:
         return sorted(rank for rank in chains if rank not in self.answers)
 
     def _chains(self) -> dict[int, int]:
-        """By rank that is waited for, directly or not: the one that waits for it."""
+        """Returns by rank that is waited for, directly or not, the one that waits for it."""
         found: dict[int, int] = {}
         open_ends = [self.rank]
         while open_ends:
@@ -76,7 +76,7 @@ class Survey:
 
     def __init__(
         self,
-        links: Mapping[int, Link],
+        links: Mapping[int, PeerLink],
         rank: int,
         awaited: Sequence[int],
         asked: bool,
@@ -88,7 +88,7 @@ class Survey:
         out, with the connection on which this rank heard nothing."""
         self._links = links
         self.found = Answers(rank, {rank: tuple(awaited)})
-        self.lost: dict[int, Ended | BadFrame] = {}
+        self.lost: dict[int, Closed | BadFrame] = {}
         self._asked = asked
         self._told: DeadlineExceeded | None = None
         self._ask()
@@ -114,7 +114,7 @@ class Survey:
                 link.outgoing.abandon()
                 try:
                     link.outgoing.control(frame)
-                except Ended as ended:
+                except Closed as ended:
                     self.lost[link.peer] = ended
 
     def _listen(self, until: float) -> None:
@@ -134,11 +134,11 @@ class Survey:
             return self._asked  # a circle: the one who asked says what it makes of it
         return not self.lost.keys() & set(silent)
 
-    def _hear(self, link: Link) -> None:
+    def _hear(self, link: PeerLink) -> None:
         try:
             link.incoming.skim()
             link.push()  # the question, behind a frame that was not through
-        except (Ended, BadFrame) as error:
+        except (Closed, BadFrame) as error:
             self.lost[link.peer] = error
         except DeadlineExceeded as heard:
             self._told = self._told or heard

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distcore import backend
-from distcore.engine.staging import Reach
+from distcore.engine.staging import DeviceReach
 from distcore.nccl import messages
 from distcore.nccl.backend import NcclBackend
 from distcore.nccl.library import Library
@@ -33,7 +33,7 @@ class FakeNcclBackend(NcclBackend):
     devices: tuple[str, ...] = ("cpu",)
     load: Any = field(default=lambda: Library(core))
     device: Any = field(default_factory=CpuDevice)
-    reach: Reach = field(default_factory=lambda: Reach(("cpu",), (), plain))
+    reach: DeviceReach = field(default_factory=lambda: DeviceReach(("cpu",), (), plain))
 
     def unavailable(self) -> str | None:
         return None
@@ -42,14 +42,14 @@ class FakeNcclBackend(NcclBackend):
 def use(*devices: str) -> None:
     """In the place of the real one, in this process; for tensors of these devices, CPU if none is
     named (see `on_cuda`)."""
-    messages.Lane = ThreadedLane  # type: ignore[misc]
+    messages.StreamLane = ThreadedLane  # type: ignore[misc]
     known: Any = torch.distributed.Backend
     known._plugins.pop("DISTCORE_NCCL", None)
     backend._registered.pop("distcore_nccl", None)
     if not devices:
         backend.register(FakeNcclBackend())
     else:
-        reach = Reach(devices, (), plain)
+        reach = DeviceReach(devices, (), plain)
         backend.register(FakeNcclBackend(devices=devices, reach=reach))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from distcore.nccl.lane import Lane
+from distcore.nccl.lane import StreamLane
 
 
 class Event:
@@ -78,7 +78,7 @@ class CpuDevice:
         return Future[Any]()
 
 
-class ThreadedLane(Lane):
+class ThreadedLane(StreamLane):
     """A lane whose calls run on a thread: the caller of a receive goes on, as with a stream."""
 
     def __init__(self, *args: Any) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 from torch.futures import Future
 
-from distcore.nccl.communicators import Clock
+from distcore.nccl.communicators import Timer
 
 
-class FakeClock(Clock):
+class FakeClock(Timer):
     """Moves when somebody pauses, and when it is told to."""
 
     def __init__(self) -> None:

@@ -93,11 +93,11 @@ def test_over_hosts_every_rank_gets_it_from_the_mpi_launcher(
         became.append((words, given))
         held[0].holder.close()  # which mpiexec would have
 
-    def remembered(*given: Any) -> mpi_over_nodes.Command:
+    def remembered(*given: Any) -> mpi_over_nodes.MpiCommand:
         held.append(made_by(*given))
         return held[0]
 
-    held: list[mpi_over_nodes.Command] = []
+    held: list[mpi_over_nodes.MpiCommand] = []
     made_by = mpi_over_nodes.command_over_nodes
     monkeypatch.setattr(mpi_over_nodes, "command_over_nodes", remembered)
     monkeypatch.setattr(os, "execvpe", become)

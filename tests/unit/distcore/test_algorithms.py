@@ -107,18 +107,18 @@ class Case:
     def empty(self, count: int) -> torch.Tensor:
         return torch.full((count,), 1, dtype=self.dtype)
 
-    def call(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def call(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         getattr(self, self.op)(net, wish)
 
     def expect(self, got: torch.Tensor, expected: torch.Tensor) -> None:
         assert torch.equal(got, expected), f"{self}: {got} is not {expected}"
 
-    def all_reduce(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def all_reduce(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         tensor = self.mine(net.rank)
         collectives.all_reduce(net, tensor, self.reduction, wish)
         self.expect(tensor, reduced(self.reduce_op, [self.mine(r) for r in range(self.size)]))
 
-    def reduce(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def reduce(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         tensor = self.mine(net.rank)
         collectives.reduce(net, tensor, self.root, self.reduction, wish)
         if net.rank == self.root:
@@ -126,12 +126,12 @@ class Case:
         else:
             assert torch.equal(tensor, self.mine(net.rank)), f"{self}: a non-root's tensor changed"
 
-    def broadcast(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def broadcast(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         tensor = self.mine(net.rank)
         collectives.broadcast(net, tensor, self.root, wish)
         assert torch.equal(tensor, self.mine(self.root)), self
 
-    def all_gather(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def all_gather(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         outputs = list(self.empty(sum(self.counts)).split(self.counts))
         tensor = self.mine(net.rank, count=self.counts[net.rank])
         if self.in_place:
@@ -141,21 +141,21 @@ class Case:
         for rank, output in enumerate(outputs):
             assert torch.equal(output, self.mine(rank, count=self.counts[rank])), self
 
-    def gather(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def gather(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         root = net.rank == self.root
         outputs = [self.empty(self.count) for _ in range(self.size)] if root else None
         collectives.gather(net, outputs, self.mine(net.rank), self.root, wish)
         for rank, output in enumerate(outputs or ()):
             assert torch.equal(output, self.mine(rank)), self
 
-    def scatter(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def scatter(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         root = net.rank == self.root
         inputs = [self.mine(rank) for rank in range(self.size)] if root else None
         output = self.empty(self.count)
         collectives.scatter(net, output, inputs, self.root, wish)
         assert torch.equal(output, self.mine(net.rank)), self
 
-    def reduce_scatter(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def reduce_scatter(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         inputs = [self.mine(net.rank, to, count) for to, count in enumerate(self.counts)]
         output = self.empty(self.counts[net.rank])
         collectives.reduce_scatter(net, output, inputs, self.reduction, wish)
@@ -164,7 +164,7 @@ class Case:
         parts = [self.mine(r, net.rank, self.counts[net.rank]) for r in range(self.size)]
         self.expect(output, reduced(self.reduce_op, parts))
 
-    def all_to_all(self, net: ThreadTransport, wish: choice.Choice) -> None:
+    def all_to_all(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         rank, pairs = net.rank, self.pairs
         inputs = [self.mine(rank, to, pairs[rank][to]) for to in range(self.size)]
         outputs = [self.empty(pairs[source][rank]) for source in range(self.size)]
@@ -173,7 +173,7 @@ class Case:
             assert torch.equal(output, self.mine(source, rank, pairs[source][rank])), self
 
 
-def run_cases(cases: list[Case], size: int, wish: choice.Choice) -> None:
+def run_cases(cases: list[Case], size: int, wish: choice.Chooser) -> None:
     def body(net: ThreadTransport) -> list[int]:
         steps = []
         for case in cases:

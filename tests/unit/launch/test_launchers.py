@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.errors import UsageError
-from distdebug.launch.launchers import Job, read
+from distdebug.launch.launchers import LauncherJob, read
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_what_the_launcher_sets_for_the_ranks_is_kept() -> None:
 
 
 def test_python_starts_one_process_that_starts_the_ranks() -> None:
-    assert read(["python", "-u", "train.py", "-n", "4"]) == Job(
+    assert read(["python", "-u", "train.py", "-n", "4"]) == LauncherJob(
         ("train.py", "-n", "4"), starts_itself=True
     )
 

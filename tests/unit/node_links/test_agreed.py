@@ -76,7 +76,9 @@ class Supervisors:
 def _supervisors(
     tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Supervisors]:
-    monkeypatch.setattr("distdebug.supervisor.several_nodes.head.BYE_S", 0.5)  # nobody says it here
+    monkeypatch.setattr(
+        "distdebug.supervisor.several_nodes.head.ANSWERS_S", 0.5
+    )  # nobody says it here
     with ExitStack() as closing:
         yield Supervisors(tmp_path, closing, port)
 
@@ -165,7 +167,7 @@ def test_a_head_that_never_answers(
 ) -> None:
     """Its ranks start all the same, and in the end they are judged here."""
     monkeypatch.setattr(jobs, "is_here", lambda _host: False)
-    monkeypatch.setattr(jobs, "HEAD_COMES_S", 1.0)
+    monkeypatch.setattr(jobs, "COMES_S", 1.0)
     monkeypatch.setattr(jobs, "HEAD_FIRST_S", 0.2)
     job, said = supervisors.begins()
     assert "does not answer yet: the ranks start" in said[0]

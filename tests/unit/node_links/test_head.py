@@ -434,7 +434,7 @@ def test_a_digest_in_parts_is_told_when_its_last_part_has_come(tmp_path: Path) -
 def test_the_end_waits_for_the_ranks_of_other_nodes_as_long_as_they_were_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distdebug.supervisor.several_nodes.head.ENDING_S", 0.0)
+    monkeypatch.setattr("distdebug.supervisor.several_nodes.head.ACTS_S", 0.0)
     heard = Heard()
     head = made(heard, tmp_path)
     exchanged(heard.joins())

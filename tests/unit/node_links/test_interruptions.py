@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.node_links.head import LOST_AFTER_S
+from distdebug.node_links.limits import LOST_AFTER_S
 from tests.support.nodes import Command, Node, Nodes
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(120)]

@@ -14,8 +14,9 @@ import pytest
 import zmq
 
 from distdebug.node_links import head as heads
-from distdebug.node_links.head import LOST_AFTER_S, Listener, Node
+from distdebug.node_links.head import Listener, Node
 from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.limits import LOST_AFTER_S
 from distdebug.node_links.member import Connection
 from distdebug.node_links.messages import Message
 from distdebug.node_links.offers import SCHEMA

@@ -11,12 +11,13 @@ from typing import Any, cast
 import pytest
 
 from distdebug.diagnosis.findings import Finding, GroupEvidence
+from distdebug.node_links.limits import TAKE_EVERY_S
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Rank, Snapshot
 from distdebug.supervisor.machine.processes import ProcessTable
 from distdebug.supervisor.run_reader import LocalReader
 from distdebug.supervisor.several_nodes.head import Head
-from distdebug.supervisor.several_nodes.job import TAKE_EVERY_S, Job
+from distdebug.supervisor.several_nodes.job import Job
 from distdebug.supervisor.several_nodes.late_meeting import LateMeeting
 from distdebug.supervisor.several_nodes.reader import JobReader
 

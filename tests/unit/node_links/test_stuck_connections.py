@@ -11,9 +11,10 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from distdebug.node_links import head, member
-from distdebug.node_links.head import LOST_AFTER_S, Listener
+from distdebug.node_links import head, limits, member
+from distdebug.node_links.head import Listener
 from distdebug.node_links.interfaces import LOOPBACK
+from distdebug.node_links.limits import LOST_AFTER_S
 from distdebug.node_links.member import LATE_S, Connection
 from distdebug.node_links.messages import Message
 from distdebug.node_links.offers import Offer
@@ -123,7 +124,7 @@ def _two() -> Iterator[Two]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is lost for want of a core."""
     monkeypatch.setattr(head, "LOST_AFTER_S", 60.0)
-    monkeypatch.setattr(member, "LOST_AFTER_S", 60.0)
+    monkeypatch.setattr(limits, "LOST_AFTER_S", 60.0)
 
 
 @pytest.mark.usefixtures("patient")

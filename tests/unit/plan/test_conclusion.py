@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from distdebug.diagnosis.facts.blocking import Model
 from distdebug.plan.conclusion import PlanFacts, conclude
-from distdebug.plan.model import Model
 from distdebug.plan.program import CutOff, Undecided
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import CallSite

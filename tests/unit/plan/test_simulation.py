@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from distdebug.diagnosis.facts.blocking import Model, tree_children, tree_parent
 from distdebug.plan.judgement import judge_programs
-from distdebug.plan.model import Model, tree_children, tree_parent
 from distdebug.plan.outcome import simulate
 from distdebug.record.layout import Activity, CallState
 from tests.support.programs import Programs

@@ -22,7 +22,7 @@ from distdebug.rank.group import checked_group
 from distdebug.rank.record.describe import METHODS
 from distdebug.rank.record.forwarding_work import ForwardingWork
 from distdebug.rank.torch_private import groups, probe, self_test
-from distdebug.rank.torch_private.probe import Part, Private
+from distdebug.rank.torch_private.probe import Private, WatchedPart
 from distdebug.record import torch_versions
 
 HOME = Path(torch_private.__file__).parent
@@ -110,7 +110,7 @@ def test_everything_is_as_known_in_this_torch() -> None:
         value
         for module in (groups, *map(_module, ("calls", "ddp", "tools", "training")))
         for value in vars(module).values()
-        if isinstance(value, Part) and value.name != "compiled_programs"  # which costs 3 s
+        if isinstance(value, WatchedPart) and value.name != "compiled_programs"  # which costs 3 s
     ]
     assert len(parts) >= 10
     assert {part.name: part.why for part in parts if not part.works} == {}
@@ -185,7 +185,7 @@ def test_arguments_of_a_function_of_cpp() -> None:
 
 def test_a_part_that_is_off_does_nothing_and_says_so_once() -> None:
     heard: list[str] = []
-    part = Part("echo", "echoes are not heard", Private("math", "_no_such"))
+    part = WatchedPart("echo", "echoes are not heard", Private("math", "_no_such"))
     done: list[int] = []
     act = part(done.append)
     assert act(1) is None
@@ -198,9 +198,9 @@ def test_a_part_that_is_off_does_nothing_and_says_so_once() -> None:
 
 
 def test_a_part_that_turns_out_not_to_work() -> None:
-    heard: list[Part] = []
+    heard: list[WatchedPart] = []
     probe.REGISTRY.on_off(heard.append)
-    part = Part("echo", "echoes are not heard", Private("math", "pi"))
+    part = WatchedPart("echo", "echoes are not heard", Private("math", "pi"))
     assert part.works
     part.switch_off("the trial went wrong")
     assert not part.works
@@ -208,11 +208,11 @@ def test_a_part_that_turns_out_not_to_work() -> None:
 
 
 def test_a_trial_that_goes_wrong_switches_groups_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part("groups", "nothing is seen")
+    part = WatchedPart("groups", "nothing is seen")
     monkeypatch.setattr(self_test, "CREATION", part)
     # A class of its own: torch's C++ code remembers for ever that a class does not have a method.
     deaf = type("Deaf", (torch.distributed.ProcessGroup,), {})
-    monkeypatch.setattr(self_test, "_Front", deaf)
+    monkeypatch.setattr(self_test, "_TrialGroup", deaf)
     self_test.try_a_front()
     assert "a trial with torch" in part.why
     assert "does not get the calls" in part.why
@@ -228,7 +228,7 @@ def test_a_trial_in_a_torch_that_nobody_has_tried(monkeypatch: pytest.MonkeyPatc
         "refuse": "the backend is another one",
         "work": "",
     }.items():
-        part = Part("groups", "nothing is seen")
+        part = WatchedPart("groups", "nothing is seen")
         monkeypatch.setattr(self_test, "CREATION", part)
         # Where it is not waited out, a crowded machine may need more.
         monkeypatch.setattr(self_test, "SELF_TEST_S", 1.0 if trial == "hang" else 60.0)

@@ -21,7 +21,7 @@ from distdebug.record.snapshot import Process, Rank
 from distdebug.record.writing.slots import CallDescription, GroupSlot, Place
 from distdebug.record.writing.writer import FlightWriter
 from distdebug.reports import prometheus
-from distdebug.reports.prometheus import CallTotals, Found, State
+from distdebug.reports.prometheus import CallTotals, ExportedState, FindingLabels
 from fixtures import recorded
 from tests.support.exposition import Metric, parse
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, broadcast, recv, send
@@ -36,7 +36,7 @@ def metrics(run: Run, **more: object) -> dict[str, Metric]:
     totals = CallTotals()
     totals.take(snapshot.ranks.values())
     totals.take(snapshot.ranks.values())
-    state = State(snapshot.ranks, snapshot.world_size, (), snapshot.taken_ns)
+    state = ExportedState(snapshot.ranks, snapshot.world_size, (), snapshot.taken_ns)
     return parse(prometheus.render(totals, replace(state, **more)))
 
 
@@ -73,8 +73,8 @@ def test_findings_are_there_with_their_culprits() -> None:
     found = metrics(
         Run(2),
         findings=[
-            Found("op_mismatch", "error", True, (2, 3)),
-            Found("straggler", "warning", True, ()),
+            FindingLabels("op_mismatch", "error", True, (2, 3)),
+            FindingLabels("straggler", "warning", True, ()),
         ],
         outcome="op_mismatch",
         exit_code=91,
@@ -94,7 +94,9 @@ def test_no_name_breaks_the_format() -> None:
     odd = replace(rank, host=HOSTILE, groups={(HOSTILE, 0): replace(group, desc=HOSTILE)})
     totals = CallTotals()
     totals.take([odd])
-    text = prometheus.render(totals, State({0: odd}, 1, (), 1, run=HOSTILE, outcome=HOSTILE))
+    text = prometheus.render(
+        totals, ExportedState({0: odd}, 1, (), 1, run=HOSTILE, outcome=HOSTILE)
+    )
     found = parse(text)
     assert "\x1b" not in text
     ((labels, _),) = found["distdebug_collectives_total"].samples.items()
@@ -108,7 +110,7 @@ def test_names_that_are_cut_to_one_are_summed_up() -> None:
     odd = replace(rank, groups={key: replace(group, key=key, issued=3) for key in names})
     totals = CallTotals()
     totals.take([odd])
-    found = parse(prometheus.render(totals, State({0: odd}, 1, (), 1)))
+    found = parse(prometheus.render(totals, ExportedState({0: odd}, 1, (), 1)))
     assert [*found["distdebug_collectives_total"].samples.values()] == [6]
 
 
@@ -227,7 +229,9 @@ def test_a_file_that_is_not_ours_stays(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="--prom"):
             prometheus.check(place)
     assert path.read_text() == "mine"
-    prometheus.write(tmp_path / "x.prom", prometheus.render(CallTotals(), State({}, 0, (), 0)))
+    prometheus.write(
+        tmp_path / "x.prom", prometheus.render(CallTotals(), ExportedState({}, 0, (), 0))
+    )
     prometheus.check(tmp_path / "x.prom")
 
 

@@ -11,7 +11,7 @@ import pytest
 from distdebug.diagnosis.findings import Finding
 from distdebug.record.wording import ranges
 from distdebug.testing.outcome import Merger, sections
-from distdebug.testing.running import END, TEARDOWN, Rank
+from distdebug.testing.running import END, TEARDOWN, RankRun
 
 
 def failed(line: int, message: str, **about: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -60,7 +60,7 @@ class Judge:
 def a_test(*reports: Any, finding: Finding | None = None, reason: str = "") -> Any:
     ranks = []
     for number, found in enumerate(reports):
-        rank = Rank(number, channel=SimpleNamespace())  # type: ignore[arg-type]
+        rank = RankRun(number, channel=SimpleNamespace())  # type: ignore[arg-type]
         rank.at = TEARDOWN
         if found is not None:
             rank.reports["call"] = found

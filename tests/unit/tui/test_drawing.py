@@ -13,8 +13,8 @@ from distdebug.record.signature import Signature
 from distdebug.record.snapshot import Call, CallSite
 from distdebug.tui import text
 from distdebug.tui.app import TerminalApp
-from distdebug.tui.picture import Found, Picture, Progress, RankRow, Source, Stage, State, Usage
-from distdebug.tui.screens.columns import Table
+from distdebug.tui.picture import Picture, Problem, Progress, RankRow, Source, Stage, State, Usage
+from distdebug.tui.screens.columns import RankTable
 from distdebug.tui.text import plain
 from distdebug.tui.widgets import grid, heat
 from distdebug.tui.widgets.header import banner_lines, bar_lines, header_lines, missed_text
@@ -196,7 +196,7 @@ def test_the_header_says_what_colour_says() -> None:
 
 def test_a_frozen_screen_says_what_has_come_of_the_run() -> None:
     shown = Picture(directory=None, stage=Stage.LIVE)  # type: ignore[arg-type]
-    verdict = Found("op_mismatch", "error", "ranks disagree", (2,))
+    verdict = Problem("op_mismatch", "error", "ranks disagree", (2,))
     found = replace(shown, found=(verdict,))
     ended = replace(found, stage=Stage.ENDED)
     assert missed_text(shown, ended, None) == ""
@@ -208,9 +208,9 @@ def test_a_frozen_screen_says_what_has_come_of_the_run() -> None:
 
 def test_the_banner_names_the_verdict_first_and_counts_the_rest() -> None:
     found = (
-        Found("straggler", "warning", "rank 3 is slow", (3,)),
-        Found("op_mismatch", "error", "ranks disagree " * 60, (2,)),
-        Found("rank_died", "error", "rank 1 died", (1,)),
+        Problem("straggler", "warning", "rank 3 is slow", (3,)),
+        Problem("op_mismatch", "error", "ranks disagree " * 60, (2,)),
+        Problem("rank_died", "error", "rank 1 died", (1,)),
     )
     picture = Picture(directory=None, found=found, faults=("0.flight: is cut", "x"))  # type: ignore[arg-type]
     rows = [plain(row) for row in banner_lines(picture, 60)]
@@ -224,7 +224,7 @@ def row(rank: int, call: str, culprit: bool = False, state: State = State.IN_CAL
 
 
 def test_the_verdicts_line_and_where_most_others_are_stand_below_it() -> None:
-    verdict = Found("op_mismatch", "error", "ranks disagree", (2,))
+    verdict = Problem("op_mismatch", "error", "ranks disagree", (2,))
     rows = {0: row(0, "wait()"), 1: row(1, "a()"), 2: row(2, "b()", True), 3: row(3, "a()")}
     picture = Picture(directory=None, found=(verdict,), rows=rows)  # type: ignore[arg-type]
     assert [plain(one) for one in banner_lines(picture, 60)][1:] == [
@@ -258,12 +258,12 @@ def test_columns_stay_where_they_are() -> None:
     )
     picture = Picture(directory=None, rows={0: bare})  # type: ignore[arg-type]
     for width in (79, 119, 159):
-        before, after = (Table(replace(picture, rows={0: one}), width) for one in (bare, full))
+        before, after = (RankTable(replace(picture, rows={0: one}), width) for one in (bare, full))
         assert before.head("rank", "↑") == after.head("rank", "↑")
         assert text.width_of(before.row(bare)) == text.width_of(after.row(full)) == width
-    on_gpus = plain(Table(replace(picture, has_gpus=True), 159).head("rank", "↑"))
+    on_gpus = plain(RankTable(replace(picture, has_gpus=True), 159).head("rank", "↑"))
     assert on_gpus.split()[-4:] == ["cpu", "memory", "gpu", "gpumem"]
-    plan = plain(Table(replace(picture, source=Source.PLAN), 159).head("rank", "↑"))
+    plan = plain(RankTable(replace(picture, source=Source.PLAN), 159).head("rank", "↑"))
     assert plan.split()[-1] == "line"
 
 

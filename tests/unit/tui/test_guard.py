@@ -216,7 +216,7 @@ def test_a_dialog_that_is_left_in_the_moment_it_opens(name: str, tmp_path: Path)
             "help": lambda: dialogs.Reading(lambda _: [], palette),
             "question": lambda: dialogs.Confirm("This?", palette),
             "choice": lambda: dialogs.Choose("Which?", ["this"], palette),
-            "filter": lambda: dialogs.Filter("", lambda _: None),
+            "filter": lambda: dialogs.FilterInput("", lambda _: None),
         }
         dialog = made[name]()
         driver.app.push_screen(dialog)

@@ -12,7 +12,7 @@ from distdebug.tui.actions import ACTIONS
 from distdebug.tui.app import TerminalApp
 from distdebug.tui.keys import KEYS, VIEWS
 from distdebug.tui.screens.base import MOVES
-from distdebug.tui.screens.collectives import Collectives
+from distdebug.tui.screens.collectives import CollectivesView
 from distdebug.tui.screens.overview import Overview
 from distdebug.tui.screens.rank import RankView
 from distdebug.tui.screens.stacks import StacksView
@@ -274,7 +274,7 @@ async def _strips(driver: Driver) -> None:
 @key("collectives", "left_square_bracket", "right_square_bracket")
 async def _group(driver: Driver) -> None:
     view = driver.app.views["collectives"]
-    assert isinstance(view, Collectives)
+    assert isinstance(view, CollectivesView)
     await driver.press("c", "left_square_bracket", "right_square_bracket")
     assert view.focus().group == ("0", 0)
     await driver.press("left", "h", "right", "l", "left")

@@ -20,7 +20,7 @@ from distdebug.tui.picture import (
     State,
 )
 from distdebug.tui.screens.base import Chosen
-from distdebug.tui.screens.collectives import Collectives
+from distdebug.tui.screens.collectives import CollectivesView
 from distdebug.tui.screens.rank import RankView, stack_lines, whole_line
 from distdebug.tui.screens.stacks import StacksView
 from distdebug.tui.screens.waits import WaitsView
@@ -33,7 +33,7 @@ ROW = line(("rank 0 ", "title"), ("in all_reduce(sum)", "bad"), ("  ", "dim"))
 PLACED = (*ROW, ("a_program.py:1234 in step", "place"))
 
 
-def drawn(recording: str, view: type[WaitsView | Collectives], scratch: Path) -> list[Line]:
+def drawn(recording: str, view: type[WaitsView | CollectivesView], scratch: Path) -> list[Line]:
     """All lines of that screen of a recorded run, at the smallest size."""
     run = recorded.unpack(recording, scratch / recording)
     picture = _looked(run.path, Focus(view.name))
@@ -106,7 +106,7 @@ def test_a_live_deadlock_names_every_line(tmp_path: Path) -> None:
 
 
 def test_the_heading_of_a_collective_is_whole(tmp_path: Path) -> None:
-    rows = drawn("mismatch", Collectives, tmp_path)
+    rows = drawn("mismatch", CollectivesView, tmp_path)
     assert all(width_of(row) <= 79 for row in rows)
     text = "\n".join(map(plain, rows))
     assert "rank 2 last, this rank" in text
@@ -114,7 +114,7 @@ def test_the_heading_of_a_collective_is_whole(tmp_path: Path) -> None:
 
 
 def test_where_there_are_no_collectives_the_way_on_is_told_in_full(tmp_path: Path) -> None:
-    rows = drawn("p2p", Collectives, tmp_path)
+    rows = drawn("p2p", CollectivesView, tmp_path)
     assert all(width_of(row) <= 79 for row in rows)
     assert "the screens Rank and Waits" in " ".join(map(plain, rows))
 

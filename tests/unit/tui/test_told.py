@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from distdebug.commands import foreign_report
+from distdebug.diagnosis.facts.blocking import Model
 from distdebug.errors import UsageError
 from distdebug.plan.conclusion import PlanFacts, conclude
-from distdebug.plan.model import Model
 from distdebug.plan.program import Undecided
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import CallSite

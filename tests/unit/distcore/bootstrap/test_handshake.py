@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from distcore.bootstrap import handshake, listener, sockets
-from distcore.bootstrap.dial import Endpoint, Late, TurnedAway, dial
+from distcore.bootstrap.dial import DialTimeout, Endpoint, TurnedAway, dial
 from distcore.bootstrap.handshake import HandshakeRefused, Hello
-from distcore.bootstrap.listener import Listener, Registration
+from distcore.bootstrap.listener import RankListener, Registration
 from tests.support import system_threads
 
 SECRET = bytes(range(32))
@@ -70,7 +70,7 @@ class House:
     """A listener with one registration, and what was delivered to it."""
 
     def __init__(self) -> None:
-        self.listener: Listener = listener.acquire()
+        self.listener: RankListener = listener.acquire()
         self.address = self.listener.listen(None)
         self.arrived: dict[tuple[int, int], socket.socket] = {}
         self.delivery = threading.Condition()
@@ -372,7 +372,7 @@ def drain(connection: socket.socket) -> None:
 
 def test_a_deadline_ends_the_wait_for_an_answer() -> None:
     began = time.monotonic()
-    with pytest.raises(Late):
+    with pytest.raises(DialTimeout):
         Acceptor(drain).dial(0.2)
     assert 0.15 < time.monotonic() - began < LIMIT_S
 

@@ -24,7 +24,7 @@ from distcore.bootstrap import addresses, listener
 from distcore.bootstrap import join as join_module
 from distcore.bootstrap.addresses import Host
 from distcore.bootstrap.rendezvous import LANES, Rendezvous
-from distcore.bootstrap.store_values import Member
+from distcore.bootstrap.store_values import StoreMember
 from distcore.errors import (
     Aborted,
     DeadlineExceeded,
@@ -378,7 +378,7 @@ class TestJoining:
     )
     def test_other_peoples_data_is_refused_in_one_sentence(self, join: Any, value: str) -> None:
         if value.startswith("spoilt "):
-            good = Member("0" * 32, "0" * 32, Host("b", 1), "n", 1, None, "auto", "")
+            good = StoreMember("0" * 32, "0" * 32, Host("b", 1), "n", 1, None, "auto", "")
             value = json.dumps({**json.loads(good.pack()), value.removeprefix("spoilt "): "\x1b]0"})
         store = HashStore()
         store.set(f"{PREFIX}/rank/1", value)

@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 
 from distcore.base.deadline import Deadline
 from distcore.nccl import library, transfers
-from distcore.nccl.communicators import Clock, Connector, Member, abort_all, close_all
+from distcore.nccl.communicators import Comm, Connector, Timer, abort_all, close_all
 from distcore.nccl.elements import reducing_for
 
 STREAM = 77
 
 
-def on_the_cpu(member: Member) -> Member:
+def on_the_cpu(member: Comm) -> Comm:
     """nccl4py would ask CUDA which device it is on, and compares it with the tensors'."""
     member.communicator._device = types.SimpleNamespace(device_id=None)
     return member
@@ -30,9 +30,9 @@ def main() -> None:
     nccl = library.load()
     assert str(nccl.version()).startswith("2.28.3"), nccl.version()
     store: Any = dist.HashStore()
-    connector = Connector(nccl, store, Clock())
+    connector = Connector(nccl, store, Timer())
 
-    def connect(key: str) -> Member:
+    def connect(key: str) -> Comm:
         made = connector.connect(key, "g", (0, 1), 0, Deadline.after(20.0), lambda: None)
         return on_the_cpu(made)
 
@@ -68,7 +68,9 @@ def main() -> None:
     issue(transfers.ReduceScatter(six, three, sums))
     issue(transfers.AllGather(three, six))
     issue(transfers.Broadcast(six, 1))
-    issue(transfers.Send(six, 1, 5), transfers.Receive(six, 1, 4), transfers.Broadcast(three, 0))
+    issue(
+        transfers.Sending(six, 1, 5), transfers.Receiving(six, 1, 4), transfers.Broadcast(three, 0)
+    )
 
     deadline = Deadline.after(20.0)
     half = connector.split(member, 0, 1, "half", deadline, lambda: None)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distcore.base.deadline import Deadline
 from distcore.errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
-from distcore.nccl.communicators import Connector, Member, close_all
+from distcore.nccl.communicators import Comm, Connector, close_all
 from distcore.nccl.library import Library
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.recording import FakeClock, SilentCommunicator
@@ -40,7 +40,7 @@ class Case:
         made.began, made.limit_s = self.clock.now_s, limit_s
         return made
 
-    def connect(self, rank: int, limit_s: float = 30.0) -> Member:
+    def connect(self, rank: int, limit_s: float = 30.0) -> Comm:
         deadline = self.deadline(limit_s)
         return self.connector.connect("k", "group 'g'", RANKS, rank, deadline, lambda: self.check())
 

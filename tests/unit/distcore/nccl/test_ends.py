@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from distcore.errors import DeadlineExceeded, GroupFailed
-from distcore.nccl.communicators import Member, abort_all, close_all
+from distcore.nccl.communicators import Comm, abort_all, close_all
 from distcore.nccl.library import Library
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.recording import FakeClock, SilentCommunicator
@@ -33,7 +33,7 @@ class Members:
         fake.group_end = lambda: self.log.append("end")
         self.library = Library(fake)
         self.each = [
-            Member(self.library, self._communicator(number), f"group {number}", FakeClock())
+            Comm(self.library, self._communicator(number), f"group {number}", FakeClock())
             for number in range(count)
         ]
 

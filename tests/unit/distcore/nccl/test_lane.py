@@ -10,8 +10,8 @@ import torch
 
 from distcore.base.deadline import Deadline
 from distcore.errors import DeadlineExceeded, GroupFailed
-from distcore.nccl.lane import Lane
-from distcore.nccl.plan import Phase
+from distcore.nccl.lane import StreamLane
+from distcore.nccl.plan import Batch
 from distcore.nccl.transfers import Broadcast
 from distcore.nccl.work import GatheredWork, StreamWork
 from tests.support.fake_nccl.recording import RecordingDevice
@@ -22,7 +22,7 @@ TEXT = "broadcast(src=0, float32[1])"
 class Case:
     def __init__(self, **work: Any) -> None:
         self.device = RecordingDevice()
-        self.lane = Lane(self.device, 0)
+        self.lane = StreamLane(self.device, 0)
         self.device.lanes.add("s1")
         self.tensor = torch.zeros(1)
         deadline = Deadline.after(60.0)
@@ -32,7 +32,7 @@ class Case:
         def issue(stream: int, transfers: Any) -> None:
             self.device.log.append(f"{len(transfers)} transfers on {stream}")
 
-        plan = [Phase([Broadcast(self.tensor, 0)], [lambda: self.device.log.append("copy back")])]
+        plan = [Batch([Broadcast(self.tensor, 0)], [lambda: self.device.log.append("copy back")])]
         self.lane.launch(self.work, lambda: plan, issue, [self.tensor])
         return self.work
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from distcore.base.deadline import Deadline
-from distcore.nccl.messages import Connection
+from distcore.nccl.messages import PairConnection
 from distcore.nccl.outbox import Path
 from distcore.nccl.planned import Planned
 from distcore.nccl.work import StreamWork
@@ -39,7 +39,7 @@ def test_a_second_message_does_not_wait_for_the_first_one_to_be_taken() -> None:
     """NCCL takes the first when the other rank receives it, which may be after this rank's next."""
     device: Any = RecordingDevice()
     life, connector = Life(), Connects()
-    connection = Connection(Path(0, 1, 0), life, connector, device, 0)  # type: ignore[arg-type]
+    connection = PairConnection(Path(0, 1, 0), life, connector, device, 0)  # type: ignore[arg-type]
     taken, received = threading.Event(), threading.Event()
     order: list[str] = []
 

@@ -13,10 +13,10 @@ from distcore.nccl.transfers import (
     AllGather,
     AllReduce,
     Broadcast,
-    Receive,
+    Receiving,
     Reduce,
     ReduceScatter,
-    Send,
+    Sending,
     Transfer,
     in_order,
 )
@@ -27,9 +27,9 @@ BAND = reducing_for(ReduceOp.BAND, torch.int32, "nccl")
 
 def shown(transfer: Transfer) -> str:
     match transfer:
-        case Send(tensor, peer):
+        case Sending(tensor, peer):
             return f"send {tensor.numel()} to {peer}"
-        case Receive(tensor, peer):
+        case Receiving(tensor, peer):
             return f"receive {tensor.numel()} from {peer}"
         case Broadcast(tensor, root):
             return f"broadcast {tensor.numel()} of {root}"
@@ -87,9 +87,9 @@ def test_sends_and_receives_of_all_ranks_match() -> None:
     for rank in range(size):
         outputs = tensors(*(counts[peer][rank] for peer in range(size)))
         for one in plan.all_to_all(outputs, tensors(*counts[rank]), rank, size)[0].transfers:
-            if isinstance(one, Send):
+            if isinstance(one, Sending):
                 sent.append((rank, one.peer, one.tensor.numel()))
-            elif isinstance(one, Receive):
+            elif isinstance(one, Receiving):
                 received.append((one.peer, rank, one.tensor.numel()))
     assert sorted(sent) == sorted(received)
     assert sent
@@ -169,9 +169,12 @@ def test_several_calls_run_as_one_step_by_step() -> None:
 
 def test_messages_of_a_batch_go_in_the_order_of_their_tags() -> None:
     (a,) = tensors(1)
-    here: list[Transfer] = [Send(a, 1, 2), Broadcast(a, 0), Send(a, 1, 1), Send(a, 2, 1)]
-    there: list[Transfer] = [Receive(a, 0, 1), Receive(a, 0, 2)]
-    assert [one.tag for one in in_order(here) if isinstance(one, Send) and one.peer == 1] == [1, 2]
+    here: list[Transfer] = [Sending(a, 1, 2), Broadcast(a, 0), Sending(a, 1, 1), Sending(a, 2, 1)]
+    there: list[Transfer] = [Receiving(a, 0, 1), Receiving(a, 0, 2)]
+    assert [one.tag for one in in_order(here) if isinstance(one, Sending) and one.peer == 1] == [
+        1,
+        2,
+    ]
     assert in_order(there) == there
     assert isinstance(in_order(here)[0], Broadcast)
 

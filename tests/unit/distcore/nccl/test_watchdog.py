@@ -12,10 +12,10 @@ from distcore.base import deadline
 from distcore.base.deadline import Deadline
 from distcore.errors import DeadlineExceeded, GroupFailed
 from distcore.limits import RENEW_NS
-from distcore.nccl.communicators import Member
+from distcore.nccl.communicators import Comm
 from distcore.nccl.gpu_clock import GpuClock
 from distcore.nccl.library import Library
-from distcore.nccl.watchdog import Watch, Watchdog
+from distcore.nccl.watchdog import StreamWatch, Watchdog
 from distcore.nccl.work import StreamWork
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.recording import FakeClock, RecordingDevice, SilentCommunicator
@@ -28,10 +28,10 @@ class Case:
         self.device.lanes |= {"lane 1", "lane 2"}
         self.communicator = SilentCommunicator()
         library = Library(core)
-        self.member = Member(library, self.communicator, "group '0'", self.clock)
+        self.member = Comm(library, self.communicator, "group '0'", self.clock)
         self.failures: list[BaseException] = []
         self.peers: list[BaseException] = []
-        self.watch = Watch(
+        self.watch = StreamWatch(
             lambda: [self.member],
             self.failures.append,
             lambda: self.peers[0] if self.peers else None,

@@ -16,7 +16,7 @@ from distcore.algorithms import collectives
 from distcore.algorithms.choice import choice_from
 from distcore.base.reduction import reduction_for
 from distcore.transports import shared_memory
-from distcore.transports.shared_board import BOARD_BYTES, PAGE_BYTES, PAGES, Board
+from distcore.transports.shared_board import BOARD_BYTES, PAGE_BYTES, PAGES, SharedBoard
 from distcore.transports.socket_mesh.mesh import Mesh
 from tests.support.meshes import Wires, on_meshes, together
 
@@ -59,7 +59,7 @@ def test_a_rank_that_leaves_meanwhile_is_named() -> None:
 
 
 def test_pages_come_back_after_all_others() -> None:
-    board = Board([bytearray(BOARD_BYTES) for _ in range(2)])
+    board = SharedBoard([bytearray(BOARD_BYTES) for _ in range(2)])
     turns = [board.turn() for _ in range(2 * PAGES)]
     assert turns[:PAGES] == turns[PAGES:]
     turns[0][1][:] = b"x" * len(turns[0][1])

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from distdebug.rank.checks import layout, numpy_reads
-from distdebug.rank.checks.layout import Layout
+from distdebug.rank.checks.layout import MemoryLayout
 
 BASE = torch.zeros(8, 8)
 ROWS = (BASE[2].data_ptr(), BASE[4].data_ptr())
 
 
-def of(given: torch.Tensor, as_array: bool) -> Layout:
+def of(given: torch.Tensor, as_array: bool) -> MemoryLayout:
     found = layout.of_array(given.numpy()) if as_array else layout.of_tensor(given)
     assert found is not None
     return found

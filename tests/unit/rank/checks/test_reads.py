@@ -131,7 +131,7 @@ def test_operators_that_look_at_some_elements(function: Any) -> None:
 
 @pytest.fixture
 def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(reads, "_thread", reads.Thread())
+    monkeypatch.setattr(reads, "_thread", reads.ThreadReads())
     yield reads._thread
     assert torch_private.depth() == 0
 

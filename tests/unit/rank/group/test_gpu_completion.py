@@ -70,7 +70,7 @@ class Case:
             writer=self.author.writer,
             site=lambda _frame, of_another=False: self.author.site,
             sites={},
-            waits=waiting.Waits(waiting.NoVerdict()),
+            waits=waiting.BackendWaits(waiting.NoVerdict()),
             failed=lambda _number, _error: None,
         )
 

@@ -14,7 +14,7 @@ import torch
 from distdebug.rank.group import outstanding
 from distdebug.rank.group.hooked_group import HOOKED, HookedGroup
 from distdebug.rank.record.recorder import Recorder
-from distdebug.rank.torch_private.group_hooks import Found, Ring
+from distdebug.rank.torch_private.group_hooks import FoundGroup, Ring
 from distdebug.record.layout import CallState
 from distdebug.record.ops import OPS
 from distdebug.record.reading.reader import FlightReader
@@ -60,7 +60,7 @@ def group(tmp_path: Path) -> HookedGroup:
     recorder.claim(1, 3, 1, 0, "installed", True)
     record = recorder.new_group(NAME, "default_pg", RANKS, 1, "gloo", None)
     assert record is not None
-    return HookedGroup(recorder, Found(object(), NAME, "default_pg", RANKS, "gloo"), record)
+    return HookedGroup(recorder, FoundGroup(object(), NAME, "default_pg", RANKS, "gloo"), record)
 
 
 def calls(tmp_path: Path) -> list[Call]:
@@ -111,7 +111,7 @@ def test_ranks_that_came_at_different_moments_have_one_history(tmp_path: Path) -
         recorder = Recorder(FlightWriter(folder / "1.flight"), {})
         record = recorder.new_group(NAME, "default_pg", RANKS, rank, "gloo", None)
         assert record is not None
-        group = HookedGroup(recorder, Found(object(), NAME, "", RANKS, "gloo"), record)
+        group = HookedGroup(recorder, FoundGroup(object(), NAME, "", RANKS, "gloo"), record)
         entries = []
         for number in range(1, 9):
             told = Told("HookOpName.BROADCAST", number, [torch.ones(number)], root=0)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from distdebug.rank.inject.arguments import change
-from distdebug.rank.inject.call import Call, skip
+from distdebug.rank.inject.call import InjectedCall, skip
 from distdebug.rank.inject.context import CannotHappen
 from distdebug.rank.inject.data import damage_call, damage_parameter
 from distdebug.rank.inject.works import OtherWork
@@ -36,8 +36,8 @@ class Group:
         return list(self._siblings)
 
 
-def call(name: str, *args: Any, group: Any = None) -> Call:
-    return Call(group or Group(), name, args, {})
+def call(name: str, *args: Any, group: Any = None) -> InjectedCall:
+    return InjectedCall(group or Group(), name, args, {})
 
 
 def options(kind: str, **values: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from distdebug.rank.plan.node import Place, answer_for_schedulers
+from distdebug.rank.plan.node import RankPlace, answer_for_schedulers
 
-PLACE = Place(rank=13, size=32, local_rank=5, local_size=8, node=1, nodes=4)
+PLACE = RankPlace(rank=13, size=32, local_rank=5, local_size=8, node=1, nodes=4)
 
 
 def test_of_a_job_of_slurm_all_is_said_that_a_step_of_it_would_have() -> None:

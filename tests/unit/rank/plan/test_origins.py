@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distdebug.rank.plan.origins import OWN, Call, mixed
+from distdebug.rank.plan.origins import OWN, OperatorCall, mixed
 from distdebug.rank.plan.taint import Taint
 from distdebug.rank.torch_private.planned_operators import operator_of
 
@@ -31,7 +31,7 @@ class Rank:
         return found
 
     def do(self, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        call = Call(operator_of(operator), args, kwargs, self.taint.origin)
+        call = OperatorCall(operator_of(operator), args, kwargs, self.taint.origin)
         found = operator(*args, **kwargs)
         for one, origin in call.of(found):
             self.taint.add(one, origin)

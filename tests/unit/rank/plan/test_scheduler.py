@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.rank.plan import memory
-from distdebug.rank.plan.scheduler import Limits, Scheduler
+from distdebug.rank.plan.scheduler import PlanLimits, Scheduler
 from distdebug.rank.plan.wire import PlannerLine
 from distdebug.record.writing.program_writer import program_path
 
@@ -29,7 +29,7 @@ def killed(directory: Path, counts: list[int], monkeypatch: pytest.MonkeyPatch) 
         return pid
 
     program_path(directory, 0).parent.mkdir(parents=True, exist_ok=True)
-    limits = Limits(jobs=1, memory_bytes=1 << 30, time_s=60)
+    limits = PlanLimits(jobs=1, memory_bytes=1 << 30, time_s=60)
     scheduler = Scheduler(directory, [0], limits, fork, lambda _modules: None)
     scheduler.run()
     return scheduler
@@ -64,7 +64,7 @@ def test_no_time_passes_while_a_rank_runs(tmp_path: Path) -> None:
         return pid
 
     program_path(tmp_path, 0).parent.mkdir(parents=True)
-    limits = Limits(jobs=2, memory_bytes=1 << 30, time_s=60)
+    limits = PlanLimits(jobs=2, memory_bytes=1 << 30, time_s=60)
     scheduler = Scheduler(tmp_path, [0, 1], limits, fork, lambda _modules: None)
     scheduler.run()
     os.close(woken)

@@ -12,7 +12,7 @@ import pytest
 
 from distdebug.node_links.several import Several, perhaps
 from distdebug.rank.process import meeting
-from distdebug.rank.process.meeting import Meeting, meet_nodes, nodes_of_environment
+from distdebug.rank.process.meeting import NodesMeeting, meet_nodes, nodes_of_environment
 from distdebug.rank.torch_private import rendezvous
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.supervisor.machine.processes import ProcessTable
@@ -62,10 +62,10 @@ def test_ranks_that_make_a_store_of_their_own_meet_in_the_launchers(
 
     monkeypatch.setattr(rendezvous, "connected", connected)
     monkeypatch.setattr(rendezvous, "on_rank_store", lambda heard: heard(lambda: "its own", "", ""))
-    monkeypatch.setattr(Meeting, "begin_early", lambda *_: None)
-    monkeypatch.setattr(Meeting, "wait", lambda _: None)
+    monkeypatch.setattr(NodesMeeting, "begin_early", lambda *_: None)
+    monkeypatch.setattr(NodesMeeting, "wait", lambda _: None)
     monkeypatch.setattr(
-        Meeting, "begin", lambda _, opened, host, __: begun.append((opened(), host))
+        NodesMeeting, "begin", lambda _, opened, host, __: begun.append((opened(), host))
     )
     meet_nodes(Path("unused"))
     assert begun == [(expected, "launcher" if by_launcher == "True" else "")]
@@ -147,7 +147,7 @@ def test_who_comes_when_its_ranks_have_ended_joins_a_head_and_is_none(
 
     monkeypatch.setattr(meeting, "ask", ask)
     store = Store(head="the head's", nodes="1") if there else Store()
-    Meeting(Path("unused")).join(store, "host", "distdebug", 0.1)
+    NodesMeeting(Path("unused")).join(store, "host", "distdebug", 0.1)
     if there:
         assert asked == [
             ("meet", {"host": "host", "nodes": None}),

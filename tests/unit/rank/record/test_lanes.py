@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from distdebug.rank.record.describe import METHODS
-from distdebug.rank.record.lanes import Lane, Line, stands_below
+from distdebug.rank.record.lanes import CallLine, Lane, stands_below
 from distdebug.rank.record.recorder import Recorder
 
 
@@ -34,11 +34,11 @@ class Sites(Recorder):
         return len(self._texts)
 
 
-def made_in(file: str) -> Callable[[Callable[[], Line]], Line]:
+def made_in(file: str) -> Callable[[Callable[[], CallLine]], CallLine]:
     """A function that calls what it is given, as one of that file."""
     space: dict[str, Any] = {}
     exec(compile("def public(method):\n    return method()\n", file, "exec"), space)
-    public: Callable[[Callable[[], Line]], Line] = space["public"]
+    public: Callable[[Callable[[], CallLine]], CallLine] = space["public"]
     return public
 
 
@@ -50,11 +50,11 @@ other_package = made_in("/env/site-packages/otherlib/state.py")
 graph = made_in("<eval_with_key>.7")
 
 
-def _made_by_package() -> Callable[[Callable[[], Line]], Line]:
+def _made_by_package() -> Callable[[Callable[[], CallLine]], CallLine]:
     space: dict[str, Any] = {"public": public}
     text = "def inner(method):\n    return public(method)\n"
     exec(compile(text, "/env/site-packages/fakelib/inner.py", "exec"), space)
-    made: Callable[[Callable[[], Line]], Line] = space["inner"]
+    made: Callable[[Callable[[], CallLine]], CallLine] = space["inner"]
     return made
 
 
@@ -69,9 +69,9 @@ class Method:
         group: Any = None
         self.lane = Lane(self.recorder, group, lambda: None, {})
         self.searches = 0
-        self.found: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        self.found: queue.SimpleQueue[CallLine] = queue.SimpleQueue()
 
-    def __call__(self) -> Line:
+    def __call__(self) -> CallLine:
         try:
             frame: FrameType = sys._getframe(self.lane.depth)
         except ValueError:
@@ -87,7 +87,7 @@ class Method:
         self.found.put(line)
         return line
 
-    def text(self, line: Line) -> tuple[str, int, str]:
+    def text(self, line: CallLine) -> tuple[str, int, str]:
         return self.recorder._texts[line.site - 1]
 
 
@@ -103,10 +103,10 @@ def test_a_line_is_searched_once() -> None:
 def test_lines_at_other_depths_are_told_apart() -> None:
     method = Method()
 
-    def direct() -> Line:
+    def direct() -> CallLine:
         return method()
 
-    def twice() -> Line:
+    def twice() -> CallLine:
         return public(lambda: public(method))
 
     for _ in range(2):
@@ -130,10 +130,10 @@ def test_two_lines_of_one_function() -> None:
 def test_a_package_that_makes_the_call_is_named_beside_the_users_line() -> None:
     method = Method()
 
-    def user() -> Line:
+    def user() -> CallLine:
         return package(lambda: public(method))
 
-    def by_package() -> Line:
+    def by_package() -> CallLine:
         return package(inner)
 
     inner = partial(made_by_package, method)
@@ -149,7 +149,7 @@ def test_a_package_that_makes_the_call_is_named_beside_the_users_line() -> None:
 def test_a_line_for_which_a_package_calls_is_searched_once() -> None:
     method = Method()
 
-    def from_package() -> Line:
+    def from_package() -> CallLine:
         return made_by_package(method)
 
     for _ in range(3):
@@ -172,7 +172,7 @@ def test_a_users_function_between_is_whose_line_it_is() -> None:
     """The frames above and below it are as they were without it."""
     method = Method()
 
-    def mine(inner: Callable[[], Line]) -> Line:
+    def mine(inner: Callable[[], CallLine]) -> CallLine:
         return inner()
 
     here = "test_a_users_function_between_is_whose_line_it_is"
@@ -211,7 +211,7 @@ def test_a_graph_is_searched_each_time() -> None:
 
 def test_a_line_that_is_far_up_is_searched_each_time() -> None:
     method = Method()
-    deep: Callable[[], Line] = partial(elsewhere, partial(public, method))
+    deep: Callable[[], CallLine] = partial(elsewhere, partial(public, method))
     for _ in range(100):
         deep = partial(elsewhere, deep)
     for _ in range(3):

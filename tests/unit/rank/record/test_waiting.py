@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from distdebug.rank.record.waiting import NO_TIMEOUT, NoVerdict, Waits
+from distdebug.rank.record.waiting import NO_TIMEOUT, BackendWaits, NoVerdict
 
 
 class Work:
@@ -48,14 +48,14 @@ def _alarm() -> Iterator[None]:
 
 
 def test_slices_that_are_over_are_followed_by_others() -> None:
-    assert Waits(NoVerdict()).sliced(Work("late", "late", "late"), NO_TIMEOUT)
+    assert BackendWaits(NoVerdict()).sliced(Work("late", "late", "late"), NO_TIMEOUT)
 
 
 @pytest.mark.parametrize("end", ["done as the alarm comes", "late as the alarm comes"])
 def test_what_a_handler_raises_is_no_slice_that_is_over(end: str) -> None:
     """Whether the call completes in the very slice in which the signal comes, or not."""
     with pytest.raises(TimeIsUpError):
-        Waits(NoVerdict()).sliced(Work("late", end), NO_TIMEOUT)
+        BackendWaits(NoVerdict()).sliced(Work("late", end), NO_TIMEOUT)
 
 
 class InterruptedWork(Work):
@@ -67,5 +67,5 @@ class InterruptedWork(Work):
 
 def test_the_end_of_a_slice_is_no_error_that_ctrl_c_interrupts() -> None:
     with pytest.raises(KeyboardInterrupt) as raised:
-        Waits(NoVerdict()).sliced(InterruptedWork("late"), NO_TIMEOUT)
+        BackendWaits(NoVerdict()).sliced(InterruptedWork("late"), NO_TIMEOUT)
     assert raised.value.__context__ is None

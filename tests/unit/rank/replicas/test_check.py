@@ -17,7 +17,7 @@ from distdebug.rank.log import rank_log
 from distdebug.rank.record.recorder import GroupRecord
 from distdebug.rank.replicas import check, declarations
 from distdebug.rank.replicas.check import ReplicaCheck
-from distdebug.rank.replicas.declarations import Model
+from distdebug.rank.replicas.declarations import DdpModel
 from distdebug.rank.replicas.reduced_gradients import ReducedGradients
 from distdebug.record.replicas import PARAMETER, ReplicaReader
 from distdebug.record.signature import Signature
@@ -47,7 +47,7 @@ class Bench:
     def model(self, module: nn.Module) -> Any:
         made: Any = Wrapped(module, self.group)
         trained = frozenset(name for name, _ in module.named_parameters())
-        self.check._models.append(Model(_reference(made), self.slot.issued, trained))
+        self.check._models.append(DdpModel(_reference(made), self.slot.issued, trained))
         return made
 
     def step(self, optimizer: torch.optim.Optimizer, collectives: int) -> None:

@@ -29,7 +29,7 @@ def told(
 ) -> dict[Column, int]:
     columns = quantities.columns(optimizer, [name for name, _ in module.named_parameters()])
     parameters = list(module.parameters())
-    values = quantities.Reading(optimizer, parameters, None, stepped).values(len(columns))
+    values = quantities.ReplicaReading(optimizer, parameters, None, stepped).values(len(columns))
     return dict(zip(columns, values, strict=True))
 
 
@@ -106,7 +106,7 @@ def test_a_scheduler_adds_a_number_later() -> None:
     columns = quantities.columns(optimizer, ["weight", "bias"])
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     parameters = list(module.parameters())
-    values = quantities.Reading(optimizer, parameters, None, True).values(len(columns))
+    values = quantities.ReplicaReading(optimizer, parameters, None, True).values(len(columns))
     assert len(values) == len(columns)
 
 
@@ -115,12 +115,12 @@ def test_samples_are_all_elements_of_a_small_replica() -> None:
     parameters = list(module.parameters())
     counts = quantities.samples(parameters, None)
     assert counts == [6, 2, 6, 2, 6, 2]
-    found = quantities.Reading(optimizer, parameters, None, True).samples(counts)
+    found = quantities.ReplicaReading(optimizer, parameters, None, True).samples(counts)
     assert module.bias.grad is not None
     assert found[6:8] == module.bias.tolist()
     assert found[14:16] == module.bias.grad.tolist()
     assert found[22:24] == optimizer.state[module.bias]["momentum_buffer"].tolist()
-    before = quantities.Reading(optimizer, parameters, None, False).samples(counts)
+    before = quantities.ReplicaReading(optimizer, parameters, None, False).samples(counts)
     assert before[:8] == found[:8]
     assert all(map(math.isnan, before[8:]))
 
@@ -130,7 +130,7 @@ def test_samples_of_a_large_tensor_are_spaced() -> None:
     optimizer = torch.optim.SGD([large], lr=0.1)
     counts = quantities.samples([large], None)
     assert sum(counts) <= quantities.MOST_SAMPLES
-    found = quantities.Reading(optimizer, [large], None, False).samples(counts)[: counts[0]]
+    found = quantities.ReplicaReading(optimizer, [large], None, False).samples(counts)[: counts[0]]
     steps = {after - before for before, after in itertools.pairwise(found)}
     assert len(steps) == 1
     assert found[-1] > 90_000
@@ -139,5 +139,5 @@ def test_samples_of_a_large_tensor_are_spaced() -> None:
 def test_samples_of_complex_elements() -> None:
     turning = nn.Parameter(torch.tensor([1 + 2j, 3 + 4j]))
     optimizer = torch.optim.SGD([turning], lr=0.1)
-    found = quantities.Reading(optimizer, [turning], None, False).samples([2, 0, 0])
+    found = quantities.ReplicaReading(optimizer, [turning], None, False).samples([2, 0, 0])
     assert found == [1.0, 3.0]

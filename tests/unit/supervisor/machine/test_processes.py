@@ -13,7 +13,7 @@ import pytest
 
 from distdebug.record.exits import ExitLog, tell_asked
 from distdebug.record.process_stat import read_stat
-from distdebug.supervisor.limits import BUSY_WINDOW_S
+from distdebug.supervisor.limits import LOOKS_APART_S
 from distdebug.supervisor.machine.oom import OomWatch
 from distdebug.supervisor.machine.processes import ProcessTable
 from tests.support.waiting import until
@@ -130,7 +130,7 @@ def test_busy_and_idle_are_told_apart(sleeper: subprocess.Popen[bytes]) -> None:
             assert table.observe(spinner.pid).cpu_busy is None
             until(lambda: table.observe(spinner.pid).cpu_busy)
             table.observe(sleeper.pid)
-            time.sleep(BUSY_WINDOW_S)
+            time.sleep(LOOKS_APART_S)
             assert table.observe(sleeper.pid).cpu_busy is False
         finally:
             spinner.kill()

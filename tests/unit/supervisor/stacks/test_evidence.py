@@ -53,8 +53,7 @@ def refined(
         ranks={1: RankEvidence(RankState.RUNS, None, site)},
         proven=False,
     )
-    lines = ["join (threading.py:1119)", "main (train.py:30)"]
-    return Evidence({1: threads}, {1: lines}, pids or {}).refine(late)
+    return Evidence({1: threads}, pids or {}).refine(late)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +120,10 @@ def test_the_words_name_the_line_that_the_stack_shows() -> None:
         },
         proven=False,
     )
-    found = Evidence({1: (main,)}, {1: ["main (train.py:31)"]}).refine(late)
+    found = Evidence({1: (main,)}).refine(late)
     assert found.message.endswith("rank 1: something holds its GIL at train.py:31 in main")
     assert (found.ranks[1].location, found.ranks[0].location) == (now, before)
-    same = Evidence({1: (main,)}, {1: ["main (train.py:31)"]}).refine(found)
+    same = Evidence({1: (main,)}).refine(found)
     assert same.message == found.message
 
 

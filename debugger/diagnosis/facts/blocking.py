@@ -1,27 +1,33 @@
-"""For whom a call waits, backend by backend: what the simulation takes for granted.
+"""For whom a call waits: the one model of blocking, of the diagnosis and of a plan.
 
-    call                  gloo                              other backends
+    call                  wherever it runs, at best         on gloo
     all_reduce, ...       all ranks of the group            all ranks of the group
-    broadcast             its parent's data, and that its   root: nobody; others: the root
-                          children in the tree have come
-    scatter               root: all; others: the root       root: nobody; others: the root
-    gather                root: all; others: the root       root: all; others: nobody
-    reduce                all, where each has a part        root: all; others: nobody
-    send                  its receive                       its receive, or room in a buffer
+    broadcast             root: nobody; others: the root    its parent's data, and that its
+                                                            children in the tree have come
+    scatter               root: nobody; others: the root    root: all; others: the root
+    gather                root: all; others: nobody         root: all; others: the root
+    reduce                root: all; others: nobody         all, where each has a part
+    send                  its receive, or room in a buffer  its receive
     recv                  its send                          its send
-    new_group             its members                       its members; on NCCL nobody
-    all on NCCL           -                                 the device alone: the program goes on,
-                                                            but in barrier, and waits at its end
+    new_group             its members; on NCCL nobody       its members
+    all on NCCL           the device alone: the program     -
+                          goes on, but in barrier, and
+                          waits at its end
+
+The first column is `certainly`: whoever is stuck by it is stuck wherever the program runs. A rank
+that is seen to wait (`needs`) is judged by it; where it says "nobody", that the call has to wait is
+concluded from its waiting. A plan, which sees nobody wait, takes what is known of the backend as
+well (`Model`).
 
 gloo sends nothing before the other side has posted its receive, so its messages are never buffered
 (nor are those of distcore's tcp, which says so itself), and a broadcast goes down a binomial tree
-(gloo's `broadcast.cc`). A call of no elements sends nothing. Of other backends the table is what
-they may do at best: whoever is stuck by it is stuck wherever the program runs. `strict` is the
-other extreme: nothing is buffered, every call waits for its whole group, and all streams of a
-device are one. What is stuck only by that needs luck.
+(gloo's `broadcast.cc`). A call of no elements sends nothing. `strict` is the other extreme: nothing
+is buffered, every call waits for its whole group, and all streams of a device are one. What is
+stuck only by that needs luck.
 
 `in_order` is at best, but for what a device does: calls of one stream follow each other there, and
-so does a program that stands still at each that it waits for (`streams` says where that is so).
+so does a program that stands still at each that it waits for (`plan/streams` says where that is
+so).
 """
 
 from __future__ import annotations
@@ -31,22 +37,32 @@ import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ..record.backend_names import by_device
-from ..record.ops import op_of
-from ..record.signature import Signature
+from ...record.backend_names import by_device
+from ...record.ops import op_of
+from ...record.signature import Signature
 
 EAGER_BYTES = 64 << 10
 """What backends that buffer take of a channel: MPI's eager limits, and a socket's buffers, are of
 this size or larger."""
 
 
-class Waits(enum.Enum):
-    """What ends a collective call for its caller."""
+class WaitsFor(enum.Enum):
+    """Who has to come before a collective call is over for its caller."""
 
-    FOR_ALL = enum.auto()
-    FOR_ROOT = enum.auto()
-    FOR_TREE = enum.auto()
-    FOR_NOBODY = enum.auto()
+    ALL = enum.auto()
+    ROOT = enum.auto()
+    TREE = enum.auto()
+    NOBODY = enum.auto()
+
+
+def certainly(signature: Signature, rank: int) -> WaitsFor:
+    """For whom this collective of the global rank waits wherever it runs. NOBODY: nobody knows
+    whether it has to wait, nor for whom."""
+    certain = op_of(signature.op).certain
+    is_root = signature.root == rank
+    if certain == "root":
+        return WaitsFor.NOBODY if is_root else WaitsFor.ROOT
+    return WaitsFor.ALL if certain == "all" or is_root else WaitsFor.NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +76,15 @@ class Model:
     in_order: bool = False
     unbuffered: Collection[str] = ()
 
-    def collective(self, backend: str, signature: Signature, size: int, rank: int) -> Waits:
+    def collective(self, backend: str, signature: Signature, size: int, rank: int) -> WaitsFor:
         """What ends this call of a group with so many ranks, for this global rank."""
-        rule = op_of(signature.op)
         if signature.tensors and not any(signature.counts) and not any(_counts(signature)):
-            return Waits.FOR_ALL if self.strict else Waits.FOR_NOBODY
-        if self.strict or rule.certain == "all" or on_device(backend):
-            return Waits.FOR_ALL
-        is_root = signature.root == rank
-        if backend == "gloo":
-            return _on_gloo(signature, size, is_root)
-        if rule.certain == "root":
-            return Waits.FOR_NOBODY if is_root else Waits.FOR_ROOT
-        return Waits.FOR_ALL if is_root else Waits.FOR_NOBODY
+            return WaitsFor.ALL if self.strict else WaitsFor.NOBODY
+        if self.strict or on_device(backend):
+            return WaitsFor.ALL
+        if backend == "gloo" and op_of(signature.op).certain != "all":
+            return _on_gloo(signature, size, signature.root == rank)
+        return certainly(signature, rank)
 
     def room_bytes(self, backend: str) -> int:
         """How much of a channel's messages is taken before their receives are posted; below 0: not
@@ -99,14 +111,14 @@ class Model:
         )
 
 
-def _on_gloo(signature: Signature, size: int, is_root: bool) -> Waits:
+def _on_gloo(signature: Signature, size: int, is_root: bool) -> WaitsFor:
     if signature.op == "broadcast":
-        return Waits.FOR_TREE
+        return WaitsFor.TREE
     if signature.op == "reduce":
         # A ring over segments, two for each rank: those of few elements are not in all of them.
         every_rank_has_a_part = min(signature.counts, default=0) >= 4 * size * size
-        return Waits.FOR_ALL if is_root or every_rank_has_a_part else Waits.FOR_NOBODY
-    return Waits.FOR_ALL if is_root else Waits.FOR_ROOT
+        return WaitsFor.ALL if is_root or every_rank_has_a_part else WaitsFor.NOBODY
+    return WaitsFor.ALL if is_root else WaitsFor.ROOT
 
 
 def _counts(signature: Signature) -> Iterator[int]:
