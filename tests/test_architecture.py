@@ -133,7 +133,7 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
     [
         ("distdebug", 18, 67),  # 8 of them: all rooms start processes by the one loader, in hook/
         ("distdebug.rank", 15, 54),
-        ("distdebug.record", 30, 53),
+        ("distdebug.record", 29, 52),
         ("distdebug.supervisor", 30, 70),
         ("distcore", 16, 55),
     ],

@@ -12,7 +12,7 @@ from .tokens import Shape, Token, nearest
 ALIASES = {
     name: op
     for op, row in OPS.items()
-    for name in (*row.functions, *row.methods, *row.dumped)
+    for name in (*row.functions, *row.methods, row.dumped or op)
     if name not in OPS
 } | {"all_gather_base": "all_gather_into_tensor", "reduce_scatter_base": "reduce_scatter_tensor"}
 """Other names that torch has for an op, and the one under which it is recorded."""

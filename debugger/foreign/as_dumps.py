@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..record.dtypes import scalar_of
 from ..record.layout import CallState
-from ..record.ops import POINT_TO_POINT, dumped_name
+from ..record.ops import POINT_TO_POINT, op_of
+from ..record.sizes import scalar_of
 from ..record.snapshot import Call, Group, GroupKey, Rank
 from .torch_words import MOST_CALLS, group_word, sides_as_one
 
@@ -133,7 +133,7 @@ def _entry(call: Call, group: Group, record_id: int, pg_id: int, is_over: bool) 
         "collective_seq_id": call.seq + 1,
         "p2p_seq_id": 0,
         "op_id": call.seq + 1,
-        "profiling_name": f"gloo:{dumped_name(signature.op)}",
+        "profiling_name": f"gloo:{op_of(signature.op).dumped or signature.op}",
         "time_created_ns": call.issued_ns,
         "input_sizes": [list(shape) for _, shape in inputs],
         "input_dtypes": [scalar_of(dtype) for dtype, _ in inputs],

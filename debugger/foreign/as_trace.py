@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..record.dtypes import scalar_of
-from ..record.ops import op_of
+from ..record.ops import kineto_name
 from ..record.safe_text.sanitize import clean
+from ..record.sizes import scalar_of
 from ..record.snapshot import Call, Rank, tie_of
 from ..record.wording import group_name
 from .torch_words import MOST_CALLS, elements, group_word, sides
@@ -191,7 +191,7 @@ def _args(one: _Traced, call: Call) -> Event:
     inputs, outputs = map(elements, sides(signature, len(ranks)))
     shown: Event = {
         "External id": call.number,
-        "Collective name": op_of(signature.op).kineto or signature.op,
+        "Collective name": kineto_name(signature.op),
         "dtype": next((scalar_of(dtype) for dtype in signature.dtypes), ""),
         "In msg nelems": inputs,
         "Out msg nelems": outputs,

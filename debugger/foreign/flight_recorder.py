@@ -20,10 +20,10 @@ from itertools import islice
 from operator import attrgetter, itemgetter, lt
 from typing import Any, NamedTuple, TypeAlias
 
-from ..record.dtypes import name_of
 from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
 from ..record.signature import Signature, Tensor
+from ..record.sizes import name_of
 from ..record.snapshot import CallSite
 from .plain_pickle import NotPlain, loads, may_be_deep, survives
 
@@ -36,7 +36,11 @@ _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)")
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/torch/|^<|/lib/python3[^/]*/")
 
-_OPS = {name.lower(): op for op, row in reversed(OPS.items()) for name in row.dumped}
+_OPS = {
+    name.lower(): op
+    for op, row in reversed(OPS.items())
+    for name in (*row.methods, *row.libraries, row.dumped or op)
+}
 """How libraries and releases call an op, and how torch.distributed does; of two ops with one name
 (a monitored barrier's entry says "barrier") the first."""
 _UNEVEN = frozenset({"all_gather_v", "reduce_scatter_v"})

@@ -6,61 +6,50 @@ size, and bytes that are the same everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from . import board, bruck, chain, direct, hub, pairwise, recursive, ring, tree
 
-__all__ = ["ALGORITHM_VARIABLE", "DEFAULT", "KNOWN", "TABLE", "Chooser", "Row", "choice_from"]
-
 ALGORITHM_VARIABLE = "DISTCORE_ALGORITHM"
 
-ALL_REDUCE = {
-    "board": board.all_reduce,
-    "direct": direct.all_reduce,
-    "hub": hub.all_reduce,
-    "two_step": direct.all_reduce_in_two_steps,
-    "doubling": recursive.all_reduce_by_doubling,
-    "halving": recursive.all_reduce_by_halving,
-    "ring": ring.all_reduce,
-}
-REDUCE = {"direct": direct.reduce, "tree": tree.reduce, "chain": chain.reduce}
-BROADCAST = {
-    "board": board.broadcast,
-    "direct": direct.broadcast,
-    "tree": tree.broadcast,
-    "chain": chain.broadcast,
-    "ring": ring.broadcast,
-}
-ALL_GATHER = {
-    "board": board.all_gather,
-    "direct": direct.all_gather,
-    "bruck": bruck.all_gather,
-    "ring": ring.all_gather,
-}
-GATHER = {"direct": direct.gather, "tree": tree.gather}
-SCATTER = {"direct": direct.scatter, "tree": tree.scatter}
-REDUCE_SCATTER = {
-    "board": board.reduce_scatter,
-    "direct": direct.reduce_scatter,
-    "halving": recursive.reduce_scatter_by_halving,
-    "ring": ring.reduce_scatter,
-}
-ALL_TO_ALL = {
-    "board": board.all_to_all,
-    "direct": direct.all_to_all,
-    "pairwise": pairwise.all_to_all,
-}
-
-KNOWN: Mapping[str, frozenset[str]] = {
-    "all_reduce": frozenset(ALL_REDUCE),
-    "reduce": frozenset(REDUCE),
-    "broadcast": frozenset(BROADCAST),
-    "all_gather": frozenset(ALL_GATHER),
-    "gather": frozenset(GATHER),
-    "scatter": frozenset(SCATTER),
-    "reduce_scatter": frozenset(REDUCE_SCATTER),
-    "all_to_all": frozenset(ALL_TO_ALL),
+ALGORITHMS: Mapping[str, Mapping[str, Callable[..., None]]] = {
+    "all_reduce": {
+        "board": board.all_reduce,
+        "direct": direct.all_reduce,
+        "hub": hub.all_reduce,
+        "two_step": direct.all_reduce_in_two_steps,
+        "doubling": recursive.all_reduce_by_doubling,
+        "halving": recursive.all_reduce_by_halving,
+        "ring": ring.all_reduce,
+    },
+    "reduce": {"direct": direct.reduce, "tree": tree.reduce, "chain": chain.reduce},
+    "broadcast": {
+        "board": board.broadcast,
+        "direct": direct.broadcast,
+        "tree": tree.broadcast,
+        "chain": chain.broadcast,
+        "ring": ring.broadcast,
+    },
+    "all_gather": {
+        "board": board.all_gather,
+        "direct": direct.all_gather,
+        "bruck": bruck.all_gather,
+        "ring": ring.all_gather,
+    },
+    "gather": {"direct": direct.gather, "tree": tree.gather},
+    "scatter": {"direct": direct.scatter, "tree": tree.scatter},
+    "reduce_scatter": {
+        "board": board.reduce_scatter,
+        "direct": direct.reduce_scatter,
+        "halving": recursive.reduce_scatter_by_halving,
+        "ring": ring.reduce_scatter,
+    },
+    "all_to_all": {
+        "board": board.all_to_all,
+        "direct": direct.all_to_all,
+        "pairwise": pairwise.all_to_all,
+    },
 }
 """The algorithms of each op. A barrier has one."""
 
@@ -199,22 +188,23 @@ def choice_from(setting: str) -> Chooser:
     for entry in filter(None, (part.strip() for part in setting.split(","))):
         op, colon, algorithm = (part.strip() for part in entry.rpartition(":"))
         if not colon:
-            having = [known for known in KNOWN if algorithm in KNOWN[known]]
+            having = [known for known in ALGORITHMS if algorithm in ALGORITHMS[known]]
             if not having:
-                everything = sorted(frozenset().union(*KNOWN.values()))
+                everything = sorted(frozenset().union(*ALGORITHMS.values()))
                 raise ValueError(
                     f"{ALGORITHM_VARIABLE}={setting!r}: {algorithm!r} is no algorithm; there are "
                     f"{', '.join(everything)}"
                 )
             general.update(dict.fromkeys(having, algorithm))
-        elif op not in KNOWN:
+        elif op not in ALGORITHMS:
+            known = ", ".join(ALGORITHMS)
             raise ValueError(
-                f"{ALGORITHM_VARIABLE}={setting!r}: {op!r} is no op; there are {', '.join(KNOWN)}"
+                f"{ALGORITHM_VARIABLE}={setting!r}: {op!r} is no op; there are {known}"
             )
-        elif algorithm not in KNOWN[op]:
+        elif algorithm not in ALGORITHMS[op]:
             raise ValueError(
                 f"{ALGORITHM_VARIABLE}={setting!r}: {op} has no algorithm {algorithm!r}; it has "
-                f"{', '.join(sorted(KNOWN[op]))}"
+                f"{', '.join(sorted(ALGORITHMS[op]))}"
             )
         else:
             particular[op] = algorithm

@@ -9,6 +9,7 @@ what `Transport.exchange` raises; the results are undefined then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -16,18 +17,7 @@ from ..base.buffers import bytes_of, copy_bytes
 from ..base.reduction import Reduction
 from ..transports.base import Transport
 from . import bruck
-from .choice import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BROADCAST,
-    DEFAULT,
-    GATHER,
-    REDUCE,
-    REDUCE_SCATTER,
-    SCATTER,
-    Chooser,
-)
+from .choice import ALGORITHMS, DEFAULT, Chooser
 
 
 def all_reduce(
@@ -39,7 +29,7 @@ def all_reduce(
     data = bytes_of(tensor)
     size = net.size
     if size > 1 and data:
-        ALL_REDUCE[_chosen(net, "all_reduce", len(data), choice)](net, data, reduction)
+        _chosen(net, "all_reduce", len(data), choice)(net, data, reduction)
 
 
 def reduce(
@@ -53,7 +43,7 @@ def reduce(
     data = bytes_of(prepared)
     size = net.size
     if size > 1 and data:
-        REDUCE[_chosen(net, "reduce", len(data), choice)](net, data, root, reduction)
+        _chosen(net, "reduce", len(data), choice)(net, data, root, reduction)
 
 
 def broadcast(net: Transport, tensor: Tensor, root: int, choice: Chooser = DEFAULT) -> None:
@@ -61,7 +51,7 @@ def broadcast(net: Transport, tensor: Tensor, root: int, choice: Chooser = DEFAU
     data = bytes_of(tensor)
     size = net.size
     if size > 1 and data:
-        BROADCAST[_chosen(net, "broadcast", len(data), choice)](net, data, root)
+        _chosen(net, "broadcast", len(data), choice)(net, data, root)
 
 
 def all_gather(
@@ -76,7 +66,7 @@ def all_gather(
     if net.size == 1:
         copy_bytes(parts[0], own)
     elif total := sum(map(len, parts)):
-        ALL_GATHER[_chosen(net, "all_gather", total, choice)](net, parts, own)
+        _chosen(net, "all_gather", total, choice)(net, parts, own)
 
 
 def gather(
@@ -95,7 +85,7 @@ def gather(
         if net.size == 1:
             copy_bytes(parts[0], own)
     if net.size > 1 and own:
-        GATHER[_chosen(net, "gather", len(own), choice)](net, parts, own, root)
+        _chosen(net, "gather", len(own), choice)(net, parts, own, root)
 
 
 def scatter(
@@ -114,7 +104,7 @@ def scatter(
         if net.size == 1:
             copy_bytes(own, parts[0])
     if net.size > 1 and own:
-        SCATTER[_chosen(net, "scatter", len(own), choice)](net, own, parts, root)
+        _chosen(net, "scatter", len(own), choice)(net, own, parts, root)
 
 
 def reduce_scatter(
@@ -136,7 +126,7 @@ def reduce_scatter(
     if net.size == 1:
         copy_bytes(own, parts[0])
     elif total := sum(map(len, parts)):
-        algorithm = REDUCE_SCATTER[_chosen(net, "reduce_scatter", total, choice)]
+        algorithm = _chosen(net, "reduce_scatter", total, choice)
         algorithm(net, own, parts, reduction)
 
 
@@ -155,7 +145,7 @@ def all_to_all(
     if net.size == 1:
         copy_bytes(into[0], parts[0])
     else:
-        ALL_TO_ALL[_chosen(net, "all_to_all", 0, choice)](net, into, parts)
+        _chosen(net, "all_to_all", 0, choice)(net, into, parts)
 
 
 def barrier(net: Transport) -> None:
@@ -163,8 +153,8 @@ def barrier(net: Transport) -> None:
     bruck.barrier(net)
 
 
-def _chosen(net: Transport, op: str, size_bytes: int, choice: Chooser) -> str:
-    return choice.of(op, size_bytes, net.size, net.board is not None)
+def _chosen(net: Transport, op: str, size_bytes: int, choice: Chooser) -> Any:
+    return ALGORITHMS[op][choice.of(op, size_bytes, net.size, net.board is not None)]
 
 
 def _views(

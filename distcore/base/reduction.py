@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from .buffers import bytes_of, tensor_over
-
-__all__ = ["Reduction", "op_name", "premul_factor", "reduction_for"]
+from .call_text import REDUCE_OPS
 
 Elementwise = Callable[..., Tensor]
 Consume = Callable[[memoryview, int], None]
@@ -25,12 +24,12 @@ Consume = Callable[[memoryview, int], None]
 SERIAL_ELEMENTS = 32768
 """torch computes up to this many elements on the calling thread (its grain size)."""
 
-_SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Two's complement: sums, products and bits of unsigned numbers are those of signed ones.
-_UNSIGNED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+UNSIGNED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 # Complex numbers add by their parts.
-_COMPLEX_AS = {
+COMPLEX_AS = {
     torch.complex32: torch.float16,
     torch.complex64: torch.float32,
     torch.complex128: torch.float64,
@@ -207,7 +206,7 @@ def _make(op: object, dtype: torch.dtype, backend_name: str) -> Reduction:
     if reason:
         raise TypeError(f"backend {backend_name} cannot reduce {dtype} with {name}: {reason}")
     function = _ELEMENTWISE[name]
-    computed_as = _UNSIGNED_AS.get(dtype) or _COMPLEX_AS.get(dtype) or dtype
+    computed_as = UNSIGNED_AS.get(dtype) or COMPLEX_AS.get(dtype) or dtype
     if dtype is torch.bool:
         function, computed_as = _LOGICAL[name], torch.uint8
     factor = None
@@ -218,35 +217,22 @@ def _make(op: object, dtype: torch.dtype, backend_name: str) -> Reduction:
     )
 
 
-_NAMES = {
-    hash(op): op.name
-    for op in (
-        ReduceOp.SUM,
-        ReduceOp.AVG,
-        ReduceOp.PRODUCT,
-        ReduceOp.MIN,
-        ReduceOp.MAX,
-        ReduceOp.BAND,
-        ReduceOp.BOR,
-        ReduceOp.BXOR,
-        ReduceOp.PREMUL_SUM,
-    )
-}
+_NAMES = {number: name.upper() for number, name in REDUCE_OPS.items()}
 
 
 def _refusal(op: str, dtype: torch.dtype) -> str | None:
     """Why the two do not go together; None when they do."""
-    if dtype in _SIGNED or dtype is torch.uint8:
+    if dtype in SIGNED or dtype is torch.uint8:
         return None
     if dtype is torch.bool:
         return f"a bool has no {op}" if op in ("AVG", "PREMUL_SUM") else None
-    if dtype in _FLOATS:
+    if dtype in FLOATS:
         return "only integers and bool have bits to combine" if op in _BITS else None
-    if dtype in _COMPLEX_AS:
+    if dtype in COMPLEX_AS:
         if op in ("SUM", "AVG") or (op == "PREMUL_SUM" and dtype is not torch.complex32):
             return None
         return "complex numbers have SUM and AVG, complex64 and complex128 also PREMUL_SUM"
-    if dtype in _UNSIGNED_AS:
+    if dtype in UNSIGNED_AS:
         if op in ("SUM", "PRODUCT", *_BITS):
             return None
         return "torch has no such arithmetic for it on the CPU; SUM, PRODUCT and bits work"

@@ -204,8 +204,7 @@ class Collectives(Exchanging):
         if len(tensors) != 1 or opts.rootTensor:
             which = argument_checks.root_tensor(caller, opts.rootTensor, tensors)
             lists.checked(caller, tensors)
-            src = self._ranks[root]
-            text, body = lists.broadcast(tensors, root, which, src, self._engine)
+            text, body = lists.broadcast(caller, tensors, root, which, self._engine)
             return self._issue("broadcast_", text, opts, body, tensors)
         [data] = tensors
         flat, staging = data, None

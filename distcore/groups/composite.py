@@ -12,8 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from ..engine.work import JoinedWork
+from .coalesced import Coalesced
+from .collectives import Collectives
+from .exchanging import Exchanging
+from .point_to_point import PointToPoint
 from .process_group import CoreGroup
 
 _AS_BACKEND = {
@@ -130,29 +135,9 @@ def _by_device(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in (
-    "allreduce",
-    "allreduce_coalesced",
-    "broadcast",
-    "reduce",
-    "allgather",
-    "allgather_coalesced",
-    "_allgather_base",
-    "all_gather_single",
-    "gather",
-    "gather_single",
-    "gather_into_tensor",
-    "scatter",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "alltoall",
-    "alltoall_base",
-    "all_to_all_single",
-    "send",
-    "recv",
-    "recv_anysource",
-    "recvAnysource",
-    *_EACH,
-):
-    setattr(CompositeGroup, _name, _by_device(_name))
+for _owner in (Coalesced, Collectives, Exchanging, PointToPoint):
+    for _name, _method in vars(_owner).items():
+        # Not what stands behind the calls, nor a barrier, which has no tensor.
+        is_call = callable(_method) and (_name[0] != "_" or hasattr(ProcessGroup, _name))
+        if is_call and _name != "barrier":
+            setattr(CompositeGroup, _name, _by_device(_name))

@@ -77,14 +77,13 @@ def all_reduce(
             for one in tensors:
                 one.copy_(total)
 
-    return call_text.reducing("all_reduce", kind, first.dtype, first.numel()), body
+    return call_text.reducing(caller.call, kind, first.dtype, first.numel()), body
 
 
 def broadcast(
-    tensors: Sequence[Tensor], root: int, which: int, src: int, engine: Engine
+    caller: Caller, tensors: Sequence[Tensor], root: int, which: int, engine: Engine
 ) -> tuple[str, Body]:
-    """Broadcasts `tensors[which]` of group rank `root`, whose global rank is `src`, over several
-    devices."""
+    """Broadcasts `tensors[which]` of group rank `root` over several devices."""
     chosen = tensors[which]
     room = torch.empty(chosen.shape, dtype=chosen.dtype, device="cpu")
     send = engine.broadcast(room, root)
@@ -96,7 +95,8 @@ def broadcast(
             for one in tensors:
                 one.copy_(room)
 
-    return call_text.rooted("broadcast", "src", src, chosen.dtype, chosen.numel()), body
+    src = caller.ranks[root]
+    return call_text.rooted(caller.call, "src", src, chosen.dtype, chosen.numel()), body
 
 
 def all_gather(
@@ -131,5 +131,5 @@ def all_gather(
                 for one, part in zip(row, every.view(each, count), strict=True):
                     one.copy_(part.view(one.shape))
 
-    text = call_text.moving("all_gather", mine.dtype, mine.numel())
+    text = call_text.moving(caller.call, mine.dtype, mine.numel())
     return text, body, [one for row in outputs for one in row]

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 
-from ..base.reduction import Reduction
+from ..base.call_text import dtype_name
+from ..base.reduction import SIGNED, Reduction
 
-_SIGNED = {torch.int8: "INT8_T", torch.int16: "INT16_T", torch.int32: "INT32_T",
-           torch.int64: "INT64_T", torch.uint8: "UINT8_T"}  # fmt: skip
-_WRAPPING = {torch.int8: "UINT8_T", torch.int16: "UINT16_T", torch.int32: "UINT32_T",
-             torch.int64: "UINT64_T", torch.uint8: "UINT8_T"}  # fmt: skip
+_INTEGERS = (*SIGNED, torch.uint8)
 _FLOATS = {torch.float32: "FLOAT", torch.float64: "DOUBLE"}
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -43,10 +41,10 @@ def operation(mpi: Any, reduction: Reduction) -> tuple[Any, Any]:
 
 
 def _native(mpi: Any, function: Any, dtype: torch.dtype) -> tuple[Any, Any] | None:
-    if function in _MODULAR and dtype in _WRAPPING:
-        return getattr(mpi, _MODULAR[function]), getattr(mpi, _WRAPPING[dtype])
-    if function in _ORDERED and dtype in _SIGNED:
-        return getattr(mpi, _ORDERED[function]), getattr(mpi, _SIGNED[dtype])
+    if function in _MODULAR and dtype in _INTEGERS:
+        return getattr(mpi, _MODULAR[function]), getattr(mpi, f"UINT{8 * dtype.itemsize}_T")
+    if function in _ORDERED and dtype in _INTEGERS:
+        return getattr(mpi, _ORDERED[function]), getattr(mpi, f"{dtype_name(dtype).upper()}_T")
     if function in (torch.add, torch.mul) and dtype in _FLOATS:
         return getattr(mpi, _MODULAR[function]), getattr(mpi, _FLOATS[dtype])
     return None

@@ -21,24 +21,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base.reduction import Reduction, op_name, premul_factor, reduction_for
+from ..base.reduction import (
+    COMPLEX_AS,
+    UNSIGNED_AS,
+    Reduction,
+    op_name,
+    premul_factor,
+    reduction_for,
+)
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT8_CAPABILITY = (9, 0)
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 _NARROW = (torch.int16, torch.uint16)
-_PARTS_OF = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
 _BITS: dict[str, Callable[..., Tensor]] = {
     "BAND": torch.bitwise_and,
     "BOR": torch.bitwise_or,
     "BXOR": torch.bitwise_xor,
 }
-# torch has no bitwise operations for these; two's complement makes them those of the signed.
-_SIGNED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _NAMES = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "AVG": "AVG"}
 _OF_BOOL = {"SUM": "MAX", "MAX": "MAX", "BOR": "MAX", "PRODUCT": "MIN", "MIN": "MIN", "BAND": "MIN"}
 
@@ -136,7 +135,7 @@ def reducing_for(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
     made = _made.get(key)
     if made is None:
         name = op_name(op)
-        if name is not None and dtype in (*FLOAT8, *_UNSIGNED) and name not in _BITS:
+        if name is not None and dtype in (*FLOAT8, *UNSIGNED_AS) and name not in _BITS:
             made = _beyond_the_cpu(op, name, dtype, backend)
         else:
             made = reducing_of(reduction_for(op, dtype, backend))  # refuses what makes no sense
@@ -162,11 +161,11 @@ def reducing_of(known: Reduction) -> Reducing:
         nccl_op = "SUM" if parity else _OF_BOOL[known.op]
         return Reducing(nccl_op, dtype, torch.uint8, lowest_bit=parity)
     if known.op in _BITS:
-        seen_as = _SIGNED_AS.get(dtype, dtype)
+        seen_as = UNSIGNED_AS.get(dtype, dtype)
         return Reducing(known.op, dtype, seen_as, combine=_BITS[known.op])
     if dtype in _NARROW:
         return _narrow(known.op, dtype, known.factor)
-    seen_as = _PARTS_OF.get(dtype, dtype)
+    seen_as = COMPLEX_AS.get(dtype, dtype)
     if known.op == PREMUL_SUM:
         if isinstance(known.factor, complex):
             # NCCL knows no complex numbers: the factor is multiplied in before.

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..base.call_text import dtype_name
 from .elements import PREMUL_SUM, Reducing
 from .library import Library
 
@@ -149,22 +150,10 @@ def _op(core: Any, comm: Any, reducing: Reducing, custom: list[Any]) -> Any:
 
 _BITS_OF = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-_TYPES = {
-    torch.int8: "INT8",
-    torch.uint8: "UINT8",
-    torch.int32: "INT32",
-    torch.uint32: "UINT32",
-    torch.int64: "INT64",
-    torch.uint64: "UINT64",
-    torch.float16: "FLOAT16",
-    torch.bfloat16: "BFLOAT16",
-    torch.float32: "FLOAT32",
-    torch.float64: "FLOAT64",
-    torch.float8_e4m3fn: "FLOAT8E4M3",
-    torch.float8_e5m2: "FLOAT8E5M2",
-}
+_FLOAT8 = {torch.float8_e4m3fn: "FLOAT8E4M3", torch.float8_e5m2: "FLOAT8E5M2"}
+"""NCCL's own names; all others are torch's."""
 
 
 def nccl_type(core: Any, dtype: torch.dtype) -> Any:
     """NCCL's name of a dtype that it has."""
-    return core.NcclDataType[_TYPES[dtype]]
+    return core.NcclDataType[_FLOAT8.get(dtype) or dtype_name(dtype).upper()]

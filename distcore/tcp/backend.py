@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from ..algorithms import ALGORITHM_VARIABLE, choice_from
+from ..algorithms.choice import ALGORITHM_VARIABLE, choice_from
 from ..groups.process_group import CoreGroup, Origin
 from .connect import connect
 from .engine import TcpEngine

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from .. import algorithms
-from ..algorithms import DEFAULT, Chooser
+from ..algorithms import collectives
+from ..algorithms.choice import DEFAULT, Chooser
 from ..base.reduction import Reduction
 from ..engine.queued import QueuedEngine
 from ..engine.session import Body, Session
@@ -22,30 +22,30 @@ class TcpEngine(QueuedEngine):
         self._choice = choice
 
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Body:
-        return lambda net: algorithms.all_reduce(net, tensor, reduction, self._choice)
+        return lambda net: collectives.all_reduce(net, tensor, reduction, self._choice)
 
     def reduce(self, tensor: Tensor, root: int, reduction: Reduction) -> Body:
-        return lambda net: algorithms.reduce(net, tensor, root, reduction, self._choice)
+        return lambda net: collectives.reduce(net, tensor, root, reduction, self._choice)
 
     def reduce_scatter(
         self, output: Tensor, inputs: Sequence[Tensor], reduction: Reduction
     ) -> Body:
-        return lambda net: algorithms.reduce_scatter(net, output, inputs, reduction, self._choice)
+        return lambda net: collectives.reduce_scatter(net, output, inputs, reduction, self._choice)
 
     def broadcast(self, tensor: Tensor, root: int) -> Body:
-        return lambda net: algorithms.broadcast(net, tensor, root, self._choice)
+        return lambda net: collectives.broadcast(net, tensor, root, self._choice)
 
     def all_gather(self, outputs: Sequence[Tensor], tensor: Tensor) -> Body:
-        return lambda net: algorithms.all_gather(net, outputs, tensor, self._choice)
+        return lambda net: collectives.all_gather(net, outputs, tensor, self._choice)
 
     def gather(self, outputs: Sequence[Tensor] | None, tensor: Tensor, root: int) -> Body:
-        return lambda net: algorithms.gather(net, outputs, tensor, root, self._choice)
+        return lambda net: collectives.gather(net, outputs, tensor, root, self._choice)
 
     def scatter(self, output: Tensor, inputs: Sequence[Tensor] | None, root: int) -> Body:
-        return lambda net: algorithms.scatter(net, output, inputs, root, self._choice)
+        return lambda net: collectives.scatter(net, output, inputs, root, self._choice)
 
     def all_to_all(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Body:
-        return lambda net: algorithms.all_to_all(net, outputs, inputs, self._choice)
+        return lambda net: collectives.all_to_all(net, outputs, inputs, self._choice)
 
     def barrier(self) -> Body:
-        return algorithms.barrier
+        return collectives.barrier

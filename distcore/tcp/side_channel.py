@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import ReduceOp
 
-from .. import algorithms
+from ..algorithms import collectives
 from ..base.buffers import bytes_of, tensor_over
 from ..base.deadline import Deadline
 from ..base.reduction import reduction_for
@@ -72,7 +72,7 @@ class SideChannel:
         """
         _TWO.pack_into(self._bytes, 0, value * self._weight & _MASK, share & _MASK)
         self._session.run(
-            "agree()", timeout_s, lambda net: algorithms.all_reduce(net, self._sums, _SUM)
+            "agree()", timeout_s, lambda net: collectives.all_reduce(net, self._sums, _SUM)
         )
         return not any(_TWO.unpack_from(self._bytes))
 
@@ -83,7 +83,7 @@ class SideChannel:
         parts: list[torch.Tensor] = []
 
         def exchange(net: Transport) -> None:
-            algorithms.all_gather(
+            collectives.all_gather(
                 net,
                 [lengths[place : place + 1] for place in range(self._size)],
                 torch.tensor([len(data)], device="cpu"),
@@ -92,7 +92,7 @@ class SideChannel:
                 torch.empty(length, dtype=torch.uint8, device="cpu") for length in lengths.tolist()
             )
             own = tensor_over(memoryview(bytearray(data)), torch.uint8)
-            algorithms.all_gather(net, parts, own)
+            collectives.all_gather(net, parts, own)
 
         self._session.run("gather()", timeout_s, exchange)
         return [bytes(bytes_of(part)) for part in parts]

@@ -387,27 +387,25 @@ def _objects(m: Making) -> bytes:
     return b""
 
 
+_REDUCING = (_all_reduce, _reduce, _reduce_scatter, _reduce_scatter_tensor)
+_FUNCTIONS = (
+    *_REDUCING,
+    _broadcast,
+    _all_gather,
+    _all_gather_into_tensor,
+    _gather,
+    _scatter,
+    _all_to_all,
+    _all_to_all_single,
+    _barrier,
+)
+_OF_NEWER_RELEASES = (_gather_single,)
+_PATTERNS = (_ring, _any_source, _batch, _objects)
 CALLS: dict[str, Callable[[Making], bytes]] = {
-    "all_reduce": _all_reduce,
-    "reduce": _reduce,
-    "broadcast": _broadcast,
-    "all_gather": _all_gather,
-    "all_gather_into_tensor": _all_gather_into_tensor,
-    "gather": _gather,
-    "scatter": _scatter,
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_tensor": _reduce_scatter_tensor,
-    "all_to_all": _all_to_all,
-    "all_to_all_single": _all_to_all_single,
-    "barrier": _barrier,
-    "ring": _ring,
-    "any_source": _any_source,
-    "batch": _batch,
-    "objects": _objects,
+    one.__name__[1:]: one
+    for one in (*_FUNCTIONS, *_PATTERNS, *_OF_NEWER_RELEASES)
+    if one not in _OF_NEWER_RELEASES or hasattr(dist, one.__name__[1:])
 }
-"""By name. The first eleven and `barrier` are torch's functions; the rest are patterns of messages,
-and objects; last what torch has in newer releases only."""
-if hasattr(dist, "gather_single"):
-    CALLS["gather_single"] = _gather_single
-
-REDUCING = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
+"""By name: functions of torch, patterns of messages and objects, and functions of torch that only
+newer releases have."""
+REDUCING = tuple(one.__name__[1:] for one in _REDUCING)

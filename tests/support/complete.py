@@ -123,8 +123,7 @@ def tables_of_kinds(root: Path) -> Iterator[str]:
 
 # -- a collective ----------------------------------------------------------------------------------
 
-SIGNATURE = "debugger/record/signature.py"
-DESCRIBE = "debugger/rank/record/describe.py"
+OPS = "debugger/record/ops.py"
 GROUPS = "distcore/groups/collectives.py"
 ENGINE = "distcore/engine/base.py"
 QUEUED = "distcore/engine/queued.py"
@@ -134,25 +133,20 @@ _WITHOUT_A_RESULT = {"send", "recv", "monitored_barrier"}
 
 
 def of_collectives(root: Path) -> Iterator[str]:
-    """A collective has a rule, a method of the process group that makes it, in distcore a checked
-    call, a plan of every engine, and a call whose result is known."""
-    rules = set(_keys(root / SIGNATURE, "RULES"))
-    methods = _methods(root / DESCRIBE)
+    """A collective has a row, in distcore a checked call for each of its methods, and a call whose
+    result is known; what its groups ask of an engine is planned by every one."""
+    methods = _methods_by_op(root / OPS)
     groups = sorted((root / "distcore/groups").glob("*.py"))
     defined = {name for path in groups for name in _defined(path)}
     known = _names(root / KNOWN_CALLS)
-    for op in sorted(rules - set(methods.values())):
-        yield f"{DESCRIBE}: no method makes {op!r}, which {SIGNATURE} has a rule of"
-    for method, op in methods.items():
-        if op not in rules:
-            yield f"{SIGNATURE}: has no rule of {op!r}, which {DESCRIBE} makes of {method!r}"
-        if method not in defined:
-            yield f"{GROUPS}: has no method {method!r}, which {DESCRIBE} describes"
-    for op in sorted(rules - _WITHOUT_A_RESULT):
-        # Of torch's functions for several tensors at once each is known by the one for one tensor.
-        names = {op, op.removesuffix("_coalesced"), *(m for m, of in methods.items() if of == op)}
-        if not names & known:
+    for op, names in methods.items():
+        for name in sorted(names - defined):
+            yield f"{GROUPS}: has no method {name!r}, which makes {op!r} of {OPS}"
+        # Each of torch's functions for several tensors at once is known by the one for one tensor.
+        if op not in _WITHOUT_A_RESULT and not {op, op.removesuffix("_coalesced"), *names} & known:
             yield f"{KNOWN_CALLS}: has no call of {op!r} whose result is known"
+    for name in sorted(_callers(root / GROUPS) - {*methods, *set().union(*methods.values())}):
+        yield f"{OPS}: has no row for {name!r}, which {GROUPS} calls"
     yield from _planners(root, groups)
 
 
@@ -162,6 +156,8 @@ def _planners(root: Path, groups: list[Path]) -> Iterator[str]:
     offered = _planned(root / ENGINE)
     for name in sorted(asked - _defined(root / ENGINE)):
         yield f"{ENGINE}: Engine has no {name!r}, which the groups ask for"
+    for name in sorted(offered - asked):
+        yield f"{GROUPS}: no group asks for {name!r}, which {ENGINE} has"
     shared = _defined(root / QUEUED)
     for engine in ("tcp", "mpi", "nccl"):
         place = f"distcore/{engine}/engine.py"
@@ -193,18 +189,28 @@ def _planned(path: Path) -> set[str]:
     }
 
 
-def _methods(path: Path) -> dict[str, str]:
-    """By method of the process group the op that it makes."""
-    table = _value(path, "METHODS")
+def _methods_by_op(path: Path) -> dict[str, set[str]]:
+    """Returns the methods of each op's row."""
+    table = _value(path, "OPS")
     assert isinstance(table, ast.Dict)
     found = {}
-    for key, value in zip(table.keys, table.values, strict=True):
+    for key, row in zip(table.keys, table.values, strict=True):
         assert isinstance(key, ast.Constant)
-        assert isinstance(value, ast.Call)
-        op = value.args[0]
-        assert isinstance(op, ast.Constant)
-        found[str(key.value)] = str(op.value)
+        assert isinstance(row, ast.Call)
+        (given,) = (one.value for one in row.keywords if one.arg == "methods")
+        found[str(key.value)] = {one.value for one in ast.walk(given) if _is_text(one)}  # type: ignore[attr-defined]
     return found
+
+
+def _callers(path: Path) -> set[str]:
+    """Returns the calls N of `self._caller("N")`: what a checked call is named in its messages."""
+    return {
+        str(node.args[0].value)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "_caller"
+        and isinstance(node.args[0], ast.Constant)
+    }
 
 
 def _value(path: Path, name: str) -> ast.expr:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,16 @@ from tests.support import complete
 from tests.support.importable import make_importable
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_FILES = 8
+MOST_FILES = 6
 PACKAGES = ("debugger", "distcore", "tui")
 
 
 @dataclass(frozen=True)
 class Recipe:
     """`steps`: by file (what is there, what is there instead), several times; nothing there: a new
-    file. `read`: folders and files that the checker reads. `packages`: those that are copied whole
-    for `script`, which must print `prints`."""
+    file. `before`: the steps of another recipe, after which this one is walked. `read`: folders and
+    files that the checker reads. `packages`: those that are copied whole for `script`, which must
+    print `prints`."""
 
     check: Callable[[Path], Iterator[str]]
     read: tuple[str, ...]
@@ -33,30 +34,30 @@ class Recipe:
     packages: tuple[str, ...]
     script: str
     prints: str
+    before: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
 PLANS = '''    def rotate(self, output: Tensor, tensor: Tensor) -> Body:
         """To the next rank; one step of as many bytes as the tensor has."""
 
 '''
+COMPOSED = """        after, before = (self._rank + 1) % self._size, (self._rank - 1) % self._size
+        body = self._engine.all_to_all(
+            [target if rank == before else target[:0] for rank in range(self._size)],
+            [source if rank == after else source[:0] for rank in range(self._size)],
+        )
+"""
 COLLECTIVE = Recipe(
     complete.of_collectives,
     (
-        "debugger/record/signature.py",
-        "debugger/rank/record/describe.py",
+        "debugger/record/ops.py",
         *(f"distcore/{one}" for one in ("groups", "engine", "tcp", "mpi", "nccl", "testing")),
     ),
     {
-        "debugger/record/signature.py": (
+        "debugger/record/ops.py": (
             (
-                "}\nOPS: tuple",
-                '    "rotate": Rule(),\n}\nOPS: tuple',
-            ),
-        ),
-        "debugger/rank/record/describe.py": (
-            (
-                '    "barrier": Method(',
-                '    "rotate": Method("rotate", _gathering, 2, 1),\n    "barrier": Method(',
+                "}\nOP_NAMES: tuple",
+                '    "rotate": Op(Pattern.OTHER, methods=("rotate",)),\n}\nOP_NAMES: tuple',
             ),
         ),
         "distcore/groups/collectives.py": (
@@ -66,11 +67,61 @@ COLLECTIVE = Recipe(
         opts = options(AllGather, opts)
         target, source, staging = self._pair(self._caller("rotate"), output, tensor)
         text = call_text.moving("rotate", tensor.dtype, tensor.numel())
-        body = self._engine.rotate(target, source)
-        return self._issue("rotate_", text, opts, around(staging, body), [output])
+"""
+                + COMPOSED
+                + """        body = around(staging, body)
+        return self._issue("rotate_", text, opts, body, [output])
 
     # -- reducing ---""",
             ),
+        ),
+        "distcore/testing/known_calls.py": (
+            (
+                "def _ring(",
+                """def _rotate(m: Making) -> bytes:
+    into = torch.zeros_like(m.anything(0))
+    (m.group or dist.group.WORLD).rotate(into, m.anything(m.rank)).wait()
+    m.same(into, m.anything((m.rank - 1) % m.size), "what the rank before gave")
+    return b""
+
+
+def _ring(""",
+            ),
+            ("    _barrier,\n)", "    _barrier,\n    _rotate,\n)"),
+        ),
+    },
+    ("debugger", "distcore"),
+    """
+import os, sys, torch, torch.distributed as dist
+dist.ProcessGroup.rotate = lambda self, *args: None  # as torch will have it
+import distdebug, distcore
+from pathlib import Path
+from distdebug.record.reading.reader import FlightReader
+from distdebug.record.snapshot import Process
+from distcore.testing.known_calls import KnownCall
+child = os.fork()
+rank = 0 if child else 1
+distdebug.install("INFO", "run")
+store = "file://" + os.path.abspath("store")
+dist.init_process_group("tcp", init_method=store, rank=rank, world_size=2)
+KnownCall("rotate").run()
+dist.barrier()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    calls = FlightReader(Path("run/ranks/0.flight")).view(Process(True)).history.recent(9)
+    print([str(call.signature) for call in calls if call.signature.op == "rotate"])
+else:
+    os._exit(0)
+""",
+    "['rotate(float32[5])']",
+)
+
+PLAN = replace(
+    COLLECTIVE,
+    before=COLLECTIVE.steps,
+    steps={
+        "distcore/groups/collectives.py": (
+            (COMPOSED, "        body = self._engine.rotate(target, source)\n"),
         ),
         "distcore/engine/base.py": (
             (
@@ -128,45 +179,7 @@ from ..transports.base import Receive, Send
     def barrier(self)""",
             ),
         ),
-        "distcore/testing/known_calls.py": (
-            (
-                "def _ring(",
-                """def _rotate(m: Making) -> bytes:
-    into = torch.zeros_like(m.anything(0))
-    (m.group or dist.group.WORLD).rotate(into, m.anything(m.rank)).wait()
-    m.same(into, m.anything((m.rank - 1) % m.size), "what the rank before gave")
-    return b""
-
-
-def _ring(""",
-            ),
-            ('    "barrier": _barrier,\n', '    "barrier": _barrier,\n    "rotate": _rotate,\n'),
-        ),
     },
-    ("debugger", "distcore"),
-    """
-import os, sys, torch, torch.distributed as dist
-dist.ProcessGroup.rotate = lambda self, *args: None  # as torch will have it
-import distdebug, distcore
-from pathlib import Path
-from distdebug.record.reading.reader import FlightReader
-from distdebug.record.snapshot import Process
-from distcore.testing.known_calls import KnownCall
-child = os.fork()
-rank = 0 if child else 1
-distdebug.install("INFO", "run")
-store = "file://" + os.path.abspath("store")
-dist.init_process_group("tcp", init_method=store, rank=rank, world_size=2)
-KnownCall("rotate").run()
-dist.barrier()
-if child:
-    assert os.waitpid(child, 0)[1] == 0
-    calls = FlightReader(Path("run/ranks/0.flight")).view(Process(True)).history.recent(9)
-    print([str(call.signature) for call in calls if call.signature.op == "rotate"])
-else:
-    os._exit(0)
-""",
-    "['rotate(float32[5])']",
 )
 
 FAULT = Recipe(
@@ -372,7 +385,13 @@ asyncio.run(drive())
     "node0: 4 ranks",
 )
 
-RECIPES = {"collective": COLLECTIVE, "fault": FAULT, "backend": BACKEND, "screen": SCREEN}
+RECIPES = {
+    "collective": COLLECTIVE,
+    "plan": PLAN,
+    "fault": FAULT,
+    "backend": BACKEND,
+    "screen": SCREEN,
+}
 WITHOUT = [(name, path) for name, recipe in RECIPES.items() for path in recipe.steps]
 
 
@@ -390,9 +409,8 @@ def walked(recipe: Recipe, target: Path, without: str = "", whole: bool = False)
     """A copy of what is needed, with all steps but one."""
     for what in (*recipe.read, *(recipe.packages if whole else ())):
         _copy(what, target)
-    for name, changes in recipe.steps.items():
-        if name == without:
-            continue
+    left = {name: changes for name, changes in recipe.steps.items() if name != without}
+    for name, changes in (*recipe.before.items(), *left.items()):
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         for there, instead in changes:

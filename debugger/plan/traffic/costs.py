@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...record.dtypes import item_bytes
 from ...record.ops import Pattern, op_of
 from ...record.signature import Signature
-from ...record.sizes import call_bytes, tensors_bytes
+from ...record.sizes import call_bytes, item_bytes, tensors_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...record.dtypes import scalar_of
-from ...record.ops import op_of
+from ...record.ops import op_type
 from ...record.signature import Signature
+from ...record.sizes import scalar_of
 
 
 def of_mismatch(
@@ -54,7 +54,7 @@ def _differences(one: Signature, other: Signature) -> list[str]:
 
 
 def _op(call: Signature) -> str:
-    return op_of(call.op).op_type or call.op.upper()
+    return op_type(call.op)
 
 
 def _shapes(call: Signature) -> str:

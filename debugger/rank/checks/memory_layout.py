@@ -94,6 +94,7 @@ def layout(backend: str, method: str, args: tuple[Any, ...]) -> str:
 
 
 def _takes_it_as_it_lies(method: str) -> bool:
+    """Returns whether gloo takes the tensor's memory as it lies, on all ranks."""
     op = OF_METHOD[method]
     return (op.is_in_place and not op.coalesced) or op.pattern is Pattern.SCATTER
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ...record.ops import OF_METHOD, Op, Pattern
+from ...record.ops import OF_METHOD, Op, Operand, Pattern
 from ..record.describe import tensors_in
 
 Arguments = tuple[Any, ...]
@@ -27,11 +27,14 @@ foretold."""
 
 
 class CallArguments:
-    """The arguments of one method, in a group of `size` ranks of which this is the one with number
-    `rank`."""
+    """The arguments of a call, in a group of `size` ranks of which this is the one with number
+    `rank`. Overloads that take one tensor for a list of one have the list here."""
 
-    def __init__(self, args: Arguments, size: int, rank: int, strict: bool) -> None:
-        self.args = args
+    def __init__(self, op: Op, args: Arguments, size: int, rank: int, strict: bool) -> None:
+        first, *rest = args
+        in_list = isinstance(first, Tensor) and (op.coalesced or not op.form[1])
+        self.op = op
+        self.args = ([first], *rest) if in_list else args
         self.size = size
         self.rank = rank
         self.strict = strict
@@ -79,6 +82,9 @@ class CallArguments:
 
 def _all_reduce(call: CallArguments) -> bool:
     tensors, *options = call.args
+    if call.op.coalesced:
+        dtypes = {tensor.dtype for tensor in tensors}
+        return len(dtypes) == 1 or (len(dtypes) > 1 and not call.strict)
     if any(tensor.is_sparse for tensor in tensors) and options:
         op = getattr(options[0], "reduceOp", options[0])
         if op != dist.ReduceOp.SUM:
@@ -89,11 +95,6 @@ def _all_reduce(call: CallArguments) -> bool:
 def _alike(call: CallArguments) -> bool:
     tensors = call.args[0]
     return bool(tensors) and call.alike(tensors, tensors[0])
-
-
-def _all_reduce_coalesced(call: CallArguments) -> bool:
-    dtypes = {tensor.dtype for tensor in call.args[0]}
-    return len(dtypes) == 1 or (len(dtypes) > 1 and not call.strict)
 
 
 def _broadcast(call: CallArguments) -> bool:
@@ -149,21 +150,13 @@ def _reduce_scatter(call: CallArguments) -> bool:
     )  # fmt: skip
 
 
-def _into_one(call: CallArguments) -> bool:
-    return call.whole_of(call.args[0], call.args[1])
-
-
-def _from_one(call: CallArguments) -> bool:
-    return call.whole_of(call.args[1], call.args[0])
-
-
-def _into_several(call: CallArguments) -> bool:
+def _in_one(call: CallArguments) -> bool:
+    """Returns whether each whole has a part for each rank, one for each of the other side."""
     wholes, parts = call.args[:2]
-    return len(wholes) == len(parts) and all(map(call.whole_of, wholes, parts))
-
-
-def _from_several(call: CallArguments) -> bool:
-    parts, wholes = call.args[:2]
+    if call.op.inputs is Operand.WHOLE:
+        wholes, parts = parts, wholes
+    if not call.op.coalesced:
+        return call.whole_of(wholes, parts)
     return len(wholes) == len(parts) and all(map(call.whole_of, wholes, parts))
 
 
@@ -189,18 +182,13 @@ _RIGHT: dict[tuple[Pattern, bool], Callable[[CallArguments], bool]] = {
     (Pattern.BROADCAST, False): _broadcast,
     (Pattern.REDUCE, False): _reduce,
     (Pattern.ALL_GATHER, False): _all_gather,
-    (Pattern.ALL_GATHER, True): _into_one,
+    (Pattern.ALL_GATHER, True): _in_one,
     (Pattern.GATHER, False): _gather,
     (Pattern.SCATTER, False): _scatter,
     (Pattern.REDUCE_SCATTER, False): _reduce_scatter,
-    (Pattern.REDUCE_SCATTER, True): _from_one,
+    (Pattern.REDUCE_SCATTER, True): _in_one,
     (Pattern.ALL_TO_ALL, False): _all_to_all,
     (Pattern.ALL_TO_ALL, True): _all_to_all_single,
-}
-_RIGHT_OF_SEVERAL: dict[tuple[Pattern, bool], Callable[[CallArguments], bool]] = {
-    (Pattern.ALL_REDUCE, False): _all_reduce_coalesced,
-    (Pattern.ALL_GATHER, True): _into_several,
-    (Pattern.REDUCE_SCATTER, True): _from_several,
 }
 """By `Op.form`, whether the arguments are right for a backend; any other counts as right."""
 
@@ -208,23 +196,12 @@ _RIGHT_OF_SEVERAL: dict[tuple[Pattern, bool], Callable[[CallArguments], bool]] =
 def expected(backend: str, method: str, args: Arguments, size: int, rank: int) -> bool:
     """Whether this backend refuses the call at once. Of calls on the CPU alone."""
     op = OF_METHOD[method]
-    strict, right = (
-        STRICT.get(backend),
-        (_RIGHT_OF_SEVERAL if op.coalesced else _RIGHT).get(op.form),
-    )
-    if strict is None or right is None:
+    strict, right = STRICT.get(backend), _RIGHT.get(op.form)
+    if strict is None or right is None or (op.coalesced and op.has_list):
         return False
     try:
         if not all(tensor.is_cpu for tensor in tensors_in(args[:2])):
             return False
-        return not right(CallArguments(_as_lists(op, args), size, rank, strict))
+        return not right(CallArguments(op, args, size, rank, strict))
     except (TypeError, ValueError, AttributeError, IndexError):
         return False  # a form of the call that is not known here
-
-
-def _as_lists(op: Op, args: Arguments) -> Arguments:
-    """With the overloads that take one tensor for a list of one."""
-    if op.form[1] and not op.coalesced:
-        return args
-    first, *rest = args
-    return ([first] if isinstance(first, Tensor) else first, *rest)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...record.layout import ASYNC_FLAG
-from ...record.ops import OPS, POINT_TO_POINT, Pattern
+from ...record.ops import OPS, POINT_TO_POINT, Pattern, op_type
 from ...record.writing.slots import Place, ThreadSlot
 from .. import torch_private
 from ..log.own_faults import report_own_fault
@@ -28,11 +28,7 @@ from ..torch_private.group_hooks import FoundGroup
 from . import gpu_completion, outstanding
 
 _MOST_KEPT = 100_000
-HOOKED = {
-    (row.op_type or op.upper()).lstrip("_"): op
-    for op, row in OPS.items()
-    if op not in POINT_TO_POINT
-}
+HOOKED = {op_type(op).lstrip("_"): op for op in OPS if op not in POINT_TO_POINT}
 """By torch's name of an op in its hooks: ours. Others are no collectives on tensors."""
 NOT_SEEN = "reduce ops, splits, messages (send and recv) and monitored barriers"
 

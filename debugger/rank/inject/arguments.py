@@ -20,19 +20,6 @@ from .context import CannotHappen
 
 Shape = tuple[int, ...]
 
-_OTHER_DTYPES = {
-    torch.float32: torch.float64,
-    torch.float64: torch.float32,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.int64: torch.int32,
-    torch.int32: torch.int64,
-    torch.uint8: torch.int32,
-    torch.int8: torch.int32,
-    torch.bool: torch.uint8,
-}
-"""All of them are known to every backend."""
-
 
 def change(call: InjectedCall, what: str, to: Any) -> InjectedCall:
     """The call with another `what`: `to`, or where that is None one that differs in any case."""
@@ -93,7 +80,7 @@ def _dtype(call: InjectedCall, to: str | None) -> InjectedCall:
     first, *rest = call.given
 
     def converted(tensor: torch.Tensor) -> torch.Tensor:
-        other = _OTHER_DTYPES.get(tensor.dtype, torch.float32)
+        other = _other_dtype(tensor.dtype)
         if to is not None:
             named = getattr(torch, to.removeprefix("torch."), None)
             if not isinstance(named, torch.dtype):
@@ -105,6 +92,15 @@ def _dtype(call: InjectedCall, to: str | None) -> InjectedCall:
     if METHODS[call.name].gives_at == 1 and rest:
         changed.append(_mapped(rest.pop(0), converted))
     return call.changed(*changed, *rest)
+
+
+def _other_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns another dtype, of the same kind where there is one, that every backend knows."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.float64 if dtype is torch.float32 else torch.float32
+    if dtype is torch.bool:
+        return torch.uint8
+    return torch.int64 if dtype is torch.int32 else torch.int32
 
 
 def _need_tensors(call: InjectedCall) -> None:

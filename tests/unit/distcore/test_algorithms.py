@@ -10,25 +10,25 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distcore import algorithms
 from distcore.algorithms import (
     board,
     bruck,
     chain,
     choice,
-    choice_from,
+    collectives,
     direct,
     pieces,
     recursive,
     ring,
     tree,
 )
+from distcore.algorithms.choice import choice_from
 from distcore.base.buffers import bytes_of
 from distcore.base.reduction import reduction_for
 from tests.support.threads_transport import ThreadTransport, run_ranks
 
 R = dist.ReduceOp
-EVERY = [(op, name) for op, names in choice.KNOWN.items() for name in sorted(names)]
+EVERY = [(op, name) for op, names in choice.ALGORITHMS.items() for name in sorted(names)]
 RANKS = range(1, 9)
 DTYPES = (
     torch.uint8,
@@ -115,12 +115,12 @@ class Case:
 
     def all_reduce(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         tensor = self.mine(net.rank)
-        algorithms.all_reduce(net, tensor, self.reduction, wish)
+        collectives.all_reduce(net, tensor, self.reduction, wish)
         self.expect(tensor, reduced(self.reduce_op, [self.mine(r) for r in range(self.size)]))
 
     def reduce(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         tensor = self.mine(net.rank)
-        algorithms.reduce(net, tensor, self.root, self.reduction, wish)
+        collectives.reduce(net, tensor, self.root, self.reduction, wish)
         if net.rank == self.root:
             self.expect(tensor, reduced(self.reduce_op, [self.mine(r) for r in range(self.size)]))
         else:
@@ -128,7 +128,7 @@ class Case:
 
     def broadcast(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         tensor = self.mine(net.rank)
-        algorithms.broadcast(net, tensor, self.root, wish)
+        collectives.broadcast(net, tensor, self.root, wish)
         assert torch.equal(tensor, self.mine(self.root)), self
 
     def all_gather(self, net: ThreadTransport, wish: choice.Chooser) -> None:
@@ -137,14 +137,14 @@ class Case:
         if self.in_place:
             outputs[net.rank].copy_(tensor)
             tensor = outputs[net.rank]
-        algorithms.all_gather(net, outputs, tensor, wish)
+        collectives.all_gather(net, outputs, tensor, wish)
         for rank, output in enumerate(outputs):
             assert torch.equal(output, self.mine(rank, count=self.counts[rank])), self
 
     def gather(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         root = net.rank == self.root
         outputs = [self.empty(self.count) for _ in range(self.size)] if root else None
-        algorithms.gather(net, outputs, self.mine(net.rank), self.root, wish)
+        collectives.gather(net, outputs, self.mine(net.rank), self.root, wish)
         for rank, output in enumerate(outputs or ()):
             assert torch.equal(output, self.mine(rank)), self
 
@@ -152,13 +152,13 @@ class Case:
         root = net.rank == self.root
         inputs = [self.mine(rank) for rank in range(self.size)] if root else None
         output = self.empty(self.count)
-        algorithms.scatter(net, output, inputs, self.root, wish)
+        collectives.scatter(net, output, inputs, self.root, wish)
         assert torch.equal(output, self.mine(net.rank)), self
 
     def reduce_scatter(self, net: ThreadTransport, wish: choice.Chooser) -> None:
         inputs = [self.mine(net.rank, to, count) for to, count in enumerate(self.counts)]
         output = self.empty(self.counts[net.rank])
-        algorithms.reduce_scatter(net, output, inputs, self.reduction, wish)
+        collectives.reduce_scatter(net, output, inputs, self.reduction, wish)
         for to, count in enumerate(self.counts):
             assert torch.equal(inputs[to], self.mine(net.rank, to, count)), f"{self}: input changed"
         parts = [self.mine(r, net.rank, self.counts[net.rank]) for r in range(self.size)]
@@ -168,7 +168,7 @@ class Case:
         rank, pairs = net.rank, self.pairs
         inputs = [self.mine(rank, to, pairs[rank][to]) for to in range(self.size)]
         outputs = [self.empty(pairs[source][rank]) for source in range(self.size)]
-        algorithms.all_to_all(net, outputs, inputs, wish)
+        collectives.all_to_all(net, outputs, inputs, wish)
         for source, output in enumerate(outputs):
             assert torch.equal(output, self.mine(source, rank, pairs[source][rank])), self
 
@@ -240,7 +240,7 @@ def test_messages_of_many_pieces(size: int) -> None:
         run_cases([case], size, choice_from(f"{op}:{name}"))
 
 
-@pytest.mark.parametrize("name", sorted(choice.KNOWN["all_reduce"]))
+@pytest.mark.parametrize("name", sorted(choice.ALGORITHMS["all_reduce"]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_all_ranks_get_the_same_bits(name: str, dtype: torch.dtype) -> None:
     """Also where operands do not commute: signs of zeros, payloads of NaNs, rounding."""
@@ -255,7 +255,7 @@ def test_all_ranks_get_the_same_bits(name: str, dtype: torch.dtype) -> None:
             tensor[40 + net.rank :: 11] = float("nan") if net.rank % 2 else -float("nan")
             if net.rank == 1:
                 tensor[100:] = -0.0
-            algorithms.all_reduce(net, tensor, reduction_for(op, dtype), wish)
+            collectives.all_reduce(net, tensor, reduction_for(op, dtype), wish)
             results.append(bytes(bytes_of(tensor)))
         return results
 
@@ -269,14 +269,14 @@ def test_a_premultiplied_sum_through_every_reduction() -> None:
 
     def body(net: ThreadTransport) -> None:
         tensor = torch.full((5,), float(net.rank + 1))
-        algorithms.all_reduce(net, tensor, reduction)
+        collectives.all_reduce(net, tensor, reduction)
         assert tensor.tolist() == [30.0] * 5
         tensor = torch.full((5,), float(net.rank + 1))
-        algorithms.reduce(net, tensor, 2, reduction)
+        collectives.reduce(net, tensor, 2, reduction)
         assert tensor.tolist() == [30.0 if net.rank == 2 else net.rank + 1.0] * 5
         inputs = [torch.full((3,), float(net.rank + to)) for to in range(4)]
         output = torch.empty(3)
-        algorithms.reduce_scatter(net, output, inputs, reduction)
+        collectives.reduce_scatter(net, output, inputs, reduction)
         assert output.tolist() == [3.0 * (6 + 4 * net.rank)] * 3
         assert inputs[1].tolist() == [net.rank + 1.0] * 3
 
@@ -287,10 +287,10 @@ def test_the_output_of_a_reduce_scatter_may_be_its_own_input() -> None:
     reduction = reduction_for(R.SUM, torch.int32)
 
     def body(net: ThreadTransport) -> None:
-        for name in choice.KNOWN["reduce_scatter"]:
+        for name in choice.ALGORITHMS["reduce_scatter"]:
             inputs = [torch.full((7,), net.rank + to, dtype=torch.int32) for to in range(net.size)]
             wish = choice_from(f"reduce_scatter:{name}")
-            algorithms.reduce_scatter(net, inputs[net.rank], inputs, reduction, wish)
+            collectives.reduce_scatter(net, inputs[net.rank], inputs, reduction, wish)
             expected = sum(source + net.rank for source in range(net.size))
             assert inputs[net.rank].tolist() == [expected] * 7
 
@@ -304,7 +304,7 @@ def test_nobody_leaves_a_barrier_before_all_have_come(size: int) -> None:
 
     def body(net: ThreadTransport) -> int:
         came.append(net.rank)
-        algorithms.barrier(net)
+        collectives.barrier(net)
         assert len(came) == size
         return net.steps
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from distcore.algorithms import choice, choice_from
+from distcore.algorithms import choice
+from distcore.algorithms.choice import choice_from
 
 
 def test_every_op_and_size_has_a_row_that_is_known() -> None:
-    for op, names in choice.KNOWN.items():
+    for op, names in choice.ALGORITHMS.items():
         for ranks in (2, 3, 4, 5, 7, 8, 12, 16, 17, 64, 1000):
             for size_bytes in (0, 1, 4096, 1 << 16, 1 << 20, 1 << 26, 1 << 40):
                 for on_one_host in (False, True):
@@ -18,7 +19,7 @@ def test_every_op_and_size_has_a_row_that_is_known() -> None:
                     if (op, name) in choice.POWERS_OF_TWO_ONLY:
                         assert not ranks & (ranks - 1)
     assert {(row.op, row.algorithm) for row in choice.TABLE} <= {
-        (op, name) for op, names in choice.KNOWN.items() for name in names
+        (op, name) for op, names in choice.ALGORITHMS.items() for name in names
     }
     assert all(row.most_bytes is None for row in choice.TABLE if row.op == "all_to_all")
 

@@ -17,9 +17,9 @@ from distdebug.faults.arguments import REDUCE_OPS
 from distdebug.faults.plan import Fault, Moment, Plan, When
 from distdebug.faults.spec import SpecError, parse
 from distdebug.faults.written import written
-from distdebug.record.dtypes import DTYPES
 from distdebug.record.ops import OPS
 from distdebug.record.safe_text.sanitize import clean
+from distdebug.record.sizes import DTYPES
 
 from .test_spec import ACTIONS_READ, WRONG
 

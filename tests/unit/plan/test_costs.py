@@ -12,9 +12,9 @@ import torch.distributed as dist
 from distcore.algorithms import bruck, pairwise, recursive, ring, tree
 from distcore.base.reduction import Reduction, reduction_for
 from distdebug.plan.traffic.costs import Cost, Link, costs
-from distdebug.record.dtypes import item_bytes
 from distdebug.record.ops import OPS
 from distdebug.record.signature import Signature
+from distdebug.record.sizes import item_bytes
 from tests.support.threads_transport import ThreadTransport, run_ranks
 
 BYTES = 840 * 4

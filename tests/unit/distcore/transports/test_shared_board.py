@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distcore import algorithms, errors
-from distcore.algorithms import choice_from
+from distcore import errors
+from distcore.algorithms import collectives
+from distcore.algorithms.choice import choice_from
 from distcore.base.reduction import reduction_for
 from distcore.transports import shared_memory
 from distcore.transports.shared_board import BOARD_BYTES, PAGE_BYTES, PAGES, SharedBoard
@@ -80,19 +81,19 @@ def test_calls_of_all_kinds_one_after_the_other(size: int) -> None:
                 mine = torch.full((count,), base + mesh.rank, dtype=torch.int32)
                 total = sum(base + rank for rank in range(size))
                 reduced = mine.clone()
-                algorithms.all_reduce(mesh, reduced, SUM, wish)
+                collectives.all_reduce(mesh, reduced, SUM, wish)
                 assert reduced.eq(total).all()
                 root = turn % size
                 sent = mine.clone()
-                algorithms.broadcast(mesh, sent, root, wish)
+                collectives.broadcast(mesh, sent, root, wish)
                 assert sent.eq(base + root).all()
                 gathered = [torch.empty_like(mine) for _ in range(size)]
-                algorithms.all_gather(mesh, gathered, mine, wish)
+                collectives.all_gather(mesh, gathered, mine, wish)
                 assert all(part.eq(base + rank).all() for rank, part in enumerate(gathered))
                 part = torch.empty_like(mine)
-                algorithms.reduce_scatter(mesh, part, [mine] * size, SUM, wish)
+                collectives.reduce_scatter(mesh, part, [mine] * size, SUM, wish)
                 assert part.eq(total).all()
-                algorithms.all_to_all(mesh, gathered, [mine + 7] * size, wish)
+                collectives.all_to_all(mesh, gathered, [mine + 7] * size, wish)
                 assert all(part.eq(base + rank + 7).all() for rank, part in enumerate(gathered))
                 mesh.end()
 
@@ -106,7 +107,7 @@ def test_splits_that_do_not_match_are_named() -> None:
         outputs = [torch.zeros(2, dtype=torch.int32) for _ in range(3)]
         if mesh.rank == 1:
             outputs[2] = torch.zeros(5, dtype=torch.int32)
-        algorithms.all_to_all(mesh, outputs, inputs)
+        collectives.all_to_all(mesh, outputs, inputs)
 
     found = on_meshes(3, "shm", body)
     assert isinstance(found[1], errors.CallMismatch), found
@@ -124,7 +125,7 @@ def test_a_rank_that_ends_in_a_call_is_named() -> None:
             for peer in (0, 2):
                 wires.end(1, peer).shutdown(socket.SHUT_RDWR)
             return
-        algorithms.all_reduce(mesh, torch.zeros(1_000_000, dtype=torch.int32), SUM)
+        collectives.all_reduce(mesh, torch.zeros(1_000_000, dtype=torch.int32), SUM)
 
     with Wires(3, "shm") as wires:
         began = time.monotonic()

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
 
-from distcore import algorithms, errors
+from distcore import errors
+from distcore.algorithms import collectives
 from distcore.base.reduction import reduction_for
 from distcore.engine.session import Session
 from distcore.tcp.connect import connect
@@ -98,7 +99,7 @@ def on_groups(size: int, body: Callable[[Session, int], Any], name: str = "g") -
 def add_up(session: Session, timeout_s: float = LIMIT_S) -> None:
     numbers = torch.ones(NUMBERS, dtype=torch.int64)
     session.run_in_turn(
-        f"all_reduce({NUMBERS})", timeout_s, lambda net: algorithms.all_reduce(net, numbers, SUM)
+        f"all_reduce({NUMBERS})", timeout_s, lambda net: collectives.all_reduce(net, numbers, SUM)
     )
     assert numbers.eq(session.size).all(), "a wrong sum"
 
@@ -120,7 +121,7 @@ def until(seconds: float, timeout_s: float = LIMIT_S) -> Callable[[Session, int]
             add_up(session, timeout_s)
             going_on.fill_(int(injection._clock.now_s < seconds))
             session.run_in_turn(
-                "broadcast()", timeout_s, lambda net: algorithms.broadcast(net, going_on, 0)
+                "broadcast()", timeout_s, lambda net: collectives.broadcast(net, going_on, 0)
             )
 
     return body
@@ -213,7 +214,7 @@ def test_a_black_hole_heals_with_the_first_frame_that_is_not_concerned() -> None
             value = torch.tensor([number if rank == 0 else -1])
 
             def send(net: Any, value: torch.Tensor = value) -> None:
-                algorithms.broadcast(net, value, 0)
+                collectives.broadcast(net, value, 0)
 
             session.run_in_turn("broadcast()", LIMIT_S, send)
             got.append(int(value.item()))

@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
-from distcore import algorithms, errors
-from distcore.algorithms import choice_from
+from distcore import errors
+from distcore.algorithms import collectives
+from distcore.algorithms.choice import choice_from
 from distcore.base.deadline import Deadline
 from distcore.base.reduction import reduction_for
 from distcore.transports.base import Receive, Send
@@ -33,7 +34,7 @@ def all_reduce(mesh: Mesh, wish: str, elements: int, time_s: float, gate: Gate) 
     data = torch.ones(elements)
     mesh.begin("all_reduce(sum)", Deadline.after(time_s))
     gate.come()
-    algorithms.all_reduce(mesh, data, reduction_for(SUM, data.dtype), choice_from(wish))
+    collectives.all_reduce(mesh, data, reduction_for(SUM, data.dtype), choice_from(wish))
     mesh.end()
 
 
