@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..foreign import as_records, dump_files, flight_recorder, judging
-from ..foreign.evidence import MESSAGES, OF_A_CALL, not_in_record
+from ..foreign import dump_files, flight_recorder, judging
+from ..foreign.as_snapshot import as_snapshot, write_records
+from ..foreign.judging import MESSAGES, OF_A_CALL, not_in_record
 from ..foreign.trace import Trace, traced
 from ..record.runs.run_directory import RunDirectory
 from ..record.runs.unpacking import scratch_folder
@@ -94,7 +95,7 @@ def as_run(path: Path) -> Iterator[Path]:
         directory.write_json(directory.run_json.name, {"command": command})
         directory.write_json(directory.report_json.name, report)
         try:
-            as_records.write(found.trace, directory.ranks, found.taken_ns)
+            write_records(as_snapshot(found.trace, found.taken_ns), directory.ranks)
         except OSError as error:
             directory.failures.append(f"{scratch} cannot be written: {error.strerror}")
         directory.close()  # nothing is live

@@ -6,15 +6,11 @@ from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ..diagnosis.findings import GroupEvidence
-from ..record.wording import printable
+from ..record.collection import no_collection
 from .coalesced import without_leftovers
 from .counts import DEFAULT, Key, Own, completed, has_lost
 from .flight_recorder import Dump, Entry, GroupName
 from .lag import without_lag
-
-APART_NS = 5 * 10**9
-"""Dumps that were written so far apart are not of one moment."""
 
 
 def _seq(entry: Entry) -> int:
@@ -63,16 +59,6 @@ class Calls:
         """Equal of ranks that have made the very same calls, each at the same number."""
         return tuple((entry.seq, id(entry.signature)) for entry in self.entries)
 
-    def completed(self, seq: int) -> bool:
-        """Whether this call is complete on the rank, as its record says or lets be concluded."""
-        entries = self.by_seq.get(seq)
-        if entries is not None:
-            return all(entry.done for entry in entries)
-        first = self.first_pending
-        return self.last_done >= seq or (
-            first is not None and first.seq is not None and first.seq > seq
-        )
-
 
 @dataclass(slots=True)
 class Channel:
@@ -101,10 +87,6 @@ class TracedGroup:
     def members(self) -> frozenset[int]:
         """The ranks, to look one up."""
         return frozenset(self.ranks)
-
-    def evidence(self) -> GroupEvidence:
-        """The group as findings have it."""
-        return GroupEvidence(printable(self.key[0], 120), printable(self.key[1], 120), self.ranks)
 
 
 @dataclass(frozen=True)
@@ -141,18 +123,18 @@ class Trace:
         and torch's count says that it is not complete. What pends on record is behind it."""
         return frozenset(rank for rank, dump in self.dumps.items() if has_lost(dump))
 
-    def is_before(self, rank: int, moment_ns: int) -> bool:
-        """Whether the rank's dump was written before this moment, long before the last one of the
-        others: what it does not have may have come since. False where files do not tell. (That
-        other files are younger as well is asked for since clocks of ranks may be apart.)"""
-        written_ns = self.dumps[rank].written_ns
-        return 0 < written_ns < min(moment_ns, self._last_written_ns) - APART_NS
-
     @cached_property
-    def _last_written_ns(self) -> int:
-        return max((dump.written_ns for dump in self.dumps.values()), default=0)
+    def is_timed(self) -> bool:
+        """Whether the recorders tell when calls begin: those of a job all do or none."""
+        return any(entry.started for dump in self.dumps.values() for entry in dump.entries)
+
+    def is_whole(self, *ranks: int) -> bool:
+        """Whether the records of all these go back to the first call: then the messages between
+        them are known by their numbers."""
+        return all(rank in self.dumps and self.dumps[rank].whole for rank in ranks)
 
 
+@no_collection()
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
     active_only = {rank for rank, dump in dumps.items() if dump.active_only and not has_lost(dump)}

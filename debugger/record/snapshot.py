@@ -99,6 +99,10 @@ class Group:
 
     `ranks` are global ranks in group order. `issued` collectives were called, so the next one
     has that sequence number. `last` is the number of the last call, or None.
+
+    From a record whose ranks issue calls ahead of their devices: `begun` of the issued collectives
+    are not behind an older call of the rank that pends, and `completed` are over (None: as many as
+    are issued). Without `members_known`, `ranks` are those who have called in the group.
     """
 
     key: GroupKey
@@ -112,6 +116,9 @@ class Group:
     balance: int = 0
     last: int | None = None
     timeout_s: float | None = None
+    begun: int | None = None
+    completed: int | None = None
+    members_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,7 @@ class Channel:
     """The sends (or receives) of a rank to (or from) one peer with one tag.
 
     `peer` is a global rank, -1 for any source. `chain` covers dtype and count of each call.
+    `begun` is as that of a `Group`.
     """
 
     group: GroupKey
@@ -128,6 +136,7 @@ class Channel:
     issued: int
     chain: int
     last: int | None
+    begun: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +369,22 @@ class LostNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Knows:
+    """Which questions the entrance of a snapshot can answer; a rule abstains from the others.
+
+    `clock`: there is a moment that is now, so that waits have lasted. `root`: which rank a
+    broadcast comes from. `messages`: sends and receives are on record. `completion`: a call that
+    is over is known to have been completed, and not only put away. A snapshot of our own records
+    has it all.
+    """
+
+    clock: bool = True
+    root: bool = True
+    messages: bool = True
+    completion: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All ranks of one world at one moment.
 
@@ -373,6 +398,7 @@ class Snapshot:
     far its times may be off, which are given by this node's clock.
     `unreadable`: ranks that are there, as their records' names say, and whose records nobody can
     read: why, each as the note of a layer that is off.
+    `knows`: which questions it answers.
     """
 
     taken_ns: int
@@ -384,6 +410,7 @@ class Snapshot:
     lost: Sequence[LostNode] = ()
     clock_errors_ns: Mapping[int, int] = field(default_factory=dict)
     unreadable: Mapping[int, Note] = field(default_factory=dict)
+    knows: Knows = Knows()
 
     @property
     def world(self) -> tuple[str, int]:
