@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 from ..record.collection import no_collection
 from .coalesced import without_leftovers
@@ -12,10 +13,8 @@ from .counts import DEFAULT, Key, Own, completed, has_lost
 from .flight_recorder import Dump, Entry, GroupName
 from .lag import without_lag
 
-
-def _seq(entry: Entry) -> int:
-    assert entry.seq is not None  # of a collective
-    return entry.seq
+_SEQ = attrgetter("seq")
+"""Of a collective."""
 
 
 @dataclass
@@ -36,28 +35,24 @@ class Calls:
         """The calls of each sequence number, in the order of the record."""
         found: dict[int, list[Entry]] = {}
         for entry in self.entries:
-            found.setdefault(_seq(entry), []).append(entry)
+            found.setdefault(_SEQ(entry), []).append(entry)
         return found
 
     @cached_property
     def first_pending(self) -> Entry | None:
         """The oldest one that is not complete."""
-        return min((one for one in self.entries if not one.done), key=_seq, default=None)
-
-    @cached_property
-    def last_done(self) -> int:
-        """The sequence number of the newest one that is complete (-1: none)."""
-        return max([self.counted, *(_seq(entry) for entry in self.entries if entry.done)])
+        return min([one for one in self.entries if not one.done], key=_SEQ, default=None)
 
     @cached_property
     def reached(self) -> int:
         """The last sequence number that the rank has surely issued (-1: none is on record)."""
-        return max([self.counted, *map(_seq, self.entries)])
+        newest: int = max([self.counted, *map(_SEQ, self.entries)])
+        return newest
 
     @property
     def likeness(self) -> Hashable:
         """Equal of ranks that have made the very same calls, each at the same number."""
-        return tuple((entry.seq, id(entry.signature)) for entry in self.entries)
+        return tuple([(entry.seq, id(entry.signature)) for entry in self.entries])
 
 
 @dataclass(slots=True)

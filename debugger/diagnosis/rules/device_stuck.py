@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from ...record.layout import CallState
 from ...record.signature import RULES, Rule
 from ...record.snapshot import Call
-from ...record.wording import call_text, numbered, ranks_text, verb
+from ...record.wording import call_text, ranks_text, verb
 from ..facts.evidence import chosen, of_call, standing
 from ..facts.needs import Needs
 from ..facts.world import GroupView, World, is_collective, written_before
@@ -57,7 +57,7 @@ def device_stuck(world: World) -> list[Candidate]:
     )
     text = (
         f"{ranks_text(found)} issued {call_text(first.call)} "
-        f"{numbered(first.view.any, first.call.seq)} and {how.format(first.ahead)}"
+        f"{world.place(first.view, first.call)} and {how.format(first.ahead)}"
     )
     text += ": the device stands still" if world.knows.completion else ""
     finding = _stalled(world, text, calls, first.call)
@@ -85,6 +85,31 @@ def _not_completed(world: World) -> Iterator[tuple[int, Stuck]]:
                 over is not None and written_before(world, rank, over.completed_ns)
             ):
                 yield rank, Stuck(view, call, ahead)
+    for rank in world.ranks:
+        stuck = _behind_its_messages(world, rank)
+        if stuck is not None:
+            yield rank, stuck
+
+
+def _behind_its_messages(world: World, rank: int) -> Stuck | None:
+    """Of a rank that stands in messages whose other ends are all complete. (A batch ends with the
+    last of its messages: the others may be there long before.)"""
+    rows = world.pending(rank)
+    for row in rows:
+        call, partner = row.call, row.call.signature.peer if row.call else None
+        if call is None or partner is None or partner not in world.ranks or row.wait.guessed:
+            return None
+        peer, way = world.ranks[partner], "recv" if call.signature.op == "send" else "send"
+        wanted = (call.group, way, rank)
+        channel = next((o for o in peer.channels if (o.group, o.op, o.peer) == wanted), None)
+        other = peer.history.message(channel, call.seq) if channel and peer.history else None
+        if other is None or other.state is not CallState.COMPLETED:
+            return None
+    first = rows[0].call if rows else None
+    view = world.view(rank, first.group) if first else None
+    if first is None or view is None or first.signature.peer is None:
+        return None
+    return Stuck(view, first, first.signature.peer)
 
 
 def _ahead(world: World, view: GroupView, rank: int, call: Call) -> int | None:
@@ -168,22 +193,46 @@ def unended(world: World, needs: Needs) -> list[Candidate]:
         )
         return [Candidate(_stalled(world, text, {}, None, names=False))]
     ends: dict[tuple[int, int], dict[int, Call]] = {}
+    fronts: dict[int, Call] = {}
+    peers: dict[int, set[int]] = {}
+    alone: set[int] = set()
     for row in rows:
         call = row.call
         view = world.view(row.rank, call.group) if call else None
-        if call is None or view is None or needs.of(row) is not None:
+        if call is None or view is None:
             continue
-        is_message = call.signature.peer is not None
-        states = view.states.values()
-        if is_message or not any((state.completed or 0) > call.seq for state in states):
+        fronts.setdefault(row.rank, call)
+        if call.signature.peer is not None:
+            peers.setdefault(row.rank, set()).add(call.signature.peer)
+            if needs.of(row) is None:
+                alone.add(row.rank)
+        elif needs.of(row) is None and not any(
+            (state.completed or 0) > call.seq for state in view.states.values()
+        ):
             # Else it is the last call of a job that is over, of which a record lags.
-            ends.setdefault((id(view), -1 if is_message else call.seq), {})[row.rank] = call
-    return [Candidate(_unended(world, calls), apart=True) for calls in ends.values()]
+            ends.setdefault((id(view), call.seq), {})[row.rank] = call
+    found = [(min(calls), calls) for calls in ends.values()]
+    while alone:
+        together = _joined(peers, min(alone)) & fronts.keys()
+        found.append((min(alone), {rank: fronts[rank] for rank in sorted(together)}))
+        alone -= together
+    return [Candidate(_unended(world, first, calls), apart=True) for first, calls in found]
 
 
-def _unended(world: World, calls: Mapping[int, Call]) -> Finding:
-    call = calls[min(calls)]
-    view = world.view(min(calls), call.group)
+def _joined(peers: Mapping[int, Collection[int]], start: int) -> set[int]:
+    """Who is at the other end of messages in which this rank stands, and those."""
+    found, left = {start}, [start]
+    while left:
+        for rank in peers.get(left.pop(), ()):
+            if rank not in found:
+                found.add(rank)
+                left.append(rank)
+    return found
+
+
+def _unended(world: World, first: int, calls: Mapping[int, Call]) -> Finding:
+    call = calls[first]
+    view = world.view(first, call.group)
     assert view is not None
     text = f"{call_text(call)} {world.place(view, call)}"
     if view.any.members_known:
