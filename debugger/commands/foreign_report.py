@@ -13,6 +13,7 @@ from ..foreign import dump_files, flight_recorder, judging
 from ..foreign.as_snapshot import as_snapshot, write_records
 from ..foreign.judging import MESSAGES, OF_A_CALL, not_in_record
 from ..foreign.trace import Trace, traced
+from ..record.collection import no_collection
 from ..record.runs.run_directory import RunDirectory
 from ..record.runs.unpacking import scratch_folder
 from ..record.safe_text.sanitize import clean
@@ -39,6 +40,7 @@ def report(path: Path) -> tuple[Document, Sequence[str]]:
     return found.document, found.faults
 
 
+@no_collection()
 def judged(path: Path) -> Judged:
     """That job, judged. Raises UsageError where there is no dump at all, or none can be read: there
     is nothing then of which a report could say that it is in order."""

@@ -16,7 +16,6 @@ from itertools import pairwise
 from ..diagnosis.diagnose import diagnose
 from ..diagnosis.findings import Finding, RankEvidence
 from ..diagnosis.limits import Limits
-from ..record.collection import no_collection
 from ..record.kinds import Family
 from .as_snapshot import GLOO, as_snapshot
 from .flight_recorder import Entry, libraries
@@ -33,7 +32,6 @@ UNKNOWN_STEP_S = 20.0
 """Where dumps leave complete calls out, nothing tells how long a job is without one."""
 
 
-@no_collection()
 def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
     """The findings, the verdict first. `age_s`: how old the newest call was when the dumps were
     written, where that is known: of a job at work nothing is concluded but what is proven."""

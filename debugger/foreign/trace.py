@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
-from ..record.collection import no_collection
 from .coalesced import without_leftovers
 from .counts import DEFAULT, Key, Own, completed, has_lost
 from .flight_recorder import Dump, Entry, GroupName
@@ -129,7 +128,6 @@ class Trace:
         return all(rank in self.dumps and self.dumps[rank].whole for rank in ranks)
 
 
-@no_collection()
 def traced(dumps: Mapping[int, Dump]) -> Trace:
     """The trace of one job."""
     active_only = {rank for rank, dump in dumps.items() if dump.active_only and not has_lost(dump)}
