@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..foreign import as_records, dump_files, flight_recorder, judging
-from ..foreign.evidence import MESSAGES, OF_A_CALL, not_in_record
+from ..foreign import dump_files, flight_recorder, judging
+from ..foreign.as_snapshot import as_snapshot, write_records
+from ..foreign.judging import MESSAGES, OF_A_CALL, not_in_record
 from ..foreign.trace import Trace, traced
+from ..record.collection import no_collection
 from ..record.runs.run_directory import RunDirectory
 from ..record.runs.unpacking import scratch_folder
 from ..record.safe_text.sanitize import clean
@@ -39,6 +41,7 @@ def report(path: Path) -> tuple[Document, Sequence[str]]:
     return found.document, found.faults
 
 
+@no_collection()
 def judged(path: Path) -> Judged:
     """That job, judged. Raises UsageError where there is no dump at all, or none can be read: there
     is nothing then of which a report could say that it is in order."""
@@ -95,7 +98,7 @@ def as_run(path: Path) -> Iterator[Path]:
         directory.write_json(directory.run_json.name, {"command": command})
         directory.write_json(directory.report_json.name, report)
         try:
-            as_records.write(found.trace, directory.ranks, found.taken_ns)
+            write_records(as_snapshot(found.trace, found.taken_ns), directory.ranks)
         except OSError as error:
             directory.failures.append(f"{scratch} cannot be written: {error.strerror}")
         directory.close()  # nothing is live

@@ -23,17 +23,20 @@ from .folding.fold import fold
 from .folding.order import in_doubt
 from .limits import Candidate, Limits
 from .notices import Notice, late_notices, recorded
+from .rules.all_wait import all_wait
 from .rules.collective_mismatch import mismatches
 from .rules.ddp_unused_parameters import explained_by_unused, unused_parameters
 from .rules.dead_threads import lost_threads, mentioned
 from .rules.deadlock import deadlocks
 from .rules.deaths_and_exceptions import endings
+from .rules.device_stuck import device_stuck, unclear, unended
 from .rules.divergence import differing_replicas
 from .rules.early_exit import departures, expected_elsewhere
 from .rules.group_creation import creation_mismatches
 from .rules.group_split import different_splits
 from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, placed, refine_cause, restated
+from .rules.never_issued import left_behind, never_issued
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
 from .rules.paired_otherwise import paired_otherwise
@@ -88,29 +91,43 @@ def diagnose(
     channels = rule(Channels, None, world)
     needs = rule(Needs, None, world, channels)
     own = candidates_of(reported, world)
-    candidates = [
+    has_clock = snapshot.knows.clock
+    disagree = [
         *candidates_of(mismatches, world, needs),
         *candidates_of(split_mismatches, world),
         *candidates_of(message_mismatches, world, channels),
+    ]
+    candidates = [
+        *disagree,
         *candidates_of(creation_mismatches, world),
         *candidates_of(different_splits, world),
         *candidates_of(paired_otherwise, world),
         *candidates_of(joins, world, needs),
-        *candidates_of(deadlocks, world, channels, needs),
+        *(
+            candidates_of(deadlocks, world, channels, needs)
+            if has_clock
+            else candidates_of(_without_clock, world, channels, needs, disagree)
+        ),
         *candidates_of(departures, world, channels, needs),
         *candidates_of(store_hosts_that_left, world),
         *candidates_of(lost_nodes, world),
         *candidates_of(endings, world),
         *candidates_of(unused_parameters, world),
         *candidates_of(lost_threads, world, needs),
-        *(candidates_of(missing_ranks, world, needs) or candidates_of(stuck, world, needs)),
+        *(
+            (candidates_of(missing_ranks, world, needs) or candidates_of(stuck, world, needs))
+            if has_clock
+            else ()
+        ),
         *candidates_of(differing_replicas, world),
         *own,
         *map(Candidate, [*candidates_of(recorded, world), *candidates_of(unwaited, world)]),
     ]
     if not world.limits.compares:
         candidates = [one for one in candidates if not one.finding.about.of_signatures]
-    if not any(one.finding.severity == "error" and one.weakness < 2 for one in candidates):
+    if has_clock and not any(
+        one.finding.severity == "error" and one.weakness < 2 for one in candidates
+    ):
         candidates += candidates_of(stalled, world) or candidates_of(standstills, world)
     candidates = rule(alike, candidates, world, candidates)
     causes = []
@@ -126,7 +143,26 @@ def diagnose(
     found = [rule(with_caught, finding, world, finding) for finding in found]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     found = [rule(_of_attempt, finding, world, finding) for finding in found]
-    return Diagnosis(tuple(found), tuple(candidates_of(late_notices, world, needs)))
+    notices = candidates_of(late_notices, world, needs) if has_clock else []
+    return Diagnosis(tuple(found), tuple(notices))
+
+
+def _without_clock(
+    world: World, channels: Channels, needs: Needs, disagree: list[Candidate]
+) -> list[Candidate]:
+    """Why all stand still. Where there is no clock everybody does who waits: a rank that has come
+    to no call, or never ends one, explains it sooner than a cycle, and ranks that disagree explain
+    all but a rank of other groups that has come to no call."""
+    if disagree:
+        groups = (one.finding.group for one in disagree)
+        differ = {rank for group in groups if group is not None for rank in group.ranks}
+        differ |= {rank for rank in world.expected if rank not in world.ranks}
+        return never_issued(world, needs, differ) if world.knows.messages else []
+    device = next(iter(device_stuck(world)), None)
+    found = never_issued(world, needs, (), device) or left_behind(world)
+    if not found:
+        found = [unclear(world, one) for one in deadlocks(world, channels, needs)]
+    return found or all_wait(world, needs) or unended(world, needs)
 
 
 @story.step("attempt")
@@ -186,7 +222,8 @@ def _ready(world: World, causes: list[Candidate]) -> tuple[Finding, ...]:
     for candidate in causes:
         if candidate.excused:
             continue
-        early = candidate.ready_ns > world.now_ns and not world.snapshot.finished
+        more = world.knows.clock and not world.snapshot.finished
+        early = more and candidate.ready_ns > world.now_ns
         if candidate.finding.severity == "error":
             held = held or early
             if not held:

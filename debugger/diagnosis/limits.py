@@ -79,6 +79,7 @@ class Candidate:
     `excused`: it explains what follows from it, and is nobody's fault: it is never reported.
     `refused`: the ranks compared the call before they made it, and none did, so that they stand
     where they stood. `agreed_ns`: when its culprits last made a call of its group alike before it.
+    `apart`: its rule has seen to it that it is no consequence of another fault.
     """
 
     finding: Finding
@@ -87,6 +88,7 @@ class Candidate:
     excused: bool = False
     refused: bool = False
     agreed_ns: int = 0
+    apart: bool = False
 
 
 SLOWEST_BYTES_PER_S = 1e6

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from operator import attrgetter, itemgetter, lt
 from typing import Any, NamedTuple, TypeAlias
@@ -100,7 +100,7 @@ class Entry(NamedTuple):
 _FRAME = itemgetter("filename", "line", "name")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Dump:
     """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
     them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
@@ -121,7 +121,7 @@ class Dump:
     uncalled: bool = False
     listed: bool = False
 
-    @property
+    @cached_property
     def whole(self) -> bool:
         """Whether nothing has been overwritten or left out: every call of the rank is here. Of one
         without any, the dump itself says that there were none."""
@@ -131,17 +131,17 @@ class Dump:
         numbered = rows[0].record_id == 0 and rows[-1].record_id == len(rows) - 1
         return numbered and rows[0].launch <= 1  # else it has been reset, and numbers begin again
 
-    @property
+    @cached_property
     def active_only(self) -> bool:
         """Whether it is one of those from which complete calls have been left out."""
         return not self.whole and not any(entry.done for entry in self.entries)
 
-    @property
+    @cached_property
     def tells_of_all(self) -> bool:
         """Whether complete calls are in it as well, as far back as it goes."""
         return any(entry.done for entry in self.entries) or (self.whole and not self.uncalled)
 
-    @property
+    @cached_property
     def newest_ns(self) -> int:
         """When its last call was made (0: it has none)."""
         return max((entry.created_ns for entry in self.entries), default=0)
@@ -226,8 +226,10 @@ def _entry(row: Any) -> Entry | None:
     is_message = is_message or get("is_p2p") is True
     seq = _number(get("collective_seq_id"))
     state, retired = get("state"), get("retired") is True
-    created_ns = _number(get("time_created_ns")) or 0
-    completed_ns = _number(get("time_discovered_completed_ns")) or 0
+    if seq is not None and seq < 0:
+        seq = None  # damaged
+    created_ns = max(_number(get("time_created_ns")) or 0, 0)
+    completed_ns = max(_number(get("time_discovered_completed_ns")) or 0, 0)
     timeout_ms = _number(get("timeout_ms")) or 0
     aborted = tells_completion and not retired and _is_aborted(created_ns, completed_ns, timeout_ms)
     done = (state == "completed" or completed_ns > 0) and not aborted

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
-from ..diagnosis.findings import GroupEvidence
-from ..record.wording import printable
 from .coalesced import without_leftovers
 from .counts import DEFAULT, Key, Own, completed, has_lost
 from .flight_recorder import Dump, Entry, GroupName
 from .lag import without_lag
 
-APART_NS = 5 * 10**9
-"""Dumps that were written so far apart are not of one moment."""
-
-
-def _seq(entry: Entry) -> int:
-    assert entry.seq is not None  # of a collective
-    return entry.seq
+_SEQ = attrgetter("seq")
+"""Of a collective."""
 
 
 @dataclass
@@ -40,38 +34,24 @@ class Calls:
         """The calls of each sequence number, in the order of the record."""
         found: dict[int, list[Entry]] = {}
         for entry in self.entries:
-            found.setdefault(_seq(entry), []).append(entry)
+            found.setdefault(_SEQ(entry), []).append(entry)
         return found
 
     @cached_property
     def first_pending(self) -> Entry | None:
         """The oldest one that is not complete."""
-        return min((one for one in self.entries if not one.done), key=_seq, default=None)
-
-    @cached_property
-    def last_done(self) -> int:
-        """The sequence number of the newest one that is complete (-1: none)."""
-        return max([self.counted, *(_seq(entry) for entry in self.entries if entry.done)])
+        return min([one for one in self.entries if not one.done], key=_SEQ, default=None)
 
     @cached_property
     def reached(self) -> int:
         """The last sequence number that the rank has surely issued (-1: none is on record)."""
-        return max([self.counted, *map(_seq, self.entries)])
+        newest: int = max([self.counted, *map(_SEQ, self.entries)])
+        return newest
 
     @property
     def likeness(self) -> Hashable:
         """Equal of ranks that have made the very same calls, each at the same number."""
-        return tuple((entry.seq, id(entry.signature)) for entry in self.entries)
-
-    def completed(self, seq: int) -> bool:
-        """Whether this call is complete on the rank, as its record says or lets be concluded."""
-        entries = self.by_seq.get(seq)
-        if entries is not None:
-            return all(entry.done for entry in entries)
-        first = self.first_pending
-        return self.last_done >= seq or (
-            first is not None and first.seq is not None and first.seq > seq
-        )
+        return tuple([(entry.seq, id(entry.signature)) for entry in self.entries])
 
 
 @dataclass(slots=True)
@@ -101,10 +81,6 @@ class TracedGroup:
     def members(self) -> frozenset[int]:
         """The ranks, to look one up."""
         return frozenset(self.ranks)
-
-    def evidence(self) -> GroupEvidence:
-        """The group as findings have it."""
-        return GroupEvidence(printable(self.key[0], 120), printable(self.key[1], 120), self.ranks)
 
 
 @dataclass(frozen=True)
@@ -141,16 +117,15 @@ class Trace:
         and torch's count says that it is not complete. What pends on record is behind it."""
         return frozenset(rank for rank, dump in self.dumps.items() if has_lost(dump))
 
-    def is_before(self, rank: int, moment_ns: int) -> bool:
-        """Whether the rank's dump was written before this moment, long before the last one of the
-        others: what it does not have may have come since. False where files do not tell. (That
-        other files are younger as well is asked for since clocks of ranks may be apart.)"""
-        written_ns = self.dumps[rank].written_ns
-        return 0 < written_ns < min(moment_ns, self._last_written_ns) - APART_NS
-
     @cached_property
-    def _last_written_ns(self) -> int:
-        return max((dump.written_ns for dump in self.dumps.values()), default=0)
+    def is_timed(self) -> bool:
+        """Whether the recorders tell when calls begin: those of a job all do or none."""
+        return any(entry.started for dump in self.dumps.values() for entry in dump.entries)
+
+    def is_whole(self, *ranks: int) -> bool:
+        """Whether the records of all these go back to the first call: then the messages between
+        them are known by their numbers."""
+        return all(rank in self.dumps and self.dumps[rank].whole for rank in ranks)
 
 
 def traced(dumps: Mapping[int, Dump]) -> Trace:

@@ -23,6 +23,7 @@ from ..record.snapshot import (
     Creation,
     Group,
     GroupKey,
+    Knows,
     Note,
     Process,
     Rank,
@@ -34,8 +35,6 @@ from ..record.snapshot import (
 from .stance import Doing, Stance
 from .suspicions import Look
 
-KNOWS = frozenset({"root", "tag"})
-"""What the snapshot of a look answers, of the questions that a rule may ask."""
 TAKEN_NS = 1 << 60
 """The moment of the look: any will do, so long as every wait began after 0."""
 _WORLD: GroupKey = ("0", 0)
@@ -106,7 +105,7 @@ def as_snapshot(
         ranks,
         rivals=rivals,
         unreadable={rank: Note("layer_off", TAKEN_NS, "not looked at") for rank in unknown},
-        knows=KNOWS,
+        knows=Knows(sequence=False, completion=False),
     )
     return now, replace(now, ranks={rank: replace(one) for rank, one in ranks.items()})
 

@@ -14,20 +14,6 @@ from .layout import Activity, CallState, GroupState, Phase
 from .ops import POINT_TO_POINT
 from .signature import ANY_SOURCE, Signature
 
-QUESTIONS = frozenset(
-    {
-        "sequence",
-        "shapes",
-        "reduce_op",
-        "root",
-        "splits",
-        "tag",
-        "completion",
-        "members",
-        "clock",
-    }
-)
-"""What a rule may ask of a snapshot that not every source of one can answer."""
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
 
@@ -114,6 +100,10 @@ class Group:
 
     `ranks` are global ranks in group order. `issued` collectives were called, so the next one
     has that sequence number. `last` is the number of the last call, or None.
+
+    From a record whose ranks issue calls ahead of their devices: `begun` of the issued collectives
+    are not behind an older call of the rank that pends, and `completed` are over (None: as many as
+    are issued). Without `members_known`, `ranks` are those who have called in the group.
     """
 
     key: GroupKey
@@ -127,6 +117,9 @@ class Group:
     balance: int = 0
     last: int | None = None
     timeout_s: float | None = None
+    begun: int | None = None
+    completed: int | None = None
+    members_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +127,7 @@ class Channel:
     """The sends (or receives) of a rank to (or from) one peer with one tag.
 
     `peer` is a global rank, -1 for any source. `chain` covers dtype and count of each call.
+    `begun` is as that of a `Group`.
     """
 
     group: GroupKey
@@ -143,6 +137,7 @@ class Channel:
     issued: int
     chain: int
     last: int | None
+    begun: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +370,24 @@ class LostNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Knows:
+    """The questions that the entrance of a snapshot can answer; a rule abstains from the others.
+
+    `clock`: there is a moment that is now, so that waits have lasted. `sequence`: which calls of a
+    group belong together, and not only what each rank is in. `root`: which rank a
+    broadcast comes from. `messages`: sends and receives are on record. `completion`: a call that
+    is over is known to have been completed, and not only put away. A snapshot of our own records
+    has it all.
+    """
+
+    clock: bool = True
+    sequence: bool = True
+    root: bool = True
+    messages: bool = True
+    completion: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """All ranks of one world at one moment.
 
@@ -388,7 +401,7 @@ class Snapshot:
     far its times may be off, which are given by this node's clock.
     `unreadable`: ranks that are there, as their records' names say, and whose records nobody can
     read: why, each as the note of a layer that is off.
-    `knows`: the questions that its source can answer; a rule that asks another one abstains.
+    `knows`: the questions that its entrance can answer.
     """
 
     taken_ns: int
@@ -400,7 +413,7 @@ class Snapshot:
     lost: Sequence[LostNode] = ()
     clock_errors_ns: Mapping[int, int] = field(default_factory=dict)
     unreadable: Mapping[int, Note] = field(default_factory=dict)
-    knows: frozenset[str] = QUESTIONS
+    knows: Knows = Knows()
 
     @property
     def world(self) -> tuple[str, int]:

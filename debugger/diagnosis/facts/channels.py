@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, Channel, GroupKey
-from .world import World
+from .world import World, begun
 
 ChannelKey = tuple[GroupKey, int, int, int]
 """group, source, destination, tag; ranks are global."""
@@ -73,11 +73,11 @@ class Channels:
 
     def sent(self, key: ChannelKey) -> int:
         channel = self.sends.get(key)
-        return channel.issued if channel else 0
+        return begun(channel) if channel else 0
 
     def received(self, key: ChannelKey) -> int:
         channel = self.receives.get(key)
-        return channel.issued if channel else 0
+        return begun(channel) if channel else 0
 
     def sent_less(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
         """Of those that could have sent what a receive from any source waits for, the few that have

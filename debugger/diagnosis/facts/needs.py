@@ -104,7 +104,8 @@ class Needs:
         view = self.world.view(pending.rank, call.group)
         if view is None:
             return None
-        waits_for = WaitsFor.ALL if call.agrees else certainly(call.signature, pending.rank)
+        for_all = call.agrees or not self.world.knows.root
+        waits_for = WaitsFor.ALL if for_all else certainly(call.signature, pending.rank)
         if waits_for is WaitsFor.ALL:
             key = (id(view), call.seq)
             if key not in self._alike:
@@ -215,6 +216,8 @@ class Needs:
         return self.world.now_ns - call.issued_ns < BOUNDED_S * SECOND_NS
 
     def _lasted(self, pending: Pending) -> bool:
+        if not self.world.knows.clock:
+            return True
         call = pending.call
         size_bytes = larger_side_bytes(call.signature) if call else 0
         enough_ns = self.world.limits.settle_ns + size_bytes / SLOW_BYTES_PER_S * SECOND_NS

@@ -13,7 +13,18 @@ from functools import cached_property
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import Activity, CallState, GroupState, Phase
 from ...record.notes import CaughtExceptionNote, ExceptionNote, LayerOffNote, NoteData
-from ...record.snapshot import Call, CallSite, Group, GroupKey, Note, Rank, Snapshot, Wait
+from ...record.snapshot import (
+    Call,
+    CallSite,
+    Channel,
+    Group,
+    GroupKey,
+    Note,
+    Rank,
+    Snapshot,
+    Wait,
+)
+from ...record.wording import group_name, numbered
 from ..limits import SECOND_NS, Limits
 
 DEFAULT_GROUP = "default_pg"
@@ -24,6 +35,8 @@ STOPPED = frozenset("Tt")
 _MOST_ON_A_GPU = 64
 """So many of a rank's last calls are looked at for one that is not over."""
 TEARDOWN_NS = SECOND_NS // 2
+APART_NS = 5 * SECOND_NS
+"""Records that were written so far apart are not of one moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,7 @@ class World:
         self.previous = previous
         self.limits = limits
         self.ranks = snapshot.ranks
+        self.knows = snapshot.knows
         self.now_ns = snapshot.taken_ns
         self._pending: dict[int, tuple[Pending, ...]] = {}
         self._absent: dict[tuple[int, int], frozenset[int]] = {}
@@ -99,6 +113,11 @@ class World:
             for number, rank in self.ranks.items()
             if rank.process.alive and rank.process.state in STOPPED
         )
+
+    @cached_property
+    def last_heartbeat_ns(self) -> int:
+        """The last one of all ranks."""
+        return max((rank.heartbeat_ns for rank in self.ranks.values()), default=0)
 
     def ended(self, rank: int) -> bool:
         """The process is gone, or has run its last line of Python and hangs in its teardown. One
@@ -186,13 +205,13 @@ class World:
         return not self.ended(rank) and (rank in self.ranks or not self.snapshot.over)
 
     def absent(self, view: GroupView, seq: int) -> frozenset[int]:
-        """Members that have not issued the collective with this number."""
+        """Members that have not issued the collective with this number, or not begun it."""
         memo = (id(view), seq)  # views live as long as this object
         found = self._absent.get(memo)
         if found is None:
             states = view.states
             found = frozenset(
-                rank for rank in view.ranks if rank not in states or states[rank].issued <= seq
+                rank for rank in view.ranks if rank not in states or begun(states[rank]) <= seq
             )
             self._absent[memo] = found
         return found
@@ -243,6 +262,25 @@ class World:
     @cached_property
     def _all_pending(self) -> Sequence[Pending]:
         return [pending for rank in self.ranks for pending in self.pending(rank)]
+
+    @cached_property
+    def waiting(self) -> frozenset[int]:
+        """The ranks that wait for anything."""
+        return frozenset(pending.rank for pending in self._all_pending)
+
+    def collective(self, rank: int, view: GroupView, seq: int) -> Call | None:
+        """The rank's call with this number in the group, if it is on record."""
+        for pending in self.pending(rank):
+            if pending.call is not None and is_collective(pending.call, view.key, seq):
+                return pending.call
+        history = self.ranks[rank].history
+        return history.at(view.key, seq) if history is not None else None
+
+    def place(self, view: GroupView, call: Call) -> str:
+        """`#17 of group "default_pg"`, or, of a message, `in group "default_pg"`."""
+        if call.signature.peer is None:
+            return numbered(view.any, call.seq)
+        return f'in group "{group_name(view.key[0], view.any.desc)}"'
 
     def stable(self, rank: int) -> bool:
         """Nothing in the rank's layer moved between the two snapshots."""
@@ -295,6 +333,23 @@ class World:
                 if wait.activity is not Activity.STORE or _named(wait) is wait:
                     found.setdefault(wait.activity, {}).setdefault(number, wait)
         return found
+
+
+def written_before(world: World, rank: int, moment_ns: int) -> bool:
+    """Whether the rank's record is of before this moment, long before the last one of the others:
+    what it does not have may have come since. (That others are younger as well is asked for since
+    clocks of ranks may be apart.)"""
+    return world.ranks[rank].heartbeat_ns < min(moment_ns, world.last_heartbeat_ns) - APART_NS
+
+
+def is_collective(call: Call, group: GroupKey, seq: int) -> bool:
+    """Whether it is the collective of the group with this number."""
+    return call.signature.peer is None and (call.group, call.seq) == (group, seq)
+
+
+def begun(state: Group | Channel) -> int:
+    """How many calls of a group, or messages of a channel, the rank has come to."""
+    return state.issued if state.begun is None else state.begun
 
 
 def on_nccl(rank: Rank) -> frozenset[GroupKey]:

@@ -11,7 +11,7 @@ What the first of them said stands for all; who made the same mistake is a culpr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...record.kinds import Family
@@ -25,22 +25,10 @@ from ..story import changed
 
 def alike(world: World, candidates: Iterable[Candidate]) -> list[Candidate]:
     """The candidates, those alike joined into the earliest of them."""
-    return _joined_by(candidates, lambda finding: _key(world, finding))
-
-
-def alike_mismatches(findings: Iterable[Finding]) -> list[Finding]:
-    """The same of mismatches alone, of which nothing else of the world need be known."""
-    candidates = (Candidate(finding, finding.observable_ns) for finding in findings)
-    return [one.finding for one in _joined_by(candidates, _mismatch)]
-
-
-def _joined_by(
-    candidates: Iterable[Candidate], key_of: Callable[[Finding], tuple[object, ...] | None]
-) -> list[Candidate]:
     found: list[Candidate] = []
     parties: dict[tuple[object, ...], list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda one: one.finding.observable_ns):
-        key = key_of(candidate.finding)
+        key = _key(world, candidate.finding)
         while key is not None and key in parties and _overlap(candidate, parties[key]):
             key = (*key, "again")
         if key is None:

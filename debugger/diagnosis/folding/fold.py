@@ -106,6 +106,8 @@ def _lead_ns(candidate: Candidate) -> int:
 
 def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
     finding, first = candidate.finding, cause.finding
+    if candidate.apart:
+        return False
     if candidate.refused and cause.refused and _call(finding) != _call(first):
         return _gone_on_wrong(candidate, first)
     if finding.about.family is first.about.family is Family.DEADLOCK:

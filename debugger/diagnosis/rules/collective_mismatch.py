@@ -132,6 +132,9 @@ def _judge(
     coming = [
         rank for rank in absent if world.may_come(rank) and not _stuck(world, needs, view, rank)
     ]
+    if not world.knows.clock:  # nobody comes any more, and who is not seen may have come
+        absent = frozenset(view.ranks).difference(*answers.values())
+        coming = list(absent)
     result = vote(answers, len(coming))
     signatures = {key: call.signature for key, call in speakers.items()}
     usual, unusual = (speakers[key] for key in opponents(result, signatures))
@@ -141,6 +144,11 @@ def _judge(
             return None
         kind = "shape_mismatch"
     finding = _finding(world, view, divergence, result, speakers, kind, warning=bool(which))
+    if not world.knows.clock:
+        finding = replace(finding, victims=tuple(sorted({*finding.victims, *absent})))
+        if result.open:
+            message, headline = (f"suspected: {one}" for one in (finding.message, finding.headline))
+            finding = replace(finding, proven=False, message=message, headline=headline)
     unknown = sorted(
         rank for rank in absent if rank not in world.ranks and not world.may_come(rank)
     )

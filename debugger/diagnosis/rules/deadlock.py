@@ -59,7 +59,10 @@ def _suspected(world: World, needs: Needs) -> Waiting:
         if not rank.waits or not _may_be_judged(world, number):
             continue
         busy = rank.free_threads > 0 and (rank.process.cpu_busy or rank.process.state == "R")
-        if busy or any(world.waited_ns(w) < world.limits.hang_ns for w in rank.waits):
+        lasted = not world.knows.clock or all(
+            world.waited_ns(wait) >= world.limits.hang_ns for wait in rank.waits
+        )
+        if busy or not lasted:
             continue
         rows = needs.of_all(number)
         if rows is not None:
@@ -260,4 +263,4 @@ def _creation(
 
 def _since(world: World, links: list[Pending], *, proven: bool) -> int:
     last = max(link.wait.since_ns for link in links)
-    return last if proven else last + world.limits.hang_ns
+    return last if proven or not world.knows.clock else last + world.limits.hang_ns

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 from ...record.dispute import message_difference
 from ...record.layout import RING, CallState
@@ -110,6 +111,9 @@ def _compare(
         return None
     details = () if divergence.exact else ("older messages are no longer on record",)
     finding = _finding(world, source, sent, destination, received, details)
+    if any(one.wait.guessed for one in world.pending(source)) and not world.knows.clock:
+        # Of records that have lost their beginnings nothing tells which messages met.
+        finding = replace(finding, proven=False, message=f"suspected: {finding.message}")
     return Candidate(finding, refused=received.state is CallState.FAILED)
 
 

@@ -30,7 +30,7 @@ LATEST_NS = SECOND_NS
 
 def stuck(world: World, needs: Needs) -> list[Candidate]:
     """At most one finding, for where nobody is missing (see `late_rank.missing_ranks`)."""
-    if world.paused or "sequence" not in world.snapshot.knows:
+    if world.paused or not world.knows.sequence:
         return []  # ranks that are in one call now need not have come to it as the same one
     seen: set[object] = set()  # of a call that all are in, one rank's view is enough
     for pending in failed_calls(world):

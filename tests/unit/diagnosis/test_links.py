@@ -8,7 +8,7 @@ import pytest
 
 from distdebug.diagnosis.diagnose import diagnose
 from distdebug.diagnosis.rules.late_rank import refine_cause
-from distdebug.record.snapshot import QUESTIONS
+from distdebug.record.snapshot import Knows
 from distdebug.record.states import RankState
 
 from .builder import Run, all_reduce, recv, send
@@ -127,7 +127,7 @@ class TestStuck:
     def test_whose_sequence_is_not_known_may_be_in_different_calls(self) -> None:
         """Of one name, as in what a look at stacks shows."""
         run = stuck_in_the_second(2, (1,))
-        before = replace(run.snapshot(), knows=QUESTIONS - {"sequence"})
+        before = replace(run.snapshot(), knows=Knows(sequence=False))
         run.passes(WAITED_S)
         now = replace(run.snapshot(), knows=before.knows)
         assert [one.kind for one in diagnose(now, before, run.limits).findings] == ["stalled"]

@@ -12,7 +12,6 @@ import pytest
 
 from distdebug.diagnosis.findings import Finding
 from distdebug.foreign import flight_recorder, judging
-from distdebug.foreign.components import on_every_cycle
 from distdebug.foreign.trace import traced
 
 NOW_S = 1_780_000_000
@@ -99,12 +98,6 @@ def test_where_one_does_not_wait_or_is_not_seen_there_need_be_no_cycle(other: An
 def test_where_a_call_of_two_pends_it_may_be_the_network() -> None:
     pair = [call("1", 1)]
     assert all(one.kind != "deadlock" for one in judged(pair, pair, [call("2", 1)]))
-
-
-def test_on_every_cycle() -> None:
-    assert on_every_cycle({1: {2}, 2: {1, 3}, 3: {2}}, {1, 2, 3}) == {2}
-    assert on_every_cycle({1: {2}, 2: {3}, 3: {1}}, {1, 2, 3}) == {1, 2, 3}
-    assert on_every_cycle({1: {2, 3}, 2: {1, 3}, 3: {1, 2}}, {1, 2, 3}) == set()
 
 
 # -- whose call is the wrong one -------------------------------------------------------------------

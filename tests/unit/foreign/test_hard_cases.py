@@ -13,7 +13,6 @@ import pytest
 
 from distdebug.diagnosis.findings import Finding
 from distdebug.foreign import dump_files, flight_recorder, judging
-from distdebug.foreign.components import last_components, shortest_cycle
 from distdebug.foreign.trace import traced
 
 NOW_S = 1_780_000_000
@@ -395,14 +394,3 @@ def test_of_two_dumps_the_one_in_which_more_is_complete_is_the_later(tmp_path: P
         write(tmp_path, rank, [call("all_reduce", 1)], NOW_S + 1, f"comm_lib_trace_rank_{rank}.pkl")
     (job,) = dump_files.load(tmp_path).jobs
     assert judging.judge(traced(job.dumps)) == []
-
-
-# -- where following leads ------------------------------------------------------------------------
-
-
-def test_where_following_ends() -> None:
-    assert last_components({1: {2}, 2: {3}, 3: set()}) == [{3}]
-    assert last_components({1: {2}, 2: {3}, 3: {2}, 4: {1}}) == [{2, 3}]
-    many = {at: {at + 1} for at in range(20_000)} | {20_000: {0}}
-    assert last_components(many) == [set(many)]  # without recursion
-    assert list(shortest_cycle({1: {2, 3}, 2: {4}, 4: {1}, 3: {1}}, {1, 2, 3, 4})) == [1, 3]

@@ -16,6 +16,8 @@ from tests.unit.foreign import simulated
 from tests.unit.foreign.variants import for_json
 
 SEEDS = range(60)
+CORRECT_SEEDS = range(80)
+"""Of each of two libraries and two looks: 320 correct jobs, of which nothing may be said."""
 KINDS = {"op": "op_mismatch", "size": "shape_mismatch", "dtype": "dtype_mismatch"}
 
 
@@ -25,7 +27,8 @@ def test_the_planted_truth_is_found(library: str, fault: str) -> None:
     if fault == "device" and library == "gloo":
         pytest.skip("gloo has no device")
     wrong, seen = [], 0
-    for seed in SEEDS:
+    seeds = CORRECT_SEEDS if fault in ("none", "at_work") else SEEDS
+    for seed in seeds:
         job = simulated.job(seed, library, fault)
         dumps = simulated.dumps(job, random.Random(seed))
         trace = traced({rank: read(dump, seed) for rank, dump in dumps.items()})
@@ -37,8 +40,8 @@ def test_the_planted_truth_is_found(library: str, fault: str) -> None:
         vague = unprovable(job, seed) and (not named or job.rank in named)
         if said != expected(job) and not vague:
             wrong.append((seed, said, expected(job), job.at, job.steps[job.at]))
-    assert not wrong, f"{len(wrong)} of {len(SEEDS)}: {wrong[:3]}"
-    assert seen > len(SEEDS) / 2 or fault in ("none", "at_work")  # the faults are seen, not lost
+    assert not wrong, f"{len(wrong)} of {len(seeds)}: {wrong[:3]}"
+    assert seen > len(seeds) / 2 or fault in ("none", "at_work")  # the faults are seen, not lost
 
 
 def expected(job: simulated.Job) -> list[tuple[str, str | None, set[int]]]:
