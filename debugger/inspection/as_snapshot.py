@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..diagnosis.limits import SECOND_NS
 from ..record.layout import Activity, CallState, GroupState
+from ..record.notes import LayerOffNote
 from ..record.ops import op_of
 from ..record.signature import ANY_SOURCE, Signature, agreement_key, hash64
 from ..record.snapshot import (
@@ -99,12 +100,14 @@ def as_snapshot(
     ranks = {rank: reader.rank(rank, ended=rank in ended) for rank in stances}
     rivals = [replace(ranks[rank], pid=ranks[rank].pid + 1) for rank in look.twice if rank in ranks]
     unknown = set(world) - set(ranks) - set(look.never_came)
+    off = LayerOffNote("look")
+    unseen = Note(off.KIND, TAKEN_NS, "not looked at", data=off.data())
     now = Snapshot(
         TAKEN_NS,
         0 if unknown else len(world),
         ranks,
         rivals=rivals,
-        unreadable={rank: Note("layer_off", TAKEN_NS, "not looked at") for rank in unknown},
+        unreadable=dict.fromkeys(unknown, unseen),
         knows=Knows(sequence=False, completion=False),
     )
     return now, replace(now, ranks={rank: replace(one) for rank, one in ranks.items()})

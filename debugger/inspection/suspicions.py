@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..diagnosis.findings import CallIs, Finding, GroupEvidence, RankEvidence
 from ..diagnosis.story import step
+from ..record.kinds import Family
 from ..record.majority import vote
 from ..record.states import CAUSES
 from ..record.wording import at_site, printable, ranks_text, seconds, site_text, verb
@@ -189,7 +190,7 @@ def _message(
         return f"{who}, but not at one store: {_parties(waiting, _store)}"
     if kind == "unmatched_p2p":
         return f"{who}, for a message of anybody, and all others have no process any more"
-    if kind in ("missing_rank", "early_exit", "join_timeout"):
+    if found.about.family is Family.ABSENCE and kind != "stalled":
         return f"{who}, and {ranks} {_away(culprits, look)}"
     if kind == "stalled" and is_unserved(look, waiting):
         return f"{who}, and nobody serves the store at {look.unserved}"
@@ -205,14 +206,16 @@ def _message(
             f"nothing moves, {who}, and by source and variables they took other branches before: "
             f"{_parties(waiting, _way)}"
         )
-    what = {
-        "group_mismatch": "ranks do not make the same groups",
-        "deadlock": "ranks wait for each other in a cycle",
-        "p2p_mismatch": "ranks wait in messages whose tags differ",
-    }.get(kind, "ranks wait in different calls")
-    unknown = any(one.of_unknown(waiting) for one in waiting.values())
-    if kind == "deadlock" and (unknown or set(culprits) != set(found.culprits)):
-        what = "everybody waits, and nobody is absent, but whom each waits for no stack shows"
+    what = "ranks wait in different calls"
+    if kind == "group_mismatch":
+        what = "ranks do not make the same groups"
+    elif kind == "p2p_mismatch":
+        what = "ranks wait in messages whose tags differ"
+    elif kind == "deadlock":
+        what = "ranks wait for each other in a cycle"
+        unknown = any(one.of_unknown(waiting) for one in waiting.values())
+        if unknown or set(culprits) != set(found.culprits):
+            what = "everybody waits, and nobody is absent, but whom each waits for no stack shows"
     return f"{what}: {_parties(waiting, _call)}"
 
 

@@ -103,7 +103,7 @@ def test_foreign_directory_is_left_alone(tmp_path: Path) -> None:
     [
         (b"", "not a flight record"),
         (b"something else altogether", "not a flight record"),
-        (layout.MAGIC + (1).to_bytes(4, "little") + bytes(5000), "truncated"),
+        (layout.MAGIC + layout.VERSION.to_bytes(4, "little") + bytes(5000), "truncated"),
         (layout.MAGIC + (7).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 7"),
     ],
 )

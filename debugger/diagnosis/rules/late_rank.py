@@ -67,6 +67,7 @@ def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = Tru
         if world.waited_ns(pending.wait) >= longer_than_ns and (joins or not _joins(pending))
     ]
     seen: set[int] = set()
+    rootless: set[int] = set()
     for pending in sorted(rows, key=lambda row: (row.wait.since_ns, row.rank)):
         need = needs.of(pending)
         # All have come to it: it hangs on nobody but on who is stopped within it.
@@ -76,7 +77,9 @@ def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = Tru
             continue  # asked late: it reads the record, and of many ranks few come to that
         if need is not None:
             seen.add(id(need))
-        culprits = _roots(world, needs, pending)
+        if id(pending.wait) in rootless:
+            continue
+        culprits = _roots(world, needs, pending, rootless)
         if culprits:
             return Late(pending, culprits, _waiting_with(world, pending, culprits))
     return None
@@ -102,32 +105,46 @@ def _last_to_join(world: World) -> Wait | None:
     return last_to_come(waiting) if waiting else None
 
 
-def _roots(world: World, needs: Needs, start: Pending) -> tuple[int, ...]:
+def _roots(
+    world: World, needs: Needs, start: Pending, rootless: set[int] | None = None
+) -> tuple[int, ...]:
+    """The ranks that could act, behind all that this wait hangs on. Where there is none, and none
+    by any other way through the same waits, their ids join `rootless`: of a cycle of 2,048 ranks
+    each would be walked from each."""
     roots: set[int] = set()
     seen = {start.rank}
-    todo = [start]
+    walked, todo = [], [start]
     while todo:
         pending = todo.pop()
-        need = needs.of(pending)
-        if need is None:
+        walked.append(pending)
+        if needs.of(pending) is None:
             roots |= _stopped_inside(world, pending)
             continue
         for rank in needs.likely(pending) - seen:
             seen.add(rank)
-            if rank not in world.ranks:
-                if rank in world.unrecorded:
-                    continue
-                if world.size and pending.wait.activity is not Activity.INIT:
-                    roots.add(rank)
-            elif not world.ended(rank) and rank not in world.unrecorded:
-                waits = world.pending(rank)
-                if pending.wait.activity is Activity.INIT and gave_up(world, rank):
-                    continue
-                if _acts(world, rank, waits, pending):
-                    roots.add(rank)
-                else:
-                    todo.extend(waits)
+            is_root = _is_root(world, rank, pending)
+            if is_root:
+                roots.add(rank)
+            elif is_root is not None:
+                todo.extend(world.pending(rank))
+    if not roots and rootless is not None:
+        links = ((rank, one) for one in walked if needs.of(one) for rank in needs.likely(one))
+        if not any(_is_root(world, rank, one) for rank, one in links):
+            rootless.update(id(one.wait) for one in walked)
     return tuple(sorted(roots))
+
+
+def _is_root(world: World, rank: int, wanted: Pending) -> bool | None:
+    """Whether the rank could end this wait for it; False where it waits itself, and None where it
+    is not known to wait or to act."""
+    if rank in world.unrecorded:
+        return None
+    is_init = wanted.wait.activity is Activity.INIT
+    if rank not in world.ranks:
+        return True if world.size and not is_init else None
+    if world.ended(rank) or (is_init and gave_up(world, rank)):
+        return None
+    return _acts(world, rank, world.pending(rank), wanted)
 
 
 def _acts(world: World, rank: int, waits: Sequence[Pending], wanted: Pending) -> bool:

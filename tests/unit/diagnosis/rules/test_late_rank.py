@@ -11,6 +11,7 @@ from distdebug.diagnosis.facts.channels import Channels
 from distdebug.diagnosis.facts.needs import Needs
 from distdebug.diagnosis.facts.world import World
 from distdebug.diagnosis.limits import SECOND_NS, Limits
+from distdebug.diagnosis.rules import late_rank
 from distdebug.diagnosis.rules.late_rank import latest, refine_cause
 from distdebug.record.snapshot import CallSite, History
 from distdebug.record.states import RankState
@@ -183,3 +184,18 @@ def test_a_message_is_held_up_by_a_stopped_rank_that_is_one_of_its_ends() -> Non
     run[1].is_stopped()
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.cause) == ("missing_rank", (1,), "stopped")
+
+
+def test_a_long_cycle_of_messages_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its ranks waits for another reason; from each the same cycle was walked."""
+    run, size, asked = Run(64), 64, []
+    for rank in range(size):
+        run[rank].calls(recv((rank + 1) % size), waits=True)
+    run.passes(20)
+    is_root = late_rank._is_root
+    monkeypatch.setattr(
+        late_rank, "_is_root", lambda *about: asked.append(about) or is_root(*about)
+    )
+    (found,) = run.diagnose().findings
+    assert found.kind == "deadlock"
+    assert size <= len(asked) <= 4 * size

@@ -36,7 +36,7 @@ Extension modules: numpy.core, torch._C (total: 2)
 """
 START = """
 import ctypes, faulthandler, os, pathlib, signal, sys, threading
-from distdebug.rank.process.last_words import LastWords
+from distdebug.rank.process.last_words import CrashWriter
 
 stacks = pathlib.Path(sys.argv[1])
 
@@ -130,7 +130,7 @@ def ended(body: str, stacks: Path, *options: str) -> Ended:
 
 
 def test_a_crash_is_written(tmp_path: Path) -> None:
-    process = ended("LastWords(stacks).begin()\ncrash()\n", tmp_path)
+    process = ended("CrashWriter(stacks).begin()\ncrash()\n", tmp_path)
     assert process.code == -signal.SIGABRT
     assert dump_path(tmp_path, process.pid).read_text().startswith("Fatal Python error: Aborted")
     assert (process.out, process.err) == ("", "")  # to the program's eyes nothing has changed
@@ -141,7 +141,7 @@ def test_a_crash_is_written(tmp_path: Path) -> None:
 
 def test_a_child_s_crash_is_not_its_parent_s(tmp_path: Path) -> None:
     body = """
-LastWords(stacks).begin()
+CrashWriter(stacks).begin()
 child = os.fork()
 if child == 0:
     crash()
@@ -154,7 +154,7 @@ assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGABRT
 
 def test_a_child_that_becomes_a_rank_has_words_of_its_own(tmp_path: Path) -> None:
     body = """
-words = LastWords(stacks)
+words = CrashWriter(stacks)
 words.begin()
 child = os.fork()
 if child == 0:
@@ -175,7 +175,7 @@ def test_a_file_of_the_program_gets_nothing_of_it(most: int, tmp_path: Path) -> 
     body = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, ({most}, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-LastWords(stacks).begin()
+CrashWriter(stacks).begin()
 os.closerange(3, {most})
 files = [open(stacks / f"checkpoint-{{number}}", "w") for number in range(20)]
 crash()
@@ -196,7 +196,7 @@ ctypes.CDLL(None).signal(int(signal.SIGSEGV), ran)
         if own
         else ""
     )
-    body += "LastWords(stacks).begin()\nos.kill(os.getpid(), signal.SIGSEGV)\n"
+    body += "CrashWriter(stacks).begin()\nos.kill(os.getpid(), signal.SIGSEGV)\n"
     process = ended(body, tmp_path, *([] if own else [handler]))
     assert process.code == (5 if own else -signal.SIGSEGV)
     assert ("Segmentation fault" in process.err) != own
@@ -212,7 +212,7 @@ descriptor = os.open(stacks / "record", os.O_RDWR | os.O_CREAT, 0o600)
 os.ftruncate(descriptor, 5 * 4096)
 record = mmap.mmap(descriptor, 5 * 4096)
 lost_pages.keep(record)
-LastWords(stacks).begin()
+CrashWriter(stacks).begin()
 os.ftruncate(descriptor, 4096)
 if lost_pages._made is not None:  # as everywhere but on x86-64
     assert record[3 * 4096] == 0
@@ -241,7 +241,7 @@ record = mapped("record")
 if {kept}:
     lost_pages.keep(record)
 data = mapped("data")
-LastWords(stacks).begin()
+CrashWriter(stacks).begin()
 os.truncate(stacks / "data", 4096)
 read_batch()
 """
