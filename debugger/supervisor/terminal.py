@@ -254,7 +254,7 @@ def _readline(terminal: Terminal) -> Iterator[None]:
 
 
 class Completer:
-    """As readline wants it: asked for one candidate after the other."""
+    """The completion as readline wants it: asked for one candidate after the other."""
 
     def __init__(self, terminal: Terminal, readline: Any) -> None:
         self._terminal = terminal

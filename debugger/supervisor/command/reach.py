@@ -1,5 +1,5 @@
-"""Which Python processes of the command are watched, and why not the others: asked of /proc, and of
-what the hook has left where it has failed.
+"""Tells which Python processes of the command are watched, and why the others are not: asked of
+/proc, and of what the hook has left where it has failed.
 
 A run in which nothing was observed must not look like one in which all was well.
 """
@@ -25,12 +25,12 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _CHILD = "DISTDEBUG_RANK_PID"
 _MOST_BYTES = 1 << 12
 _Environment = dict[str, str] | None
-"""Of a process; None where that belongs to somebody else."""
+"""The environment of a process; None where the process belongs to another user."""
 
 
 class Reach:
-    """What was seen of the command's Python processes. `marker` is the run directory that a reached
-    one has in its environment, `site` the folder that its PYTHONPATH begins with."""
+    """The command's Python processes, as far as they were seen. `marker` is the run directory that
+    a reached one has in its environment, `site` the folder that its PYTHONPATH begins with."""
 
     def __init__(self, marker: str, site: str, proc: Path = Path("/proc")) -> None:
         self._marker = marker
@@ -43,9 +43,9 @@ class Reach:
         self.reached = 0
         """Python processes that the hook was started in."""
         self.ranks: dict[int, int] = {}
-        """Those that a launcher had made a rank, reached or not, by pid."""
+        """The processes that a launcher had made a rank, reached or not, by pid."""
         self._with_torch: set[int] = set()
-        """Those of `ranks` that had torch's library loaded when they were looked at."""
+        """The processes of `ranks` that had torch's library loaded when they were looked at."""
 
     def look(self, pids: Iterable[int]) -> None:
         """Judge the processes that are new, or have become another program since the last look."""
@@ -74,8 +74,8 @@ class Reach:
 
     @property
     def unwatched(self) -> dict[int, str]:
-        """Those that are not watched, unless they have a record, and why: who is missed, and ranks
-        that have loaded torch."""
+        """The processes that are not watched, unless they have a record, and why: those that the
+        hook missed, and ranks that have loaded torch."""
         why = "it had loaded torch, and has left no record"
         return {**dict.fromkeys(self._with_torch, why), **self.missed}
 

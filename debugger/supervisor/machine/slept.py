@@ -66,7 +66,8 @@ def _slept_s(tasks: Path, thread: int, clocks: CoreClocks) -> float | None:
 
 
 def _ahead_ms(core: int) -> float | None:
-    """Of the clock that all cores share. It is read on the core itself: this thread goes there."""
+    """Returns by how much the core's clock is ahead of the clock that all cores share. It is read
+    on the core itself: this thread goes there."""
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {core})

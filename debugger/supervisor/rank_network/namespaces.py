@@ -29,7 +29,7 @@ _OWN = "/proc/self/ns/net"
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One namespace. `tun`: a descriptor, not blocking, that gives and takes whole IPv4 packets of
+    """A namespace. `tun`: a descriptor, not blocking, that gives and takes whole IPv4 packets of
     its interface. `namespace`: a descriptor of the namespace itself."""
 
     tun: int

@@ -94,19 +94,16 @@ class Switch:
             if wire is None:
                 _write(other, packet)
             else:
-                self._through(wire, bytes(packet), tun, other)
+                self._send_late()
+                now_s = time.monotonic()
+                for one in wire.take(bytes(packet), now_s):
+                    self._send(one, wire, tun if one.back else other, now_s)
 
     def _begins(self, rank: int) -> None:
         if self._to_begin:
             self._to_begin.discard(rank)
             if not self._to_begin:
                 self._clock.began_s = time.monotonic()
-
-    def _through(self, wire: Wire, packet: bytes, tun: int, other: int) -> None:
-        self._send_late()
-        now_s = time.monotonic()
-        for one in wire.take(packet, now_s):
-            self._send(one, wire, tun if one.back else other, now_s)
 
     def _send(self, one: Leaving, wire: Wire, tun: int, now_s: float) -> None:
         if one.back or (one.at_s <= now_s and not wire.queued_bytes):
@@ -116,7 +113,7 @@ class Switch:
         heapq.heappush(self._late, (one.at_s, next(self._order), tun, one.packet, wire))
 
     def _send_late(self) -> None:
-        """What is due by now."""
+        """Sends the packets that are due by now."""
         if not self._late:
             return
         now_s = time.monotonic()
@@ -137,7 +134,7 @@ def _packed(rank: int) -> bytes:
 
 
 def wires_of(plan: Plan, ranks: int, clock: Clock, directory: Path) -> dict[tuple[int, int], Wire]:
-    """Those with faults; what happens on them is written to the run directory."""
+    """Returns the wires with faults; what happens on them is written to the run directory."""
     found = {}
     for sender, receiver in itertools.permutations(range(ranks), 2):
         wire = Wire(sender, receiver, plan, clock, InjectedLog(directory, sender).add)

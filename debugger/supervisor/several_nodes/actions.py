@@ -1,4 +1,5 @@
-"""What the control socket can do to the ranks of all nodes: asked of the head, done where they are.
+"""The actions of the control socket on the ranks of all nodes: asked of the head, done where they
+are.
 
 A request about a rank of another node goes there as a message `action`, and comes back as an
 `answer`; one about all ranks is done here and on every node. On a node that has a head only its own
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,8 @@ from .stacks import merged
 
 
 class JobActions:
-    """Of one run. `ranks()` gives those of the last look, of all nodes on the head."""
+    """The actions of one run. `ranks()` gives the ranks of the last look, on the head those of all
+    nodes."""
 
     def __init__(
         self, job: Job, directory: RunDirectory, ranks: Callable[[], Mapping[int, Rank]]
@@ -36,15 +38,12 @@ class JobActions:
         self._job = job
         self._directory = directory
         self._all_ranks = ranks
-        self._local = Actions(directory, self._here, self._far).table()
+        self._local = Actions(directory, self._here, lambda: job.far_stops).table()
         job.on_action = self.act_here
         job.on_request = self._requested
 
     def _here(self) -> Mapping[int, Rank]:
         return {number: rank for number, rank in self._all_ranks().items() if not rank.node}
-
-    def _far(self) -> Collection[str]:
-        return self._job.far_stops
 
     def table(self) -> dict[str, Action]:
         """By name, as requests say them."""
@@ -81,7 +80,7 @@ class JobActions:
         return self._local[name](request)
 
     def _requested(self, request: Mapping[str, Any]) -> str:
-        """Somebody on another node asks this one, which is the head."""
+        """Does what a process on another node asks of this one, which is the head."""
         action = self.table().get(str(request.get("action")))
         if action is None:
             raise ValueError(f"the head cannot {clean(str(request.get('action')), 40)}")

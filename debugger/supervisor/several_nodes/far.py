@@ -1,4 +1,4 @@
-"""One of the other nodes, as the head of the job follows it."""
+"""Another node, as the head of the job follows it."""
 
 from __future__ import annotations
 

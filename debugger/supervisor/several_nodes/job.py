@@ -42,7 +42,8 @@ ALONE, HEAD, MEMBER = "alone", "head", "member"
 
 
 class Job:
-    """Of one run. `role` may change from ALONE once, when the nodes have met.
+    """The job that one run is a part of. `role` may change from ALONE once, when the nodes have
+    met.
 
     Its control actions come from the thread that serves the control socket; everything else is
     called from the supervisor's loop.
@@ -64,7 +65,7 @@ class Job:
         self._connection: Connection | None = None
         self._asked = False
         self.store_host = ""
-        """Where the job's store is, as far as the launcher has said it."""
+        """The host of the job's store, as far as the launcher has said it."""
         self.rendezvous_s = 0.0
         """When the launcher began to look for other nodes; 0: it has not."""
         self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
@@ -112,8 +113,8 @@ class Job:
             time.sleep(0.02)
 
     def _listen(self, agreed: Agreed) -> bool:
-        """As the head; False where its port is taken: by another supervisor of the job on this
-        host, it may be."""
+        """Listens as the head; False where its port is taken: by another supervisor of the job on
+        this host, it may be."""
         from ...node_links.agreed_keys import head_pair, node_pair
         from ...node_links.head import Listener
 
@@ -155,7 +156,8 @@ class Job:
     # -- meeting, in the thread of the control socket ------------------------------------------
 
     def actions(self) -> dict[str, Callable[[Mapping[str, Any]], str]]:
-        """What processes of the run, which have the job's store, may ask and tell."""
+        """Returns the actions that processes of the run, which have the job's store, may ask
+        for."""
         if self.several is None:
             return {}
         return {
@@ -316,7 +318,8 @@ class Job:
         time.sleep(max(0.0, until_s - time.monotonic()))
 
     def copy_of(self, path: Path) -> Told | None:
-        """Of records that are copies: what their node has told of it."""
+        """Returns what the node of a copied record has told of it; None for a record of this
+        host."""
         return None if self.head is None else self.head.copy_of(path)
 
     def kept(self) -> None:

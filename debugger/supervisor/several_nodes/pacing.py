@@ -1,5 +1,5 @@
-"""How often nodes tell the head what they see: told to all of them as they become more, and asked
-for in between."""
+"""The pace at which nodes tell the head what they see: told to all of them as they become more, and
+asked for in between."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...node_links.pace import Pace, pace_for
 
 
 class Pacing:
-    """Of all nodes of one job."""
+    """The pacing of all nodes of one job."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener

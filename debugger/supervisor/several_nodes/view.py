@@ -53,7 +53,7 @@ class View:
             self._directory.write_json(job_view.HEAD, {"host": host})
 
     def asked(self, _request: Mapping[str, Any]) -> str:
-        """Somebody looks from now on. Raises ValueError where there is nothing to be seen."""
+        """Begins to serve a viewer here. Raises ValueError where there is nothing to be seen."""
         if self.why_lost:
             raise ValueError(self.why_lost)
         if not job_view.is_watched(self._directory.path):

@@ -123,14 +123,15 @@ class Evidence:
         return None
 
     def _lines(self, rank: int, finding: Finding) -> Sequence[str]:
-        """Of the thread that stands for the rank, innermost first, printable."""
+        """Returns the frames of the thread that stands for the rank, innermost first, printable."""
         thread = self._standing(rank, finding)
         if thread is None or thread is self._main(rank):
             return self.lines.get(rank, ())
         return stack_tree.lines_of(thread)
 
     def _states(self, finding: Finding) -> dict[int, RankState]:
-        """What the thread does that stands for each culprit, of those that have a stack."""
+        """Returns the state of the thread that stands for each culprit, of those that have a
+        stack."""
         standing = {rank: self._standing(rank, finding) for rank in finding.culprits}
         return {
             rank: stack_tree.state_of(thread)
