@@ -29,12 +29,12 @@ from .offers import SCHEMA, Offer
 from .pace import ping_every_s
 
 PONGS_S, REST_S = 0.05, 0.025
-"""So long after a ping what comes from many nodes is read at once, since clocks are compared by
-when an answer comes; then it is read so often: to wake up for each message costs more than to take
-it."""
+"""The pause after a ping in which the answers of many nodes are read at once, since clocks are
+compared by when an answer comes, and the pause between two reads after that: to wake up for each
+message costs more than to take it."""
 MOST_NODES = 1 << 14
 OTHER_DESCRIPTORS = 4096
-"""Of the head's own process, beside one for each node."""
+"""The descriptors of the head's own process, beside one for each node."""
 MOST_TASK = 200
 MOST_WAITING_EACH = 64
 """Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
@@ -81,7 +81,7 @@ class Listener(Link):
         self._all_have_one_key = pair is not None
         self._address, self._host = address, host
         self._identities: dict[int, bytes] = {}
-        """Of each node's connection, as ZeroMQ tells them apart."""
+        """The identity of each node's connection, as ZeroMQ tells them apart."""
         self._numbers: dict[bytes, int] = {}
         self._pinged_s = self._missed_s = 0.0
         self._stirred: deque[int] = deque()
@@ -117,7 +117,7 @@ class Listener(Link):
 
     @property
     def offer(self) -> Offer:
-        """What the others need to know."""
+        """Returns what the others need to know."""
         return Offer(self._address, self.port, self.key, self._host)
 
     @property
@@ -142,13 +142,13 @@ class Listener(Link):
         self.later(lambda: self._broadcast(message))
 
     def received(self) -> Iterable[tuple[int, Message]]:
-        """What has come since the last call, in order, with the number of the node; each counts as
-        taken in when it is asked for."""
+        """Returns what has come since the last call, in order, with the number of the node; each
+        counts as taken in when it is asked for."""
         return self._inbox.taken()
 
     def stirred(self) -> Collection[int]:
-        """Of whom something else is new since the last call: they have fallen silent, or their
-        clock is known better. Of thousands of nodes these are few."""
+        """Returns the nodes of which something else is new since the last call: they have fallen
+        silent, or their clock is known better. Of thousands of nodes these are few."""
         return {self._stirred.popleft() for _ in range(len(self._stirred))}
 
     # -- in the thread -------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Listener(Link):
         return self._twice(key, str(message.data.get("task", ""))[:MOST_TASK])
 
     def _twice(self, key: str, task: str) -> str:
-        """Who else of those that are there says that it is this task, in words; "" if nobody."""
+        """Names another of those that are there that says it is this task; "" if there is none."""
         if not task:
             return ""
         other = "the head" if task == self.task else ""

@@ -16,7 +16,7 @@ from .limits import MISSED_S, QUEUE_EVERY_S
 
 @dataclass(slots=True)
 class Listening:
-    """How long we have listened, in all."""
+    """The time that we have listened, in all."""
 
     total_s: float = 0.0
     absent_s: float = 0.0
@@ -43,11 +43,11 @@ class Heard:
     """When it was asked first after that; -1: not yet."""
 
     def spoke(self, listened_s: float) -> None:
-        """It has said something."""
+        """Notes that the other side has said something."""
         self.last_s, self.asked_s = listened_s, -1.0
 
     def asked(self, listened_s: float) -> None:
-        """It was told something that it answers."""
+        """Notes that the other side was told something that it answers."""
         if self.asked_s < 0:
             self.asked_s = listened_s
 
@@ -60,8 +60,8 @@ class Heard:
         return listened_s - self.last_s if self.last_s >= 0 else 0.0
 
     def is_lost(self, listened_s: float, after_s: float, every_s: float) -> bool:
-        """It is silent for so long, and was asked early enough: one of three questions, asked every
-        `every_s`, would have come through."""
+        """Whether the other side is silent for so long, and was asked early enough: one of three
+        questions, asked every `every_s`, would have come through."""
         if self.silent_s(listened_s) <= after_s or self.asked_s < 0:
             return False
         return listened_s - self.asked_s >= after_s - 3 * every_s

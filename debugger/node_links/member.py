@@ -62,7 +62,7 @@ class Connection(Link):
         self._closed = 0
         self._proving = self.connected = False
         self.not_the_head = ""
-        """What is said of a listener there that is not the head."""
+        """The sentence about a listener there that is not the head."""
         self.offer: Offer | None = None
         self._hello: Mapping[str, Any] = {}
         self._intake = Intake()
@@ -94,12 +94,12 @@ class Connection(Link):
         self.later(lambda: self._send_handed(message))
 
     def received(self) -> list[Message]:
-        """What has come since the last call, in order."""
+        """Returns what has come since the last call, in order."""
         return [message for _, message in self._inbox.taken()]
 
     @property
     def ahead(self) -> int:
-        """So many messages are on the way that the head has not taken in, as far as it has said."""
+        """The messages on the way that the head has not taken in, as far as it has said."""
         return self._handed - self._handled + self._sent - self._taken
 
     @property
@@ -224,19 +224,17 @@ class Connection(Link):
         # again by then: who broke with it at once would be missed after an interruption that loses
         # nobody.
         if anew is None:
-            if late and self.offer is not None and not self.refusal:
-                self._dial_anew(self.offer)
+            # Where we went over a moment ago, the head is about to speak.
+            rested = self._listening.total_s - self._went_over_s >= LATE_S
+            if late and rested and self.offer is not None and not self.refusal:
+                until_s = time.monotonic() + limits.ANSWERS_S
+                self._anew = _Dialled(*self._dial(self.offer, urgent=True), until_s)
         elif late:
             self._go_over()
         elif anew.proved or (not anew.proving and time.monotonic() > anew.until_s):
             # Not before keys are proved: the head would count it as an attempt without one.
             _close(anew.dealer, anew.monitor)
             self._anew = None
-
-    def _dial_anew(self, offer: Offer) -> None:
-        if self._listening.total_s - self._went_over_s >= LATE_S:  # else it is about to speak
-            until_s = time.monotonic() + limits.ANSWERS_S
-            self._anew = _Dialled(*self._dial(offer, urgent=True), until_s)
 
     def _happened_anew(self, told: Mapping[str, Any]) -> None:
         anew, event = self._anew, told["event"]
@@ -289,8 +287,10 @@ class Connection(Link):
         except MessageError as error:
             self.say(f"the head has sent what this version does not know: {error}")
             return
-        self._has_spoken(message)
+        self._heard.spoke(self._listening.total_s)
         if message.kind == "ping":
+            unheard_s = message.data.get("unheard_s")
+            self._unheard_s = unheard_s if type(unheard_s) is float else 0.0
             answer = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             taken = message.data.get("taken")
             self._taken = taken if type(taken) is int else self._sent
@@ -305,12 +305,6 @@ class Connection(Link):
         elif message.kind == "refused":
             self.refusal = f"the head has refused this node: {str(message.data.get('why'))[:300]}"
         self._inbox.put(0, message, self._intake, size_of(parts))
-
-    def _has_spoken(self, message: Message) -> None:
-        if message.kind == "ping":
-            unheard_s = message.data.get("unheard_s")
-            self._unheard_s = unheard_s if type(unheard_s) is float else 0.0
-        self._heard.spoke(self._listening.total_s)
 
     def _send_handed(self, message: Message) -> None:
         self._send(message)

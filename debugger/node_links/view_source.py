@@ -1,4 +1,4 @@
-"""What a head tells a node on which somebody looks at the run of all nodes: its run directory.
+"""The run directory as a head tells it to a node on which somebody looks at the run of all nodes.
 
 Records of other nodes are copies here, and told as such: of each the blocks that have changed since
 it was told last, as they stand when they are told. So what waits for a slow connection does not
@@ -60,8 +60,8 @@ class ViewSource:
                 blocks.update(range(one.offset // BLOCK, -(-end // BLOCK)))
 
     def own_records(self) -> list[Message]:
-        """What is new in those of the head itself. The node takes the head for the one with the
-        number that it has itself here, and itself for this node."""
+        """Returns what is new in the records of the head itself. The node takes the head for the
+        one with the number that it has itself here, and itself for this node."""
         told = self._sampler.digests()
         return [self._view(self._own, one.data.get("files", ()), one.blob) for one in told]
 
@@ -144,7 +144,7 @@ class ViewSource:
 
 
 def _joined(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Where stretches of blocks begin and end, in bytes."""
+    """Yields where stretches of blocks begin and end, in bytes."""
     start = end = -1
     for block in sorted(blocks):
         if block * BLOCK != end:
@@ -157,7 +157,7 @@ def _joined(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _data(descriptor: int) -> Iterator[tuple[int, int]]:
-    """Where the file has something: most of a copy is a hole."""
+    """Yields where the file has something: most of a copy is a hole."""
     at = 0
     while True:
         try:
