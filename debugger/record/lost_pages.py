@@ -94,7 +94,7 @@ def keep(mapped: mmap.mmap) -> None:
 
 
 def lost_pages() -> int:
-    """How many pages of kept mappings were found lost so far."""
+    """Returns how many pages of kept mappings were found lost so far."""
     return 0 if _made is None else _made.count
 
 
@@ -222,8 +222,8 @@ def _handler() -> _Handler | None:
 
 
 def _span(mapped: mmap.mmap) -> tuple[int, int]:
-    """Where it is in memory, and how large; also of one that is only read, which ctypes does not
-    tell otherwise."""
+    """Returns the address and the size of a mapping; also of one that is only read, which ctypes
+    does not tell otherwise."""
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
     try:

@@ -1,4 +1,4 @@
-"""How many bytes the tensors of a call take."""
+"""The bytes that the tensors of a call take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .signature import Signature, Tensor
 
 
 def tensors_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of all of them."""
+    """Returns the bytes of all tensors together."""
     return sum(item_bytes(dtype) * prod(shape) for dtype, shape in tensors)
 
 
@@ -21,5 +21,6 @@ def larger_side_bytes(signature: Signature) -> int:
 
 
 def call_bytes(signature: Signature) -> int:
-    """What a rank contributes to the call or, where it contributes nothing, what it receives."""
+    """Returns the bytes that a rank contributes to the call or, where it contributes nothing,
+    receives."""
     return tensors_bytes(signature.tensors)

@@ -37,7 +37,8 @@ MOST_CALLING_READ, MOST_CALLING_READ_AT_REST = 1000, 16_384
 """With one look, of copies of ranks of which no more was reported than that they go on calling. At
 rest there are few looks, and nothing else to be read."""
 MOST_COPIES_MAPPED = 256
-"""Of records that other nodes have reported. Ranks of this host have one each, always mapped."""
+"""The most records of other nodes that are mapped. Ranks of this host have one each, always
+mapped."""
 
 Observe = Callable[[int, int], Process]
 """(pid, start ticks) -> what the system says of the process."""
@@ -176,7 +177,8 @@ class Records:
             reader.look_away()
 
     def _refresh(self, reader: FlightReader, copy: _Copy | None = None) -> None:
-        """It may have been cut short, and may have learnt who it is."""
+        """Reads the header anew: the record may have been cut short, and may have learnt who it
+        is."""
         if not reader.still_whole():
             self.faults[reader.path.name] = f"{reader.path}: is truncated; this was seen last"
             return
@@ -188,7 +190,7 @@ class Records:
             self._failed(reader, error)
 
     def _copy(self, reader: FlightReader) -> _Copy | None:
-        """What is remembered of a record that another node reports."""
+        """Returns what is remembered of a record that another node reports."""
         if not reader.node or self._far is None:
             return None
         found = self._copies.get(reader)
@@ -237,8 +239,8 @@ class Records:
         return (self._copies_moved, len(self._copies), *ours)
 
     def here(self, observe: Observe) -> tuple[object, ...]:
-        """What may matter of the ranks that no other node reports: equal as long as each calls, or
-        stands still, as it did, has noted nothing, and its process goes on as before."""
+        """Returns what may matter of the ranks that no other node reports: equal as long as each
+        calls, or stands still, as it did, has noted nothing, and its process goes on as before."""
         now_s = time.monotonic()
         if now_s - self._here_s >= HERE_EVERY_S:
             self._here_s = now_s
@@ -261,7 +263,7 @@ class Records:
         finished: bool = False,
         now_ns: int = 0,
     ) -> list[Snapshot]:
-        """One snapshot for each world, oldest first.
+        """Returns one snapshot for each world, oldest first.
 
         `observe` is None for a run that is over: then no process is alive. `world_size` overrides
         what the ranks say (0: unknown, as on one node of several). `now_ns` is the time of the look
@@ -306,7 +308,7 @@ class Records:
         return {rank: _off(UNREADABLE) for rank in found if rank < size or not size}
 
     def _view(self, reader: FlightReader, process: Process) -> Rank | None:
-        """What the record says; of one that was cut short, what it said last."""
+        """Reads the record; of one that was cut short, returns what it said last."""
         if reader.cut:
             seen = self._seen.get(reader)
             if seen is None:
@@ -323,7 +325,7 @@ class Records:
         return view if process.alive else self._with_last_words(reader, view, process)
 
     def _with_last_words(self, reader: FlightReader, view: Rank, process: Process) -> Rank:
-        """What the process itself has written of the crash that ended it, as a note."""
+        """Adds what the process itself has written of the crash that ended it, as a note."""
         copy = self._copies.get(reader)
         if copy is not None:
             said = copy.told.last_words
@@ -362,7 +364,7 @@ class Records:
 
 @dataclass(slots=True)
 class _Copy:
-    """What was read of a record which another node reports: `view`, as of the `changes` and the
+    """The last reading of a record which another node reports: `view`, as of the `changes` and the
     `process` that were reported then, with the look `looked_at`. `mark`: its change mark."""
 
     told: Told
@@ -393,7 +395,7 @@ class _Copy:
         return self.process is self.told.process and not self.urgent
 
     def read(self, view: Rank | None) -> None:
-        """It was read just now."""
+        """Keeps what was read just now."""
         self.view, self.seen, self.process = view, self.told.changes, self.told.process
 
 
@@ -424,7 +426,7 @@ def _torn_apart(worlds: list[list[Rank]]) -> list[list[Rank]]:
     merged: list[list[Rank]] = []
     for world in worlds:
         known = merged[-1] if merged else []
-        if known and all(_has_not_formed(one) for one in (known, world)):
+        if known and all(view.process.alive and not view.groups for view in (*known, *world)):
             ranks = [view.rank for view in (*known, *world)]
             sizes = {view.world_size for view in (*known, *world)}
             if len(sizes) == 1 and len(ranks) == len(set(ranks)) <= max(sizes):
@@ -432,10 +434,6 @@ def _torn_apart(worlds: list[list[Rank]]) -> list[list[Rank]]:
                 continue
         merged.append(world)
     return merged
-
-
-def _has_not_formed(world: list[Rank]) -> bool:
-    return all(view.process.alive and not view.groups for view in world)
 
 
 def _snapshot(
@@ -479,7 +477,8 @@ def _rivals(older: Rank, newer: Rank) -> bool:
 
 
 def unreadable_ranks(snapshots: Iterable[Snapshot]) -> dict[int, Note]:
-    """What is said of ranks of which no world has anything but a record that cannot be read."""
+    """Returns the notes of ranks of which no world has anything but a record that cannot be
+    read."""
     found: dict[int, Note] = {}
     for snapshot in snapshots:
         found.update(snapshot.unreadable)

@@ -1,4 +1,4 @@
-"""How somebody on a node whose head is another one looks at the run of all nodes.
+"""The view that somebody on a node whose head is another one has of the run of all nodes.
 
 The node's supervisor leaves word of its head in `head.json` of its run directory. Who looks holds a
 shared lock on that file, and asks over the control socket for `watch`: as long as somebody holds
@@ -129,7 +129,7 @@ class JobView:
         return read_object(self._directory / FOLDER / STATE)
 
     def close(self) -> None:
-        """Nobody looks here any more; the last one to go from a run that is over tidies up."""
+        """Ends the view; the last one to go from a run that is over tidies up."""
         if self._lock < 0:
             return
         with contextlib.suppress(OSError):

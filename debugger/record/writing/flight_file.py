@@ -25,7 +25,7 @@ from ..notes import NoteData
 _now = time.monotonic_ns
 
 NOTES_BYTES = 64 << 10
-"""Of the texts' room, what only notes may use: how a rank without room ends is recorded."""
+"""The part of the texts' room that only notes may use: how a rank without room ends is recorded."""
 
 
 class FlightFile:
@@ -195,8 +195,9 @@ class FlightFile:
 
 
 def place_of_this_process(directory: Path) -> Path:
-    """Where its flight record stands in a run directory, as long as nobody knows which rank it is.
-    One that is there is of what the process was before `exec`, and makes room: it named no rank."""
+    """Returns where its flight record stands in a run directory, as long as nobody knows which rank
+    it is. One that is there is of what the process was before `exec`, and makes room: it named no
+    rank."""
     path = directory / "ranks" / f"pid-{os.getpid()}.flight"
     with contextlib.suppress(OSError):
         path.unlink()
