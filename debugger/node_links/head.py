@@ -122,8 +122,8 @@ class Listener(Link):
 
     @property
     def absent_s(self) -> float:
-        """For how long this process was not run (suspended, or its machine was) a moment ago; else
-        0."""
+        """The seconds for which this process was not run (suspended, or its machine was) a moment
+        ago; else 0."""
         listening = self._listening
         recent = listening.total_s - listening.absent_at_s < LOST_AFTER_S
         return listening.absent_s if recent else 0.0
@@ -134,11 +134,11 @@ class Listener(Link):
         self.later(lambda: self._keys.allow(key))
 
     def send(self, number: int, message: Message) -> None:
-        """To one node; lost where that is not there."""
+        """Sends to one node; lost where that is not there."""
         self.later(lambda: self._send(number, message))
 
     def broadcast(self, message: Message) -> None:
-        """To all that are there."""
+        """Sends to all that are there."""
         self.later(lambda: self._broadcast(message))
 
     def received(self) -> Iterable[tuple[int, Message]]:
@@ -214,8 +214,8 @@ class Listener(Link):
         node.silent = False
 
     def _happened(self, told: Mapping[str, Any]) -> None:
-        """To a connection. Which one is not told: of those that close while others still prove
-        their keys, one of these is meant, or was about to be let in.
+        """Takes an event of a connection. Which one is not told: of those that close while others
+        still prove their keys, one of these is meant, or was about to be let in.
 
         Who is let in is known by the answer about its key: that the handshake has succeeded is told
         only when ZeroMQ's thread comes round again, and a node that has no use for the connection
@@ -292,7 +292,7 @@ class Listener(Link):
         self._inbox.put(number, message, node.intake, size_of([]))
 
     def _why_not(self, key: str, message: Message) -> str:
-        """Why this cannot be a node of the job; "" if it can."""
+        """Tells why this cannot be a node of the job; "" if it can."""
         schema = str(message.data.get("schema"))[:40]
         if schema != SCHEMA:
             return f"it speaks {schema!r}, this is {SCHEMA!r}: install one version on all nodes"

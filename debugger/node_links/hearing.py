@@ -1,4 +1,4 @@
-"""For how long the other end has said nothing, counted only while we listened.
+"""The time for which the other end has said nothing, counted only while we listened.
 
 Whoever is behind hears of nobody: what was said lies in a queue that is not read yet, or was never
 asked for since our pings are late. A process that the system has not run for some seconds, or that
@@ -25,7 +25,7 @@ class Listening:
     _last_s: float = -1.0
 
     def looked(self, now_s: float, to_the_end: bool) -> None:
-        """Now the queue was looked at; whether it was read to its end."""
+        """Notes that the queue was looked at now, and whether it was read to its end."""
         if to_the_end and self._last_s >= 0:
             self.total_s += min(max(0.0, now_s - self._last_s), QUEUE_EVERY_S)
         if self._last_s >= 0 and now_s - self._last_s > MISSED_S:
@@ -56,7 +56,7 @@ class Heard:
         return listening.absent_s > 0 and self.last_s <= listening.absent_at_s + QUEUE_EVERY_S
 
     def silent_s(self, listened_s: float) -> float:
-        """For how long it has said nothing."""
+        """Returns for how long it has said nothing."""
         return listened_s - self.last_s if self.last_s >= 0 else 0.0
 
     def is_lost(self, listened_s: float, after_s: float, every_s: float) -> bool:

@@ -43,7 +43,8 @@ def size_of(parts: list[bytes]) -> int:
 
 
 class Inbox:
-    """In order. One thread puts, another one takes; each count is written by one of them."""
+    """The queue of messages. One thread puts, another one takes; each count is written by one of
+    them."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Message, Intake, int]] = deque()

@@ -98,7 +98,7 @@ class Link(threading.Thread):
     # -- in the thread -------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until it is closed. A fault of ours ends the link, and nothing else."""
+        """Runs until it is closed. A fault of ours ends the link, and nothing else."""
         try:
             self._open()
             poller = zmq.Poller()
@@ -185,10 +185,10 @@ class Link(threading.Thread):
         """Reads one message. Raises zmq.Again where there is none."""
 
     def _tick(self) -> None:
-        """About ten times a second, and after everything that came."""
+        """Acts about ten times a second, and after everything that came."""
 
     def _rest_s(self) -> float:
-        """For so long nothing is read, unless something is to be sent."""
+        """Returns for how long nothing is read, unless something is to be sent."""
         return 0.0
 
     def _failed(self) -> None:

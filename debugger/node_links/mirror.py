@@ -61,7 +61,7 @@ class Mirror:
     """All that one node has told of its files."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        """In the folder `ranks/` of a run directory."""
+        """Makes a mirror in the folder `ranks/` of a run directory."""
         self._folder = str(folder)
         self._number = number
         self._copies: dict[int, Copy] = {}
@@ -77,7 +77,7 @@ class Mirror:
 
     @property
     def files(self) -> Mapping[int, Copy]:
-        """By the node's numbers for them."""
+        """The files by the node's numbers for them."""
         return self._copies
 
     def copy_of(self, path: Path) -> Copy | None:
@@ -86,7 +86,7 @@ class Mirror:
         return next((one for one in self._copies.values() if one.name == name), None)
 
     def numbers_of(self, path: Path) -> list[int]:
-        """By which number the node knows the file that is copied here."""
+        """Returns the numbers by which the node knows the file that is copied here."""
         return [number for number, one in self._copies.items() if one.name == path.name]
 
     def announced(self, number: int, name: str, size: int) -> None:

@@ -32,7 +32,7 @@ _TIMES = ("time_ns", "happened_ns")
 
 
 @dataclass(slots=True)
-class Told:
+class SentPart:
     """The part of a file that was told, and of which file of that name."""
 
     mark: tuple[int, int] = (0, 0)

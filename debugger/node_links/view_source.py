@@ -22,15 +22,15 @@ from .messages import Message
 from .mirror import Copy, Mirror
 from .patches import Patch, packed
 from .sampler import Sampler
-from .view_files import GROWING, PART_BYTES, REPLACED, Told
+from .view_files import GROWING, PART_BYTES, REPLACED, SentPart
 
 BLOCK = 512
 """Bytes: what is told of a copy when one of them has changed."""
 
 
 class ViewSource:
-    """For one node, the `own`-th. `directory` is the head's run directory, `mirrors` its copies of
-    other nodes' records; `ranks_there` are those of the node."""
+    """The source for one node, the `own`-th. `directory` is the head's run directory, `mirrors` its
+    copies of other nodes' records; `ranks_there` are those of the node."""
 
     def __init__(self, directory: Path, mirrors: Mapping[int, Mirror], own: int) -> None:
         self._directory = directory
@@ -40,7 +40,7 @@ class ViewSource:
         self._dirty: dict[tuple[int, int], set[int] | None] = {}
         self._named: dict[tuple[int, int], str] = {}
         self._sampler = Sampler(directory / "ranks", lambda _pid, _ticks: Process(alive=True))
-        self._files: dict[str, Told] = {}
+        self._files: dict[str, SentPart] = {}
         for node, mirror in mirrors.items():
             if node != own:
                 self._dirty |= dict.fromkeys((node, number) for number in mirror.files)
@@ -119,7 +119,7 @@ class ViewSource:
         for name in self._names():
             if len(blob) >= PART_BYTES:
                 break
-            told = self._files.setdefault(name, Told())
+            told = self._files.setdefault(name, SentPart())
             piece = told.next(self._directory / name, name, PART_BYTES - len(blob))
             if piece is not None:
                 at, data, total = piece

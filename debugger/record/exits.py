@@ -33,7 +33,7 @@ class ExitStatus:
 
     @classmethod
     def from_wait(cls, status: int, time_ns: int = 0) -> ExitStatus:
-        """From a raw status as `os.waitpid` gives it."""
+        """Reads a raw status as `os.waitpid` gives it."""
         if os.WIFSIGNALED(status):
             return cls(None, os.WTERMSIG(status), time_ns)
         return cls(os.WEXITSTATUS(status), None, time_ns)

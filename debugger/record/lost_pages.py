@@ -86,7 +86,8 @@ _SA_SIGINFO = 4
 
 
 def keep(mapped: mmap.mmap) -> None:
-    """From now on a lost page of this mapping ends nobody, for as long as the mapping is there."""
+    """Protects this mapping: from now on a lost page of it ends no process, for as long as the
+    mapping is there."""
     with contextlib.suppress(Exception):  # without it the process is as it was
         handler = _handler()
         if handler is not None:

@@ -193,7 +193,7 @@ class InterruptedNote(RaisedNote):
 
 @dataclass(frozen=True, slots=True)
 class UnwindingNote(RaisedNote):
-    """While the exception was on its way out, the call with this number was made; `destroys`: what
+    """The call with this number was made while the exception was on its way out; `destroys`: what
     was called destroys the group."""
 
     call: int = -1
@@ -328,7 +328,7 @@ class OffNote(NoteData):
 
 @dataclass(frozen=True, slots=True)
 class LayerOffNote(OffNote):
-    """From here on the record says less than what happens."""
+    """The record says less than what happens from here on."""
 
     KIND = "layer_off"
 

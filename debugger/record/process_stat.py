@@ -33,7 +33,7 @@ class Stat:
 
 
 def age_s(start_ticks: int) -> float:
-    """For how long there is a process that began then (`Stat.start_ticks`), in seconds."""
+    """Returns for how long there is a process that began then (`Stat.start_ticks`), in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S
 
 
@@ -72,8 +72,9 @@ def has_signal(status: Mapping[str, str], mask: str, number: int) -> bool:
 
 
 def wanted_core_s(pid: int, stat: Stat, proc: Path = Path("/proc")) -> float:
-    """For how long it has had a core, and its main thread has waited for one, where the kernel
-    counts that: who is at work wants one all the time, however seldom a crowded machine has one."""
+    """Returns for how long it has had a core, and its main thread has waited for one, where the
+    kernel counts that: a process at work wants one all the time, however seldom a crowded machine
+    has one."""
     waited_ns = "0"
     with suppress(OSError, ValueError):
         _, waited_ns, _ = (proc / str(pid) / "schedstat").read_text().split()

@@ -54,7 +54,8 @@ def unpacked(value: Any) -> tuple[int, ...]:
 
 
 def spread_bytes(value: Any) -> int:
-    """About how much memory `unpacked` takes beyond what the text says. Raises as it does."""
+    """Returns about how much memory `unpacked` takes beyond what the text says. Raises as it
+    does."""
     if not isinstance(value, dict):
         return 0
     count = sum(whole(row[1]) for row in value["runs"])

@@ -62,7 +62,8 @@ class Call:
 
 
 class Timing(NamedTuple):
-    """When a call was made and when it was over, and no more: what is read of thousands of calls.
+    """The time when a call was made and when it was over, and no more: what is read of thousands of
+    calls.
 
     `message` is (op, peer, tag) of a send or receive, and None of a collective. `blocks`: the
     thread stayed in the call until it was over. `completed_ns` is 0 as long as it is not over.
@@ -299,8 +300,8 @@ class History(Protocol):
         """The last calls, oldest first, of the whole rank or of one group's collectives."""
 
     def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        """When those of these calls were made that are still on record, and that the backend did
-        not refuse."""
+        """Returns when those of these calls were made that are still on record, and that the
+        backend did not refuse."""
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """chain, exact and balance after that many collectives of the group."""
@@ -394,7 +395,8 @@ class Snapshot:
         return (first.job, min(rank.started_ns for rank in self.ranks.values()))
 
     def between_clocks_ns(self, ranks: Iterable[int], others: Iterable[int]) -> int:
-        """By how much the times of one of these ranks may be off those of one of the others."""
+        """Returns by how much the times of one of these ranks may be off those of one of the
+        others."""
         errors, known = self.clock_errors_ns, self.ranks
         ours, theirs = (
             {known[one].node for one in some if one in known} for some in (ranks, others)

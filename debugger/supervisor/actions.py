@@ -45,7 +45,7 @@ class Actions:
         self._far = far
 
     def table(self) -> dict[str, Action]:
-        """By name, as requests say them."""
+        """Returns the actions by name, as requests say them."""
         return {
             "stacks": self._take_stacks,
             "break": self._break,

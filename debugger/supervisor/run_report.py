@@ -196,7 +196,8 @@ class RunReport:
         return rendered[max(rendered)]
 
     def _close_app(self) -> None:
-        """Once the user has left it, or nobody waits; what the command has printed then follows."""
+        """Closes the app once the user has left it, or nobody waits; what the command has printed
+        then follows."""
         interrupts = self.interrupts
         if interrupts.signal is None or interrupts.asked_to_stop:
             self.app.wait(

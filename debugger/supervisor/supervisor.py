@@ -276,7 +276,8 @@ class Supervisor:
     # -- watching ------------------------------------------------------------------------------
 
     def _follow(self, launch: Launch, host: HostSampler) -> tuple[Look, Finding | None]:
-        """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
+        """Follows the run until the command has ended, something was found, or somebody pressed
+        Ctrl-C."""
         launcher_ended_s = 0.0
         look = Look((), (), (), None)
         guard = self._faults.guard
@@ -324,7 +325,7 @@ class Supervisor:
                 self._job.pause(self._watch.pause_s)
 
     def _output_is_lost(self, why: str) -> None:
-        """In the thread that listens to the drain."""
+        """Reports that the log of the output is lost, in the thread that listens to the drain."""
         self._faults.say("the log of what the ranks print", why)
         self._say(f"what the ranks print is shown, but not kept in {self._directory.logs}: {why}")
 
@@ -358,6 +359,5 @@ class Supervisor:
             self._watch.pause()
 
     def _stop(self, _request: Mapping[str, Any]) -> str:
-        """Asked over the control socket."""
         self._interrupts.stop()
         return "the run is being stopped"

@@ -188,8 +188,9 @@ class Watch:
         return rests and usual_s > RECORDS_EVERY_S
 
     def _somebody_waits(self, look: Look) -> bool:
-        """For so long that it is to be said before long. Ranks that call wait a moment each time,
-        and one that has just come to stand still does not wait for longer, yet."""
+        """Whether a rank waits for so long that it is to be said before long. Ranks that call wait
+        a moment each time, and one that has just come to stand still does not wait for longer,
+        yet."""
         return any(
             one.taken_ns - wait.since_ns > self._judge.limits.notice_after_s * 1e9
             for one in look.snapshots

@@ -123,7 +123,7 @@ def _inode(path: Path) -> int:
 
 
 class _Times:
-    """When the lines of an output file came."""
+    """The times when the lines of an output file came."""
 
     def __init__(self, tail: Tail, start_ns: int) -> None:
         self._tail = tail
@@ -136,8 +136,8 @@ class _Times:
         self._dry_at = -1
 
     def of(self, end: int, unseen_ns: int) -> int:
-        """When the line that ends there had come; `unseen_ns`, or the time of the one before it,
-        where the supervisor has not seen it."""
+        """Returns when the line that ends there had come; `unseen_ns`, or the time of the one
+        before it, where the supervisor has not seen it."""
         if self._file != self._tail.files:
             self._file, self._offset, self._covered = self._tail.files, 0, 0
             self._entries, self._next, self._dry_at = [], 0, -1

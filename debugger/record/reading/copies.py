@@ -26,8 +26,8 @@ def calling_every_s(nodes: int) -> float:
 
 
 def far_heartbeat_s(nodes: int) -> float:
-    """While its heartbeat is younger than this a rank on one of the other `nodes` counts as alive,
-    for who has no more than the records."""
+    """Returns the age of a heartbeat below which a rank on one of the other `nodes` counts as
+    alive, for a reader that has no more than the records."""
     if nodes <= FEW_NODES:
         return FAR_HEARTBEAT_S
     return max(FAR_HEARTBEAT_S, 1.5 * calling_every_s(nodes))

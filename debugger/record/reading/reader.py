@@ -111,7 +111,7 @@ class FlightReader(RingReader):
 
     @property
     def heartbeat_ns(self) -> int:
-        """When the rank's heartbeat last ran (Unix time); 0: never."""
+        """The time when the rank's heartbeat last ran (Unix time); 0: never."""
         beat = int(layout.U64.unpack_from(self._map, layout.DYNAMIC_OFFSET)[0])
         return beat + self.wall_offset_ns if beat else 0
 
@@ -406,8 +406,9 @@ class FlightReader(RingReader):
         return calls[::-1]
 
     def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        """When those of these calls were made that are still on record, and that the backend did
-        not refuse: about a microsecond and a half each, since nothing else is read of them."""
+        """Returns when those of these calls were made that are still on record, and that the
+        backend did not refuse: about a microsecond and a half each, since nothing else is read of
+        them."""
         found = []
         groups: dict[int, GroupKey] = {}
         messages: dict[int, tuple[str, int, int]] = {}

@@ -44,7 +44,7 @@ Observe = Callable[[int, int], Process]
 """(pid, start ticks) -> what the system says of the process."""
 
 
-class Told(Protocol):
+class ReportedCopy(Protocol):
     """A copy of another node's record. `process`: what that node says of the rank's process, and
     `last_words` what the process wrote of itself as a signal ended it;
     `changes`: how often something was reported of the record, so that what has not changed is not
@@ -64,10 +64,6 @@ class Told(Protocol):
     def urgent(self) -> int: ...
 
 
-Far = Callable[[Path], Told | None]
-"""The copy at this path; None where nobody reports it."""
-
-
 class Records:
     """The flight records below one run directory. `faults` are sentences about unreadable ones.
 
@@ -83,14 +79,14 @@ class Records:
         on_fault: Callable[[str, Exception], None] | None = None,
         steady: bool = False,
         trusted: bool = False,
-        far: Far | None = None,
+        far: Callable[[Path], ReportedCopy | None] | None = None,
     ) -> None:
         """`steady`: the processes run since this host was booted, so that its monotonic clock says
         when they did what, whatever was done to the wall clock meanwhile. A record that a reader of
         ours fails on is reported to `on_fault` and stays as it was seen last; where that is None,
         it raises. `trusted`: they are our own processes', each of which may fill its record; all
-        other records together are bounded. `far`: of the records that are copies of other
-        nodes'."""
+        other records together are bounded. `far` gives what a node reports of the
+        record at a path; None where none does."""
         self._directory = directory
         self._budget = None if trusted else Budget()
         self._on_fault = on_fault
@@ -367,7 +363,7 @@ class _Copy:
     """The last reading of a record which another node reports: `view`, as of the `changes` and the
     `process` that were reported then, with the look `looked_at`. `mark`: its change mark."""
 
-    told: Told
+    told: ReportedCopy
     view: Rank | None = None
     seen: int = -1
     looked_at: int = -1

@@ -107,8 +107,8 @@ class RingReader:
         return found
 
     def look_through(self, window: Window) -> None:
-        """From now on the record is read through the window, if it is not mapped just now, until
-        `look_away`. No other thread may read it meanwhile."""
+        """Has the record read through the window, if it is not mapped just now, until `look_away`.
+        No other thread may read it meanwhile."""
         if self._mapped is not None:
             return
         try:

@@ -75,7 +75,7 @@ def answer(run: Path, given: Answer) -> None:
 
 
 def answers(run: Path) -> dict[int, Answer]:
-    """By pid, all that can be read."""
+    """Returns by pid all answers that can be read."""
     found = {}
     for path in folder(run).glob("*.json"):
         if path.stem.isdigit():
@@ -101,7 +101,8 @@ def started(run: Path) -> dict[str, int] | None:
 
 
 def first_common(given: Mapping[int, Answer]) -> dict[str, int]:
-    """From where on all ranks can count: no rank has hooks for what comes before the largest."""
+    """Returns from where on all ranks can count: no rank has hooks for what comes before the
+    largest."""
     after: dict[str, int] = {}
     for one in given.values():
         for name, seen in one.seen.items():

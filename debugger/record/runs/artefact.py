@@ -147,7 +147,8 @@ class _Packing:
         return _Piece(file, size, time_s)
 
     def _times(self, name: str, times: bytes) -> bytes:
-        """When the lines of a log came, for what is kept of it; the log was packed before."""
+        """Returns when the lines of a log came, for what is kept of it; the log was packed
+        before."""
         times = times[: len(times) // TIMES_ENTRY.size * TIMES_ENTRY.size]
         start, note_bytes = self._starts.get(name.removesuffix(_TIMES), (0, 0))
         if start:

@@ -20,7 +20,7 @@ class TooCostly(ValueError):
 
 
 def cost_bytes(text: bytes) -> int:
-    """About how much memory the parsed text takes, at most."""
+    """Returns about how much memory the parsed text takes, at most."""
     return (
         2 * len(text)
         + 232 * text.count(b"{")

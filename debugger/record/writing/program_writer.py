@@ -93,7 +93,7 @@ class ProgramWriter(FlightWriter):
         os.write(self._descriptor, f"{text}\n".encode())
 
     def detach(self) -> None:
-        """In a forked child: what it does is no part of the rank's program."""
+        """Detaches a forked child: what it does is no part of the rank's program."""
         super().detach()
         self._descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 

@@ -225,7 +225,7 @@ class Launch:
         return ExitStatus.from_wait(status, steady_clock.now_ns()) if pid else None
 
     def _kill_without_warden(self) -> None:
-        """For a warden that was itself killed: what it had below it is ours to end."""
+        """Ends what a warden had below it that was itself killed: it is ours to end."""
         if self._warden.returncode == 0:
             return
         deadline = time.monotonic() + GONE_WITHIN_S

@@ -80,18 +80,18 @@ class Reach:
         return {**dict.fromkeys(self._with_torch, why), **self.missed}
 
     def why(self, pid: int) -> str:
-        """Why there is no record of this process, as far as it is known."""
+        """Tells why there is no record of this process, as far as it is known."""
         return self.unwatched.get(pid, "it had no record yet: one is made when torch is imported")
 
     def why_not(self, pids: Iterable[int]) -> str:
-        """Why these processes have no record; "" of none."""
+        """Tells why these processes have no record; "" of none."""
         reasons: dict[str, list[int]] = {}
         for pid in pids:
             reasons.setdefault(self.why(pid), []).append(pid)
         return "; ".join(map(self._sentence, reasons.values()))
 
     def why_nothing(self, watched: Collection[int] = ()) -> str:
-        """Why no rank was seen but for these, as far as it is known."""
+        """Tells why no rank was seen but for these, as far as it is known."""
         lost = [pid for pid in self.unwatched or self.ranks if self.ranks.get(pid) not in watched]
         if lost or watched:
             return self.why_not(sorted(lost))

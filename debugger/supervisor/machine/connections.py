@@ -137,7 +137,7 @@ def _inodes(folder: Path) -> Iterable[int]:
 
 
 def _table(folder: Path) -> Mapping[int, tuple[str, str, int, int, int]]:
-    """By inode: local and remote address, state, bytes unsent and unread."""
+    """Reads the table by inode: local and remote address, state, bytes unsent and unread."""
     found = {}
     for name in ("tcp", "tcp6"):
         try:

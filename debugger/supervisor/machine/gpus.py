@@ -102,7 +102,8 @@ class Gpus:
         return device
 
     def _listen(self, handle: Any) -> Any:
-        """For the device's Xid errors: a set of its own, so that nobody asks whose an event is."""
+        """Makes a set for the device's Xid errors: one of its own, so that nobody asks whose an
+        event is."""
         events = self._nvml.nvmlEventSetCreate()
         self._nvml.nvmlDeviceRegisterEvents(
             handle, self._nvml.nvmlEventTypeXidCriticalError, events

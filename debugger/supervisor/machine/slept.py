@@ -1,4 +1,4 @@
-"""For how long the threads of a process have slept, as the kernel tells it.
+"""The time for which the threads of a process have slept, as the kernel tells it.
 
 Linux notes when it last gave a thread a core, by that core's clock (`se.exec_start` in
 `/proc/<pid>/task/<tid>/sched`). The cores' clocks are not one: each leaves out the time that

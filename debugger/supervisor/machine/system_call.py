@@ -129,7 +129,7 @@ def _child(task: Path, call: str, given: list[int]) -> int:
 
 
 def _left_s(process: Path, call: str, given: list[int], slept_s: float) -> float | None:
-    """Until it wakes up by itself, where it waits for nothing else."""
+    """Returns the seconds until it wakes up by itself, where it waits for nothing else."""
     if call == "clock_nanosleep":
         until_s = _seconds(process, given[2], 1e9)
         is_absolute = given[1] & _ABSOLUTE

@@ -152,7 +152,7 @@ class Drain:
             self._add(int(number), int(descriptor), str(name))
 
     def run(self) -> None:
-        """Until the supervisor is gone, and nobody is left who could print."""
+        """Drains until the supervisor is gone, and nobody is left who could print."""
         while self._supervised or self._sources or self._sweep_at_s is not None:
             timeout_s = 0.0 if self._finishing else POLL_EVERY_S
             events = self._poll.poll(1000 * timeout_s)

@@ -55,7 +55,8 @@ def make(addresses: Sequence[str]) -> list[Port]:
 
 
 def why_impossible() -> str:
-    """Why there can be none, as far as that can be told without making one; "" where they can."""
+    """Tells why there can be none, as far as that can be told without making one; "" where they
+    can."""
     if os.geteuid() != 0:
         return "needs root"
     if not TUN.exists():

@@ -46,7 +46,7 @@ class JobActions:
         return {number: rank for number, rank in self._all_ranks().items() if not rank.node}
 
     def table(self) -> dict[str, Action]:
-        """By name, as requests say them."""
+        """Returns the actions by name, as requests say them."""
         return {
             **self._local,
             "stacks": self._stacks,
@@ -74,7 +74,11 @@ class JobActions:
     def _do_here(self, request: Mapping[str, Any]) -> str:
         name = str(request.get("action"))
         if name == "inject":
-            return self._inject_text(str(request.get("text")))
+            text = str(request.get("text"))
+            for one in planned_faults(self._directory.path):
+                if one.text == text:
+                    return self._local["inject"]({"fault": one.number})
+            raise ValueError("this node's plan has no such fault")
         if name not in ("break", "continue"):
             raise ValueError(f"a node is not asked to {clean(name, 40)}")
         return self._local[name](request)
@@ -126,7 +130,7 @@ class JobActions:
         return text
 
     def _everywhere(self, here: Callable[[], str], request: Mapping[str, Any]) -> str:
-        """Here and on all nodes; refused where all refuse."""
+        """Acts here and on all nodes; refused where all refuse."""
         done, refused = [], []
         head = self._job.head
         asked: list[Callable[[], str]] = [here]
@@ -161,7 +165,7 @@ class JobActions:
         return f"took the stacks of {len(evidence.stacks)} of {len(ranks)} ranks"
 
     def _inject(self, request: Mapping[str, Any]) -> str:
-        """By its text: every node has numbers of its own."""
+        """Asks for a fault by its text: every node has numbers of its own."""
         said = self._local["inject"](request)
         head, number = self._job.head, request.get("fault")
         text = next(
@@ -171,9 +175,3 @@ class JobActions:
             for node in head.reachable:
                 head.ask(node, {"action": "inject", "text": text}, ACTS_S)
         return said
-
-    def _inject_text(self, text: str) -> str:
-        for one in planned_faults(self._directory.path):
-            if one.text == text:
-                return self._local["inject"]({"fault": one.number})
-        raise ValueError("this node's plan has no such fault")

@@ -19,10 +19,10 @@ from ...record.reading import copies
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.sanitize import clean
 from .brief import packed
-from .far import Far
 from .injected import InjectedCopies, plan_message
 from .pacing import Pacing
 from .prompts import HeadPrompts
+from .remote_node import RemoteNode
 from .views import Views
 
 
@@ -36,13 +36,13 @@ class Head:
         self._directory = directory
         self._say = say
         self._logs = LogCopies(directory.logs)
-        self.nodes: dict[int, Far] = {}
+        self.nodes: dict[int, RemoteNode] = {}
         self.news = 0
         """The number of times that nodes have told more than that their ranks go on calling."""
         self.stirred_ns = 0
         """When the first digest was taken that told more, since somebody set this to 0."""
         self._stirred: set[int] = set()
-        self._incomplete: dict[int, Far] = {}
+        self._incomplete: dict[int, RemoteNode] = {}
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
@@ -99,7 +99,7 @@ class Head:
             self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
         self._count(far)
 
-    def _count(self, far: Far, ended: bool = False) -> None:
+    def _count(self, far: RemoteNode, ended: bool = False) -> None:
         self.news += far.mirror.news - far.news + ended
         far.news = far.mirror.news
 
@@ -119,7 +119,7 @@ class Head:
         if number in self.nodes:
             self._count(self.nodes[number], message.kind in ("ended", "bye"))
 
-    def _gone(self, far: Far) -> None:
+    def _gone(self, far: RemoteNode) -> None:
         """Gives up a node that has left before its ranks had ended: it does not judge by us any
         more."""
         if absent_s := self._listener.absent_s:
@@ -131,7 +131,7 @@ class Head:
             now_ns = steady_clock.now_ns()
             self._lose(far, far.told_ns or now_ns, "has gone without a word of its ranks")
 
-    def _lose(self, far: Far, heard_ns: int, how: str) -> None:
+    def _lose(self, far: RemoteNode, heard_ns: int, how: str) -> None:
         far.lost_ns = heard_ns
         far.mirror.ended(far.lost_ns)
         self._prompts.gone(far.number)
@@ -190,7 +190,7 @@ class Head:
             self.views.mirrors[number] = mirror
             injected = InjectedCopies(self._directory.path)
             host = clean(known.host, 120)
-            self.nodes[number] = Far(number, host, mirror, injected, known.ranks)
+            self.nodes[number] = RemoteNode(number, host, mirror, injected, known.ranks)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
         # Who comes again may have missed what follows.
         self._prompts.anew(number)
@@ -204,7 +204,7 @@ class Head:
         for message in self._standing.values():
             self._listener.send(number, message)
 
-    def _timed(self, far: Far) -> bool:
+    def _timed(self, far: RemoteNode) -> bool:
         """Whether the node's clock is known: what it tells is read by that, never by ours."""
         offset = self._listener.nodes[far.number].offset
         if offset.known:
@@ -224,7 +224,7 @@ class Head:
         else:
             self._digest(far, message)
 
-    def _digest(self, far: Far, message: Message) -> None:
+    def _digest(self, far: RemoteNode, message: Message) -> None:
         data, serial = message.data, int(message.data["serial"])
         if serial == 1 or data.get("anew") is True:
             far.torn_s = 0.0
@@ -264,8 +264,8 @@ class Head:
 
     # -- who is there --------------------------------------------------------------------------
 
-    def name(self, far: Far) -> str:
-        """In words."""
+    def name(self, far: RemoteNode) -> str:
+        """Names the node, in words."""
         return f"node {far.number} ({far.host})" if far.host else f"node {far.number}"
 
     @property
@@ -374,7 +374,7 @@ class Head:
         """See `Pacing.ask`."""
         return self._pacing.ask()
 
-    def _torn(self, far: Far) -> None:
+    def _torn(self, far: RemoteNode) -> None:
         far.torn_s = far.torn_s or time.monotonic()
         self._incomplete[far.number] = far
 

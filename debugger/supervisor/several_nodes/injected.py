@@ -39,8 +39,8 @@ def plan_message(directory: Path) -> Message:
 
 
 def take_plan(directory: Path, data: Mapping[str, Any]) -> None:
-    """On a node: what its own plan has not is added to it. Raises ValueError, KeyError or TypeError
-    for what makes no sense, and OSError."""
+    """Adds, on a node, what its own plan has not. Raises ValueError, KeyError or TypeError for what
+    makes no sense, and OSError."""
     texts = [str(text) for text in data["faults"]]
     if len(texts) > MOST_FAULTS:
         raise ValueError("the head reports more faults than a run has")

@@ -24,7 +24,7 @@ from ...node_links.interfaces import (
 )
 from ...node_links.limits import ANSWERS_S, COMES_S, HEAD_FIRST_S, TAKE_EVERY_S
 from ...node_links.several import MOST, Several
-from ...record.reading.records import Told
+from ...record.reading.records import ReportedCopy
 from ...record.requests.control import PERHAPS
 from ...record.runs.run_directory import RunDirectory
 from ...record.wording import printable
@@ -78,8 +78,8 @@ class Job:
     # -- meeting where all nodes were told to, before there are ranks --------------------------
 
     def begin(self, hasten: Callable[[], bool]) -> None:
-        """With `--head`, be the head or go to it; else nothing. What keeps the nodes apart is said
-        in one sentence, and the run goes on without them."""
+        """With `--head`, becomes the head or goes to it; else does nothing. What keeps the nodes
+        apart is said in one sentence, and the run goes on without them."""
         agreed = self.several.agreed if self.several is not None else None
         if agreed is None or self.several is None:
             return
@@ -308,16 +308,16 @@ class Job:
                 )
 
     def pause(self, seconds: float) -> None:
-        """Until the next look. What other nodes say meanwhile is taken in at once: then that look
-        has less to do, and it does not lie in memory until then. Raises what `take` does, never
-        before `TAKE_EVERY_S`."""
+        """Pauses until the next look. What other nodes say meanwhile is taken in at once: then that
+        look has less to do, and it does not lie in memory until then. Raises what `take` does,
+        never before `TAKE_EVERY_S`."""
         until_s = time.monotonic() + seconds
         while self.head is not None and until_s - time.monotonic() > TAKE_EVERY_S:
             time.sleep(TAKE_EVERY_S)
             self.head.take()
         time.sleep(max(0.0, until_s - time.monotonic()))
 
-    def copy_of(self, path: Path) -> Told | None:
+    def copy_of(self, path: Path) -> ReportedCopy | None:
         """Returns what the node of a copied record has told of it; None for a record of this
         host."""
         return None if self.head is None else self.head.copy_of(path)
@@ -334,7 +334,7 @@ class Job:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the ranks."""
+        """Returns what the ranks get into their environment."""
         if self.several is None:
             return {"DISTDEBUG_MEET": ""}
         return {"DISTDEBUG_MEET": PERHAPS if self.several.guessed else "1"}

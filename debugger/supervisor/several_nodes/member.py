@@ -191,7 +191,7 @@ class Member:
         self._connection.send(Message("stacks", to_message(evidence)))
 
     def answer(self, number: int, ok: bool, text: str) -> None:
-        """To the head's request of this number."""
+        """Answers the head's request of this number."""
         self._connection.send(Message("answer", {"number": number, "ok": ok, "text": text}))
 
     def tell_end(self, status: ExitStatus | None, over: bool) -> None:

@@ -19,8 +19,8 @@ class Pacing:
         self._pace = Pace()
 
     def joined(self, newcomer: int, nodes: int) -> None:
-        """There are so many nodes with this one. All are told when that makes them tell less often;
-        else this one is, which may have joined after that."""
+        """Takes a node that has joined: there are so many with it. All are told when that makes
+        them tell less often; else this one is, which may have joined after that."""
         pace = pace_for(nodes)
         if pace != self._pace:
             self._pace = pace

@@ -250,7 +250,7 @@ class NodePrompts:
         (self._shown if data.get("back") is True else self._reached).heard(data, blob)
 
     def close(self) -> None:
-        """There is no head any more, or the run is over."""
+        """Ends the connections: there is no head any more, or the run is over."""
         self._reached.close()
         self._shown.close()
         break_requests.withdraw(self._directory, os.getpid())

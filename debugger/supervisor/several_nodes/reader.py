@@ -87,7 +87,8 @@ class JobReader:
         return snapshots
 
     def only_calling(self) -> bool:
-        """To look at 16,384 ranks takes most of a second, and 200 digests come in each."""
+        """Whether ranks only go on calling: to look at 16,384 takes most of a second, and 200
+        digests come in each."""
         head = self._job.head
         if head is None or len(head.nodes) <= FEW_NODES:
             return False

@@ -41,7 +41,9 @@ class Evidence:
             finding = refine_cause(finding, self._states(finding))
         ranks = dict(finding.ranks)
         for rank in self.lines:
-            lines = self._lines(rank, finding)
+            lines, thread = self.lines[rank], self._standing(rank, finding)
+            if thread is not None and thread is not self._main(rank):
+                lines = stack_tree.lines_of(thread)
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
             if rank in ranks and not all(line.endswith("(kernel)") for line in lines):
                 ranks[rank] = replace(ranks[rank], stack=tuple(lines))
@@ -81,7 +83,8 @@ class Evidence:
         return found
 
     def _held_locks(self, ranks: Iterable[int]) -> dict[int, HeldLock]:
-        """By rank, the lock that is waited for in it, with the threads in question; of a few."""
+        """Returns by rank the lock that is waited for in it, with the threads in question; of a
+        few."""
         found: dict[int, HeldLock] = {}
         for rank in ranks:
             held = held_lock(self.stacks.get(rank, ()), self._main(rank))
@@ -121,13 +124,6 @@ class Evidence:
             if found is not None and _is_at(found[0], site):
                 return thread
         return None
-
-    def _lines(self, rank: int, finding: Finding) -> Sequence[str]:
-        """Returns the frames of the thread that stands for the rank, innermost first, printable."""
-        thread = self._standing(rank, finding)
-        if thread is None or thread is self._main(rank):
-            return self.lines.get(rank, ())
-        return stack_tree.lines_of(thread)
 
     def _states(self, finding: Finding) -> dict[int, RankState]:
         """Returns the state of the thread that stands for each culprit, of those that have a

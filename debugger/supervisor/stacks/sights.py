@@ -53,7 +53,7 @@ class Thread:
 
     @property
     def wakes_in_s(self) -> float | None:
-        """Until the time that it has set itself; None where it has set none."""
+        """The seconds until the time that it has set itself; None where it has set none."""
         return self.asleep.wakes_in_s
 
     @property
@@ -136,8 +136,8 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
 
 
 class _Below(NamedTuple):
-    """For how long one process has wanted a core so far, what it has moved, and whether it has a
-    core now, or waits for one."""
+    """The work of one process below: for how long it has wanted a core so far, what it has moved,
+    and whether it has a core now, or waits for one."""
 
     wanted_s: float
     moved_bytes: int

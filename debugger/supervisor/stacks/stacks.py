@@ -64,7 +64,7 @@ class ThreadStack:
 
     @property
     def python_frames(self) -> list[Frame]:
-        """Without those of native code, innermost first."""
+        """The frames without those of native code, innermost first."""
         return [frame for frame in self.frames if not frame.native]
 
 

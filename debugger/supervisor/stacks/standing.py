@@ -139,7 +139,8 @@ def _awaited(thread: Thread) -> str:
 
 
 def _goes_on(sight: Sight, main: Thread, quiet_s: float) -> str:
-    """Why the process may go on by itself, in words behind `rank 0`; "" where nothing is seen."""
+    """Tells why the process may go on by itself, in words behind `rank 0`; "" where nothing is
+    seen."""
     python = [one for one in sight.threads if one.stack.python_frames]
     serves = next((one.serves for one in python if one.serves), "")
     if serves:

@@ -74,7 +74,8 @@ class StandstillWatch:
         self._seen: Mapping[int, Standstill] = {}
 
     def look(self, ranks: Mapping[int, Rank]) -> None:
-        """Once a round of the supervisor. `ranks` are those of the run as of the last look."""
+        """Looks, once a round of the supervisor. `ranks` are those of the run as of the last
+        look."""
         now_s = time.monotonic()
         if self._last is not None and now_s - self._last.at_s < STANDSTILL_WINDOW_S:
             return
@@ -125,8 +126,8 @@ class StandstillWatch:
 def _seen(
     ranks: Mapping[int, Rank], pids: Collection[int], since_ns: int, quiet_s: float
 ) -> dict[int, Standstill]:
-    """By pid, what keeps each of the ranks: beyond `MOST_LOOKED_AT` of them no more is known than
-    that they are quiet as well. `pids` are all processes of the run."""
+    """Returns by pid what keeps each of the ranks: beyond `MOST_LOOKED_AT` of them no more is known
+    than that they are quiet as well. `pids` are all processes of the run."""
     looked_at = sorted(ranks)[:MOST_LOOKED_AT]
     sights = look([ranks[number].pid for number in looked_at], quiet_s, [])
     found = {number: Standstill(since_ns) for number in ranks}
