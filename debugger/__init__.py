@@ -92,8 +92,9 @@ def inject(spec: str) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """What costs nothing until it is asked for: `distdebug.log`, for the program's own events,
-    `distdebug.step(n)`, which says that step n of its training begins, and `distdebug.faults`."""
+    """Loads what costs nothing until it is asked for: `distdebug.log`, for the program's own
+    events, `distdebug.step(n)`, which says that step n of its training begins, and
+    `distdebug.faults`."""
     if name == "log":
         from .rank.log import user_log
 

@@ -21,7 +21,8 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 _HELP = "help"
 _PACKAGES = {"argcomplete": "argcomplete", "psutil": "psutil", "textual": "textual", "zmq": "pyzmq"}
-"""What may be missing in an environment that was made to read records only, by its module."""
+"""The packages that may be missing in an environment that was made to read records only, by
+module."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EXAMPLES = """\
@@ -76,8 +77,8 @@ def _open_what_is_closed() -> None:
 
 
 def _wait_where_full() -> None:
-    """What a command prints is lost, and nothing said, where a standard stream is non-blocking, as
-    a parent that uses asyncio or Node.js may leave it, and full."""
+    """Has a standard stream wait where it is full: of a non-blocking one, as a parent that uses
+    asyncio or Node.js may leave it, what a command prints would be lost, and nothing said."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
@@ -142,7 +143,7 @@ def _unknown(name: str) -> str:
 
 
 def _told(error: Exception) -> int:
-    """One sentence on stderr, and the exit code that says whose fault it was."""
+    """Prints one sentence on stderr, and returns the exit code that says whose fault it was."""
     from .record.reading.reader import FlightError
     from .record.safe_files.place import RunDirectoryError
 

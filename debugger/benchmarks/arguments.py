@@ -1,4 +1,4 @@
-"""What the kinds of `distdebug bench` that measure with ranks are asked: read, or refused in a
+"""The arguments of the kinds of `distdebug bench` that measure with ranks: read, or refused in a
 sentence that says what to write instead."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPS = (
     "barrier",
 )
 TORCH_BACKENDS = ("tcp", "gloo")
-"""Those whose ranks need no mpiexec."""
+"""The backends whose ranks need no mpiexec."""
 GPU_BACKENDS = ("distcore_nccl", "nccl")
 """On tensors of a GPU; ours and torch's."""
 BACKENDS = (*TORCH_BACKENDS, "mpi", "openmpi", *GPU_BACKENDS)
@@ -99,7 +99,7 @@ def read_sizes(text: str, factor: int) -> list[int]:
 
 
 def read_size(text: str, where: str) -> int:
-    """One size in bytes, from "64K", which stands in the flag `where`. Raises UsageError."""
+    """Reads one size in bytes, from "64K", which stands in the flag `where`. Raises UsageError."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(

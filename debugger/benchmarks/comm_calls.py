@@ -17,7 +17,7 @@ from .comm_layout import layout, neighbours
 
 @dataclass(frozen=True)
 class Call:
-    """One operation on buffers of its own: `run(group)`, on every rank.
+    """An operation on buffers of its own: `run(group)`, on every rank.
 
     With `fill`ed buffers, the output's equal parts hold the numbers `expected` after one run.
     """
@@ -60,44 +60,24 @@ def _bind(
 ) -> Callable[[Any], None]:
     match op:
         case "all_reduce":
-            return partial(_all_reduce, source)
+            return lambda group: dist.all_reduce(source, group=group)
         case "broadcast":
-            return partial(_broadcast, source)
+            return lambda group: dist.broadcast(source, group_src=0, group=group)
         case "all_gather_into_tensor":
-            return partial(_all_gather, target, source)
+            return lambda group: _gather_single(target, source, group=group)
         case "reduce_scatter_tensor":
-            return partial(_reduce_scatter, target, source)
+            return lambda group: _scatter_single(target, source, group=group)
         case "all_to_all_single":
-            return partial(_all_to_all, target, source)
+            return lambda group: dist.all_to_all_single(target, source, group=group)
         case "send_recv":
             return partial(_send_recv, source, target, following, preceding)
         case _:
-            return _barrier
-
-
-def _all_reduce(tensor: torch.Tensor, group: Any) -> None:
-    dist.all_reduce(tensor, group=group)
-
-
-def _broadcast(tensor: torch.Tensor, group: Any) -> None:
-    dist.broadcast(tensor, group_src=0, group=group)
+            return lambda group: dist.barrier(group=group)
 
 
 # By their new names, where this torch has them: the old ones then cost 5 us more, for a warning.
 _gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-
-
-def _all_gather(target: torch.Tensor, source: torch.Tensor, group: Any) -> None:
-    _gather_single(target, source, group=group)
-
-
-def _reduce_scatter(target: torch.Tensor, source: torch.Tensor, group: Any) -> None:
-    _scatter_single(target, source, group=group)
-
-
-def _all_to_all(target: torch.Tensor, source: torch.Tensor, group: Any) -> None:
-    dist.all_to_all_single(target, source, group=group)
 
 
 def _send_recv(
@@ -120,7 +100,3 @@ def _send_recv(
     for work in works:
         assert work is not None
         work.wait()
-
-
-def _barrier(group: Any) -> None:
-    dist.barrier(group=group)

@@ -1,4 +1,4 @@
-"""What `distdebug bench comm` reports, by the definitions of nccl-tests.
+"""The figures that `distdebug bench comm` reports, by the definitions of nccl-tests.
 
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. The size of a call is
 that of the larger of a rank's two buffers: of the output for all_gather_into_tensor, of the input
@@ -77,7 +77,7 @@ def heading(backends: Sequence[str]) -> Iterator[str]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One of the table's rows, from `summarise`."""
+    """Returns a row of the table, from `summarise`."""
     size = size_text(row["size_bytes"]) if row["size_bytes"] else "-"
     text = f"{row['op']:23}{row['ranks']:>5}{size:>9}{row['rounds']:>8}"
     base = baseline(list(row["backends"]))

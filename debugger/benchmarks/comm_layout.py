@@ -1,4 +1,5 @@
-"""What the calls of `bench comm` move and must give, whoever carries them; without torch.
+"""The elements that the calls of `bench comm` move and must give, whoever carries them; without
+torch.
 
 Sizes are counted as nccl-tests counts them, in float32. Where every rank has its share of the
 buffer, a size is rounded up to one that all ranks share evenly.
@@ -25,7 +26,7 @@ class Layout:
 
 
 def true_size(op: str, size_bytes: int, ranks: int) -> int:
-    """What a call of about `size_bytes` moves; 0 for a barrier."""
+    """Returns what a call of about `size_bytes` moves; 0 for a barrier."""
     if op == "barrier":
         return 0
     unit = ELEMENT_BYTES * (ranks if op in _SHARED else 1)
@@ -56,5 +57,6 @@ def layout(op: str, size_bytes: int, rank: int, ranks: int) -> Layout:
 
 
 def neighbours(rank: int, ranks: int) -> tuple[int, int]:
-    """Whom `rank` sends to and receives from in `send_recv`: a ring, as in nccl-tests' sendrecv."""
+    """Returns whom `rank` sends to and receives from in `send_recv`: a ring, as in nccl-tests'
+    sendrecv."""
     return (rank + 1) % ranks, (rank - 1) % ranks

@@ -122,7 +122,8 @@ def _time_text(power: int) -> str:
 
 
 def _size_ticks(axes: Axes) -> list[int]:
-    """At most five sizes, the smallest times powers of two, the largest too where it is one."""
+    """Returns at most five sizes, the smallest times powers of two, the largest too where it is
+    one."""
     doublings = int(math.log2(axes.largest / axes.smallest) + 1e-9)
     step = max(1, math.ceil(doublings / 4))
     while doublings % step:

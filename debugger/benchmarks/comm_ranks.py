@@ -1,4 +1,4 @@
-"""What one rank of `bench comm` does: with the others it measures every backend in turn."""
+"""A rank of `bench comm`: with the others it measures every backend in turn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNDER_MPIEXEC = (open_mpi.NAME, open_mpi.OURS)
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be measured. `sizes` in bytes."""
+    """The measurements that are asked for. `sizes` in bytes."""
 
     backends: Sequence[str]
     ops: Sequence[str]
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the table."""
+    """A row of the table."""
 
     op: str
     size_bytes: int

@@ -1,4 +1,4 @@
-"""How fast backends communicate, one number of ranks after the other.
+"""Measures how fast backends communicate, one number of ranks after the other.
 
 python -m distdebug.benchmarks.communication REQUEST
 

@@ -30,8 +30,8 @@ from .limits import DEATH_S, END_S, SILENCE_S
 
 Row = dict[str, Any]
 Body = Callable[[int, int, Path, float], Iterator[Row]]
-"""What a rank does: `body(rank, size, directory, ends_at)`, where `directory` is the same empty one
-for all and `ends_at` is on the monotonic clock. Only rank 0's rows count."""
+"""The body of a rank: `body(rank, size, directory, ends_at)`, where `directory` is the same empty
+one for all and `ends_at` is on the monotonic clock. Only rank 0's rows count."""
 
 
 class RankError(Exception):
@@ -86,7 +86,7 @@ def _rank(
 def _listen(
     ranks: dict[Connection, int], processes: list[Any], size: int
 ) -> Generator[Row, None, None]:
-    """What rank 0 measures, until all ranks are done."""
+    """Yields what rank 0 measures, until all ranks are done."""
     while ranks:
         ready = wait(list(ranks), SILENCE_S)
         if not ready:
@@ -122,7 +122,7 @@ def _dead(processes: list[Any]) -> str | None:
 
 
 def unavailable(backend: str) -> str | None:
-    """Why `backend` cannot be measured here; None if it can."""
+    """Tells why `backend` cannot be measured here; None if it can."""
     if backend in (open_mpi.NAME, open_mpi.OURS):
         return open_mpi.unavailable()
     if backend in gpu.BACKENDS:

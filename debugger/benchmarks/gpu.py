@@ -1,4 +1,5 @@
-"""Where a rank that compares backends on GPUs has its tensors, and when its calls are over."""
+"""The place on a GPU where a rank that compares backends has its tensors, and when its calls are
+over."""
 
 from __future__ import annotations
 
@@ -24,11 +25,7 @@ class Place:
     finish: Callable[[], None]
 
 
-def _nothing() -> None:
-    pass
-
-
-NOWHERE = Place(torch.empty, _nothing)
+NOWHERE = Place(torch.empty, lambda: None)
 """Main memory: a call is over when it returns."""
 
 
@@ -46,7 +43,7 @@ def place(rank: int, size: int) -> Place:
 
 
 def unavailable(backend: str) -> str | None:
-    """Why it cannot be measured here; None if it can."""
+    """Tells why it cannot be measured here; None if it can."""
     # Ranks are forked, and CUDA does not survive a fork: it is not to be asked in this process.
     os.environ[_WITHOUT_CUDA] = "1"
     if backend == "nccl":

@@ -21,7 +21,7 @@ INFO = "info"
 DETAIL = "detail"
 TORCH_DETAIL = "torch_detail"
 Call = Callable[[Any], object]
-"""What is measured, given a group."""
+"""The call that is measured, given a group."""
 
 
 @dataclass(frozen=True)

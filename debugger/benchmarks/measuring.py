@@ -13,9 +13,9 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one way, in µs for one execution: the median round, by how much it exceeds stock's
-    (median of the rounds' differences), and the same for the fastest round, which is what remains
-    on a machine that others keep busy."""
+    """The cost of one way, in µs for one execution: the median round, by how much it exceeds
+    stock's (median of the rounds' differences), and the same for the fastest round, which is what
+    remains on a machine that others keep busy."""
 
     median_us: float
     added_us: float
@@ -25,7 +25,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to do it: `run` is timed; `prepare` runs before each turn and is not."""
+    """A way to do it: `run` is timed; `prepare` runs before each turn and is not."""
 
     run: Callable[[], object]
     prepare: Callable[[], object]

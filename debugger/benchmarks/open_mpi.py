@@ -37,7 +37,7 @@ INSTALL = "pip install 'distdebug[mpi]'"
 
 
 def unavailable() -> str | None:
-    """Why Open MPI cannot be measured here; None if it can."""
+    """Tells why Open MPI cannot be measured here; None if it can."""
     missing = [name for name in ("mpi4py", "numpy") if importlib.util.find_spec(name) is None]
     launcher = _launcher()
     if missing or launcher is None:

@@ -1,4 +1,4 @@
-"""One of Open MPI's ranks: it does what its partner in `open_mpi` says, until that one is gone.
+"""A rank of Open MPI's: it does what its partner in `open_mpi` says, until that one is gone.
 
 mpiexec -n SIZE python -m distdebug.benchmarks.open_mpi_rank SIZE PREFIX
 
@@ -27,7 +27,7 @@ OURS = "mpi"
 
 
 class Buffers:
-    """What both ways work on: where memory lies makes up to a fifth of a large call."""
+    """The buffers that both ways work on: where memory lies makes up to a fifth of a large call."""
 
     def __init__(self, op: str, size_bytes: int) -> None:
         world = MPI.COMM_WORLD
@@ -41,7 +41,7 @@ class Buffers:
 
 
 class Call:
-    """One operation, as `comm_calls.Call` is."""
+    """An operation, as `comm_calls.Call` is."""
 
     def __init__(self, buffers: Buffers) -> None:
         self._buffers = buffers
@@ -59,7 +59,7 @@ class Call:
         return right
 
     def turn(self, times: int, warm_up: bool) -> tuple[float, float]:
-        """As `turns.here` measures it."""
+        """Measures as `turns.here` does."""
         return _turn(self.run, times, warm_up)
 
 
@@ -87,13 +87,13 @@ class OurCall:
         self._run = partial(self._call.run, dist.group.WORLD)
 
     def is_right(self) -> bool:
-        """As `Call.is_right`."""
+        """Checks as `Call.is_right` does."""
         import torch.distributed as dist
 
         return self._call.is_right(dist.group.WORLD)
 
     def turn(self, times: int, warm_up: bool) -> tuple[float, float]:
-        """As `Call.turn`."""
+        """Measures as `Call.turn` does."""
         return _turn(self._run, times, warm_up)
 
 
@@ -109,7 +109,7 @@ def _turn(run: Callable[[], object], times: int, warm_up: bool) -> tuple[float, 
 
 
 def _bind(op: str, source: Any, target: Any) -> Callable[[], object]:
-    """Where torch's call works in place, so does MPI's."""
+    """Returns MPI's call, which works in place where torch's does."""
     world = MPI.COMM_WORLD
     following, preceding = neighbours(world.rank, world.size)
     ours, theirs = [source, MPI.FLOAT], [target, MPI.FLOAT]

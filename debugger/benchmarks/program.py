@@ -1,4 +1,5 @@
-"""What the kinds of `distdebug bench` with ranks share: running the program, and what is kept."""
+"""The part that kinds of `distdebug bench` with ranks share: running the program, and what is
+kept."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def start(words: Sequence[str], request: dict[str, Any]) -> Iterator[dict[str, A
 
 
 class Figures(Protocol):
-    """How the rows of one kind become figures, and those a table: a module has these three."""
+    """The form in which the rows of one kind become figures, and those a table: a module has these
+    three."""
 
     def summarise(self, row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
         """The figures of one row."""
@@ -61,7 +63,7 @@ class Figures(Protocol):
         """The lines above the table's rows."""
 
     def line(self, row: dict[str, Any]) -> str:
-        """One of the table's rows, from `summarise`."""
+        """Returns a row of the table, from `summarise`."""
 
 
 def begin(

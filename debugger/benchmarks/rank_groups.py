@@ -43,7 +43,7 @@ def _new_group(name: str, size: int) -> Any:
 
 @contextmanager
 def transport(name: str) -> Iterator[None]:
-    """In here new groups use the transport that "tcp/shm" names after its slash."""
+    """Has new groups in here use the transport that "tcp/shm" names after its slash."""
     _, slash, chosen = name.partition("/")
     before = os.environ.get(TRANSPORT_VARIABLE)
     if slash:

@@ -1,5 +1,5 @@
-"""One of the ranks that measure, on gloo: all_reduce of several sizes without DETAIL and with it,
-and a DDP training step.
+"""A rank that measures, on gloo: all_reduce of several sizes without DETAIL and with it, and a DDP
+training step.
 
 python -m distdebug.benchmarks.ranks DIRECTORY RANK WORLD_SIZE calls|detail|step
 """
@@ -70,7 +70,8 @@ def _step(both: groups.Groups) -> dict[str, Any]:
 
 
 def _beat_us(both: groups.Groups) -> float:
-    """One beat of the heartbeat: it runs beside stock's steps too, so it is not in the others."""
+    """Measures one beat of the heartbeat: it runs beside stock's steps too, so it is not in the
+    others."""
     spent = []
     for _ in range(200):
         began = time.perf_counter_ns()

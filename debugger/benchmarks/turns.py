@@ -26,7 +26,7 @@ MOST_EXECUTIONS = 5000
 
 
 def _is_over() -> None:
-    """On the CPU a call is over when it returns."""
+    """Does nothing: on the CPU a call is over when it returns."""
 
 
 def here(run: Callable[[], None], finish: Callable[[], None] = _is_over) -> Way:
@@ -59,8 +59,8 @@ class Turns:
     def measure(
         self, ways: Mapping[str, Way], ends_at: float, most_rounds: int
     ) -> dict[str, dict[str, Any]]:
-        """For each way `executions` (in a round), `rounds_us` and `cpu_us`: µs for one execution,
-        one number per round, of the slowest rank and of the mean rank.
+        """Measures for each way `executions` (in a round), `rounds_us` and `cpu_us`: µs for one
+        execution, one number per round, of the slowest rank and of the mean rank.
 
         At least one round is made; done by `ends_at` (monotonic) or after `most_rounds`. Who begins
         rotates with the rounds.
@@ -94,7 +94,7 @@ class Turns:
         }
 
     def _estimate(self, way: Way, turn_s: float) -> float:
-        """About how many seconds one execution takes."""
+        """Returns about how many seconds one execution takes."""
         times = 1
         while True:
             one_s, _, _ = self._turn(way, times, warm_up=False)

@@ -1,4 +1,4 @@
-"""What every command of `distdebug` has: a name, an example of its use, and a body."""
+"""The parts of every command of `distdebug`: a name, an example of its use, and a body."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import COMMANDS
 
 
 class Command(ABC):
-    """One command. `epilog` shows an example. Errors are raised: only `cli.main` makes them
-    exit codes."""
+    """A command of `distdebug`. `epilog` shows an example. Errors are raised: only `cli.main` makes
+    them exit codes."""
 
     name: ClassVar[str]
     epilog: ClassVar[str]

@@ -26,11 +26,11 @@ from .base import Command
 SCHEMA = "distdebug.bench/1"
 SYNCHRONOUS_BAR_US = 3.0
 ASYNCHRONOUS_BAR_US = 4.0
-"""Of a call that is waited for by its handle: torch's `send` is one, too."""
+"""The bar of a call that is waited for by its handle: torch's `send` is one, too."""
 REFERENCE_US = 3.1
-"""What stock's all_reduce on the fake backend took on the machine on which those two bars were set.
-Another machine is as much faster or slower at the layer's Python as at torch's, so that what is
-added is also given, and the bars with it, as a share of that call in the same run."""
+"""The time of stock's all_reduce on the fake backend on the machine on which those two bars were
+set. Another machine is as much faster or slower at the layer's Python as at torch's, so that what
+is added is also given, and the bars with it, as a share of that call in the same run."""
 STEP_BAR_PERCENT = 3.0
 BEATS_PER_S = 10
 DETAIL_SHARE_BAR = 0.2
@@ -51,7 +51,7 @@ examples:
 
 @dataclass(frozen=True)
 class Kind:
-    """One thing that can be measured: `distdebug bench NAME`."""
+    """A kind of measurement: `distdebug bench NAME`."""
 
     help: str
     epilog: str
@@ -190,7 +190,8 @@ def table(measured: dict[str, Any]) -> Iterator[str]:
             f"(bar: {STEP_BAR_PERCENT:g} %)"
         )
     for name, key in (("median", "added_us"), ("fastest", "best_added_us")):
-        stock_us = _reference_us(fake, key)
+        (stock,) = (row["stock"] for row in fake if row["op"] == "all_reduce")
+        stock_us: float = stock[_taken(key)]
         yield (
             f"{name + ' round:':16}stock's all_reduce there takes {stock_us:.1f} µs, "
             f"{REFERENCE_US:g} where the bars were set; in such calls that is "
@@ -201,21 +202,14 @@ def table(measured: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def _reference_us(rows: Sequence[dict[str, Any]], key: str) -> float:
-    """What stock's all_reduce takes in this run, by the median or the fastest round as `key`."""
-    (stock,) = (row["stock"] for row in rows if row["op"] == "all_reduce")
-    taken_us: float = stock[_taken(key)]
-    return taken_us
-
-
 def _taken(key: str) -> str:
-    """What a call takes, by the kind of round of which `key` says what is added."""
+    """Names what a call takes, by the kind of round of which `key` says what is added."""
     return "median_us" if key == "added_us" else "best_us"
 
 
 def _span(rows: Sequence[dict[str, Any]], key: str, waited_for: bool, of_us: float = 0.0) -> str:
-    """What INFO adds to the calls that are waited for by their handles, or to the synchronous ones:
-    "2.9 to 3.4", in µs; as shares of a time `of_us`, where one is given: "0.94 to 1.10"."""
+    """Tells what INFO adds to the calls that are waited for by their handles, or to the synchronous
+    ones: "2.9 to 3.4", in µs; as shares of a time `of_us`, where one is given: "0.94 to 1.10"."""
     added = [
         row["info"][key] / (of_us or 1)
         for row in rows
@@ -247,8 +241,8 @@ def _detail_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _percent(step: dict[str, Any], key: str) -> float:
-    """What INFO adds to a step. The heartbeat beats beside stock's steps as well, so its share of
-    a core comes on top."""
+    """Returns what INFO adds to a step. The heartbeat beats beside stock's steps as well, so its
+    share of a core comes on top."""
     stock_us: float = step["stock"][_taken(key)]
     beats: float = step["heartbeat_us"] * BEATS_PER_S / 1e6
     added_us: float = step["info"][key]

@@ -43,8 +43,8 @@ def add(group: argparse._ArgumentGroup) -> None:
 def places(
     texts: Sequence[str], command: Sequence[str], world_size: int | None = None
 ) -> tuple[str, ...]:
-    """What the ranks of this command are told: with absolute names of files. `world_size`: where it
-    is known, a rank beyond it is refused. Raises UsageError."""
+    """Returns what the ranks of this command are told: with absolute names of files. `world_size`:
+    where it is known, a rank beyond it is refused. Raises UsageError."""
     found = tuple(_place(text, command) for text in texts)
     for text, place in zip(texts, found, strict=True):
         if world_size is not None and place.rank is not None and place.rank >= world_size:

@@ -32,7 +32,7 @@ def add(group: argparse._ArgumentGroup) -> None:
 
 
 def chosen(args: argparse.Namespace) -> Ci | None:
-    """What the flags ask for. Raises UsageError."""
+    """Returns what the flags ask for. Raises UsageError."""
     path: Path | None = args.ci_artifact
     if args.ci:
         for flag, given in (("--break", args.breaks), ("--pdb", args.pdb), ("--tui", args.tui)):

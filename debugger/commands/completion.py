@@ -98,5 +98,5 @@ def _checks(prefix: str, **_: Any) -> Iterable[str]:
 
 
 _COMPLETERS = {"RUN": _runs, "NAMES": _checks}
-"""What completes a value, by the name that the help has for it; else choices, or files. They answer
-with texts that stand beside the words: without one zsh shows "None" there."""
+"""The function that completes a value, by the name that the help has for it; else choices, or
+files. They answer with texts that stand beside the words: without one zsh shows "None" there."""

@@ -75,7 +75,7 @@ class ExportCommand(Command):
 
 
 def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> str:
-    """What the record has of the calls, and what the report has found."""
+    """Writes what the record has of the calls, and what the report has found."""
     from ..record import steady_clock
     from ..record.runs.run_directory import is_live
     from ..reports import prometheus, stored

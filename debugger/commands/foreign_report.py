@@ -43,7 +43,7 @@ def report(path: Path) -> tuple[Document, Sequence[str]]:
 
 @no_collection()
 def judged(path: Path) -> Judged:
-    """That job, judged. Raises UsageError where there is no dump at all, or none can be read: there
+    """Judges the job. Raises UsageError where there is no dump at all, or none can be read: there
     is nothing then of which a report could say that it is in order."""
     found = dump_files.load(path)
     if not found.jobs and found.faults:
@@ -84,8 +84,8 @@ def judged(path: Path) -> Judged:
 
 @contextlib.contextmanager
 def as_run(path: Path) -> Iterator[Path]:
-    """That job as a run directory, with records and report, which is gone after the `with`. Raises
-    UsageError where no dump can be read, or the directory not be written."""
+    """Writes the job as a run directory, with records and report, which is gone after the `with`.
+    Raises UsageError where no dump can be read, or the directory not be written."""
     found = judged(path)
     if not found.trace.dumps:
         why = found.document["notes"]

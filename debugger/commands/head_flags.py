@@ -36,15 +36,16 @@ def add(group: argparse._ArgumentGroup) -> None:
 
 
 def of_launcher(nodes: NodesOfLauncher | None, interface: str) -> Several | None:
-    """What the launcher's flags say of the job's nodes; `interface`: where to listen, if that was
-    said."""
+    """Returns what the launcher's flags say of the job's nodes; `interface`: where to listen, if
+    that was said."""
     if nodes is None:
         return None
     return Several(nodes.fewest, nodes.most, interface, nodes.node, nodes.ranks)
 
 
 def with_head(args: argparse.Namespace, several: Several | None) -> Several | None:
-    """What is known of the job's nodes, and where they meet if that was said. Raises UsageError."""
+    """Returns what is known of the job's nodes, and where they meet if that was said. Raises
+    UsageError."""
     if args.head is None:
         if args.job_key is not None:
             raise UsageError("--job-key is of --head HOST:PORT, which was not given")

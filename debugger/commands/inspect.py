@@ -187,7 +187,7 @@ def _watched(args: argparse.Namespace, limits: Limits, every_s: float) -> Inspec
 
 
 def _seen(args: argparse.Namespace, limits: Limits) -> Inspection:
-    """One look at the job that is meant."""
+    """Looks once at the job that is meant."""
     from ..inspection import slurm
     from ..inspection.inspect import inspect, of_nodes
 
@@ -201,7 +201,7 @@ def _seen(args: argparse.Namespace, limits: Limits) -> Inspection:
 
 
 def _part(args: argparse.Namespace, limits: Limits) -> int:
-    """One node's look at a job of Slurm's, for the command that asks all of them."""
+    """Prints one node's look at a job of Slurm's, for the command that asks all of them."""
     from ..inspection.inspect import inspect, part
     from ..inspection.parts import written
     from ..inspection.processes import find_jobs

@@ -1,4 +1,4 @@
-"""What `distdebug logs` is asked to show: ranks, levels, groups, ops and times."""
+"""The filters of `distdebug logs`: ranks, levels, groups, ops and times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECONDS = re.compile(r"\d{1,9}(\.\d*)?|\.\d+")
 
 @dataclass(slots=True)
 class Filter:
-    """What a line must be to be shown; None: anything. Times are Unix nanoseconds."""
+    """The conditions of a line to be shown; None: anything. Times are Unix nanoseconds."""
 
     level: str | None = None
     group: str | None = None

@@ -37,12 +37,12 @@ def pid(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """Of random numbers."""
+    """Reads the seed of random numbers."""
     return _least(text, 0, "a whole number from 0 on")
 
 
 def between(least: int, most: int, what: str) -> Callable[[str], int]:
-    """What reads a whole number within these bounds, which `what` tells."""
+    """Returns what reads a whole number within these bounds, which `what` tells."""
 
     def read(text: str) -> int:
         try:
@@ -66,7 +66,7 @@ def seconds(text: str) -> float:
 
 
 def mebibytes(least: float, most: float) -> Callable[[str], float]:
-    """What reads a number of MiB within these bounds."""
+    """Returns what reads a number of MiB within these bounds."""
 
     def read(text: str) -> float:
         what = f"a number of MiB from {least:g} to {most:.0f}"

@@ -98,7 +98,8 @@ class PlanCommand(Command):
 
 
 def _request(asked: Asked) -> Request:
-    """What the planner is asked for. Raises UsageError where the flags do not fit each other."""
+    """Returns what the planner is asked for. Raises UsageError where the flags do not fit each
+    other."""
     from ..plan.planner import chosen_ranks
     from ..record.requests.plan_request import Request
 
@@ -198,7 +199,7 @@ def _world_size(request: object) -> int:
 
 
 def _add_which(group: argparse._ArgumentGroup) -> None:
-    """Which ranks, how far, and how many at a time."""
+    """Adds the flags for which ranks, how far, and how many at a time."""
     group.add_argument(
         "--nodes", type=numbers.count, metavar="M", help="spread the ranks over M nodes"
     )
@@ -227,7 +228,7 @@ def _add_which(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_how(group: argparse._ArgumentGroup) -> None:
-    """How a rank runs without its peers."""
+    """Adds the flags for how a rank runs without its peers."""
     group.add_argument(
         "--real-bytes",
         type=numbers.size_bytes,

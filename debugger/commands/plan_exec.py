@@ -24,7 +24,7 @@ _SCALE = re.compile(r"--scale(=.*)?")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a command line of `plan` asks for. `job` is what the command behind `exec` would start;
+    """The request of a command line of `plan`. `job` is what the command behind `exec` would start;
     None without it."""
 
     request: RunRequest
@@ -33,7 +33,7 @@ class Asked:
 
     @property
     def shown(self) -> list[str]:
-        """What stands behind `plan`, for reports."""
+        """The words behind `plan`, for reports."""
         if self.job is None:
             return self.request.command_line
         return [*self.request.own_arguments, WORD, "--", *self.command]

@@ -1,4 +1,4 @@
-"""What a plan tells beside its verdict: what the calls would cost on links, and, with `--scale
+"""The answers of a plan beside its verdict: what the calls would cost on links, and, with `--scale
 8:1024`, where the program depends on the number of its ranks: a real run beside the plan."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCALE = re.compile(r"([1-9]\d{0,6}):([1-9]\d{0,6})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """So many ranks run, and so many are planned."""
+    """The number of ranks that run, and of those that are planned."""
 
     run: int
     plan: int
@@ -50,7 +50,7 @@ def _scale(text: str) -> Scale:
 
 
 def planned_size(request: Any) -> int | None:
-    """How many ranks `--scale` has planned; None without it."""
+    """Returns how many ranks `--scale` has planned; None without it."""
     scale = request.own.scale
     if scale is None:
         return None

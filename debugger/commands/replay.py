@@ -64,6 +64,7 @@ class ReplayCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..benchmarks.replay import comparison
+        from ..record.reading.records import Records
         from ..record.runs.unpacking import opened
         from ..supervisor.supervisor import Supervisor
 
@@ -89,7 +90,7 @@ class ReplayCommand(Command):
             with _started(args, plan, backend) as asked:
                 supervisor = Supervisor(asked)
                 code = supervisor.run()
-            replayed_ranks = _ranks(supervisor.directory)
+            replayed_ranks = _newest(Records(supervisor.directory.ranks))
             replayed = comparison.figures(
                 replayed_ranks, comparison.recorded_names(ranks, replayed_ranks)
             )
@@ -110,12 +111,6 @@ def _recorded(directory: RunDirectory, name: str | None) -> Mapping[int, Rank]:
     if not found:
         raise UsageError(f"{name or directory.path} has no rank's record")
     return found
-
-
-def _ranks(directory: RunDirectory) -> Mapping[int, Rank]:
-    from ..record.reading.records import Records
-
-    return _newest(Records(directory.ranks))
 
 
 def _newest(records: Any) -> Mapping[int, Rank]:
@@ -158,7 +153,7 @@ def _check_memory(plan: Plan) -> None:
 
 
 def _own_backend(ranks: Mapping[int, Rank]) -> str:
-    """That of the run's groups, where this command can have it."""
+    """Returns the backend of the run's groups, where this command can have it."""
     used = {group.backend for rank in ranks.values() for group in rank.groups.values()}
     named = {one for text in used for one in by_device(text).values() if one in BACKENDS}
     if len(named) == 1:

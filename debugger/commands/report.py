@@ -65,7 +65,10 @@ class ReportCommand(Command):
         if args.traffic:
             return self._show_traffic(args)
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
-            return self._show_foreign(path, args.form, args.exit_code)
+            from . import foreign_report
+
+            report, faults = foreign_report.report(path)
+            return _tell(report, faults, rendered(report, args.form, path), args.exit_code)
         _check_that_something_is_there(args.run)
         with opened_whole(args.run) as directory:
             return self._show(directory, args.form, args.exit_code)
@@ -83,12 +86,6 @@ class ReportCommand(Command):
         else:
             print("\n".join(document.lines(found)))
         return 0
-
-    def _show_foreign(self, path: Path, form: str, exit_code: bool) -> int:
-        from . import foreign_report
-
-        report, faults = foreign_report.report(path)
-        return _tell(report, faults, rendered(report, form, path), exit_code)
 
     def _show(self, directory: RunDirectory, form: str, exit_code: bool) -> int:
         from ..record.safe_text.sanitize import clean
@@ -130,7 +127,8 @@ def _check_that_something_is_there(run: str | None) -> None:
 
 
 def _told_as_view(report: Document, directory: RunDirectory) -> None:
-    """What is seen of all nodes from one of them is kept there while somebody looks, no longer."""
+    """Tells that what is seen of all nodes from one of them is kept there while somebody looks, no
+    longer."""
     from ..record.runs import job_view
 
     node = job_view.node_of_view(directory.path)
@@ -144,8 +142,9 @@ def _told_as_view(report: Document, directory: RunDirectory) -> None:
 
 
 def _tell(report: Document, faults: Sequence[str], shown: str, exit_code: bool) -> int:
-    """What was found counts, whatever else could not be read. Where nothing was found, that is no
-    "in order" beside something that could not be read."""
+    """Prints the report and the faults, and returns the exit code. What was found counts, whatever
+    else could not be read. Where nothing was found, that is no "in order" beside something that
+    could not be read."""
     sys.stdout.write(shown)
     for fault in faults:
         print(f"distdebug: {fault}", file=sys.stderr)

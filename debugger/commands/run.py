@@ -80,6 +80,7 @@ class RunCommand(Command):
         if request.own.launcher == "mpi":
             return self._run_mpi(request, size)
         far = _several_nodes(torchrun.nnodes) or several is not None
+        one_host = not (_several_nodes(torchrun.nnodes) or request.own.netns or request.own.head)
         launcher = [request.python.executable, "-m", "torch.distributed.run"]
         with free_port_arguments(request) as port:
             command = [*launcher, *port, *request.command_line]
@@ -91,7 +92,8 @@ class RunCommand(Command):
                     max_restarts=int(torchrun.max_restarts or 0),
                     world_size=0 if size is None and far else None,
                     several=several,
-                    environment=_surroundings(request),
+                    # Torch's own listeners keep to loopback where all ranks are on this host.
+                    environment={"DISTDEBUG_ONE_HOST": "1" if one_host else ""},
                     redirect=not {"redirects", "tee"} & request.given,
                     **options.common(request.own, request.command_line, size),
                 )
@@ -125,14 +127,6 @@ class RunCommand(Command):
             ).run()
 
 
-def _surroundings(request: Any) -> dict[str, str]:
-    """What torch's own listeners are told: where all ranks are on this host, in one network, they
-    keep to loopback."""
-    own = request.own
-    one_host = not (_several_nodes(request.torchrun.nnodes) or own.netns or own.head)
-    return {"DISTDEBUG_ONE_HOST": "1" if one_host else ""}
-
-
 def _several_nodes(nodes: str) -> bool:
-    """By the flag, or by torchrun's own variable for it."""
+    """Whether there are several nodes, by the flag, or by torchrun's own variable for it."""
     return str(nodes) not in ("1", "1:1")

@@ -49,7 +49,11 @@ class StacksCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         pid = args.run or ""
         if pid.isdigit() and len(pid) < 8 and not (nearest() / pid).exists():
-            return _below(int(pid), args.native, args.json)
+            ranks = ranks_below(int(pid))
+            if ranks:
+                return _show(ranks, "rank", args.native, args.json)
+            found = {one: one for one in python_below(int(pid))}
+            return _show(found, "pid", args.native, args.json)
         with opened_whole(args.run) as directory:
             if is_live(directory.path):
                 return _live(directory, args.native, args.json)
@@ -114,7 +118,7 @@ def _of_all_nodes(directory: RunDirectory, native: bool, as_json: bool) -> int:
 
 
 def _show_breakpoints(directory: Path, snapshots: Sequence[Snapshot]) -> None:
-    """Who stands at a breakpoint, and who waits for that."""
+    """Prints which ranks stand at a breakpoint, and which wait for that."""
     for stop in stops(directory):
         print(stop.notice(str(directory)))
     for snapshot in snapshots:
@@ -123,13 +127,6 @@ def _show_breakpoints(directory: Path, snapshots: Sequence[Snapshot]) -> None:
             state = standing(world, number).state
             if number not in world.at_breakpoint:
                 print(f"rank {number}: {clean(state)}")
-
-
-def _below(pid: int, native: bool, as_json: bool) -> int:
-    ranks = ranks_below(pid)
-    if ranks:
-        return _show(ranks, "rank", native, as_json)
-    return _show({one: one for one in python_below(pid)}, "pid", native, as_json)
 
 
 def ranks_below(pid: int) -> dict[int, int]:

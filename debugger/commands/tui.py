@@ -45,7 +45,8 @@ def _directory(run: str | None) -> Iterator[Path]:
     """The run directory to show, which of dumps or an artefact is gone after the `with`."""
     from ..record.runs.unpacking import opened
 
-    if run is not None and _may_be_dumps(Path(run)):
+    # The reading of dumps is imported only where it may be needed: the app starts in a blink.
+    if run is not None and Path(run).exists() and not (Path(run) / "run.json").exists():
         from ..foreign.dump_files import looks_like_dumps
         from . import foreign_report
 
@@ -55,8 +56,3 @@ def _directory(run: str | None) -> Iterator[Path]:
             return
     with opened(run) as directory:
         yield directory.path
-
-
-def _may_be_dumps(path: Path) -> bool:
-    """The reading of dumps is imported only where it may be needed: the app starts in a blink."""
-    return path.exists() and not (path / "run.json").exists()

@@ -16,8 +16,9 @@ WAIT_S = 10.0
 
 @contextlib.contextmanager
 def opened_whole(run: str | None) -> Iterator[RunDirectory]:
-    """As `opened`; of a run that goes on, on a node whose head is another one, with all that the
-    head has on record. Where that cannot be had, a sentence says what is shown instead."""
+    """Opens a run as `opened` does; of a run that goes on, on a node whose head is another one,
+    with all that the head has on record. Where that cannot be had, a sentence says what is shown
+    instead."""
     with followed_whole(run) as shown:
         yield shown()
 

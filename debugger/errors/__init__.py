@@ -1,4 +1,4 @@
-"""What distdebug raises: the type says whose fault it is, and carries the exit code.
+"""The errors of distdebug: the type says whose fault it is, and carries the exit code.
 
 What is raised in the ranks derives from torch's errors, and is there as soon as a program asks for
 it (`distdebug.errors.FindingRaised`): no torch is imported for the others.

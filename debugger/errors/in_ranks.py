@@ -49,7 +49,8 @@ class StoreWaitError(FindingRaised, DistStoreError):
 
 
 class DataError(FindingRaised):
-    """What is communicated is wrong: a NaN, an overflow, a buffer that changes in flight, ..."""
+    """The data that are communicated are wrong: a NaN, an overflow, a buffer that changes in
+    flight, ..."""
 
 
 _BY_FAMILY: dict[Family, type[FindingRaised]] = {

@@ -42,11 +42,11 @@ _HOMES = {
     "parse": ("spec", "parse"),
     "read_file": ("plan_file", "read"),
 }
-"""Where each public name lives: a run without faults loads none of it."""
+"""The place of each public name: a run without faults loads none of it."""
 
 
 def inject(spec: str) -> None:
-    """As `distdebug.inject`."""
+    """Asks for a fault, as `distdebug.inject` does."""
     from .. import inject as ask
 
     ask(spec)

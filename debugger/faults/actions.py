@@ -1,4 +1,4 @@
-"""What can go wrong on purpose: the one table of actions, their arguments and their moments.
+"""The one table of what can go wrong on purpose: actions, their arguments and their moments.
 
 The parser, the help, the README and random plans read it; whoever performs a fault finds in
 `Fault.arguments` every argument of its action that is named here, with its default filled in.
@@ -14,10 +14,10 @@ from .plan import When
 
 
 class Kind(Enum):
-    """How an argument is written, and what it is in `Fault.arguments` (JSON types)."""
+    """The form of an argument, and what it is in `Fault.arguments` (JSON types)."""
 
     CHOICE = "choice"
-    """One of `Argument.choices`: a string."""
+    """A string: one of `Argument.choices`."""
     INT = "number"
     """A whole number from `low` to `high`."""
     SECONDS = "time"
@@ -33,11 +33,11 @@ class Kind(Enum):
     TEXT = "text"
     """A string; quoted where it is no plain word."""
     VALUE = "value"
-    """What it may be depends on another argument (`change`): int, string, list of ints, or None."""
+    """The value depends on another argument (`change`): int, string, list of ints, or None."""
 
 
 class Family(Enum):
-    """What an action does something to."""
+    """The object of an action."""
 
     PROCESS = "process"
     CALL = "call"
@@ -46,7 +46,7 @@ class Family(Enum):
 
 
 class Target(Enum):
-    """How an action says whom it is about."""
+    """The way in which an action says whom it is about."""
 
     RANKS = "ranks"
     """`rank=1`, `rank=[1,3]`, `rank=all`."""
@@ -58,8 +58,9 @@ class Target(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument. `positional`: may be given without its name, which then is left out when it is
-    printed. `low`, `high`: inclusive bounds of an INT. `default`: as in `Fault.arguments`."""
+    """An argument of an action. `positional`: may be given without its name, which then is left out
+    when it is printed. `low`, `high`: inclusive bounds of an INT. `default`: as in
+    `Fault.arguments`."""
 
     name: str
     kind: Kind
@@ -84,11 +85,11 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One action. `moments`: those that make sense. `repeats`: without a number it happens at
-    every matching call, instead of at the first. `every`: takes `every=1..10` and `every=3`.
-    `lasts`: a time may have an end (`3s for 2s`). `backends`: the names of those it works on; ()
-    is every one. `help`: one line. `leads_to`: the kinds of findings that it is known to lead to;
-    where two faults may explain one, such a one does. Empty: any."""
+    """A fault that can be asked for. `moments`: those that make sense. `repeats`: without a number
+    it happens at every matching call, instead of at the first. `every`: takes `every=1..10` and
+    `every=3`. `lasts`: a time may have an end (`3s for 2s`). `backends`: the names of those it
+    works on; () is every one. `help`: one line. `leads_to`: the kinds of findings that it is known
+    to lead to; where two faults may explain one, such a one does. Empty: any."""
 
     name: str
     family: Family
@@ -109,11 +110,11 @@ class Action:
 
 SIGNALS = ("KILL", "SEGV", "TERM", "STOP", "ABRT", "INT", "BUS", "FPE", "ILL", "HUP", "QUIT")
 CHANGES = ("shape", "dtype", "reduce_op", "root", "split", "tag", "peer", "group")
-"""What of a call `change` changes. Its `to` is then: shape, split: list of ints; dtype, reduce_op
-(as in a signature: "sum", "max"), group (name or description): string; root, peer (global rank),
-tag: int; None: something else than it was, chosen by whoever performs it."""
+"""The parts of a call that `change` changes. Its `to` is then: shape, split: list of ints; dtype,
+reduce_op (as in a signature: "sum", "max"), group (name or description): string; root, peer (global
+rank), tag: int; None: something else than it was, chosen by whoever performs it."""
 LINK_FAULTS = ("drop", "delay", "rate", "corrupt", "truncate", "duplicate", "reset", "blackhole")
-"""What happens to frames with data: lost one by one; late by `delay_s`; at most `bytes_per_s`; one
+"""The faults of frames with data: lost one by one; late by `delay_s`; at most `bytes_per_s`; one
 bit changed; cut short; sent twice; the connection reset; nothing arrives from then on."""
 DEFAULT_ERROR = "RuntimeError: injected fault"
 

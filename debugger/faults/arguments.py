@@ -1,4 +1,5 @@
-"""What stands in the brackets of a fault: one value of each kind, checked and in JSON's types."""
+"""Reads the values in the brackets of a fault: one value of each kind, checked and in JSON's
+types."""
 
 from __future__ import annotations
 
@@ -82,7 +83,7 @@ def value_of(cursor: Cursor, argument: Argument, value: Written) -> Any:
 def changed_to(
     cursor: Cursor, what: str, value: Written, world_size: int | None
 ) -> int | str | list[int]:
-    """What `change` makes of it. Raises SpecError."""
+    """Returns what `change` makes of it. Raises SpecError."""
     if what in ("shape", "split"):
         if value.form == "range":
             raise cursor.error(f"a {what} is a list, such as to=[2,3]", value)

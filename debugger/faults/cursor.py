@@ -97,7 +97,7 @@ class Cursor:
         return first, last
 
     def value(self) -> Written:
-        """One value, whatever it means. Raises SpecError."""
+        """Reads one value, whatever it means. Raises SpecError."""
         token = self.next
         closing = {"[": "]", "{": "}"}.get(token.text) if token.shape is Shape.SIGN else None
         if closing is not None:

@@ -26,7 +26,8 @@ _WORDS = {"reduce_op": "reduce op", "split": "list of splits"}
 
 
 def misfit(action: Action, arguments: Mapping[str, Any], op: str) -> tuple[str, list[str]] | None:
-    """Why the action cannot happen at a call of this op, and the ops where it can; None: it can."""
+    """Tells why the action cannot happen at a call of this op, and the ops where it can; None: it
+    can."""
     if action.name == "change":
         what = arguments["what"]
         if op in _HAVE[what]:

@@ -1,4 +1,5 @@
-"""What of a plan has happened: one line of `injected.jsonl` each, written just before it happens.
+"""The faults of a plan that have happened: one line of `injected.jsonl` each, written just before
+it happens.
 
 The line is there, whole, when the process dies of what it announces.
 """
@@ -20,12 +21,12 @@ FILE = "injected.jsonl"
 _NUMBERS = ("fault", "rank", "pid", "time_ns")
 _TEXTS = ("where", "group", "file", "refused")
 MOST_LINES = 100
-"""Of one fault in one rank: one that happens at every call fills no disk."""
+"""The most lines of one fault in one rank: one that happens at every call fills no disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """One thing that was made to go wrong.
+    """A fault that was made to happen.
 
     `fault`: its number in the plan. `rank`: the global rank, `pid` its process. `time_ns`: wall
     clock. `where`: at which call, step, frame or time, in words (`all_reduce(sum, float32[4]) #5
@@ -79,7 +80,7 @@ def read(directory: Path) -> list[Injected]:
 
 
 def entry(line: bytes) -> Injected | None:
-    """What one line says; None for what is no such line."""
+    """Reads one line; None for what is no such line."""
     value = object_of(line)
     if not all(isinstance(value.get(name, 0), int) for name in (*_NUMBERS, "line")):
         return None

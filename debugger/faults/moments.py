@@ -1,4 +1,4 @@
-"""What stands behind the `@` of a fault: when it happens."""
+"""Reads the words behind the `@` of a fault: when it happens."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FORMS = {
 
 
 def default_moment(action: Action) -> Moment:
-    """When it happens if nobody says when: at the first call; for as long as it goes on, if that
-    is what the action does."""
+    """Returns when it happens if nobody says when: at the first call; for as long as it goes on, if
+    that is what the action does."""
     last = None if action.repeats else 0
     return Moment(When.FRAME if When.FRAME in action.moments else When.CALL, last=last)
 

@@ -23,7 +23,7 @@ VARIABLE = "DISTDEBUG_FAULTS"
 
 
 class When(Enum):
-    """What a moment counts. All counts are a rank's own and begin at 0, as in every report."""
+    """The count of a moment. All counts are a rank's own and begin at 0, as in every report."""
 
     OP = "op"
     """Calls of one op, whatever their group: `all_reduce#5`."""
@@ -41,7 +41,7 @@ class When(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a fault happens.
+    """The moment at which a fault happens.
 
     `op`: for When.OP. `group`: for When.SEQ, its name or description; "" is any. `first`, `last`:
     inclusive; `last=None`: for ever. `stride`: each so many of them. `at_s`, `for_s`: for
@@ -68,8 +68,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `number`: its place in the plan. `text`: as the user wrote it. `action`: a name
-    in `actions.ACTIONS`. `ranks`: global ranks in which it happens; for a link, who sends.
+    """A fault of the plan. `number`: its place in the plan. `text`: as the user wrote it. `action`:
+    a name in `actions.ACTIONS`. `ranks`: global ranks in which it happens; for a link, who sends.
     `arguments`: the action's, as JSON has them; times are in seconds, sizes in bytes."""
 
     number: int
@@ -90,11 +90,11 @@ class Plan:
     namespaces: bool = False
 
     def of(self, rank: int) -> tuple[Fault, ...]:
-        """Those that happen in this rank."""
+        """Returns the faults that happen in this rank."""
         return tuple(fault for fault in self.faults if rank in fault.ranks)
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the run directory."""
+        """Returns the plan as it stands in the run directory."""
         faults = []
         for fault in self.faults:
             moment = {**asdict(fault.moment), "when": fault.moment.when.value}

@@ -9,7 +9,7 @@ from .tokens import Shape, Token
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)([A-Za-z%]*)")
 _SECONDS = {"us": 1e6, "ms": 1e3, "s": 1.0}
-"""How many make a second."""
+"""The number of each unit that makes a second."""
 _RATES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 LONGEST_S = 1e6
 FASTEST = 1e12

@@ -87,7 +87,7 @@ def _value(source: random.Random, argument: Argument) -> Any:
 
 
 def _safe(choices: Sequence[str]) -> list[str]:
-    """Without what takes the machine's memory: a drawn fault must not harm a bystander."""
+    """Leaves out what takes the machine's memory: a drawn fault must not harm a bystander."""
     return [one for one in choices if one != "killer"] or list(choices)
 
 

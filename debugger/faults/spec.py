@@ -56,7 +56,10 @@ class _Parser:
         opened = cursor.accept("(")
         end = cursor.next
         if opened:
-            self._parts()
+            while not cursor.sees(")"):
+                self._part()
+                if not cursor.accept(","):
+                    break
             end = cursor.expect(")", "a comma or the closing bracket is missing")
         if not self.ranks:
             raise cursor.error(self._whom_is_missing(), end if opened else name, self._usage())
@@ -91,13 +94,6 @@ class _Parser:
         return cursor.take()
 
     # -- in the brackets -----------------------------------------------------------------------
-
-    def _parts(self) -> None:
-        cursor = self.cursor
-        while not cursor.sees(")"):
-            self._part()
-            if not cursor.accept(","):
-                return
 
     def _part(self) -> None:
         cursor = self.cursor
@@ -302,15 +298,12 @@ class _Parser:
 
 
 def usage(action: Action) -> str:
-    """How the action is written, with all that it takes: `exit(rank=N, code=0)`."""
+    """Shows how the action is written, with all that it takes: `exit(rank=N, code=0)`."""
     whom = {Target.RANKS: "rank=N", Target.LINK: "0->1", Target.SIDES: "{0,1}|{2,3}"}
     parts = [whom[action.target]]
-    parts += [_shown(one, action) for one in action.arguments if not _is_measure(one, action)]
+    measures = (Kind.SECONDS, Kind.RATE) if action.target is Target.LINK else ()
+    parts += [_shown(one, action) for one in action.arguments if one.kind not in measures]
     return f"{action.name}({', '.join(parts)})"
-
-
-def _is_measure(argument: Argument, action: Action) -> bool:
-    return action.target is Target.LINK and argument.kind in (Kind.SECONDS, Kind.RATE)
 
 
 def _shown(argument: Argument, action: Action) -> str:

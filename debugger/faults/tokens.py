@@ -26,7 +26,7 @@ WORD = re.compile(r"[^\W\d]\w*(?:[.-]\w+)*")
 
 
 class Shape(Enum):
-    """What a token looks like."""
+    """The form of a token."""
 
     WORD = "a word"
     NUMBER = "a number"
@@ -47,8 +47,8 @@ class Token:
 
 
 class SpecError(ValueError):
-    """What is wrong with a fault's text; the message is one sentence. `below`: the text, a caret
-    under the word from `start` to `end`, and what is possible."""
+    """A fault's text cannot be read; the message says why, in one sentence. `below`: the text, a
+    caret under the word from `start` to `end`, and what is possible."""
 
     def __init__(
         self, sentence: str, spec: str, start: int, end: int, possible: Sequence[str] = ()
@@ -112,7 +112,7 @@ def _why_no_token(rest: str) -> str:
 
 
 def _columns(text: str) -> int:
-    """How wide a terminal shows the text."""
+    """Returns how wide a terminal shows the text."""
     shown = clean(text)
     wide = sum(unicodedata.east_asian_width(one) in "WF" for one in shown)
     return len(shown) + wide - sum(unicodedata.combining(one) > 0 for one in shown)

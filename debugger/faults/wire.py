@@ -28,11 +28,12 @@ from .packets import (
 from .plan import Fault, Moment, Plan, When
 
 LEAST_CORRUPTED_BYTES = 65
-"""Of a frame's data: what is shorter is a header of the backend's own more often than not."""
+"""The least data of a frame that is corrupted: what is shorter is a header of the backend's own
+more often than not."""
 MOST_QUEUED_BYTES = 64 << 20
 """A slow link holds that much; what comes then is lost, as at any router."""
 _LASTING = frozenset({"delay", "rate", "blackhole"})
-"""What goes on from its time to the end, where the others happen once."""
+"""The faults that go on from their time to the end, where the others happen once."""
 _NEEDS_TCP = frozenset({"corrupt", "truncate", "reset"})
 
 
@@ -71,7 +72,7 @@ class _OnWire:
         return self.moment.when is When.TIME
 
     def is_on(self, clock_s: float) -> bool:
-        """For one of a time."""
+        """Whether a fault of a time is on."""
         moment = self.moment
         if not self.is_timed or clock_s < moment.at_s:
             return False
@@ -82,7 +83,7 @@ class _OnWire:
 
 @dataclass(slots=True)
 class _Flow:
-    """One direction of a connection."""
+    """A direction of a connection."""
 
     frames: int = 0
     end_seq: int | None = None
@@ -100,7 +101,7 @@ class Wire:
     ) -> None:
         self.sender, self.receiver = sender, receiver
         self.queued_bytes = 0
-        """Of what is on its way; kept by whoever sends it on."""
+        """The bytes on their way; kept by whoever sends them on."""
         self._clock = clock
         self._happened = happened
         self._seed = plan.seed
@@ -121,7 +122,7 @@ class Wire:
     # -- packets -----------------------------------------------------------------------------------
 
     def take(self, packet: bytes, now_s: float) -> list[Leaving]:
-        """What becomes of a packet that is sent now."""
+        """Returns what becomes of a packet that is sent now."""
         clock_s = self._clock.at(now_s)
         holes = [one for one in self._faults if one.what == "blackhole" and one.is_on(clock_s)]
         for hole in holes:
@@ -147,7 +148,7 @@ class Wire:
         return self._flows.setdefault(key, _Flow())
 
     def _due(self, given: Segment | None, flow: _Flow, clock_s: float) -> list[_OnWire]:
-        """What happens to this frame."""
+        """Returns what happens to this frame."""
         new = given is None or flow.end_seq is None or is_after(given.end_seq, flow.end_seq)
         due = [one for one in self._faults if self._hits(one, given, flow, clock_s, new)]
         if new:

@@ -18,7 +18,8 @@ def written(fault: Fault) -> str:
         case Target.RANKS:
             parts = [f"rank={fault.ranks[0] if len(fault.ranks) == 1 else _list(fault.ranks)}"]
         case Target.LINK:
-            parts = [_link(fault.arguments["pairs"])]
+            (sender, receiver), *more = fault.arguments["pairs"]
+            parts = [f"{sender}{'<->' if more else '->'}{receiver}"]
         case Target.SIDES:
             sides = fault.arguments["sides"]
             parts = ["|".join("{" + ",".join(map(str, side)) + "}" for side in sides)]
@@ -66,7 +67,7 @@ def _field(value: Any, *, text: bool) -> str:
 def _argument(argument: Argument, value: Any) -> str:
     match argument.kind:
         case Kind.SECONDS | Kind.RATE:
-            shown = _measure(argument, value)
+            shown = seconds(value) if argument.kind is Kind.SECONDS else _number(value)
         case Kind.ERROR | Kind.TEXT:
             shown = quoted(str(value))
         case Kind.VALUE:
@@ -76,10 +77,6 @@ def _argument(argument: Argument, value: Any) -> str:
         case _:
             shown = str(value)
     return shown if argument.positional else f"{argument.name}={shown}"
-
-
-def _measure(argument: Argument, value: float) -> str:
-    return seconds(value) if argument.kind is Kind.SECONDS else _number(value)
 
 
 def seconds(value: float) -> str:
@@ -98,13 +95,8 @@ def _list(values: Sequence[Any]) -> str:
     return "[" + ",".join(map(str, values)) + "]"
 
 
-def _link(pairs: Sequence[Sequence[int]]) -> str:
-    (sender, receiver), *more = pairs
-    return f"{sender}{'<->' if more else '->'}{receiver}"
-
-
 def _moment(moment: Moment, action: Action) -> tuple[str, list[str]]:
-    """What stands behind the `@`, with it, and the argument `every` where that is needed."""
+    """Writes the words behind the `@`, with it, and the argument `every` where that is needed."""
     if moment.when is When.TIME:
         lasting = "" if moment.for_s is None else f" for {seconds(moment.for_s)}"
         return f" @ {seconds(moment.at_s)}{lasting}", []

@@ -1,1 +1,1 @@
-"""What the supervisors of one job tell each other, so that there is one verdict over all nodes."""
+"""The messages between the supervisors of one job, so that there is one verdict over all nodes."""

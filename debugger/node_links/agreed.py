@@ -25,7 +25,7 @@ HOW = (
 
 
 class AgreedError(ValueError):
-    """What the flags say is no place to meet, or no key; the sentence says what to do."""
+    """The flags name no place to meet, or no key; the sentence says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def job_key(path: Path | None, environment: MutableMapping[str, str]) -> bytes:
 
 
 def _content(path: Path) -> bytes:
-    """Of a file that nobody else can read."""
+    """Reads a file that nobody else can read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (OSError, ValueError) as error:

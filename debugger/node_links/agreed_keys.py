@@ -18,19 +18,19 @@ _HEAD, _NODE = b"distdebug head", b"distdebug node"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """As ZeroMQ writes them, 40 letters each."""
+    """A pair of keys as ZeroMQ writes them, 40 letters each."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
 
 def head_pair(job_key: bytes) -> Pair:
-    """Of the node that listens."""
+    """Returns the keys of the node that listens."""
     return _pair(job_key, _HEAD)
 
 
 def node_pair(job_key: bytes) -> Pair:
-    """Of all others."""
+    """Returns the keys of all other nodes."""
     return _pair(job_key, _NODE)
 
 

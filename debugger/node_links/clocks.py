@@ -1,4 +1,4 @@
-"""How far another host's monotonic clock is from this one's, and how well that is known.
+"""The offset of another host's monotonic clock from this one's, and how well that is known.
 
 As NTP does it: a message with our time goes there and comes back with theirs. The truth is within
 half of the round trip around the middle; so the quickest of the last exchanges counts.

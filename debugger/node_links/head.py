@@ -29,12 +29,12 @@ from .offers import SCHEMA, Offer
 from .pace import ping_every_s
 
 PONGS_S, REST_S = 0.05, 0.025
-"""So long after a ping what comes from many nodes is read at once, since clocks are compared by
-when an answer comes; then it is read so often: to wake up for each message costs more than to take
-it."""
+"""The pause after a ping in which the answers of many nodes are read at once, since clocks are
+compared by when an answer comes, and the pause between two reads after that: to wake up for each
+message costs more than to take it."""
 MOST_NODES = 1 << 14
 OTHER_DESCRIPTORS = 4096
-"""Of the head's own process, beside one for each node."""
+"""The descriptors of the head's own process, beside one for each node."""
 MOST_TASK = 200
 MOST_WAITING_EACH = 64
 """Messages of one node that wait in ZeroMQ's own queue; beyond these they wait on the node."""
@@ -81,7 +81,7 @@ class Listener(Link):
         self._all_have_one_key = pair is not None
         self._address, self._host = address, host
         self._identities: dict[int, bytes] = {}
-        """Of each node's connection, as ZeroMQ tells them apart."""
+        """The identity of each node's connection, as ZeroMQ tells them apart."""
         self._numbers: dict[bytes, int] = {}
         self._pinged_s = self._missed_s = 0.0
         self._stirred: deque[int] = deque()
@@ -117,13 +117,13 @@ class Listener(Link):
 
     @property
     def offer(self) -> Offer:
-        """What the others need to know."""
+        """Returns what the others need to know."""
         return Offer(self._address, self.port, self.key, self._host)
 
     @property
     def absent_s(self) -> float:
-        """For how long this process was not run (suspended, or its machine was) a moment ago; else
-        0."""
+        """The seconds for which this process was not run (suspended, or its machine was) a moment
+        ago; else 0."""
         listening = self._listening
         recent = listening.total_s - listening.absent_at_s < LOST_AFTER_S
         return listening.absent_s if recent else 0.0
@@ -134,21 +134,21 @@ class Listener(Link):
         self.later(lambda: self._keys.allow(key))
 
     def send(self, number: int, message: Message) -> None:
-        """To one node; lost where that is not there."""
+        """Sends to one node; lost where that is not there."""
         self.later(lambda: self._send(number, message))
 
     def broadcast(self, message: Message) -> None:
-        """To all that are there."""
+        """Sends to all that are there."""
         self.later(lambda: self._broadcast(message))
 
     def received(self) -> Iterable[tuple[int, Message]]:
-        """What has come since the last call, in order, with the number of the node; each counts as
-        taken in when it is asked for."""
+        """Returns what has come since the last call, in order, with the number of the node; each
+        counts as taken in when it is asked for."""
         return self._inbox.taken()
 
     def stirred(self) -> Collection[int]:
-        """Of whom something else is new since the last call: they have fallen silent, or their
-        clock is known better. Of thousands of nodes these are few."""
+        """Returns the nodes of which something else is new since the last call: they have fallen
+        silent, or their clock is known better. Of thousands of nodes these are few."""
         return {self._stirred.popleft() for _ in range(len(self._stirred))}
 
     # -- in the thread -------------------------------------------------------------------------
@@ -214,8 +214,8 @@ class Listener(Link):
         node.silent = False
 
     def _happened(self, told: Mapping[str, Any]) -> None:
-        """To a connection. Which one is not told: of those that close while others still prove
-        their keys, one of these is meant, or was about to be let in.
+        """Takes an event of a connection. Which one is not told: of those that close while others
+        still prove their keys, one of these is meant, or was about to be let in.
 
         Who is let in is known by the answer about its key: that the handshake has succeeded is told
         only when ZeroMQ's thread comes round again, and a node that has no use for the connection
@@ -292,7 +292,7 @@ class Listener(Link):
         self._inbox.put(number, message, node.intake, size_of([]))
 
     def _why_not(self, key: str, message: Message) -> str:
-        """Why this cannot be a node of the job; "" if it can."""
+        """Tells why this cannot be a node of the job; "" if it can."""
         schema = str(message.data.get("schema"))[:40]
         if schema != SCHEMA:
             return f"it speaks {schema!r}, this is {SCHEMA!r}: install one version on all nodes"
@@ -307,7 +307,7 @@ class Listener(Link):
         return self._twice(key, str(message.data.get("task", ""))[:MOST_TASK])
 
     def _twice(self, key: str, task: str) -> str:
-        """Who else of those that are there says that it is this task, in words; "" if nobody."""
+        """Names another of those that are there that says it is this task; "" if there is none."""
         if not task:
             return ""
         other = "the head" if task == self.task else ""

@@ -1,4 +1,4 @@
-"""For how long the other end has said nothing, counted only while we listened.
+"""The time for which the other end has said nothing, counted only while we listened.
 
 Whoever is behind hears of nobody: what was said lies in a queue that is not read yet, or was never
 asked for since our pings are late. A process that the system has not run for some seconds, or that
@@ -16,7 +16,7 @@ from .limits import MISSED_S, QUEUE_EVERY_S
 
 @dataclass(slots=True)
 class Listening:
-    """How long we have listened, in all."""
+    """The time that we have listened, in all."""
 
     total_s: float = 0.0
     absent_s: float = 0.0
@@ -25,7 +25,7 @@ class Listening:
     _last_s: float = -1.0
 
     def looked(self, now_s: float, to_the_end: bool) -> None:
-        """Now the queue was looked at; whether it was read to its end."""
+        """Notes that the queue was looked at now, and whether it was read to its end."""
         if to_the_end and self._last_s >= 0:
             self.total_s += min(max(0.0, now_s - self._last_s), QUEUE_EVERY_S)
         if self._last_s >= 0 and now_s - self._last_s > MISSED_S:
@@ -43,11 +43,11 @@ class Heard:
     """When it was asked first after that; -1: not yet."""
 
     def spoke(self, listened_s: float) -> None:
-        """It has said something."""
+        """Notes that the other side has said something."""
         self.last_s, self.asked_s = listened_s, -1.0
 
     def asked(self, listened_s: float) -> None:
-        """It was told something that it answers."""
+        """Notes that the other side was told something that it answers."""
         if self.asked_s < 0:
             self.asked_s = listened_s
 
@@ -56,12 +56,12 @@ class Heard:
         return listening.absent_s > 0 and self.last_s <= listening.absent_at_s + QUEUE_EVERY_S
 
     def silent_s(self, listened_s: float) -> float:
-        """For how long it has said nothing."""
+        """Returns for how long it has said nothing."""
         return listened_s - self.last_s if self.last_s >= 0 else 0.0
 
     def is_lost(self, listened_s: float, after_s: float, every_s: float) -> bool:
-        """It is silent for so long, and was asked early enough: one of three questions, asked every
-        `every_s`, would have come through."""
+        """Whether the other side is silent for so long, and was asked early enough: one of three
+        questions, asked every `every_s`, would have come through."""
         if self.silent_s(listened_s) <= after_s or self.asked_s < 0:
             return False
         return listened_s - self.asked_s >= after_s - 3 * every_s

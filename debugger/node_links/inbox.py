@@ -1,4 +1,5 @@
-"""What one end of a link has received and its supervisor has not taken in yet: bounded.
+"""The messages that one end of a link has received and its supervisor has not taken in yet:
+bounded.
 
 A head that takes stacks, or gets a twentieth of a core, reads slower than its nodes tell. Two
 bounds keep that from filling its memory, and neither loses anything. A node stops telling while so
@@ -18,15 +19,15 @@ from .messages import Message
 
 MOST_UNREAD_BYTES = 32 << 20
 _EACH_BYTES = 1000
-"""Of any message, as objects."""
+"""The size of any message, as objects."""
 _TIMES_JSON = 4
-"""So many times its text takes a JSON object that was read."""
+"""The size of a JSON object that was read, as a multiple of its text."""
 
 
 @dataclass(slots=True)
 class Intake:
-    """Of one connection of a node: how many of its messages were taken in, by the supervisor's
-    loop, and refused, in the link's thread. One that comes again has another."""
+    """The intake of one connection of a node: how many of its messages were taken in, by the
+    supervisor's loop, and refused, in the link's thread. One that comes again has another."""
 
     taken: int = 0
     refused: int = 0
@@ -37,12 +38,13 @@ class Intake:
 
 
 def size_of(parts: list[bytes]) -> int:
-    """What a message takes in memory, roughly."""
+    """Returns what a message takes in memory, roughly."""
     return _EACH_BYTES + _TIMES_JSON * sum(map(len, parts[:2])) + sum(map(len, parts[2:]))
 
 
 class Inbox:
-    """In order. One thread puts, another one takes; each count is written by one of them."""
+    """The queue of messages. One thread puts, another one takes; each count is written by one of
+    them."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Message, Intake, int]] = deque()
@@ -55,7 +57,7 @@ class Inbox:
         self._waiting.append((number, message, intake, size_bytes))
 
     def taken(self) -> Iterator[tuple[int, Message]]:
-        """What has come until now, each as it is asked for."""
+        """Yields what has come until now, each as it is asked for."""
         for _ in range(len(self._waiting)):
             number, message, intake, size_bytes = self._waiting.popleft()
             self._taken_bytes += size_bytes

@@ -1,4 +1,5 @@
-"""Which of this host's addresses leads to the others; a listener is bound to that one alone."""
+"""Finds which of this host's addresses leads to the others; a listener is bound to that one
+alone."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 _EVERYWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 """Addresses that are nobody's (RFC 5737, RFC 3849): the way there is the way out."""
 _WITHIN_THE_HOST = ("docker", "veth", "virbr", "cni", "br-")
-"""How interfaces begin that lead to containers of this host."""
+"""Prefixes of interfaces that lead to containers of this host."""
 
 
 class InterfaceError(ValueError):

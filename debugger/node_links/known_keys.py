@@ -1,5 +1,5 @@
-"""Whose connection a head takes: ZeroMQ asks about each public key that another side has proved to
-hold (ZAP), before a byte of what it says is parsed.
+"""Decides whose connection a head takes: ZeroMQ asks about each public key that another side has
+proved to hold (ZAP), before a byte of what it says is parsed.
 
 A key that is not known yet is kept waiting for a moment, since the job's store may tell it a little
 later than the node connects.
@@ -23,7 +23,8 @@ _ZAP = "inproc://zeromq.zap.01"
 
 
 class KnownKeys:
-    """Those of one context. All is called from the link's thread, but for the construction."""
+    """The known keys of one context. All is called from the link's thread, but for the
+    construction."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         self.allowed: set[str] = set()
@@ -40,7 +41,7 @@ class KnownKeys:
         return bool(self._waiting)
 
     def allow(self, key: str) -> None:
-        """Whoever holds it may speak."""
+        """Lets the holder of that key speak."""
         self.allowed.add(key)
         for row in [one for one in self._waiting if one[1] == key]:
             self._waiting.remove(row)

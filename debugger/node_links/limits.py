@@ -6,7 +6,7 @@ What means the same is one here, in links and in the supervisor's part of them.
 PING_EVERY_S = 0.25
 """How often the head pings its nodes."""
 MISSED_EVERY_S = 0.1
-"""How often it looks for whom it has not heard."""
+"""The interval at which it looks for nodes that it has not heard."""
 LOST_AFTER_S = 2.6
 """A node that has said nothing for so long is lost. An interruption of two seconds must not come to
 that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
@@ -22,9 +22,9 @@ ANSWERS_S = 5.0
 """So long it may take until a node has said what comes at once where its host is not crowded: its
 first words to a rank, which ranks it has, that it has the report."""
 MOST_DIGESTS_PER_S = 2000
-"""Of ranks that stand still again and again."""
+"""The most digests of ranks that stand still again and again."""
 PINGS_PER_S = 4000
-"""Of all nodes together: of more nodes each is pinged more seldom."""
+"""The most pings to all nodes together: of more nodes each is pinged more seldom."""
 MOST_PACE_S = 300.0
 """More than any pace that is told."""
 POLL_MS = 100
@@ -34,15 +34,13 @@ LINGER_MS = 1500
 UNKNOWN_KEY_S = 10.0
 """How long one waits at the door whose key is not known, yet."""
 MISSED_S = 2.0
-"""Who was not there for so long may have been given up by others meanwhile."""
+"""A connection whose key is not known yet is kept waiting for so long."""
 QUEUE_EVERY_S = 0.25
-"""Of a stretch between two looks at the queue so much counts: we look ten times a second."""
+"""A node that was not there for so long may have been given up by others meanwhile."""
 GRAIN_NS = 50_000_000
 """Of the time of a directory, and more."""
 COMES_S = 30.0
-"""So much later than the others a node may come: a head that all were told (`--head`), and the
-ranks of other nodes, which import torch first. Where rank 0, which would serve the store, has ended
-here, nobody will."""
+"""The resolution of the time of a directory, and more."""
 HEAD_FIRST_S = 3.0
 """So long nodes that were told of a head wait for it before they start their ranks."""
 TAKE_EVERY_S = 0.1
@@ -56,7 +54,7 @@ whoever looks at the job from there."""
 TORN_S = 30.0
 """So long nothing is concluded while what is missing does not come."""
 TOGETHER_NS = 1_000_000_000
-"""Who is heard so much later than another one was last is not lost with it."""
+"""A node that is heard so much later than another one was last is not lost with it."""
 MEETING_S = 6.0
 """So long the head waits, at its own end or with a verdict, for nodes that were let in and have not
 come yet: on a crowded machine a node may stand still for seconds between the one and the other."""
@@ -71,6 +69,6 @@ SWITCH_S = 0.0005
 """Between two threads of a head that has many nodes: what it hears must not wait for what it
 judges."""
 THERE_AND_BACK_S = 1.0
-"""What the way to another node and back may take, beyond the time that the stacks take there."""
+"""The way to another node and back may take so long, beyond the time that the stacks take there."""
 AT_ONCE_S = 0.1
 """So long at most the supervisor's loop is held up by what it has to tell."""

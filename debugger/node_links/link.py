@@ -1,4 +1,4 @@
-"""What both ends of a link have in common: a thread that owns the sockets, and two queues.
+"""The part that both ends of a link have in common: a thread that owns the sockets, and two queues.
 
 Sockets of ZeroMQ belong to one thread. The supervisor's loop puts what is to be sent into a queue
 and takes what has come out of another one; the thread answers pings by itself, so that a supervisor
@@ -26,7 +26,7 @@ from .limits import LINGER_MS, POLL_MS
 
 MOST_AT_ONCE = 1000
 _TCP_CONGESTION, _TCP_THIN_LINEAR_TIMEOUTS = 13, 16
-"""Of Linux; Python names them on Linux alone, or not at all."""
+"""Options of Linux; Python names them on Linux alone, or not at all."""
 
 
 def resend_steadily(descriptor: int) -> None:
@@ -40,8 +40,8 @@ def resend_steadily(descriptor: int) -> None:
 
 
 class Link(threading.Thread):
-    """One end. `say` takes a sentence for the terminal, from this thread. Without a `pair` of keys
-    it makes one of its own."""
+    """A link's end. `say` takes a sentence for the terminal, from this thread. Without a `pair` of
+    keys it makes one of its own."""
 
     def __init__(self, name: str, say: Callable[[str], None], pair: Pair | None = None) -> None:
         super().__init__(name=name, daemon=True)
@@ -66,7 +66,7 @@ class Link(threading.Thread):
             self._say_to(sentence)
 
     def socket(self, kind: int, address: str) -> Any:
-        """One of our sort, with our keys, for an address of that family."""
+        """Makes a socket of our sort, with our keys, for an address of that family."""
         made = self.context.socket(kind)
         made.ipv6 = ":" in address
         made.curve_publickey = self.key.encode()
@@ -98,7 +98,7 @@ class Link(threading.Thread):
     # -- in the thread -------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until it is closed. A fault of ours ends the link, and nothing else."""
+        """Runs until it is closed. A fault of ours ends the link, and nothing else."""
         try:
             self._open()
             poller = zmq.Poller()
@@ -136,7 +136,8 @@ class Link(threading.Thread):
                 socket.close()
 
     def _attend(self, poller: zmq.Poller, attended: list[Any]) -> list[Any]:
-        """Those sockets that there are now, of which some may have come or gone."""
+        """Polls the sockets that there are now, of which some may have come or gone, and returns
+        them."""
         sockets = self._sockets()
         for gone in attended:
             if gone not in sockets:
@@ -181,13 +182,13 @@ class Link(threading.Thread):
                 return
 
     def _read(self, socket: Any) -> None:
-        """One message. Raises zmq.Again where there is none."""
+        """Reads one message. Raises zmq.Again where there is none."""
 
     def _tick(self) -> None:
-        """About ten times a second, and after everything that came."""
+        """Acts about ten times a second, and after everything that came."""
 
     def _rest_s(self) -> float:
-        """For so long nothing is read, unless something is to be sent."""
+        """Returns for how long nothing is read, unless something is to be sent."""
         return 0.0
 
     def _failed(self) -> None:

@@ -18,7 +18,7 @@ WHILE_RUNNING_BYTES = 16 << 10
 AT_THE_END_BYTES = 256 << 10
 """On a slow network a greater message would take longer to arrive than a node may be silent."""
 MOST_LOGS_BYTES = 256 << 20
-"""Of what was not told before the end."""
+"""The most that is told at the end of what was not told before."""
 MOST_FILE_BYTES = 256 << 20
 
 
@@ -34,7 +34,7 @@ class LogSource:
         self._told.clear()
 
     def next(self, most_bytes: int = WHILE_RUNNING_BYTES) -> Message | None:
-        """What has been added since; None where that is nothing."""
+        """Returns what has been added since the last call; None where nothing was."""
         pieces: list[list[Any]] = []
         blob = b""
         try:

@@ -43,7 +43,7 @@ class _Dialled:
 
 
 class Connection(Link):
-    """To the head at `offer`. `hello` is what is said of this node.
+    """The connection to the head at `offer`. `hello` is what is said of this node.
 
     It begins with `connect`; until then it has a key and nothing else. `pair`: where all nodes have
     keys of the job (see `agreed_keys`), and none is told the head; such a head may come up to
@@ -62,7 +62,7 @@ class Connection(Link):
         self._closed = 0
         self._proving = self.connected = False
         self.not_the_head = ""
-        """What is said of a listener there that is not the head."""
+        """The sentence about a listener there that is not the head."""
         self.offer: Offer | None = None
         self._hello: Mapping[str, Any] = {}
         self._intake = Intake()
@@ -78,7 +78,7 @@ class Connection(Link):
         self._anew: _Dialled | None = None
         self._unheard_s = 0.0
         """For how long the head has heard nothing of us, by its own word."""
-        self._went_over_s = -LATE_S
+        self._failed_over_s = -LATE_S
         self._before: tuple[Any, Any] | None = None
         """The connection that was left, until the head has answered on the one that followed."""
 
@@ -89,34 +89,35 @@ class Connection(Link):
         self.start()
 
     def send(self, message: Message) -> None:
-        """To the head."""
+        """Sends to the head."""
         self._handed += 1
         self.later(lambda: self._send_handed(message))
 
     def received(self) -> list[Message]:
-        """What has come since the last call, in order."""
+        """Returns what has come since the last call, in order."""
         return [message for _, message in self._inbox.taken()]
 
     @property
     def ahead(self) -> int:
-        """So many messages are on the way that the head has not taken in, as far as it has said."""
+        """The messages on the way that the head has not taken in, as far as it has said."""
         return self._handed - self._handled + self._sent - self._taken
 
     @property
     def silent_s(self) -> float:
-        """For how long the head has said nothing, while this node listened; before it has ever
-        spoken, 0."""
+        """The seconds for which the head has said nothing, while this node listened; before it has
+        ever spoken, 0."""
         return self._heard.silent_s(self._listening.total_s)
 
     @property
     def absent_s(self) -> float:
-        """For how long this process was not run (suspended, or its machine was), if nothing was
-        heard of the head since then; else 0."""
+        """The seconds for which this process was not run (suspended, or its machine was), if
+        nothing was heard of the head since then; else 0."""
         return self._listening.absent_s if self._heard.since_absent(self._listening) else 0.0
 
     @property
     def lost(self) -> str:
-        """Why there is no head (any more), in words; "" while there is one, or may be."""
+        """The reason why there is no head (any more), in words; "" while there is one, or may
+        be."""
         if self.refusal:
             return self.refusal
         if self.failure:
@@ -146,8 +147,8 @@ class Connection(Link):
         self._dealer, self._monitor = self._dial(self.offer)
 
     def _dial(self, offer: Offer, urgent: bool = False) -> tuple[Any, Any]:
-        """To whoever listens there: a connection, and what is told of it. `urgent`: the network may
-        be back at any moment."""
+        """Dials whoever listens there, and returns a connection and what is told of it. `urgent`:
+        the network may be back at any moment."""
         dealer = self.socket(zmq.DEALER, offer.address)
         dealer.curve_serverkey = offer.key.encode()
         dealer.maxmsgsize = MOST_BYTES
@@ -224,19 +225,17 @@ class Connection(Link):
         # again by then: who broke with it at once would be missed after an interruption that loses
         # nobody.
         if anew is None:
-            if late and self.offer is not None and not self.refusal:
-                self._dial_anew(self.offer)
+            # where we failed over a moment ago, the head is about to speak.
+            rested = self._listening.total_s - self._failed_over_s >= LATE_S
+            if late and rested and self.offer is not None and not self.refusal:
+                until_s = time.monotonic() + limits.ANSWERS_S
+                self._anew = _Dialled(*self._dial(self.offer, urgent=True), until_s)
         elif late:
-            self._go_over()
+            self._fail_over()
         elif anew.proved or (not anew.proving and time.monotonic() > anew.until_s):
             # Not before keys are proved: the head would count it as an attempt without one.
             _close(anew.dealer, anew.monitor)
             self._anew = None
-
-    def _dial_anew(self, offer: Offer) -> None:
-        if self._listening.total_s - self._went_over_s >= LATE_S:  # else it is about to speak
-            until_s = time.monotonic() + limits.ANSWERS_S
-            self._anew = _Dialled(*self._dial(offer, urgent=True), until_s)
 
     def _happened_anew(self, told: Mapping[str, Any]) -> None:
         anew, event = self._anew, told["event"]
@@ -246,11 +245,11 @@ class Connection(Link):
         anew.proved = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         if anew.proving:
             resend_steadily(told["value"])
-        self._go_over()
+        self._fail_over()
 
-    def _go_over(self) -> None:
-        """To the connection that was dialled anew, if both ends have proved their keys and the head
-        is still not heard by the one before."""
+    def _fail_over(self) -> None:
+        """Fails over to the connection that was dialled anew, if both ends have proved their keys
+        and the head is still not heard by the one before."""
         anew = self._anew
         if anew is None or not anew.proved or not self._unanswered(SILENT_S):
             return
@@ -258,7 +257,7 @@ class Connection(Link):
         self._before = (self._dealer, self._monitor)
         self._dealer, self._monitor, self._anew = anew.dealer, anew.monitor, None
         self._proving, self._unheard_s = False, 0.0
-        self._went_over_s = self._listening.total_s
+        self._failed_over_s = self._listening.total_s
         self._proved(moves=True)
 
     def _close_before(self) -> None:
@@ -289,8 +288,10 @@ class Connection(Link):
         except MessageError as error:
             self.say(f"the head has sent what this version does not know: {error}")
             return
-        self._has_spoken(message)
+        self._heard.spoke(self._listening.total_s)
         if message.kind == "ping":
+            unheard_s = message.data.get("unheard_s")
+            self._unheard_s = unheard_s if type(unheard_s) is float else 0.0
             answer = {"t": message.data.get("t"), "n": time.monotonic_ns()}
             taken = message.data.get("taken")
             self._taken = taken if type(taken) is int else self._sent
@@ -305,12 +306,6 @@ class Connection(Link):
         elif message.kind == "refused":
             self.refusal = f"the head has refused this node: {str(message.data.get('why'))[:300]}"
         self._inbox.put(0, message, self._intake, size_of(parts))
-
-    def _has_spoken(self, message: Message) -> None:
-        if message.kind == "ping":
-            unheard_s = message.data.get("unheard_s")
-            self._unheard_s = unheard_s if type(unheard_s) is float else 0.0
-        self._heard.spoke(self._listening.total_s)
 
     def _send_handed(self, message: Message) -> None:
         self._send(message)

@@ -19,7 +19,7 @@ from typing import Any
 from ..record.safe_files.json_objects import object_of
 
 MOST_BYTES = 16 << 20
-"""Of one part of a message."""
+"""The most bytes of one part of a message."""
 MOST_JSON_COST_BYTES = 160 << 20
 KINDS = frozenset(
     {
@@ -40,14 +40,14 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `blob` is what JSON is too dear for."""
+    """A message between supervisors. `blob` is what JSON is too dear for."""
 
     kind: str
     data: Mapping[str, Any] = field(default_factory=dict)
     blob: bytes = b""
 
     def parts(self) -> list[bytes]:
-        """As they are sent."""
+        """Returns the frames of the message, as they are sent."""
         text = _JSON.encode(self.data).encode()
         return [self.kind.encode(), text, self.blob] if self.blob else [self.kind.encode(), text]
 

@@ -26,13 +26,13 @@ RECORD = re.compile(r"(\d{1,7}|pid-\d{1,10}|\d{1,7}\.before-\d{1,10})\.flight")
 REPLICAS = re.compile(r"pid-\d{1,10}-\d{1,6}\.replicas")
 MOST_REPLICA_BYTES = 72 << 20
 MOST_FILES = 4096
-"""Of one node."""
+"""The most files of one node."""
 _OFFSET_AT = 48
-"""Of `wall_offset_ns` in `layout.HEADER`."""
+"""The offset of `wall_offset_ns` in `layout.HEADER`."""
 
 
 class MirrorError(ValueError):
-    """What a node told makes no sense; the sentence says what."""
+    """A message of a node makes no sense; the sentence says what."""
 
 
 LIVES = Process(alive=True)
@@ -40,11 +40,11 @@ LIVES = Process(alive=True)
 
 @dataclass(slots=True)
 class Copy:
-    """One file of a node. `process` is what the node's system says of the rank's process, and
-    `last_words` what that wrote of itself as a signal ended it; `changes`: how often something was
-    told of the file; `urgent`: what that was when more was told than that ranks go on calling. It
-    is `made` under a hidden name, and `begun` as soon as a record has its own. `name`: that in the
-    head's `ranks/`."""
+    """The copy of a file of a node. `process` is what the node's system says of the rank's process,
+    and `last_words` what that wrote of itself as a signal ended it; `changes`: how often something
+    was told of the file; `urgent`: what that was when more was told than that ranks go on calling.
+    It is `made` under a hidden name, and `begun` as soon as a record has its own. `name`: that in
+    the head's `ranks/`."""
 
     name: str
     size: int
@@ -61,32 +61,32 @@ class Mirror:
     """All that one node has told of its files."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        """In the folder `ranks/` of a run directory."""
+        """Makes a mirror in the folder `ranks/` of a run directory."""
         self._folder = str(folder)
         self._number = number
         self._copies: dict[int, Copy] = {}
         self._left_out: set[int] = set()
         self.offset_ns = 0
         self.news = 0
-        """How often more was told than that ranks go on calling."""
+        """The number of times that more was told than that ranks go on calling."""
 
     @property
     def left_out(self) -> int:
-        """So many files of the node are not copied: they are more than those of ranks can be."""
+        """The files of the node that are not copied: they are more than those of ranks can be."""
         return len(self._left_out)
 
     @property
     def files(self) -> Mapping[int, Copy]:
-        """By the node's numbers for them."""
+        """The files by the node's numbers for them."""
         return self._copies
 
     def copy_of(self, path: Path) -> Copy | None:
-        """What was told of the file that is copied here."""
+        """Returns what was told of the file that is copied here."""
         name = path.name
         return next((one for one in self._copies.values() if one.name == name), None)
 
     def numbers_of(self, path: Path) -> list[int]:
-        """By which number the node knows the file that is copied here."""
+        """Returns the numbers by which the node knows the file that is copied here."""
         return [number for number, one in self._copies.items() if one.name == path.name]
 
     def announced(self, number: int, name: str, size: int) -> None:
@@ -188,7 +188,8 @@ class Mirror:
             self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))], urgent)
 
     def seen(self, number: int, values: Any) -> None:
-        """What the node's system says of the process: `process_values`. Raises MirrorError."""
+        """Takes what the node's system says of the process: `process_values`. Raises
+        MirrorError."""
         copy = self._copies.get(number)
         if number in self._left_out:
             return
@@ -205,7 +206,7 @@ class Mirror:
                 copy.process = Process(alive=False, ended_ns=now_ns)
 
     def _place(self, name: str) -> str:
-        """What the node's file is called here."""
+        """Returns the name of the node's file here."""
         return f"{copies.prefix(self._number)}{name}"
 
     def _path(self, name: str) -> str:
@@ -239,9 +240,10 @@ def _hidden(copy: Copy) -> str:
 
 
 def process_values(process: Process, said: LastWords | None, offset_ns: int) -> list[Any]:
-    """As it goes over the wire, with what the process said of its end; times by the node's
-    monotonic clock, from which `offset_ns` leads to the Unix time in `process`."""
+    """Returns the process as it goes over the wire, with what it said of its end; times by the
+    node's monotonic clock, from which `offset_ns` leads to the Unix time in `process`."""
     ended = None if process.ended_ns is None else process.ended_ns - offset_ns
+    still = process.standstill
     return [
         process.alive,
         process.state,
@@ -252,15 +254,9 @@ def process_values(process: Process, said: LastWords | None, offset_ns: int) -> 
         process.cpu_busy,
         process.asked,
         process.replaced,
-        _standstill_values(process.standstill, offset_ns),
+        None if still is None else astuple(replace(still, since_ns=still.since_ns - offset_ns)),
         None if said is None else said.values(),
     ]
-
-
-def _standstill_values(still: Standstill | None, offset_ns: int) -> tuple[Any, ...] | None:
-    if still is None:
-        return None
-    return astuple(replace(still, since_ns=still.since_ns - offset_ns))
 
 
 def _standstill_of(values: Any, offset_ns: int) -> Standstill | None:

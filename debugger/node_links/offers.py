@@ -1,4 +1,5 @@
-"""What one supervisor hands to the others through the job's own store: an address and a key.
+"""An offer, which one supervisor hands to the others through the job's own store: an address and a
+key.
 
 The key is the public half of a pair that the supervisor has made for this run: whoever reads the
 store learns where the head listens and can check that it is the head, and can say nothing to it.
@@ -16,13 +17,13 @@ from ..record.safe_files.json_objects import object_of
 
 SCHEMA = "distdebug.nodes/2"
 MOST_BYTES = 1024
-"""Of an offer in the store."""
+"""The most bytes of an offer in the store."""
 _KEY = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 """Z85, in which ZeroMQ writes its keys of 32 bytes."""
 
 
 class OfferError(ValueError):
-    """What stands in the store is no offer that this version can take; the sentence says why."""
+    """The entry in the store is no offer that this version can take; the sentence says why."""
 
 
 def is_key(text: str) -> bool:
@@ -32,7 +33,7 @@ def is_key(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where a supervisor listens, and its public key."""
+    """The address at which a supervisor listens, and its public key."""
 
     address: str
     port: int
@@ -40,7 +41,7 @@ class Offer:
     host: str = ""
 
     def text(self) -> str:
-        """One line of JSON, as it stands in the store."""
+        """Returns one line of JSON, as it stands in the store."""
         import json
 
         value = {
@@ -71,8 +72,9 @@ class Offer:
 
     @classmethod
     def _of(cls, value: Mapping[str, Any]) -> Offer:
-        """Of another version, too, where that has kept the form: the head then refuses the node,
-        and both say why. A node that stayed away would be said by itself alone."""
+        """Takes an offer of another version, too, where that has kept the form: the head then
+        refuses the node, and both say why. A node that stayed away would be said by itself
+        alone."""
         address, port, key = value.get("address"), value.get("port"), value.get("key")
         host = value.get("host")
         try:
@@ -87,6 +89,6 @@ class Offer:
 
     @property
     def endpoint(self) -> str:
-        """As ZeroMQ names it."""
+        """The address as ZeroMQ names it."""
         address = f"[{self.address}]" if ":" in self.address else self.address
         return f"tcp://{address}:{self.port}"

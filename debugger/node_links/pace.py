@@ -1,4 +1,5 @@
-"""How often nodes tell what is new, so that their head can follow: the more nodes, the less often.
+"""The pace at which nodes tell what is new, so that their head can follow: the more nodes, the less
+often.
 
 To take in a hundred digests a second takes a head more than a hundredth of a core. Up to 64 nodes
 it takes them as they come; of more nodes each tells of ranks that call all the time when it is
@@ -18,8 +19,9 @@ from ..record.reading.copies import FEW_NODES, calling_every_s
 from .limits import MOST_DIGESTS_PER_S, MOST_PACE_S, PINGS_PER_S
 
 IDLE_DIGESTS_PER_S, IDLE_S = 125, 20.0
-"""Of all nodes together, while nothing changes on them; but no node says less often that its ranks
-still stand where they did: what only the clock brings is looked for when it does."""
+"""The rate of digests of all nodes together, while nothing changes on them; but no node says less
+often that its ranks still stand where they did: what only the clock brings is looked for when it
+does."""
 LEAST_AHEAD = 4
 """Messages: what is told of ranks that call and that stand still, their logs, and an answer."""
 
@@ -39,7 +41,7 @@ class Pace:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Pace:
-        """As the head has told it. Raises ValueError, TypeError, KeyError."""
+        """Reads the pace that the head has told. Raises ValueError, TypeError, KeyError."""
         values = [float(data[one.name]) for one in fields(cls)]
         if not all(isfinite(one) and one >= 0 for one in values):
             raise ValueError("that is no pace")
@@ -49,12 +51,12 @@ class Pace:
 
     @property
     def told(self) -> dict[str, Any]:
-        """As it goes over the wire."""
+        """Returns the pace as it goes over the wire."""
         return asdict(self)
 
 
 def pace_for(nodes: int) -> Pace:
-    """That of so many nodes. It changes with each doubling, not with each node."""
+    """Returns the pace of so many nodes. It changes with each doubling, not with each node."""
     if nodes <= FEW_NODES:
         return Pace()
     doubled = 1 << (nodes - 1).bit_length()
@@ -69,5 +71,5 @@ def pace_for(nodes: int) -> Pace:
 
 
 def ping_every_s(nodes: int, usual_s: float) -> float:
-    """So often each of them is asked whether it is there."""
+    """Returns the seconds after which each of so many nodes is asked again whether it is there."""
     return max(usual_s, nodes / PINGS_PER_S)

@@ -11,7 +11,7 @@ _HEAD = Struct("<III")
 """number of the file, offset, length"""
 MOST_UNPACKED_BYTES = 64 << 20
 MOST_PART_BYTES = 4 << 20
-"""So much goes in one message: on a slow network a greater one would take longer to arrive than a
+"""The most bytes in one message: on a slow network a greater one would take longer to arrive than a
 node may be silent."""
 _PACK_FROM_BYTES = 512
 
@@ -29,7 +29,7 @@ class PatchError(ValueError):
 
 
 def packed(patches: Iterable[Patch]) -> bytes:
-    """One byte that says how, and all patches."""
+    """Packs all patches behind one byte that says how."""
     plain = b"".join(
         part
         for one in patches

@@ -1,4 +1,4 @@
-"""What a node tells of a file of digests (`record.replicas`): what has changed in it."""
+"""The changes in a file of digests (`record.replicas`), which a node tells."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINE = 64
 
 
 class ReplicaSource:
-    """One such file. Raises OSError and ValueError where it is none."""
+    """A file of digests. Raises OSError and ValueError where it is none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class ReplicaSource:
         self._told = bytearray(self.size)
 
     def sample(self, still_calls: int = 0) -> list[tuple[int, bytes]]:
-        """What has changed."""
+        """Returns what has changed."""
         del still_calls  # there are none here
         try:
             if os.stat(self.path).st_size < self.size:

@@ -27,9 +27,9 @@ from .source import RecordSource
 
 
 class Sampler:
-    """Of the records below `folder`. `observe` is asked for (pid, start ticks) of each rank. What
-    changes in a process is told at once, and so is, as the pace allows, that a rank has come to
-    stand still."""
+    """The sampler of the records below `folder`. `observe` is asked for (pid, start ticks) of each
+    rank. What changes in a process is told at once, and so is, as the pace allows, that a rank has
+    come to stand still."""
 
     def __init__(self, folder: Path, observe: Callable[[int, int], Process]) -> None:
         self._folder = folder
@@ -58,7 +58,7 @@ class Sampler:
         self.hasten()
 
     def anew(self) -> None:
-        """Whoever takes the digests knows nothing: tell everything once more."""
+        """Tells everything once more: the receiver of the digests knows nothing."""
         self._anew = True
         self._names.clear()
         self._processes.clear()
@@ -73,9 +73,9 @@ class Sampler:
         self._told_s = -1e9
 
     def digests(self) -> list[Message]:
-        """What is new; nothing where it is not time yet. It is told in one message, or where it is
-        much, as of 200 ranks of which all calls were asked for, in several: the last of them says
-        that it was all."""
+        """Returns what is new; nothing where it is not time yet. It is told in one message, or
+        where it is much, as of 200 ranks of which all calls were asked for, in several: the last of
+        them says that it was all."""
         names = self._look()
         processes = self._look_at_processes()
         now_s = time.monotonic()

@@ -19,9 +19,11 @@ _SIZES = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("RANK", "WORLD_SIZE"),
 )
-"""Which task this is, and of how many: every task of the job has a supervisor of its own."""
+"""The variables that name this task, and the number of tasks: every task of the job has a
+supervisor of its own."""
 _WITHIN = ("LOCAL_RANK", "SLURM_STEP_ID", "SLURM_JOB_ID")
-"""Which one of those with one number: several steps of Slurm may be one job of torch's."""
+"""The variables that tell tasks of one number apart: several steps of Slurm may be one job of
+torch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,14 @@ class Several:
 
 
 def perhaps(interface: str) -> Several:
-    """Of a command that may start anything: a script that starts one node's part of a job, say."""
+    """Describes a command that may start anything: a script that starts one node's part of a job,
+    say."""
     return Several(1, MOST, interface, guessed=True)
 
 
 def of_tasks(environment: Mapping[str, str], interface: str = "") -> Several | None:
-    """Of a command that is started as one of several tasks, each below its own supervisor."""
+    """Describes a command that is started as one of several tasks, each below its own supervisor;
+    None where this one is not."""
     for rank, size in _SIZES:
         count = whole_number(environment.get(size), 7) or 0
         if environment.get(rank, "") and count > 1:
@@ -55,7 +59,7 @@ def of_tasks(environment: Mapping[str, str], interface: str = "") -> Several | N
 
 
 def task_of(environment: Mapping[str, str]) -> str:
-    """Which task this is, by all variables that say so: one task may start several ranks, and name
-    them by RANK alone."""
+    """Names this task by all variables that say so: one task may start several ranks, and name them
+    by RANK alone."""
     names = dict.fromkeys((*(rank for rank, _ in _SIZES), *_WITHIN))
     return " ".join(f"{name}={environment[name][:20]}" for name in names if environment.get(name))

@@ -1,4 +1,4 @@
-"""What a node tells of one flight record: what has changed in it since it was last told.
+"""The changes in one flight record, which a node tells: what is new in it since it was last told.
 
 Not the whole of it: a rank that calls without pause writes a megabyte a second. What readers need
 to see where it stands is told at once, a few hundred bytes: the header, the counters, what each
@@ -19,10 +19,10 @@ from ..record import layout
 from ..record.reading.ring import RingReader
 
 FEW_CALLS = 8
-"""So many new calls between two samples are told in full; of more only the newest."""
+"""Up to so many new calls between two samples are told in full; of more only the newest."""
 NEWEST_CALLS = 2
 STILL_CALLS = 256
-"""So many of the last calls of a rank that stands still are told."""
+"""The number of last calls that are told of a rank that stands still."""
 STILL_GROUP_CALLS = 16
 COARSE = 16
 """A rank that does not stand still tells of every 16th checkpoint, and of the newest."""
@@ -34,7 +34,7 @@ Piece = tuple[int, bytes]
 
 
 class RecordSource(RingReader):
-    """One flight record of this node. Raises FlightError where it is none."""
+    """A flight record of this node. Raises FlightError where it is none."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -67,8 +67,8 @@ class RecordSource(RingReader):
         self._still_told = False
 
     def sample(self, still_calls: int = STILL_CALLS) -> list[Piece]:
-        """What has changed. In this order, so that nothing is told that refers to what is not. Of a
-        rank that stands still so many of its last calls are told."""
+        """Returns what has changed. In this order, so that nothing is told that refers to what is
+        not. Of a rank that stands still so many of its last calls are told."""
         if not self.still_whole():
             return []
         mark = self.change_mark
@@ -135,12 +135,10 @@ class RecordSource(RingReader):
             for row, count in enumerate(counts):
                 coarse = count % (layout.CHECKPOINT_EVERY * COARSE) == 0
                 if still or coarse or count > newest - 2 * layout.CHECKPOINT_EVERY:
-                    yield from self._line(start + row * size, size)
-
-    def _line(self, at: int, size: int) -> Iterator[Piece]:
-        now, before = self._map[at : at + size], self._told[at : at + size]
-        if now != before:
-            yield self._tell(at, now, before)
+                    at = start + row * size
+                    new, old = self._map[at : at + size], self._told[at : at + size]
+                    if new != old:
+                        yield self._tell(at, new, old)
 
     def _ring(self, still: bool, still_calls: int) -> Iterator[Piece]:
         calls = self._calls()
@@ -190,8 +188,8 @@ class RecordSource(RingReader):
             self._lasts[place] = last
 
     def _lasts_now(self) -> Iterator[tuple[int, int]]:
-        """Of each group and channel that has had a call: where it stands in the record, and that
-        call's number."""
+        """Yields for each group and channel that has had a call where it stands in the record, and
+        that call's number."""
         tables = (
             (layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS, layout.GROUP, 7),
             (layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS, layout.CHANNEL, 3),

@@ -32,14 +32,15 @@ _TIMES = ("time_ns", "happened_ns")
 
 
 @dataclass(slots=True)
-class Told:
-    """How much of a file was told, and of which one of that name."""
+class SentPart:
+    """The part of a file that was told, and of which file of that name."""
 
     mark: tuple[int, int] = (0, 0)
     at: int = 0
 
     def next(self, path: Path, name: str, most_bytes: int) -> tuple[int, bytes, int] | None:
-        """What follows: where, what, and how large the file is; None where there is nothing."""
+        """Returns what follows: where, what, and how large the file is; None where there is
+        nothing."""
         try:
             with open(open_regular(path), "rb", buffering=0) as file:
                 status = os.fstat(file.fileno())

@@ -1,4 +1,4 @@
-"""What a head tells a node on which somebody looks at the run of all nodes: its run directory.
+"""The run directory as a head tells it to a node on which somebody looks at the run of all nodes.
 
 Records of other nodes are copies here, and told as such: of each the blocks that have changed since
 it was told last, as they stand when they are told. So what waits for a slow connection does not
@@ -22,15 +22,15 @@ from .messages import Message
 from .mirror import Copy, Mirror
 from .patches import Patch, packed
 from .sampler import Sampler
-from .view_files import GROWING, PART_BYTES, REPLACED, Told
+from .view_files import GROWING, PART_BYTES, REPLACED, SentPart
 
 BLOCK = 512
 """Bytes: what is told of a copy when one of them has changed."""
 
 
 class ViewSource:
-    """For one node, the `own`-th. `directory` is the head's run directory, `mirrors` its copies of
-    other nodes' records; `ranks_there` are those of the node."""
+    """The source for one node, the `own`-th. `directory` is the head's run directory, `mirrors` its
+    copies of other nodes' records; `ranks_there` are those of the node."""
 
     def __init__(self, directory: Path, mirrors: Mapping[int, Mirror], own: int) -> None:
         self._directory = directory
@@ -40,7 +40,7 @@ class ViewSource:
         self._dirty: dict[tuple[int, int], set[int] | None] = {}
         self._named: dict[tuple[int, int], str] = {}
         self._sampler = Sampler(directory / "ranks", lambda _pid, _ticks: Process(alive=True))
-        self._files: dict[str, Told] = {}
+        self._files: dict[str, SentPart] = {}
         for node, mirror in mirrors.items():
             if node != own:
                 self._dirty |= dict.fromkeys((node, number) for number in mirror.files)
@@ -60,8 +60,8 @@ class ViewSource:
                 blocks.update(range(one.offset // BLOCK, -(-end // BLOCK)))
 
     def own_records(self) -> list[Message]:
-        """What is new in those of the head itself. The node takes the head for the one with the
-        number that it has itself here, and itself for this node."""
+        """Returns what is new in the records of the head itself. The node takes the head for the
+        one with the number that it has itself here, and itself for this node."""
         told = self._sampler.digests()
         return [self._view(self._own, one.data.get("files", ()), one.blob) for one in told]
 
@@ -119,7 +119,7 @@ class ViewSource:
         for name in self._names():
             if len(blob) >= PART_BYTES:
                 break
-            told = self._files.setdefault(name, Told())
+            told = self._files.setdefault(name, SentPart())
             piece = told.next(self._directory / name, name, PART_BYTES - len(blob))
             if piece is not None:
                 at, data, total = piece
@@ -144,7 +144,7 @@ class ViewSource:
 
 
 def _joined(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Where stretches of blocks begin and end, in bytes."""
+    """Yields where stretches of blocks begin and end, in bytes."""
     start = end = -1
     for block in sorted(blocks):
         if block * BLOCK != end:
@@ -157,7 +157,7 @@ def _joined(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def _data(descriptor: int) -> Iterator[tuple[int, int]]:
-    """Where the file has something: most of a copy is a hole."""
+    """Yields where the file has something: most of a copy is a hole."""
     at = 0
     while True:
         try:

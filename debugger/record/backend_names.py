@@ -1,4 +1,4 @@
-"""What a program writes for a backend: one name, or one for each kind of device."""
+"""Reads the names that a program writes for a backend: one name, or one for each kind of device."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Within this, Python collects nothing by itself: where little that is made has cycles, looking
-    for them takes as long as the making."""
+    """Keeps Python from collecting by itself: where little that is made has cycles, looking for
+    them takes as long as the making."""
     was_on = gc.isenabled()
     gc.disable()
     try:

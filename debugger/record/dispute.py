@@ -1,4 +1,4 @@
-"""Who is right when ranks make different calls, and how that is said.
+"""Decides who is right when ranks make different calls, and how that is said.
 
 The ranks themselves say it at DETAIL, before anything is sent, and the report says it of any run.
 """
@@ -39,7 +39,8 @@ class Dispute:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One rank's split and what the other expects, in elements; ranks of the group."""
+    """A pair of ranks: the split of one and what the other expects, in elements; ranks of the
+    group."""
 
     sender: int
     receiver: int
@@ -48,7 +49,7 @@ class Pair:
 
 
 def settle(signatures: Sequence[Signature], ranks: Sequence[int], place: str) -> Dispute | None:
-    """What the ranks of a group disagree on, given the call of each; None where they agree.
+    """Returns what the ranks of a group disagree on, given the call of each; None where they agree.
 
     `ranks` are the global ranks by group rank; `place` is `#17 of group "default_pg"`.
     """
@@ -89,7 +90,7 @@ def dispute_headline(where: str) -> str:
 
 
 def parties_text(result: Vote[K], calls: Mapping[K, Signature]) -> str:
-    """Who calls what: those outside the majority first."""
+    """Says who calls what: those outside the majority first."""
     first, *rest = result.parties
     parties = result.parties if result.majority is None else (*rest, first)
     devices = len({call.device for call in calls.values()}) > 1
@@ -132,7 +133,8 @@ def _content(signature: Signature) -> str:
 
 
 def uneven_pairs(calls: Mapping[int, Signature]) -> list[Pair]:
-    """Where two ranks' splits of an all-to-all do not fit; `calls` by group rank, some or all."""
+    """Returns the pairs of ranks whose splits of an all-to-all do not fit; `calls` by group rank,
+    some or all."""
     found = []
     for sender, call in calls.items():
         for receiver, sends in enumerate(call.sends):
@@ -148,9 +150,10 @@ def uneven_pairs(calls: Mapping[int, Signature]) -> list[Pair]:
 def split_dispute(
     pairs: Sequence[Pair], calls: Mapping[int, Signature], ranks: Sequence[int], where: str
 ) -> Dispute | None:
-    """What these pairs, of an all-to-all's `calls`, come from; `where` is `all_to_all_single #3 of
-    group "default_pg"`. A rank whose splits do not add up to its own tensor is wrong by itself;
-    where all are, their backends refuse the call on each, and there is no dispute: None."""
+    """Returns the dispute from which these pairs, of an all-to-all's `calls`, come; `where` is
+    `all_to_all_single #3 of group "default_pg"`. A rank whose splits do not add up to its own
+    tensor is wrong by itself; where all are, their backends refuse the call on each, and there is
+    no dispute: None."""
     unfit = {rank: text for rank, call in calls.items() if (text := _unfit(call))}
     if len(unfit) == len(ranks):
         return None
@@ -166,7 +169,7 @@ def split_dispute(
 
 
 def _unfit(call: Signature) -> str:
-    """How the splits differ from the tensor that they are of; "" where they do not."""
+    """Tells how the splits differ from the tensor that they are of; "" where they do not."""
     for splits, tensors, name in (
         (call.sends, call.tensors, "input"),
         (call.receives, call.others, "output"),

@@ -1,4 +1,4 @@
-"""How processes ended: the wait statuses that whoever reaped them has reported."""
+"""The ends of processes: the wait statuses that whoever reaped them has reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """One process's end: an exit code or a signal. `time_ns` is Unix time, when it was reaped.
+    """The end of a process: an exit code or a signal. `time_ns` is Unix time, when it was reaped.
     `asked`: its parent has sent it that signal, and said so; `replaced`: for another to begin in
     its place, though it had not failed."""
 
@@ -33,7 +33,7 @@ class ExitStatus:
 
     @classmethod
     def from_wait(cls, status: int, time_ns: int = 0) -> ExitStatus:
-        """From a raw status as `os.waitpid` gives it."""
+        """Reads a raw status as `os.waitpid` gives it."""
         if os.WIFSIGNALED(status):
             return cls(None, os.WTERMSIG(status), time_ns)
         return cls(os.WEXITSTATUS(status), None, time_ns)
@@ -87,7 +87,7 @@ class ExitLog:
         self._exits[pid] = ExitStatus.from_wait(status, time_ns)
 
     def find(self, pid: int, started_ns: int = 0) -> ExitStatus | None:
-        """How `pid` ended, if that was after `started_ns` (Unix time)."""
+        """Returns how `pid` ended, if that was after `started_ns` (Unix time)."""
         found = self._exits.get(pid)
         if found is None or 0 < found.time_ns < started_ns:
             return None

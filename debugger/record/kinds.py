@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Family(Enum):
-    """What a finding is about; a rank raises an error of the family's class."""
+    """The subject of a finding; a rank raises an error of the family's class."""
 
     MISMATCH = "calls that do not fit each other"
     DEADLOCK = "ranks that wait for each other"
@@ -23,8 +23,8 @@ class Family(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind. `exit_code`: of a run whose verdict it is; 0: only ever a warning. `title`: the
-    first words of a printed finding."""
+    """A kind of finding. `exit_code`: of a run whose verdict it is; 0: only ever a warning.
+    `title`: the first words of a printed finding."""
 
     name: str
     exit_code: int
@@ -35,7 +35,7 @@ class Kind:
     voted: bool = False
     """Every rank of the group makes the call: without a majority any of them may be wrong."""
     ends_all: bool = False
-    """It ends the other ranks too: the launcher sees to that."""
+    """True where it ends the other ranks too: the launcher sees to that."""
     restarted: bool = False
     """A launcher may answer it with a restart, of which the supervisor alone knows."""
     ends_culprits: bool = False
@@ -53,14 +53,15 @@ class Kind:
     by_calls: bool = False
     """The same calls lead to it again, whatever program makes them."""
     at_one_line: bool = False
-    """It is of the program's line alone: ranks that make it at one line make one mistake."""
+    """True where it is of the program's line alone: ranks that make it at one line make one
+    mistake."""
     only_by: frozenset[str] = frozenset()
     """The injected faults that may explain it; empty: any of them."""
 
     @property
     def follows(self) -> bool:
-        """What becomes of ranks when another one has gone wrong: a consequence, if there is a cause
-        before it."""
+        """Whether it is what becomes of ranks when another one has gone wrong: a consequence, if
+        there is a cause before it."""
         return self.family in (Family.DEADLOCK, Family.ABSENCE, Family.FAILURE)
 
     @property

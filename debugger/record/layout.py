@@ -57,8 +57,9 @@ from struct import Struct
 MAGIC = b"DDFLIGHT"
 VERSION = 3
 READERS = {1: "0.1.0", 2: "0.1.0"}
-"""Which distdebug reads the records of an earlier version. This one does not: a second way through
-the ring would have to be right in each reader, and a run of before still has its `report.json`."""
+"""The distdebug that reads the records of an earlier version. This one does not: a second way
+through the ring would have to be right in each reader, and a run of before still has its
+`report.json`."""
 VERSION_AT = 8
 
 HEADER = Struct("<8sIIiiiiBxxxIqqQQ")
@@ -165,12 +166,12 @@ HEAP_FULL_FLAG = 2
 
 
 def volatile_at(call: int) -> int:
-    """Where the signature of the call with this number is, if the heap does not have it."""
+    """Returns where the signature of the call with this number is, if the heap does not have it."""
     return VOLATILE_OFFSET + call % RING * VOLATILE_BYTES
 
 
 class Role(enum.IntEnum):
-    """What the process is, as far as it knows itself."""
+    """The role of the process, as far as it knows itself."""
 
     UNKNOWN = 0
     RANK = 1
@@ -178,7 +179,7 @@ class Role(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """How far the process has come."""
+    """The progress of the process."""
 
     STARTING = 0
     RUNNING = 1
@@ -200,7 +201,7 @@ class GroupState(enum.IntEnum):
 
 
 class Activity(enum.IntEnum):
-    """What a thread does, as far as this layer sees it."""
+    """The activity of a thread, as far as this layer sees it."""
 
     NONE = 0  # computing, or anything else
     IN_CALL = 1  # inside a call of the backend, or in the wait for one

@@ -12,8 +12,10 @@ connects, a node that is started late, what orphans of a run still print."""
 MOST_S = 1e9
 """Thirty years, which is never: what is longer cannot be slept."""
 LATEST_S = (1 << 33) - 1
-"""Of a file in an artefact, in seconds since 1970: what the form of the archive has room for."""
+"""The latest time of a file in an artefact, in seconds since 1970: what the form of the archive has
+room for."""
 MOST_RANKS = 1 << 17
-"""Of a world, or a group. What claims more is damaged, malicious, or no number of a rank."""
+"""The most ranks of a world, or a group. What claims more is damaged, malicious, or no number of a
+rank."""
 SHOWN_RANKS = 128
-"""Of a finding, or of a call: so many ranks are shown one by one, culprits first."""
+"""The most ranks of a finding, or of a call, that are shown one by one, culprits first."""

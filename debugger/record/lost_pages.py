@@ -86,7 +86,8 @@ _SA_SIGINFO = 4
 
 
 def keep(mapped: mmap.mmap) -> None:
-    """From now on a lost page of this mapping ends nobody, for as long as the mapping is there."""
+    """Protects this mapping: from now on a lost page of it ends no process, for as long as the
+    mapping is there."""
     with contextlib.suppress(Exception):  # without it the process is as it was
         handler = _handler()
         if handler is not None:
@@ -94,7 +95,7 @@ def keep(mapped: mmap.mmap) -> None:
 
 
 def lost_pages() -> int:
-    """How many pages of kept mappings were found lost so far."""
+    """Returns how many pages of kept mappings were found lost so far."""
     return 0 if _made is None else _made.count
 
 
@@ -222,8 +223,8 @@ def _handler() -> _Handler | None:
 
 
 def _span(mapped: mmap.mmap) -> tuple[int, int]:
-    """Where it is in memory, and how large; also of one that is only read, which ctypes does not
-    tell otherwise."""
+    """Returns the address and the size of a mapping; also of one that is only read, which ctypes
+    does not tell otherwise."""
     buffer = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(mapped), ctypes.byref(buffer), 0)
     try:

@@ -1,4 +1,4 @@
-"""Who is right when ranks disagree: the largest agreeing set, if there is one.
+"""Decides who is right when ranks disagree: the largest agreeing set, if there is one.
 
 Ranks that have not spoken yet may still decide it, so a verdict that they could change is held
 back for a short while.
@@ -24,7 +24,7 @@ class Vote(Generic[K]):
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Those who voted and are no culprits."""
+        """The ranks that voted and are no culprits."""
         culprits = set(self.culprits)
         return tuple(
             sorted(rank for _, ranks in self.parties for rank in ranks if rank not in culprits)

@@ -44,8 +44,8 @@ def rank_at(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Entrances:
-    """Where the namespaces are entered: descriptors of the process `pid`, the launcher's and, by
-    rank, the ranks'."""
+    """The namespaces as descriptors of the process `pid`, the launcher's and, by rank, the
+    ranks'."""
 
     pid: int
     launcher: int

@@ -21,18 +21,19 @@ N = TypeVar("N", bound="NoteData")
 
 @dataclass(frozen=True, slots=True)
 class NoteData:
-    """What a note says beside its message, with what is known of all notes of its kind."""
+    """The content of a note beside its message, with what is known of all notes of its kind."""
 
     KIND: ClassVar[str]
     LEVEL: ClassVar[str] = "info"
-    """Of its record in the rank's log."""
+    """The level of its record in the rank's log."""
     LOGGED: ClassVar[bool] = True
     """False: whoever writes it logs it as well, in another form."""
     FOR_DIAGNOSIS: ClassVar[frozenset[str]] = frozenset()
     """The fields that the log leaves out."""
 
     def data(self) -> dict[str, Any]:
-        """As the record carries it; what is None, and may be left out, is."""
+        """Returns the fields as the record carries them; one that is None, and may be left out,
+        is."""
         needed = {name for name, _, is_needed in _fields(type(self)) if is_needed}
         given = asdict(self).items()
         return {name: value for name, value in given if value is not None or name in needed}
@@ -44,7 +45,7 @@ class NoteData:
 
     @classmethod
     def among(cls, notes: Iterable[Note]) -> list[Note]:
-        """Those of this kind."""
+        """Returns the notes of this kind."""
         return [note for note in notes if note.kind == cls.KIND]
 
     @classmethod
@@ -107,7 +108,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "tuple[int, ...] | None": lambda value: tuple(_whole(one) for one in value),
     "tuple[str, ...]": lambda value: tuple(_text(one) for one in value),
 }
-"""What reads a field, by its type as it is written here."""
+"""The function that reads a field, by its type as it is written here."""
 
 
 def _fields(cls: type[NoteData]) -> list[tuple[str, Callable[[Any], Any], bool]]:
@@ -116,7 +117,7 @@ def _fields(cls: type[NoteData]) -> list[tuple[str, Callable[[Any], Any], bool]]
 
 
 class Nature(TypedDict, total=False):
-    """What the rank thinks of an exception: its own fields of a `RaisedNote`."""
+    """The rank's judgement of an exception: its own fields of a `RaisedNote`."""
 
     own_fault: bool
     invalid_argument: bool
@@ -154,7 +155,7 @@ class RaisedNote(NoteData):
 
 
 def raised(note: Note) -> RaisedNote:
-    """What a note says of the exception that it is about, of whichever kind."""
+    """Returns what a note says of the exception that it is about, of whichever kind."""
     return RaisedNote.read(note.data) or RaisedNote()
 
 
@@ -192,7 +193,7 @@ class InterruptedNote(RaisedNote):
 
 @dataclass(frozen=True, slots=True)
 class UnwindingNote(RaisedNote):
-    """While the exception was on its way out, the call with this number was made; `destroys`: what
+    """The call with this number was made while the exception was on its way out; `destroys`: what
     was called destroys the group."""
 
     call: int = -1
@@ -327,7 +328,7 @@ class OffNote(NoteData):
 
 @dataclass(frozen=True, slots=True)
 class LayerOffNote(OffNote):
-    """From here on the record says less than what happens."""
+    """The record says less than what happens from here on."""
 
     KIND = "layer_off"
 
@@ -376,8 +377,8 @@ class DataExhaustedNote(NoteData):
 
 @dataclass(frozen=True, slots=True)
 class UnwaitedWorkNote(NoteData):
-    """So many handles of this op, of calls on one line, were dropped without wait(), or `kept` to
-    the end of the program. A later note of the same line has the higher count."""
+    """A number of handles of this op, of calls on one line, were dropped without wait(), or `kept`
+    to the end of the program. A later note of the same line has the higher count."""
 
     op: str = ""
     count: int = 1
@@ -484,5 +485,5 @@ class DdpTimesNote(NoteData):
 
 
 def off_notes(notes: Iterable[Note]) -> list[Note]:
-    """Those that say that some part of the watching is off."""
+    """Returns the notes that say that some part of the watching is off."""
     return [note for note in notes if LayerOffNote.matches(note) or PartOffNote.matches(note)]

@@ -28,17 +28,18 @@ class Stat:
     core: int
     """The one that it is on, or was on last."""
     wait_status: int
-    """Of a zombie: how it ended, as `os.waitpid` would tell; 0 also when it is not ours to know."""
+    """The wait status of a zombie: how it ended, as `os.waitpid` would tell; 0 also when it is not
+    ours to know."""
 
 
 def age_s(start_ticks: int) -> float:
-    """For how long there is a process that began then (`Stat.start_ticks`), in seconds."""
+    """Returns for how long there is a process that began then (`Stat.start_ticks`), in seconds."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / TICKS_PER_S
 
 
 def read_status(path: Path) -> dict[str, str]:
-    """What the status of a process (`/proc/<pid>/status`) or of a thread says, by name; nothing
-    when there is no such one, or it cannot be read."""
+    """Returns the status of a process (`/proc/<pid>/status`) or of a thread, by name; nothing when
+    there is no such one, or it cannot be read."""
     try:
         lines = path.read_text().splitlines()
     except OSError:
@@ -47,9 +48,9 @@ def read_status(path: Path) -> dict[str, str]:
 
 
 def times_slept(path: Path) -> int | None:
-    """How often the thread with this status (`/proc/<pid>/task/<tid>/status`) has given up or lost
-    the CPU, where it sleeps. None where it runs, or would if it got a core: on a crowded machine
-    that takes long, and is no wait for anything. None also where nobody can tell."""
+    """Returns how often the thread with this status (`/proc/<pid>/task/<tid>/status`) has given up
+    or lost the CPU, where it sleeps. None where it runs, or would if it got a core: on a crowded
+    machine that takes long, and is no wait for anything. None also where nobody can tell."""
     status = read_status(path)
     if not status.get("State", "").startswith("S"):
         return None
@@ -71,8 +72,9 @@ def has_signal(status: Mapping[str, str], mask: str, number: int) -> bool:
 
 
 def wanted_core_s(pid: int, stat: Stat, proc: Path = Path("/proc")) -> float:
-    """For how long it has had a core, and its main thread has waited for one, where the kernel
-    counts that: who is at work wants one all the time, however seldom a crowded machine has one."""
+    """Returns for how long it has had a core, and its main thread has waited for one, where the
+    kernel counts that: a process at work wants one all the time, however seldom a crowded machine
+    has one."""
     waited_ns = "0"
     with suppress(OSError, ValueError):
         _, waited_ns, _ = (proc / str(pid) / "schedstat").read_text().split()

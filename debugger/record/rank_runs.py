@@ -16,15 +16,15 @@ from .limits import MOST_RANKS
 from .safe_files.bounds import whole
 
 FEW = 64
-"""So many ranks are written one by one."""
+"""Up to so many ranks are written one by one."""
 _SHORTER = 8
 """A list stays one unless it takes so many times as much."""
 SPREAD_BYTES = 40
-"""Of memory, for each rank of a run that is read."""
+"""The memory for each rank of a run that is read."""
 
 
 def packed(ranks: Sequence[int]) -> Any:
-    """As JSON; in the order that they have."""
+    """Returns the ranks for JSON, in the order that they have."""
     if len(ranks) <= FEW:
         return list(ranks)
     runs: list[list[int]] = []
@@ -54,7 +54,8 @@ def unpacked(value: Any) -> tuple[int, ...]:
 
 
 def spread_bytes(value: Any) -> int:
-    """About how much memory `unpacked` takes beyond what the text says. Raises as it does."""
+    """Returns about how much memory `unpacked` takes beyond what the text says. Raises as it
+    does."""
     if not isinstance(value, dict):
         return 0
     count = sum(whole(row[1]) for row in value["runs"])

@@ -41,7 +41,7 @@ from .snapshot import CallSite, Column, Digest, GroupKey
 MAGIC = b"DDREPLIC"
 VERSION = 3
 VERSIONS = (1, 3)
-"""Those that are read: the first, in which recorded fixtures are, had no samples."""
+"""The versions that are read: the first, in which recorded fixtures are, had no samples."""
 HEADER = Struct("<8sIIII")
 """magic, version, entries, columns, length of the definition"""
 ENTRY = Struct("<QQQQQQQ")
@@ -56,7 +56,7 @@ MOST_BYTES = 4 << 20
 MOST_ENTRIES = 256
 LEAST_ENTRIES = 4
 MOST_DEFINITION_BYTES = 64 << 20
-"""Of memory, for the names of the columns."""
+"""The most memory for the names of the columns."""
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer_state"
 HYPERPARAMETER = "hyperparameter"
 QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER)
@@ -66,12 +66,12 @@ _NAME = re.compile(r"pid-\d+-\d+\.replicas")
 
 
 def file_name(pid: int, number: int) -> str:
-    """Of the `number`-th optimiser of a process."""
+    """Returns the name of the file of the `number`-th optimiser of a process."""
     return f"pid-{pid}-{number}.replicas"
 
 
 def bits_of(number: float) -> int:
-    """How a number stands in a column."""
+    """Returns the bits by which a number stands in a column."""
     return int(MARK.unpack(struct.pack("<d", number))[0])
 
 
@@ -210,7 +210,8 @@ class ReplicaReader:
             newest += 1
         if newest == self._last and self._read(newest) is None:
             # It has been round since the last look: find the newest by their marks.
-            newest = max(self._mark(slot) for slot in range(self._entries))
+            places = (self._start + slot * self._size for slot in range(self._entries))
+            newest = max(int(MARK.unpack_from(self._map, at)[0]) for at in places)
         for mark in range(max(self._last, newest - self._entries) + 1, newest + 1):
             found = self._read(mark)
             if found is not None:
@@ -248,9 +249,6 @@ class ReplicaReader:
 
     def _at(self, mark: int) -> int:
         return int(self._start + (mark - 1) % self._entries * self._size)
-
-    def _mark(self, slot: int) -> int:
-        return int(MARK.unpack_from(self._map, self._start + slot * self._size)[0])
 
     def _read(self, mark: int) -> Digest | None:
         if mark < 1:

@@ -1,4 +1,5 @@
-"""One way to describe, compare and print a call: the signature, and which of its fields must agree.
+"""The one way to describe, compare and print a call: the signature, and which of its fields must
+agree.
 
 Ranks of a group that call the same collective must agree on some fields of it and may differ in
 others: a root's list exists on the root alone, the splits of an all-to-all agree pair by pair.
@@ -35,7 +36,7 @@ multiplies by such a number in half the time."""
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a rank asked for in one call. Ranks (`root`, `peer`) are global ranks.
+    """The description of a call as a rank made it. Ranks (`root`, `peer`) are global ranks.
 
     `tensors` are the principal ones: what the rank contributes, or, where it contributes
     nothing (scatter, recv), what it receives. `others` are the tensors on the other side.
@@ -206,7 +207,7 @@ def hash64(key: object) -> int:
 
 
 def agreement_hash(signature: Signature) -> int:
-    """What a call adds to the chain of its group."""
+    """Returns what a call adds to the chain of its group."""
     return hash64(agreement_key(signature))
 
 

@@ -1,4 +1,4 @@
-"""The one table of dtypes, and how many bytes the tensors of a call take."""
+"""The one table of dtypes, and the bytes that the tensors of a call take."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def item_bytes(dtype: str) -> int:
 
 
 def tensors_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of all of them."""
+    """Returns the bytes of all tensors together."""
     return sum(item_bytes(dtype) * prod(shape) for dtype, shape in tensors)
 
 
@@ -73,5 +73,6 @@ def larger_side_bytes(signature: Signature) -> int:
 
 
 def call_bytes(signature: Signature) -> int:
-    """What a rank contributes to the call or, where it contributes nothing, what it receives."""
+    """Returns the bytes that a rank contributes to the call or, where it contributes nothing,
+    receives."""
     return tensors_bytes(signature.tensors)

@@ -1,4 +1,4 @@
-"""What a reader knows of a run at one moment: the only input of the diagnosis.
+"""A reader's knowledge of a run at one moment: the only input of the diagnosis.
 
 A `Snapshot` is immutable, but for `History`, which may read a rank's ring only when it is asked,
 since most of the time nobody asks. Times are Unix time in nanoseconds, on every host.
@@ -35,7 +35,7 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One collective or point-to-point call of one rank.
+    """A collective or point-to-point call of one rank.
 
     `seq` counts collectives from 0 per group; for send and recv it counts per channel.
     `chain`, `exact` and `balance` are the group's (or channel's) after this call. `agrees`: it
@@ -62,7 +62,8 @@ class Call:
 
 
 class Timing(NamedTuple):
-    """When a call was made and when it was over, and no more: what is read of thousands of calls.
+    """The time when a call was made and when it was over, and no more: what is read of thousands of
+    calls.
 
     `message` is (op, peer, tag) of a send or receive, and None of a collective. `blocks`: the
     thread stayed in the call until it was over. `completed_ns` is 0 as long as it is not over.
@@ -78,7 +79,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, call: Call) -> Timing:
-        """Of a call of which all is known."""
+        """Describes a call of which all is known."""
         signature = call.signature
         message = None
         if signature.peer is not None:
@@ -142,7 +143,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """One group creation that every rank must take part in, the `index`-th of this process.
+    """A group creation that every rank must take part in, the `index`-th of this process.
 
     `world_seq`: how many collectives of the default group had been issued before it.
     """
@@ -158,7 +159,7 @@ class Creation:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What one thread does in the layer right now (`Activity.NONE`: nothing).
+    """The activity of one thread in the layer right now (`Activity.NONE`: nothing).
 
     `call` is the number of the call it is in. `detail` describes any other wait: `op`, and
     `key`, `store`, `address`, `ranks`, ... as fits. `serial` changes with every change of the
@@ -194,7 +195,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What a replica and its optimiser were at one moment, in 64 bits.
+    """The state of a replica and its optimiser at one moment, in 64 bits.
 
     `moment`: how many collectives of the group had been issued, and how many-th digest since then
     it is: the same on all ranks, whatever steps they have left out. `step`: steps made so far.
@@ -211,7 +212,7 @@ class Digest:
 
 
 class Column(NamedTuple):
-    """What one of the values of a replica is of."""
+    """The quantity that a value of a replica belongs to: a parameter, a gradient, ..."""
 
     quantity: str
     name: str
@@ -247,7 +248,7 @@ class Replicas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """What a process looks like from outside while no process of its run uses a core or moves.
+    """The look of a process from outside while no process of its run uses a core or moves.
 
     `since_ns`: it has stood where it stands for as long as that, at least. `site` is the user's
     line in its `thread` ("": the main thread), and `call` what that line has called. `leaving`: the
@@ -271,7 +272,7 @@ class Standstill:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What the operating system says of the process; a reader of a dead run only has `alive=False`.
+    """A process as the operating system sees it; a reader of a dead run only has `alive=False`.
 
     `state` is the letter of /proc (R, S, D, T, Z), "" when unknown. `exit_code` is None and
     `signal` is None while it lives, or when nobody could tell. `asked`: the signal came from its
@@ -308,8 +309,8 @@ class History(Protocol):
         """The last calls, oldest first, of the whole rank or of one group's collectives."""
 
     def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        """When those of these calls were made that are still on record, and that the backend did
-        not refuse."""
+        """Returns when those of these calls were made that are still on record, and that the
+        backend did not refuse."""
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """chain, exact and balance after that many collectives of the group."""
@@ -317,8 +318,9 @@ class History(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One rank. `heartbeat_ns` is when its heartbeat thread last ran (0: never), `exiting_ns` when
-    it began to leave (0: it has not): its process may take long to end after that.
+    """The record of a rank. `heartbeat_ns` is when its heartbeat thread last ran (0: never),
+    `exiting_ns` when it began to leave (0: it has not): its process may take long to end after
+    that.
 
     `free_threads`: threads with user code on their stack that are in no recorded wait (-1: not
     counted since the last change), so that the rank as a whole may still act. `location` is where
@@ -422,7 +424,8 @@ class Snapshot:
         return (first.job, min(rank.started_ns for rank in self.ranks.values()))
 
     def between_clocks_ns(self, ranks: Iterable[int], others: Iterable[int]) -> int:
-        """By how much the times of one of these ranks may be off those of one of the others."""
+        """Returns by how much the times of one of these ranks may be off those of one of the
+        others."""
         errors, known = self.clock_errors_ns, self.ranks
         ours, theirs = (
             {known[one].node for one in some if one in known} for some in (ranks, others)
@@ -433,8 +436,8 @@ class Snapshot:
 
 
 def tie_of(rank: int, call: Call, group: GroupKey) -> tuple[Hashable, ...]:
-    """What calls of several ranks have in common that belong together: a collective's, or a send
-    and its receive. `group`: what the call's is to be taken for. Of a receive from any source
+    """Returns what calls of several ranks have in common that belong together: a collective's, or a
+    send and its receive. `group`: what the call's is to be taken for. Of a receive from any source
     nobody knows what it belongs to."""
     signature = call.signature
     if signature.op not in POINT_TO_POINT:

@@ -12,7 +12,7 @@ import time
 
 @functools.cache
 def offset_ns() -> int:
-    """What this process adds to the monotonic clock; fixed from the first call on."""
+    """Returns what this process adds to the monotonic clock; fixed from the first call on."""
     return time.time_ns() - time.monotonic_ns()
 
 

@@ -1,4 +1,5 @@
-"""Which releases of torch this tool is for; which one an interpreter has, without importing it."""
+"""The releases of torch that this tool is for, and the one that an interpreter has, found without
+importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks, lines, calls and durations are written in messages: one way everywhere."""
+"""The form of ranks, lines, calls and durations in messages: one way everywhere."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def call_text(call: Call | None) -> str:
 
 
 def group_name(name: str, desc: str) -> str:
-    """What a user would call the group that torch calls `name`."""
+    """Returns what a user would call the group that torch calls `name`."""
     return printable(desc if desc not in ("", UNDEFINED) else name, 80)
 
 
@@ -133,7 +133,7 @@ FINDING_MARK = "[distdebug] "
 
 
 def finding_line(kind: str, message: str) -> str:
-    """What a rank raises for a finding."""
+    """Returns what a rank raises for a finding."""
     return f"{FINDING_MARK}{kind}: {message}"
 
 

@@ -1,1 +1,2 @@
-"""What runs outside the ranks: starts the command, watches it, takes stacks and ends it."""
+"""The supervisor of a run, outside the ranks: starts the command, watches it, takes stacks and ends
+it."""

@@ -1,4 +1,4 @@
-"""What the control socket can do to the ranks of a run; each answers in words, or refuses in one
+"""The actions of the control socket on the ranks of a run; each answers in words, or refuses in one
 sentence (ValueError).
 
     {"action": "stacks", "native": false}    take the stacks of all ranks
@@ -31,8 +31,8 @@ from .stacks.evidence import gather
 
 
 class Actions:
-    """Of one run. `ranks()` gives those of the last look; `far()` names the stops that are only
-    shown here, and are another node's."""
+    """The actions of one run. `ranks()` gives the ranks of the last look; `far()` names the stops
+    that are only shown here, and belong to another node."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Actions:
         self._far = far
 
     def table(self) -> dict[str, Action]:
-        """By name, as requests say them."""
+        """Returns the actions by name, as requests say them."""
         return {
             "stacks": self._take_stacks,
             "break": self._break,
@@ -145,7 +145,7 @@ class Actions:
         return "; ".join([*gone, *refused])
 
     def _let_go(self, stop: Stop) -> str:
-        """What the rank says to `continue` at its prompt."""
+        """Sends `continue` to the rank's prompt, and returns its answer."""
         if stop.address:
             raise ValueError(f"{stop.who} waits for an editor at {stop.address}: continue there")
         try:

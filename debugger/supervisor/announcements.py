@@ -15,7 +15,8 @@ from .watch import Look
 
 
 class Announcements:
-    """Of one run: what was said already is said no more, or not so soon."""
+    """The announcements of one run: a sentence that was printed is not printed again, or not so
+    soon."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory = directory
@@ -24,7 +25,7 @@ class Announcements:
 
     @staticmethod
     def say(sentence: str) -> None:
-        """One line on the terminal."""
+        """Prints one line on the terminal."""
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"distdebug: {clean(sentence)}\n")
             sys.stderr.flush()

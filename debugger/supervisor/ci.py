@@ -1,4 +1,4 @@
-"""What a run leaves for a CI system (`--ci`): annotations, a job summary, and one file to keep.
+"""The output of a run for a CI system (`--ci`): annotations, a job summary, and one file to keep.
 
 Only the flag asks for it, no variable of the environment: a command does the same on a CI machine
 and on the desk where its failure is tried again.
@@ -49,7 +49,7 @@ class Ci:
     cwd: Path
 
     def environment(self, given: Mapping[str, str]) -> dict[str, str]:
-        """What is added for the ranks: nobody is there to attach to a `breakpoint()`."""
+        """Returns what is added for the ranks: nobody is there to attach to a `breakpoint()`."""
         return {} if "PYTHONBREAKPOINT" in given else {"PYTHONBREAKPOINT": "0"}
 
     def finish(

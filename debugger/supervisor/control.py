@@ -20,8 +20,8 @@ Action = Callable[[Mapping[str, Any]], str]
 
 
 class ControlServer:
-    """One run's control socket. What cannot be set up costs the actions, not the run: then
-    `failure` says why."""
+    """The control socket of one run. A socket that cannot be set up costs the actions, not the run:
+    then `failure` says why."""
 
     def __init__(self, directory: Path, actions: Mapping[str, Action]) -> None:
         self._directory = directory
@@ -63,13 +63,10 @@ class ControlServer:
                 return
             with contextlib.suppress(OSError), connection:
                 connection.settimeout(REQUEST_S)
-                self._answer(connection)
-
-    def _answer(self, connection: socket.socket) -> None:
-        if user_of(connection) not in (os.geteuid(), 0):
-            return
-        ok, message = self._act(receive_line(connection))
-        connection.sendall(json.dumps({"ok": ok, "message": message}).encode() + b"\n")
+                if user_of(connection) in (os.geteuid(), 0):
+                    ok, message = self._act(receive_line(connection))
+                    answer = json.dumps({"ok": ok, "message": message})
+                    connection.sendall(answer.encode() + b"\n")
 
     def _act(self, request: Mapping[str, Any]) -> tuple[bool, str]:
         name = request.get("action")

@@ -1,4 +1,4 @@
-"""What has become of the run's faults so far: reads the plan and what the ranks say they did."""
+"""Follows the run's faults: reads the plan and what the ranks say they did."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class FaultWatch:
         self._read_bytes = 0
 
     def look(self) -> list[Injected]:
-        """What has happened since the last look. A program may have added to the plan, too."""
+        """Returns what has happened since the last look. A program may have added to the plan,
+        too."""
         self._read_plan()
         came = [one for one in map(entry, self._lines()) if one is not None]
         self.entries += came

@@ -1,4 +1,5 @@
-"""When the supervisor collects its garbage: between two looks, and where there may be much of it.
+"""The times at which the supervisor collects its garbage: between two looks, and where there may be
+much of it.
 
 A full collection goes through all that is known of all ranks. Of 16,384 that takes a second, and
 what a look reads anew starts several of them in the middle of it: they took two fifths of the time

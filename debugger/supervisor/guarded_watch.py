@@ -36,11 +36,11 @@ class GuardedWatch:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait until the next look."""
+        """The seconds to wait until the next look."""
         return self._watch.pause_s
 
     def pause(self) -> None:
-        """Somebody stands at a breakpoint: no wait is counted from earlier than now."""
+        """Counts no wait from earlier than now: a rank is at a breakpoint."""
         self._watch.pause()
 
     def fail(self) -> None:
@@ -48,15 +48,16 @@ class GuardedWatch:
         self._watch.fail()
 
     def suspects(self) -> Sequence[Finding]:
-        """Who would be suspected by now of what a notice has said."""
+        """Returns the findings that are suspected by now of what a notice has said."""
         return [] if self._elsewhere() else self._watch.suspects()
 
     def look(self, finished: bool = False) -> Look | None:
-        """One look at all ranks, announced; None where it failed, which costs only this look."""
+        """Looks at all ranks, and announces what is found; None where that failed, which costs only
+        this look."""
         look = None
         self.judged = False
         with self._faults.guard("the look at the ranks"):
-            look = self._look(finished)
+            look = self._watch.only_look() if self._elsewhere() else self._watch.look(finished)
             self.judged = True
             if look is self._told:
                 return look  # nothing is new in it, and of many ranks to see that takes a while
@@ -71,20 +72,16 @@ class GuardedWatch:
         return look
 
     def silent_look(self) -> Look:
-        """One look at all ranks, which is not judged and of which nothing is announced: to judge
-        16,384 that have just ended takes more memory than all that is known of them. What fails in
-        it is raised."""
+        """Looks at all ranks, judges nothing and announces nothing: to judge 16,384 that have just
+        ended takes more memory than all that is known of them. An error in it is raised."""
         return self._watch.only_look()
 
-    def _look(self, finished: bool = False) -> Look:
-        return self._watch.only_look() if self._elsewhere() else self._watch.look(finished)
-
     def found(self, finding: Finding) -> None:
-        """What another part of the supervisor has found, just now; not of one that does not say
-        since when it could be."""
+        """Notes the time of what another part of the supervisor has found just now; not of a
+        finding that does not say since when it could be seen."""
         if finding.observable_ns:
             self._watch.note_time(finding)
 
     def detected_after_s(self, identity: tuple[object, ...]) -> float | None:
-        """How long after it could be seen a finding was found; None: that is not known."""
+        """Returns how long after it could be seen a finding was found; None: that is not known."""
         return self._watch.detected_after_s.get(identity)

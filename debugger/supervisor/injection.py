@@ -45,7 +45,7 @@ class Injection:
             raise DistdebugError(directory.failures[-1])
         self._network: Network | None = None
         self.network = ""
-        """Where the launcher is to run; "": where this process does."""
+        """The network namespace where the launcher is to run; "": that of this process."""
         if own_network:
             self._network = Network(own_network, plan or Plan(()), directory.path)
             self.network = self._network.entrances.of_launcher

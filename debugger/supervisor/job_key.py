@@ -13,8 +13,8 @@ from ..record.runs.run_directory import RunDirectory
 
 USERS = "DISTCORE_KEY_FILE"
 VARIABLE = "DISTDEBUG_KEY_FILE"
-"""Of the one that is made here. The user's goes before it, and a program sees none that it has not
-been given."""
+"""The file of the key that is made here. The user's goes before it, and a program sees none that it
+has not been given."""
 FILE = "group.key"
 _BYTES = 32
 

@@ -29,10 +29,10 @@ SAMPLE_EVERY_S = 1.0
 """How often the host is asked about its processes, memory and GPUs, and the calls of all ranks are
 counted: a ring has room for the calls of a second, at 4,096 calls a second."""
 SECOND_LOOK_AFTER_S = 0.4
-"""Of a run that lives: what both looks show is not only on its way."""
+"""The time between the two looks at a run that lives: what both show is not only on its way."""
 LEFT_GRACE_S = 0.4
-"""What is left when an interrupt has been handed on, and the command has had its time for it, is
-killed after so long."""
+"""Processes that are left when an interrupt has been handed on, and the command has had its time
+for it, are killed after so long."""
 END_GRACE_S = 2.0
 """How long ranks may take to end after SIGTERM, at a verdict, or when the command has ended."""
 RAISE_GRACE_S = 3.0
@@ -99,9 +99,9 @@ LONGEST_GAP_S = 10.0
 """The same where the kernel does not tell for how long a thread has slept: so long is waited for
 those that stand still."""
 A_SLEEP_S = 5.0
-"""Who polls sleeps for less at a time."""
+"""A thread that polls sleeps for less than this at a time."""
 MOVING_BYTES_PER_S = 100_000
-"""Who saves or loads moves more; a log, or a file that is polled, less."""
+"""A process that saves or loads moves more than this; a log, or a file that is polled, less."""
 STANDSTILL_WINDOW_S = 2.0
 """The processor time of a process is compared over so long: in less, one tick of the clock would be
 more than the share that a loop that polls may use."""

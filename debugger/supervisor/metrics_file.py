@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from ..diagnosis.findings import Finding
 from ..record import steady_clock
 from ..record.reading.records import newest_ranks
 from ..record.snapshot import Snapshot
@@ -17,7 +16,8 @@ from .watch import Look
 
 
 class MetricsFile:
-    """Of one run. `path` is None where none was asked for: then nothing is done."""
+    """The metrics file of one run. `path` is None where none was asked for: then nothing is
+    done."""
 
     def __init__(self, path: Path | None, run: str, say: Callable[[str], None]) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class MetricsFile:
         self._failed = False
 
     def look(self, look: Look) -> None:
-        """As the ranks are now."""
+        """Counts the calls of the ranks as they are now, and writes the file when it is due."""
         now_s = time.monotonic()
         if self._path is None or now_s - self._counted_s < SAMPLE_EVERY_S:
             return
@@ -52,7 +52,10 @@ class MetricsFile:
         self._snapshots = tuple(look.snapshots)
         for snapshot in self._snapshots:
             self._totals.take(snapshot.ranks.values())
-        self._findings = [*_found(look.findings)]
+        self._findings = [
+            prometheus.FindingLabels(one.kind, one.severity, one.proven, one.culprits)
+            for one in look.findings
+        ]
 
     def _write(self, outcome: str, exit_code: int | None) -> None:
         if self._path is None:
@@ -73,8 +76,3 @@ class MetricsFile:
             if not self._failed:
                 self._say(f"--prom {self._path} cannot be written: {error.strerror}")
             self._failed = True
-
-
-def _found(findings: Iterable[Finding]) -> Iterable[prometheus.FindingLabels]:
-    for one in findings:
-        yield prometheus.FindingLabels(one.kind, one.severity, one.proven, one.culprits)

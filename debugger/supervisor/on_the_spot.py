@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from ..diagnosis.diagnose import verdict_first
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.world import exit_status
-from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
 from ..record.exits import ExitLog
@@ -46,7 +45,7 @@ class Look:
 
     @property
     def ranks(self) -> dict[int, Rank]:
-        """What is known of each rank, of the newest world first."""
+        """The newest record of each rank, the newest world first."""
         return newest_ranks(self.now)
 
 
@@ -76,7 +75,10 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     if found is None:
         findings += slow_ranks(look.now)
     elif live:
-        findings = list(map(_told, findings))
+        from .machine import listeners  # which needs psutil
+
+        # Who listens at the address of a finding is known only as long as the run lives.
+        findings = list(map(listeners.with_listener, findings))
     outcome, code = _outcome(look, live, supervised)
     if found is not None:
         outcome, code = found.kind, found.exit_code
@@ -120,13 +122,6 @@ def _duration_s(look: Look, started_ns: int | None) -> float:
     if not until_ns or started_ns is None:
         return 0.0
     return max(0.0, (until_ns - started_ns) / 1e9)
-
-
-def _told(finding: Finding) -> Finding:
-    """With who listens at the address that it is about, which is known as long as the run lives."""
-    from .machine import listeners  # which needs psutil
-
-    return listeners.with_listener(finding)
 
 
 def _newest_world(look: Look) -> Look:

@@ -1,4 +1,4 @@
-"""What failed in the supervisor itself: each part is reported once, and the rest of it goes on.
+"""The failures in the supervisor itself: each part is reported once, and the rest of it goes on.
 
 The observer never breaks the program. A rule that raises, a sampler that meets a /proc it does not
 know, a record with nonsense in it: that part is lost, its traceback is kept in the run directory,
@@ -32,7 +32,7 @@ class OwnFaults:
         self._why: dict[str, str] = {}
 
     def note(self, part: str, error: Exception) -> None:
-        """That part of the watching has failed with this error. Kept once a part."""
+        """Notes that this part of the watching has failed with this error. Kept once a part."""
         if os.environ.get(_RAISE):
             raise error
         if part in self._why or len(self._why) >= _MOST_PARTS:
@@ -47,12 +47,13 @@ class OwnFaults:
                 )
 
     def say(self, part: str, why: str) -> None:
-        """That part is off for a reason that is no fault of ours, such as a disk that is full."""
+        """Notes that a part is off for a reason that is no fault of ours, such as a disk that is
+        full."""
         self._why.setdefault(part, why)
 
     @contextlib.contextmanager
     def guard(self, part: str) -> Iterator[None]:
-        """What raises inside is noted, and goes no further."""
+        """Notes an exception that is raised inside, and lets it go no further."""
         try:
             yield
         except Exception as error:

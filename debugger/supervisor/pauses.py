@@ -1,4 +1,4 @@
-"""Who stands at a breakpoint, as the supervisor sees it: what it says of it, and what waits."""
+"""The ranks at a breakpoint, as the supervisor sees them: what it says of them, and what waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is brought to its end: what was found is raised in the ranks, and what is left ends.
+"""Brings a run to its end: what was found is raised in the ranks, and what is left ends.
 
 What is looked at along the way (stacks, how the ranks ended, who died without a record) belongs to
 the report.
@@ -32,7 +32,7 @@ from .watch import Look
 
 @dataclass(slots=True)
 class RunEnd:
-    """Of one run. `evidence` is what was gathered on the way."""
+    """The end of one run. `evidence` is what was gathered on the way."""
 
     options: Options
     launch: Launch

@@ -1,4 +1,4 @@
-"""What a supervised run is asked to do: the flags of `run` and `exec`, read and checked."""
+"""The options of a supervised run: the flags of `run` and `exec`, read and checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .injection import Plan
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `run` and `exec` have in common. Times are in seconds."""
+    """The options that `run` and `exec` have in common. Times are in seconds."""
 
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from .stacks.evidence import Evidence, gather
 
 
 class RunRanks(Protocol):
-    """Where the ranks of a run are acted upon, on this host or on others."""
+    """The actions on the ranks of a run, on this host or on others."""
 
     def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
         """The stacks of those that are alive, kept in the run directory."""

@@ -1,4 +1,4 @@
-"""Where a run's ranks are read: what a supervisor, or anybody else who judges a run, looks through.
+"""The reader of a run's ranks, which a supervisor, or anybody else who judges a run, looks through.
 
 A reader gives snapshots. Whether it has the flight records and the processes on this host, or gets
 them from another one, is its own business.
@@ -17,7 +17,7 @@ from .machine.processes import ProcessTable
 
 
 class RunReader(Protocol):
-    """What `watch` asks of whoever reads the ranks."""
+    """The calls that `watch` makes of a reader of ranks."""
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         """All ranks as they are now: one snapshot for each world, the oldest first. `finished`: no
@@ -60,7 +60,7 @@ class LocalReader:
         self._table = table
         self._world_size = world_size
         self.trust_size = False
-        """What the ranks say of the size of their world counts, whatever `world_size` is."""
+        """True where the size of the world counts that the ranks say, whatever `world_size` is."""
 
     def look(self, finished: bool = False) -> Sequence[Snapshot]:
         self._table.refresh()

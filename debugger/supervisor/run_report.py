@@ -1,4 +1,4 @@
-"""What a run came to: its outcome and exit code, and the report of it, written and printed."""
+"""The result of a run: its outcome and exit code, and the report of it, written and printed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ EXIT_TOOL_FAILED = 96
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Of one run; `started_s` is of the monotonic clock. `publish` takes the report as soon as it
-    stands in the run directory, if it was made here; `kept` is called then in any case."""
+    """The report of one run; `started_s` is of the monotonic clock. `publish` takes the report as
+    soon as it stands in the run directory, if it was made here; `kept` is called then in any
+    case."""
 
     options: Options
     directory: RunDirectory
@@ -195,7 +196,8 @@ class RunReport:
         return rendered[max(rendered)]
 
     def _close_app(self) -> None:
-        """Once the user has left it, or nobody waits; what the command has printed then follows."""
+        """Closes the app once the user has left it, or nobody waits; what the command has printed
+        then follows."""
         interrupts = self.interrupts
         if interrupts.signal is None or interrupts.asked_to_stop:
             self.app.wait(

@@ -1,4 +1,4 @@
-"""One supervised run, from the command to the exit code: started, watched, ended, reported.
+"""A supervised run, from the command to the exit code: started, watched, ended, reported.
 
 The supervisor decides when. How is elsewhere, each part in a place of its own, so that a run may
 have its ranks on several hosts: `run_reader` (where ranks are read), `run_ranks` (where they are
@@ -74,7 +74,7 @@ class Supervisor:
 
     @property
     def directory(self) -> RunDirectory:
-        """Where the run is on record; not before `run` has made it."""
+        """The run directory; not before `run` has made it."""
         return self._directory
 
     def run(self) -> int:
@@ -242,7 +242,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[HostSampler]:
-        """What goes on beside the command, from before its start to behind its end."""
+        """Runs what goes on beside the command, from before its start to behind its end."""
         directory, guard = self._directory, self._faults.guard
         actions = JobActions(self._job, directory, lambda: self._watch.ranks)
         control = ControlServer(
@@ -257,7 +257,10 @@ class Supervisor:
                 with guard(f"the end of {type(closing).__name__}"):
                     closing.close()
             with guard("the end of the output"):
-                self._finish_output()
+                # After Ctrl-C nobody wants to see the rest of a flood.
+                if self._output is not None:
+                    interrupted = self._interrupts.signal is not None
+                    self._output.finish(INTERRUPTED_S if interrupted else OUTPUT_S)
 
     def _environment(self) -> dict[str, str]:
         aside = self._app.aside
@@ -273,7 +276,8 @@ class Supervisor:
     # -- watching ------------------------------------------------------------------------------
 
     def _follow(self, launch: Launch, host: HostSampler) -> tuple[Look, Finding | None]:
-        """Until the command has ended, something was found, or somebody pressed Ctrl-C."""
+        """Follows the run until the command has ended, something was found, or somebody pressed
+        Ctrl-C."""
         launcher_ended_s = 0.0
         look = Look((), (), (), None)
         guard = self._faults.guard
@@ -321,18 +325,14 @@ class Supervisor:
                 self._job.pause(self._watch.pause_s)
 
     def _output_is_lost(self, why: str) -> None:
-        """In the thread that listens to the drain."""
+        """Reports that the log of the output is lost, in the thread that listens to the drain."""
         self._faults.say("the log of what the ranks print", why)
         self._say(f"what the ranks print is shown, but not kept in {self._directory.logs}: {why}")
 
-    def _finish_output(self) -> None:
-        # After Ctrl-C nobody wants to see the rest of a flood.
-        if self._output is not None:
-            self._output.finish(INTERRUPTED_S if self._interrupts.signal is not None else OUTPUT_S)
-
     def _look_for_unreached(self, launch: Launch, look: Look) -> Look:
-        """As long as not all are seen: whom the hook cannot reach, and who is on the way. The look
-        with what is suspected of those, if they are all that there is."""
+        """Looks for ranks that the hook cannot reach, and for those on the way, as long as not all
+        are seen. Returns the look with what is suspected of those, if they are all that there
+        is."""
         now_s = time.monotonic()
         if len(self._watch.ranks) >= self._watch.world_size:
             self._suspected = None
@@ -348,7 +348,8 @@ class Supervisor:
         return look
 
     def _tell_pauses(self) -> None:
-        """Who has come to a breakpoint, and who has left one; meanwhile nobody is late."""
+        """Tells which ranks have come to a breakpoint, and which have left one; meanwhile none is
+        late."""
         # Of ranks of other nodes the head gives notice, and their own node.
         far = self._job.far_stops if self._job.member is not None else ()
         notices, paused = self._pauses.look(far)
@@ -358,6 +359,5 @@ class Supervisor:
             self._watch.pause()
 
     def _stop(self, _request: Mapping[str, Any]) -> str:
-        """Asked over the control socket."""
         self._interrupts.stop()
         return "the run is being stopped"

@@ -1,4 +1,4 @@
-"""What a run is given and what it says of itself: where it lies, its environment, its run.json."""
+"""The surroundings of a run: its run directory, its environment, its run.json."""
 
 from __future__ import annotations
 

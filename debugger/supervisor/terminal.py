@@ -55,7 +55,7 @@ class Terminal:
         """The user has left the rank to itself."""
 
     def run(self) -> None:
-        """Until the rank has gone on, or the user has left."""
+        """Talks with the rank until it has gone on, or the user has left."""
         kept = signal.signal(_SPOKE, self._on_spoke)
         try:
             self._talk()
@@ -137,7 +137,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """While the user types, break that off when the rank has something to say: that it ends."""
+        """Breaks off what the user types when the rank has something to say: that it ends."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._typing = True
@@ -155,7 +155,8 @@ class Terminal:
                 theirs.close()
 
     def _watch(self, typing: socket.socket) -> None:
-        """Until the other end is closed; over it come the numbers of the signals that Python got.
+        """Watches until the other end is closed; over it come the numbers of the signals that
+        Python got.
 
         Python looks at its signals when readline's wait for a key is interrupted. One that comes
         just before that wait, as Ctrl-C on a prompt that has just been shown, would be seen at the
@@ -254,7 +255,7 @@ def _readline(terminal: Terminal) -> Iterator[None]:
 
 
 class Completer:
-    """As readline wants it: asked for one candidate after the other."""
+    """The completion as readline wants it: asked for one candidate after the other."""
 
     def __init__(self, terminal: Terminal, readline: Any) -> None:
         self._terminal = terminal

@@ -47,7 +47,7 @@ class Beside:
 
         # Closed at the end of the `with`.
         self.aside: IO[bytes] | None = tempfile.TemporaryFile() if wanted else None  # noqa: SIM115
-        """What the command itself prints: a launcher, whose words have no log."""
+        """The output of the command itself: a launcher, whose words have no log."""
         self._process: subprocess.Popen[bytes] | None = None
         self._streams: tuple[TextIO, TextIO] | None = None
 

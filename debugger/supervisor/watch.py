@@ -32,11 +32,11 @@ from .limits import (
 from .run_reader import RunReader
 
 REST, CONFIRM_REST = 2.0, 0.25
-"""So many times what looks take of the processor is the pause after one, at least."""
+"""The pause after a look is at least so many times what looks take of the processor."""
 USUAL_OF = 5
-"""Of so many of the last looks that is the mean: all together they take no more of the processor,
-and one that takes long, since much has happened, is not followed by a pause as long in which a
-fault would wait for the next one."""
+"""The number of last looks of which that is the mean: all together they take no more of the
+processor, and one that takes long, since much has happened, is not followed by a pause as long in
+which a fault would wait for the next one."""
 CALLING_REST, CALLING_EVERY_S = 25.0, 32.0
 """While ranks of many nodes go on calling and nothing else is reported, the last look holds for so
 many times what looks take, and no longer than this; what is asked meanwhile is whether there is
@@ -48,7 +48,7 @@ could bring a finding."""
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What is reported, and how gravely.
+    """The policy of a run: what is reported, and how gravely.
 
     `level` is the debug level: at OFF mismatches are not looked for. `max_restarts`: the launcher
     restarts ranks that fail, so a failure before the last attempt does not end the run; below
@@ -62,7 +62,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look found. `verdict` is set once it is confirmed."""
+    """The findings of one look. `verdict` is set once it is confirmed."""
 
     snapshots: Sequence[Snapshot]
     findings: Sequence[Finding]
@@ -95,7 +95,7 @@ class Watch:
         self.detected_after_s: dict[tuple[object, ...], float] = {}
 
     def pause(self) -> None:
-        """Somebody stands at a breakpoint: no wait is counted from earlier than now."""
+        """Counts no wait from earlier than now: a rank is at a breakpoint."""
         limits = self._judge.limits
         self._judge.limits = replace(limits, clock_from_ns=steady_clock.now_ns())
 
@@ -105,8 +105,9 @@ class Watch:
         self._mark = ()
 
     def suspects(self) -> Sequence[Finding]:
-        """What the last look would have suspected if the hang timeout were over as soon as a notice
-        names who is late. They are warnings: by the limits of this run nothing is wrong."""
+        """Returns what the last look would have suspected if the hang timeout were over as soon as
+        a notice names who is late. They are warnings: by the limits of this run nothing is
+        wrong."""
         limits = self._judge.limits
         limits = replace(limits, hang_timeout_s=min(limits.hang_timeout_s, limits.notice_after_s))
         snapshots, known = self._look.snapshots, {one.identity for one in self._look.findings}
@@ -118,7 +119,7 @@ class Watch:
 
     @property
     def pause_s(self) -> float:
-        """How long to wait until the next look: of many ranks one takes long, and beside looking
+        """The seconds to wait until the next look: of many ranks one takes long, and beside looking
         there is to be time for all else, such as hearing what other nodes say."""
         usual_s = self._usual_s
         if self._candidate is not None:
@@ -129,7 +130,7 @@ class Watch:
 
     @property
     def _rest_s(self) -> float:
-        """What is left of the pause after a look. One that came late, since the last one held, had
+        """The rest of the pause after a look. A look that came late, since the last one held, had
         more than that before it: what happens now is not to wait for it."""
         return max(0.0, REST * self._usual_s - self._spare_s)
 
@@ -187,8 +188,9 @@ class Watch:
         return rests and usual_s > RECORDS_EVERY_S
 
     def _somebody_waits(self, look: Look) -> bool:
-        """For so long that it is to be said before long. Ranks that call wait a moment each time,
-        and one that has just come to stand still does not wait for longer, yet."""
+        """Whether a rank waits for so long that it is to be said before long. Ranks that call wait
+        a moment each time, and one that has just come to stand still does not wait for longer,
+        yet."""
         return any(
             one.taken_ns - wait.since_ns > self._judge.limits.notice_after_s * 1e9
             for one in look.snapshots
@@ -250,7 +252,7 @@ class Watch:
         return self._starting
 
     def note_time(self, finding: Finding) -> None:
-        """It was found just now."""
+        """Notes when the finding was found: just now."""
         if finding.identity not in self.detected_after_s:
             after_s = (
                 (steady_clock.now_ns() - finding.observable_ns) / 1e9
@@ -293,8 +295,11 @@ def _process_mark(snapshots: Sequence[Snapshot]) -> tuple[object, ...]:
 
 def without_deaths_by(look: Look, signal: int) -> Look:
     """The same for a run that was asked to end by this signal: who dies of it has done nothing."""
-    return replace(look, findings=[one for one in look.findings if not _died_of(one, signal)])
-
-
-def _died_of(finding: Finding, signal: int) -> bool:
-    return finding.kind == "rank_died" and finding.data.get("signal") == signal
+    return replace(
+        look,
+        findings=[
+            one
+            for one in look.findings
+            if not (one.kind == "rank_died" and one.data.get("signal") == signal)
+        ],
+    )

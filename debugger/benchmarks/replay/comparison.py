@@ -1,4 +1,4 @@
-"""What a run and its replay took, call for call: per group and op, recorded beside replayed.
+"""The times of a run and its replay, call for call: per group and op, recorded beside replayed.
 
 Of the time of a collective one part is spent until the last of its ranks has come to it, which is
 the program's; the rest is what the call itself took, which is the backend's and the network's. The
@@ -24,7 +24,8 @@ _NS = 1e9
 
 @dataclass(slots=True)
 class Figures:
-    """Of all ranks together. `late_s`: the part of `seconds` in which a rank was still awaited."""
+    """The figures of all ranks together. `late_s`: the part of `seconds` in which a rank was still
+    awaited."""
 
     calls: int = 0
     size_bytes: int = 0
@@ -37,8 +38,8 @@ def figures(
     names: Mapping[int, Mapping[GroupKey, GroupKey]],
     kept: Mapping[int, Collection[int]] | None = None,
 ) -> dict[Row, Figures]:
-    """By group and op. `names`: for each rank its groups, as they are called in the result; of
-    others, and of calls whose number is not `kept`, nothing is said."""
+    """Adds up the figures by group and op. `names`: for each rank its groups, as they are called in
+    the result; of others, and of calls whose number is not `kept`, nothing is said."""
     found: dict[Row, Figures] = {}
     calls = [
         (number, call, names[number][call.group])
@@ -69,8 +70,8 @@ def same_names(ranks: Mapping[int, Rank]) -> dict[int, dict[GroupKey, GroupKey]]
 def recorded_names(
     recorded: Mapping[int, Rank], replayed: Mapping[int, Rank]
 ) -> dict[int, dict[GroupKey, GroupKey]]:
-    """For each rank of the replay its groups, by the recorded ones that they stand for: both were
-    made in one order."""
+    """Returns for each rank of the replay its groups, by the recorded ones that they stand for:
+    both were made in one order."""
     return {
         number: dict(zip(_in_order(replayed[number]), _in_order(rank), strict=False))
         for number, rank in recorded.items()

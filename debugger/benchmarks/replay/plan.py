@@ -1,4 +1,4 @@
-"""From the record of a run to what each rank has to do to make its calls again.
+"""The way from the record of a run to what each rank has to do to make its calls again.
 
 A rank's events are its group creations, the begins of its calls, and the ends of those that were
 not waited for where they were made, in the order in which the record has them. Any run of these
@@ -30,7 +30,8 @@ _LAST_LINE = 1 << 30
 
 @dataclass(slots=True)
 class Plan:
-    """What all ranks do, as JSON has it (see `program`), and sentences about what they do not do.
+    """The calls that all ranks make, as JSON has them (see `program`), and sentences about those
+    that they do not make.
 
     `kept`: by rank the numbers of the recorded calls that are made again.
     """
@@ -42,7 +43,7 @@ class Plan:
 
     @property
     def tensors_bytes(self) -> int:
-        """What the tensors of all ranks take at least: one of each dtype and shape on each."""
+        """The memory of the tensors of all ranks at least: one of each dtype and shape on each."""
         total = 0
         for its in self.ranks.values():
             made = [Signature.from_json(text) for text in its["signatures"]]
@@ -99,7 +100,7 @@ class _RankPlan:
         rank, ended = self._rank, self._ended
         events = [
             [*event, max(0, gap_ns)]
-            for event, gap_ns in self._with_gaps(sorted(self._events(), key=_moment))
+            for event, gap_ns in self._with_gaps(sorted(self._events(), key=lambda one: one[:2]))
         ]
         return {
             "rank": rank.rank,
@@ -137,7 +138,9 @@ class _RankPlan:
             else:
                 ended = failed or call.state is CallState.COMPLETED
                 done_ns = call.completed_ns if ended else 0
-            alone = not _is_any_within(moments, call.issued_ns, done_ns or 1 << 63)
+            # A call is alone where no other event of the rank lies between its begin and its end.
+            next_one = bisect_right(moments, call.issued_ns)
+            alone = next_one >= bisect_left(moments, done_ns or 1 << 63)
             blocks = not call.is_async and (alone or call.signature.op == "monitored_barrier")
             group = self._groups.index(call.group)
             event = [
@@ -181,9 +184,10 @@ class _RankPlan:
             yield (0, -2, ["create_among", self._groups.index(key)], 0)
 
     def _first_use_ns(self, defaults: Sequence[GroupKey]) -> Mapping[GroupKey, int]:
-        """When each default group that follows another one was there at the latest: by a call of
-        it, or by the making of a group in its life. A life is over where a name comes again, and
-        where a group is made before calls that the default group had behind it already."""
+        """Returns when each default group that follows another one was there at the latest: by a
+        call of it, or by the making of a group in its life. A life is over where a name comes
+        again, and where a group is made before calls that the default group had behind it
+        already."""
         first: dict[GroupKey, int] = {}
         for call in self._calls:
             if call.group in defaults:
@@ -207,8 +211,9 @@ class _RankPlan:
 
     @staticmethod
     def _with_gaps(events: Sequence[_Event]) -> Iterator[tuple[list[Any], int]]:
-        """With the time that the program took before each: none before a wait, since the record
-        does not tell when that began, and none behind the making of a group, nor its end."""
+        """Yields the events with the time that the program took before each: none before a wait,
+        since the record does not tell when that began, and none behind the making of a group, nor
+        its end."""
         went_on_ns = 0
         for began_ns, _, event, until_ns in events:
             known = went_on_ns and event[0] in ("call", "create")
@@ -228,14 +233,5 @@ class _RankPlan:
         return numbers.setdefault(text, len(numbers))
 
 
-def _moment(event: _Event) -> tuple[int, int]:
-    return event[:2]
-
-
 def _is_default(group: Group) -> bool:
     return group.desc == DEFAULT
-
-
-def _is_any_within(moments: Sequence[int], begin_ns: int, end_ns: int) -> bool:
-    """Whether one of the sorted moments lies between them."""
-    return bisect_right(moments, begin_ns) < bisect_left(moments, end_ns)

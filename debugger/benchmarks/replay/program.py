@@ -1,4 +1,4 @@
-"""What every rank of a replay runs: its own file of the plan, call by call.
+"""The program of every rank of a replay: it runs its own file of the plan, call by call.
 
     program.py FOLDER BACKEND PACE      PACE: recorded, fast
 
@@ -40,13 +40,13 @@ _NOT_MADE = re.compile(
     r"|no backend type|invalid scalar type",
     re.IGNORECASE,
 )
-"""How a backend refuses a call that it does not have; nothing was sent then."""
+"""The words with which a backend refuses a call that it does not have; nothing was sent then."""
 _AS_SUM = {"gloo": ("avg", "premul_sum"), "mpi": ("premul_sum",), "tcp": ("premul_sum",)}
 """Reduce ops that a backend does not have, or whose factor is not on record; they move as much."""
 
 
 class Replay:
-    """One rank's replay."""
+    """The replay of one rank."""
 
     def __init__(self, plan: dict[str, Any], folder: Path, backend: str, keeps_pace: bool) -> None:
         self._plan = plan
@@ -82,7 +82,8 @@ class Replay:
             dist.destroy_process_group()
 
     def _pass(self, gap_s: float) -> None:
-        """As long as the program took for something else; what a sleep was too long is made up."""
+        """Sleeps as long as the program took for something else; what a sleep was too long is made
+        up."""
         wanted_s = gap_s - self._owed_s
         if wanted_s < _LEAST_SLEEP_S:
             self._owed_s = max(0.0, -wanted_s)
@@ -155,7 +156,7 @@ class Replay:
         return True
 
     def _say_once(self, about: str, sentence: str) -> None:
-        """By rank 0, for all do the same."""
+        """Prints a sentence once, by rank 0, for all do the same."""
         if about not in self._said:
             self._said.add(about)
             if self._plan["rank"] == 0:
@@ -177,7 +178,10 @@ class Replay:
         self, row: _Row, about: dict[str, Any], group: Any, blocks: bool, taken: list[Tensor]
     ) -> Callable[[], Any]:
         """The call that this signature describes, with tensors of its own (added to `taken`)."""
-        op, tensors, others, reduce_op, root, sends, receives, peer, tag, _ = _fields(row)
+        # The JSON of a signature leaves out trailing defaults.
+        defaults: _Row = [None, [], [], "", None, [], [], None, 0, ""]
+        fields: _Row = [*row, *defaults[len(row) :]]
+        op, tensors, others, reduce_op, root, sends, receives, peer, tag, _ = fields
         given = [self._take(one, taken) for one in tensors]
         other = [self._take(one, taken) for one in others]
         waits = {"group": group, "async_op": not blocks}
@@ -303,12 +307,6 @@ def _split(
         return target.view(-1), source.view(-1), (receives, sends)
     parts = ([count // rows[0] for count in receives], [count // rows[1] for count in sends])
     return target, source, parts
-
-
-def _fields(row: _Row) -> _Row:
-    """All of a signature's; trailing defaults are left out of its JSON."""
-    defaults: _Row = [None, [], [], "", None, [], [], None, 0, ""]
-    return [*row, *defaults[len(row) :]]
 
 
 def _timeout(about: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which calls of a recorded run can be made again, on all ranks alike.
+"""Selects the calls of a recorded run that can be made again, on all ranks alike.
 
 What the record has of a group on some ranks alone is left out on all of them: calls that a ring has
 lost elsewhere, and calls of which too little is known. The end is kept as it was where what was
@@ -23,7 +23,7 @@ from ...record.wording import ranks_text
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the run ended: its verdict (None without one), and when (Unix time; 0: not known)."""
+    """The end of the run: its verdict (None without one), and when (Unix time; 0: not known)."""
 
     kind: Kind | None = None
     culprits: frozenset[int] = frozenset()
@@ -43,7 +43,7 @@ class Ending:
 
 
 def ending(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Ending:
-    """From a report.json and the lines of events.jsonl."""
+    """Reads the ending from a report.json and the lines of events.jsonl."""
     outcome = str(report.get("outcome", ""))
     errors = [one for one in report.get("findings", ()) if one["severity"] == "error"]
     verdict = next((one for one in errors if one["kind"] == outcome), None)
@@ -59,7 +59,7 @@ def ending(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> En
 
 
 class Selection:
-    """Which calls of each rank are made again. `kept` and `notes` are there after `select`."""
+    """The calls of each rank that are made again. `kept` and `notes` are there after `select`."""
 
     def __init__(
         self, ranks: Mapping[int, Rank], calls: Mapping[int, Sequence[Call]], ended: Ending
@@ -97,7 +97,7 @@ class Selection:
         self.notes += [f"left out: {count} {what}" for what, count in self._left_out.items()]
 
     def _counted(self, rank: int, calls: Sequence[Call]) -> list[Call]:
-        """Without calls that the backend refused at once: the next one has their number."""
+        """Leaves out calls that the backend refused at once: the next one has their number."""
         groups = self._ranks[rank].groups
         issued = {key: group.issued for key, group in groups.items()}
         latest: dict[tuple[Any, ...], int] = {}
@@ -144,7 +144,11 @@ class Selection:
             for rank in members:
                 issued = self._ranks[rank].groups[key].issued if rank in self._ranks else 0
                 if rank in lost:
-                    seqs = [call.seq for call in self.kept[rank] if _is_in(call, key)]
+                    seqs = [
+                        call.seq
+                        for call in self.kept[rank]
+                        if call.group == key and not _is_message(call)
+                    ]
                     first[key] = max(first.get(key, 0), min(seqs, default=issued))
                 end[key] = min(end.get(key, issued), issued)
         self._drop(
@@ -158,7 +162,7 @@ class Selection:
             )
 
     def _members(self) -> dict[GroupKey, tuple[int, ...]]:
-        """Of each group, who of its ranks has it on record."""
+        """Returns by group which of its ranks have it on record."""
         found: dict[GroupKey, set[int]] = {}
         for number, rank in self._ranks.items():
             for key in rank.groups:
@@ -248,7 +252,7 @@ class Selection:
             )
 
     def _uneven(self, mailboxes: set[tuple[GroupKey, int, int]]) -> set[tuple[GroupKey, int, int]]:
-        """Those to which not as many messages were sent as were received there."""
+        """Returns the mailboxes to which not as many messages were sent as were received there."""
         sums: Counter[tuple[GroupKey, int, int]] = Counter()
         for rank, calls in self.kept.items():
             for call in calls:
@@ -270,7 +274,7 @@ def _is_message(call: Call) -> bool:
 
 
 def _sender(left: Mapping[int, Sequence[Call]], receive: Call) -> int | None:
-    """Whose message this receive got, of those that are left by source."""
+    """Returns whose message this receive got, of those that are left by source."""
     counts = sum(receive.signature.counts)
     found = [
         (sent[0].completed_ns or receive.completed_ns, sent[0].issued_ns, source)
@@ -282,12 +286,9 @@ def _sender(left: Mapping[int, Sequence[Call]], receive: Call) -> int | None:
     return min(found)[2] if found else None
 
 
-def _is_in(call: Call, key: GroupKey) -> bool:
-    return call.group == key and not _is_message(call)
-
-
 def _own(call: Call) -> tuple[Any, ...]:
-    """What a rank has once: a collective's number in its group, a message's in its channel."""
+    """Returns what a rank has once: a collective's number in its group, a message's in its
+    channel."""
     signature = call.signature
     if not _is_message(call):
         return (call.group, call.seq)

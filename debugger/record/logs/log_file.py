@@ -39,17 +39,17 @@ TIMES_ENTRY = Struct("<QQ")
 
 
 def times_path(path: Path) -> Path:
-    """Where it is kept when the lines of an output file came."""
+    """Returns the file that keeps when the lines of an output file came."""
     return path.with_name(f"{path.name}.times")
 
 
 def in_bytes(megabytes: float) -> int:
-    """What a limit in MiB is in bytes."""
+    """Returns a limit in MiB in bytes."""
     return int(megabytes * (1 << 20))
 
 
 def most_bytes() -> int:
-    """How much the two files of a rank may hold together, by its environment."""
+    """Returns how much the two files of a rank may hold together, by its environment."""
     try:
         return in_bytes(float(os.environ.get(MAX_MB, "")))
     except (ValueError, OverflowError):
@@ -57,7 +57,7 @@ def most_bytes() -> int:
 
 
 def older(path: Path) -> Path:
-    """Where the lines before those in `path` are."""
+    """Returns the file with the lines before those in `path`."""
     return path.with_name(f"{path.name}.1")
 
 
@@ -90,8 +90,8 @@ def _rotate(path: Path, descriptor: int) -> None:
 
 
 def parse_glog(line: str, seen_ns: int) -> dict[str, Any] | None:
-    """What a line of torch's C++ code, such as `[W0310 14:15:02.123456789 a.cpp:7] text`, says, as
-    a record; None for any other line.
+    """Reads a line of torch's C++ code, such as `[W0310 14:15:02.123456789 a.cpp:7] text`, as a
+    record; None for any other line.
 
     The line has the local time, without a year; its fraction of a second is another clock's (that
     of the time since boot). So its time is `seen_ns`, when it was read, within the line's second.

@@ -1,4 +1,5 @@
-"""How a log record is shown to people: one line, `[node:rank] time level event key=value`."""
+"""The form in which a log record is shown to people: one line, `[node:rank] time level event
+key=value`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any
 from ..safe_text.sanitize import clean
 
 IN_PLACE = frozenset({"time_ns", "rank", "host", "pid", "level", "event", "file", "line"})
-"""What every record has, or may have: shown in a place of its own, without its name."""
+"""The keys that every record has, or may have: shown in a place of their own, without their
+names."""
 TRACES = ("stack", "exception")
 """Shown below, a line each, and not in the line itself, if they are text or a list."""
 HIDDEN = frozenset({"printed"})
@@ -51,7 +53,7 @@ def readable(record: Mapping[str, Any], *, colour: bool = False) -> str:
 
 
 def _rows(trace: object) -> list[Any]:
-    """What is shown below the line for this trace."""
+    """Returns what is shown below the line for this trace."""
     if isinstance(trace, str):
         return trace.splitlines()
     return trace if isinstance(trace, list) else []

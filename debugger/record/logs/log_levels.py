@@ -6,7 +6,7 @@ LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 """From the least to the gravest."""
 
 DEBUG_LEVELS = OFF, INFO, DETAIL = ("OFF", "INFO", "DETAIL")
-"""Of torch's TORCH_DISTRIBUTED_DEBUG, which are distdebug's as well."""
+"""The levels of torch's TORCH_DISTRIBUTED_DEBUG, which are distdebug's as well."""
 
 _CPP_LEVELS = {
     **dict.fromkeys(("0", "INFO"), "info"),

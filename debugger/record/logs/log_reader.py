@@ -24,9 +24,10 @@ from .log_file import RECORDS, STDERR, STREAMS, TIMES_ENTRY, older, times_path
 MAX_LINE_BYTES = 1 << 19
 READ_BYTES = 1 << 16
 MOST_PARSED_COST_BYTES = 32 << 20
-"""Of memory, over all places of a line where a record may begin; bounds the time, too."""
+"""The most memory over all places of a line where a record may begin; bounds the time, too."""
 MOST_STARTS = 64
-"""Where a record may begin on a line: a torn one may itself hold objects that look like records."""
+"""The most places of a line where a record may begin: a torn one may itself hold objects that look
+like records."""
 _NAME = re.compile(r"(?:(0|[1-9]\d{0,8})|pid-([1-9]\d{0,9}))\.(out|err|jsonl)")
 _RECORD_START = b'{"time_ns":'
 
@@ -57,21 +58,21 @@ class Tail:
         self.rest = b""
         """The line that has no end yet."""
         self.files = 0
-        """How many files it has begun to read: lines' ends are counted anew in each."""
+        """The number of files that it has begun to read: lines' ends are counted anew in each."""
 
     @property
     def path(self) -> Path:
-        """Where the file that is being read is by now."""
+        """The file that is being read, by the name that it has by now."""
         before = older(self._path)
         return before if self._inode and self._inode == _inode(before) else self._path
 
     @property
     def offset(self) -> int:
-        """How much of the file has been read."""
+        """The number of bytes of the file that have been read."""
         return self._offset
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Where each line ends that is whole by now, and the line."""
+        """Yields where each line ends that is whole by now, and the line."""
         while received := self._read():
             end = self._offset - len(received) - len(self.rest)
             *lines, rest = (self.rest + received).split(b"\n")
@@ -122,7 +123,7 @@ def _inode(path: Path) -> int:
 
 
 class _Times:
-    """When the lines of an output file came."""
+    """The times when the lines of an output file came."""
 
     def __init__(self, tail: Tail, start_ns: int) -> None:
         self._tail = tail
@@ -135,8 +136,8 @@ class _Times:
         self._dry_at = -1
 
     def of(self, end: int, unseen_ns: int) -> int:
-        """When the line that ends there had come; `unseen_ns`, or the time of the one before it,
-        where the supervisor has not seen it."""
+        """Returns when the line that ends there had come; `unseen_ns`, or the time of the one
+        before it, where the supervisor has not seen it."""
         if self._file != self._tail.files:
             self._file, self._offset, self._covered = self._tail.files, 0, 0
             self._entries, self._next, self._dry_at = [], 0, -1
@@ -164,7 +165,7 @@ class _Times:
 
 
 class _Source:
-    """One file of a rank."""
+    """A file of a rank."""
 
     def __init__(self, path: Path, rank: int | None, stream: str, start_ns: int) -> None:
         self.rank = rank
@@ -259,8 +260,8 @@ class LogReader:
         self._directory = directory
 
     def poll(self, unseen_ns: int = 0) -> Iterator[Entry]:
-        """What was added since the last call, in time order. `unseen_ns`: the time of printed
-        lines which the supervisor has not seen yet."""
+        """Yields what was added since the last call, in time order. `unseen_ns`: the time of
+        printed lines which the supervisor has not seen yet."""
         self._find()
         return self._merged([source.entries(unseen_ns) for source in self._sources.values()])
 

@@ -1,1 +1,1 @@
-"""From flight records to snapshots: live, finished, torn or foreign ones."""
+"""The way from flight records to snapshots: live, finished, torn or foreign ones."""

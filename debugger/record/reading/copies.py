@@ -9,31 +9,32 @@ from __future__ import annotations
 import re
 
 FEW_NODES = 64
-"""So many report all that is new at once, or nearly so, and each has a connection to the head."""
+"""Up to so many nodes report all that is new at once, or nearly so, and each has a connection to
+the head."""
 CALLING_REPORTS_PER_S = 16
-"""Of more nodes: all together, that their ranks go on calling. To take in a report of eight ranks
-takes a quarter of a millisecond of the processor."""
+"""The rate at which more nodes report, all together, that their ranks go on calling. To take in a
+report of eight ranks takes a quarter of a millisecond of the processor."""
 MOST_CALLING_EVERY_S = 128.0
 FAR_HEARTBEAT_S = 30.0
 _NAME = re.compile(r"node(\d{1,6})-")
 
 
 def calling_every_s(nodes: int) -> float:
-    """So long each of many nodes says nothing while its ranks go on calling, and nobody asks. It
-    changes with each doubling, not with each node."""
+    """Returns for how long each of many nodes says nothing while its ranks go on calling, and
+    nobody asks. It changes with each doubling, not with each node."""
     return min(MOST_CALLING_EVERY_S, (1 << (nodes - 1).bit_length()) / CALLING_REPORTS_PER_S)
 
 
 def far_heartbeat_s(nodes: int) -> float:
-    """While its heartbeat is younger than this a rank on one of the other `nodes` counts as alive,
-    for who has no more than the records."""
+    """Returns the age of a heartbeat below which a rank on one of the other `nodes` counts as
+    alive, for a reader that has no more than the records."""
     if nodes <= FEW_NODES:
         return FAR_HEARTBEAT_S
     return max(FAR_HEARTBEAT_S, 1.5 * calling_every_s(nodes))
 
 
 def prefix(node: int) -> str:
-    """Of the names of that node's files; "" for this one, which is 0."""
+    """Returns the prefix of the names of that node's files; "" for this one, which is 0."""
     return f"node{node}-" if node else ""
 
 
@@ -44,6 +45,6 @@ def node_of(name: str) -> int:
 
 
 def own_name(name: str) -> str:
-    """What the file with this name is called on its own node."""
+    """Returns the name that the file with this name has on its own node."""
     match = _NAME.match(name)
     return name[match.end() :] if match else name

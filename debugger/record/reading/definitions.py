@@ -23,13 +23,13 @@ from ..snapshot import CallSite, Creation, GroupKey, Note
 
 UNKNOWN_SIGNATURE = Signature("?")
 MOST_COST_BYTES = 20 << 20
-"""Of memory, for all definitions of one record: several times what a heap of ours takes."""
+"""The most memory for all definitions of one record: several times what a heap of ours takes."""
 MOST_TOGETHER_BYTES = 48 << 20
 MOST_EACH_TOGETHER_BYTES = 48 << 10
-"""Of memory, for the definitions of all records of one run: so much, and so much more for each. A
-rank's usually take 10 to 20 KiB; what ranks have in common counts once."""
+"""The most memory for the definitions of all records of one run: so much, and so much more for
+each. A rank's usually take 10 to 20 KiB; what ranks have in common counts once."""
 LEAST_COST_BYTES = 400
-"""Of any definition, as the object that is kept of it."""
+"""The least memory of any definition, as the object that is kept of it."""
 Sites = Callable[[int], CallSite | None]
 """The call site with an id."""
 MOST_DAMAGED = 100
@@ -43,13 +43,13 @@ DAMAGED = (
     ArithmeticError,
     RecursionError,
 )
-"""What a definition raises that is none of ours."""
+"""The errors of a definition that is none of ours."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What the definitions of several records may take together: a run from elsewhere may hold
-    hundreds, each of which is just within the bounds of one."""
+    """The memory that the definitions of several records may take together: a run from elsewhere
+    may hold hundreds, each of which is just within the bounds of one."""
 
     left_bytes: int = MOST_TOGETHER_BYTES
 
@@ -61,7 +61,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class GroupText:
-    """What the heap says of a group."""
+    """The heap's text of a group."""
 
     key: GroupKey
     desc: str
@@ -72,7 +72,7 @@ class GroupText:
 
 @dataclass(frozen=True, slots=True)
 class ChannelText:
-    """What the heap says of a point-to-point channel."""
+    """The heap's text of a point-to-point channel."""
 
     group: GroupKey
     op: str
@@ -100,8 +100,8 @@ class Definitions:
         self.environment: Mapping[str, str] = {}
 
     def unread(self, used: int) -> tuple[int, int]:
-        """Where in the record what was not read yet of so many bytes of its heap begins, and how
-        many bytes that is."""
+        """Returns where in the record the part of so many bytes of its heap begins that was not
+        read yet, and how many bytes that is."""
         return layout.HEAP_OFFSET + self._read, min(used, layout.HEAP_BYTES) - self._read
 
     def read(self, mapped: mmap.mmap, used: int, wall_offset_ns: int) -> None:
@@ -171,7 +171,7 @@ class Definitions:
         return self._sites.get(number)
 
     def detail(self, number: int) -> Mapping[str, Any]:
-        """What a thread waits for where it is no call; empty when unknown."""
+        """Returns what a thread waits for where it is no call; empty when unknown."""
         return self._details.get(number, {})
 
     def group(self, number: int) -> GroupText | None:
@@ -239,7 +239,7 @@ def _group(text: str) -> GroupText:
 
 
 def group_of(value: Mapping[str, Any]) -> GroupText:
-    """What a GROUP's text says."""
+    """Reads the text of a GROUP."""
     timeout_s = value.get("timeout_s")
     return GroupText(
         key=key_of(value),
@@ -252,7 +252,7 @@ def group_of(value: Mapping[str, Any]) -> GroupText:
 
 @functools.lru_cache(maxsize=1024)
 def _spread_bytes(raw: bytes) -> int:
-    """What the ranks take that a text names in runs."""
+    """Returns the memory of the ranks that a text names in runs."""
     if b'"runs"' not in raw:
         return 0
     try:

@@ -1,4 +1,5 @@
-"""What a process wrote of itself as a fatal signal ended it: the lines on which it stood."""
+"""The words that a process wrote of itself as a fatal signal ended it: the lines on which it
+stood."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _REASONS = {
     signal.SIGILL: "Illegal instruction",
     signal.SIGBUS: "Bus error",
 }
-"""What `faulthandler` calls them, or begins with."""
+"""The names that `faulthandler` gives them, or begins with."""
 _FATAL = "Fatal Python error: "
 _MOST_BYTES = 256 * 1024
 _MOST_FRAMES = 100
@@ -39,7 +40,7 @@ class LastWords:
     site: CallSite | None
 
     def values(self) -> list[Any]:
-        """As JSON has it."""
+        """Returns the words for JSON."""
         site = self.site
         return [list(self.stack), None if site is None else [site.file, site.line, site.function]]
 
@@ -56,7 +57,8 @@ class LastWords:
 
 
 def last_words(stacks: Path, pid: int, number: int) -> LastWords | None:
-    """Of the process that this signal has ended; None where it wrote none, or not of that signal.
+    """Returns the words of the process that this signal has ended; None where it wrote none, or not
+    of that signal.
 
     Raises nothing: the file may be damaged, or somebody else's.
     """
@@ -88,12 +90,15 @@ class WrittenLastWords:
         self._signals: dict[tuple[int, int], int | None] = {}
 
     def of(self, pid: int, start_ticks: int, process: Process) -> tuple[Process, LastWords | None]:
-        """What this process said, if a signal has ended it; and it itself, with that signal where
-        nobody has told how it ended but its words do: mpiexec keeps to itself how its ranks end."""
+        """Returns what this process said, if a signal has ended it; and it itself, with that signal
+        where nobody has told how it ended but its words do: mpiexec keeps to itself how its ranks
+        end."""
         number = process.signal
         if number is None and process.exit_code is None and process.ended_ns is not None:
             if (pid, start_ticks) not in self._signals:
-                self._signals[pid, start_ticks] = _signal_of(_fatal(self._stacks, pid))
+                text = _fatal(self._stacks, pid)
+                found = (one for one, reason in _REASONS.items() if text.startswith(reason))
+                self._signals[pid, start_ticks] = next(found, None)
             number = self._signals[pid, start_ticks]
         if number is None:
             return process, None
@@ -104,14 +109,9 @@ class WrittenLastWords:
 
 
 def _fatal(stacks: Path, pid: int) -> str:
-    """What the process has written of the fatal signal that ended it; "" for nothing."""
+    """Returns what the process has written of the fatal signal that ended it; "" for nothing."""
     _, found, text = _tail(stack_dump.dump_path(stacks, pid)).rpartition(_FATAL)
     return text if found else ""
-
-
-def _signal_of(text: str) -> int | None:
-    found = (number for number, reason in _REASONS.items() if text.startswith(reason))
-    return next(found, None)
 
 
 def _tail(path: Path) -> str:

@@ -45,7 +45,7 @@ _OF_CALLS = 1 << 63
 
 
 class FlightReader(RingReader):
-    """One flight record, mapped. Implements `snapshot.History` for its rank."""
+    """A flight record, mapped. Implements `snapshot.History` for its rank."""
 
     def __init__(
         self,
@@ -103,30 +103,27 @@ class FlightReader(RingReader):
         if not 0 < self.world_size <= MOST_RANKS:
             self.world_size = -1
         self.identity: Mapping[str, Any] = _identity(written[1].rstrip(b"\0"))
-        if self._steady and self._of_this_host():
+        here = socket.gethostname()
+        if self._steady and self.identity.get("host", here) == here:
             # Its own offset is of the wall clock when it began, which may have been set since.
             self.wall_offset_ns = steady_clock.offset_ns()
         self.started_ns = self._started_ns + self.wall_offset_ns
 
-    def _of_this_host(self) -> bool:
-        here = socket.gethostname()
-        return bool(self.identity.get("host", here) == here)
-
     @property
     def heartbeat_ns(self) -> int:
-        """When the rank's heartbeat last ran (Unix time); 0: never."""
+        """The time when the rank's heartbeat last ran (Unix time); 0: never."""
         beat = int(layout.U64.unpack_from(self._map, layout.DYNAMIC_OFFSET)[0])
         return beat + self.wall_offset_ns if beat else 0
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What the rank has put on record of its environment, as of the last `view`."""
+        """The part of its environment that the rank has put on record, as of the last `view`."""
         return self._definitions.environment
 
     # -- the view of a rank --------------------------------------------------------------------
 
     def view(self, process: Process) -> Rank:
-        """What is known of this rank now."""
+        """Returns what is known of this rank now."""
         self._waited = {}
         mapped, inside = self._map, self._thread_calls()
         (
@@ -307,7 +304,8 @@ class FlightReader(RingReader):
         return tuple(waits)
 
     def _read_call_wait(self, native: int, word: int, index: int) -> Wait | None:
-        """That of a thread whose word says what it waits for; None where it waits for nothing."""
+        """Returns the wait of a thread whose word says what it waits for; None where it waits for
+        nothing."""
         wait = self._word_wait(index, word)
         if wait is None:
             return None
@@ -408,8 +406,9 @@ class FlightReader(RingReader):
         return calls[::-1]
 
     def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        """When those of these calls were made that are still on record, and that the backend did
-        not refuse: about a microsecond and a half each, since nothing else is read of them."""
+        """Returns when those of these calls were made that are still on record, and that the
+        backend did not refuse: about a microsecond and a half each, since nothing else is read of
+        them."""
         found = []
         groups: dict[int, GroupKey] = {}
         messages: dict[int, tuple[str, int, int]] = {}
@@ -482,5 +481,6 @@ class FlightReader(RingReader):
 
 @functools.lru_cache(maxsize=64)
 def _identity(text: bytes) -> Mapping[str, Any]:
-    """What it says; the ranks of a node, which are read one after the other, may say the same."""
+    """Reads an identity; the ranks of a node, which are read one after the other, may say the
+    same."""
     return object_of(text)

@@ -37,13 +37,14 @@ MOST_CALLING_READ, MOST_CALLING_READ_AT_REST = 1000, 16_384
 """With one look, of copies of ranks of which no more was reported than that they go on calling. At
 rest there are few looks, and nothing else to be read."""
 MOST_COPIES_MAPPED = 256
-"""Of records that other nodes have reported. Ranks of this host have one each, always mapped."""
+"""The most records of other nodes that are mapped. Ranks of this host have one each, always
+mapped."""
 
 Observe = Callable[[int, int], Process]
 """(pid, start ticks) -> what the system says of the process."""
 
 
-class Told(Protocol):
+class ReportedCopy(Protocol):
     """A copy of another node's record. `process`: what that node says of the rank's process, and
     `last_words` what the process wrote of itself as a signal ended it;
     `changes`: how often something was reported of the record, so that what has not changed is not
@@ -63,10 +64,6 @@ class Told(Protocol):
     def urgent(self) -> int: ...
 
 
-Far = Callable[[Path], Told | None]
-"""The copy at this path; None where nobody reports it."""
-
-
 class Records:
     """The flight records below one run directory. `faults` are sentences about unreadable ones.
 
@@ -82,14 +79,14 @@ class Records:
         on_fault: Callable[[str, Exception], None] | None = None,
         steady: bool = False,
         trusted: bool = False,
-        far: Far | None = None,
+        far: Callable[[Path], ReportedCopy | None] | None = None,
     ) -> None:
         """`steady`: the processes run since this host was booted, so that its monotonic clock says
         when they did what, whatever was done to the wall clock meanwhile. A record that a reader of
         ours fails on is reported to `on_fault` and stays as it was seen last; where that is None,
         it raises. `trusted`: they are our own processes', each of which may fill its record; all
-        other records together are bounded. `far`: of the records that are copies of other
-        nodes'."""
+        other records together are bounded. `far` gives what a node reports of the
+        record at a path; None where none does."""
         self._directory = directory
         self._budget = None if trusted else Budget()
         self._on_fault = on_fault
@@ -176,7 +173,8 @@ class Records:
             reader.look_away()
 
     def _refresh(self, reader: FlightReader, copy: _Copy | None = None) -> None:
-        """It may have been cut short, and may have learnt who it is."""
+        """Reads the header anew: the record may have been cut short, and may have learnt who it
+        is."""
         if not reader.still_whole():
             self.faults[reader.path.name] = f"{reader.path}: is truncated; this was seen last"
             return
@@ -188,7 +186,7 @@ class Records:
             self._failed(reader, error)
 
     def _copy(self, reader: FlightReader) -> _Copy | None:
-        """What is remembered of a record that another node reports."""
+        """Returns what is remembered of a record that another node reports."""
         if not reader.node or self._far is None:
             return None
         found = self._copies.get(reader)
@@ -237,8 +235,8 @@ class Records:
         return (self._copies_moved, len(self._copies), *ours)
 
     def here(self, observe: Observe) -> tuple[object, ...]:
-        """What may matter of the ranks that no other node reports: equal as long as each calls, or
-        stands still, as it did, has noted nothing, and its process goes on as before."""
+        """Returns what may matter of the ranks that no other node reports: equal as long as each
+        calls, or stands still, as it did, has noted nothing, and its process goes on as before."""
         now_s = time.monotonic()
         if now_s - self._here_s >= HERE_EVERY_S:
             self._here_s = now_s
@@ -261,7 +259,7 @@ class Records:
         finished: bool = False,
         now_ns: int = 0,
     ) -> list[Snapshot]:
-        """One snapshot for each world, oldest first.
+        """Returns one snapshot for each world, oldest first.
 
         `observe` is None for a run that is over: then no process is alive. `world_size` overrides
         what the ranks say (0: unknown, as on one node of several). `now_ns` is the time of the look
@@ -306,7 +304,7 @@ class Records:
         return {rank: _off(UNREADABLE) for rank in found if rank < size or not size}
 
     def _view(self, reader: FlightReader, process: Process) -> Rank | None:
-        """What the record says; of one that was cut short, what it said last."""
+        """Reads the record; of one that was cut short, returns what it said last."""
         if reader.cut:
             seen = self._seen.get(reader)
             if seen is None:
@@ -323,7 +321,7 @@ class Records:
         return view if process.alive else self._with_last_words(reader, view, process)
 
     def _with_last_words(self, reader: FlightReader, view: Rank, process: Process) -> Rank:
-        """What the process itself has written of the crash that ended it, as a note."""
+        """Adds what the process itself has written of the crash that ended it, as a note."""
         copy = self._copies.get(reader)
         if copy is not None:
             said = copy.told.last_words
@@ -362,10 +360,10 @@ class Records:
 
 @dataclass(slots=True)
 class _Copy:
-    """What was read of a record which another node reports: `view`, as of the `changes` and the
+    """The last reading of a record which another node reports: `view`, as of the `changes` and the
     `process` that were reported then, with the look `looked_at`. `mark`: its change mark."""
 
-    told: Told
+    told: ReportedCopy
     view: Rank | None = None
     seen: int = -1
     looked_at: int = -1
@@ -393,7 +391,7 @@ class _Copy:
         return self.process is self.told.process and not self.urgent
 
     def read(self, view: Rank | None) -> None:
-        """It was read just now."""
+        """Keeps what was read just now."""
         self.view, self.seen, self.process = view, self.told.changes, self.told.process
 
 
@@ -424,7 +422,7 @@ def _torn_apart(worlds: list[list[Rank]]) -> list[list[Rank]]:
     merged: list[list[Rank]] = []
     for world in worlds:
         known = merged[-1] if merged else []
-        if known and all(_has_not_formed(one) for one in (known, world)):
+        if known and all(view.process.alive and not view.groups for view in (*known, *world)):
             ranks = [view.rank for view in (*known, *world)]
             sizes = {view.world_size for view in (*known, *world)}
             if len(sizes) == 1 and len(ranks) == len(set(ranks)) <= max(sizes):
@@ -432,10 +430,6 @@ def _torn_apart(worlds: list[list[Rank]]) -> list[list[Rank]]:
                 continue
         merged.append(world)
     return merged
-
-
-def _has_not_formed(world: list[Rank]) -> bool:
-    return all(view.process.alive and not view.groups for view in world)
 
 
 def _snapshot(
@@ -479,7 +473,8 @@ def _rivals(older: Rank, newer: Rank) -> bool:
 
 
 def unreadable_ranks(snapshots: Iterable[Snapshot]) -> dict[int, Note]:
-    """What is said of ranks of which no world has anything but a record that cannot be read."""
+    """Returns the notes of ranks of which no world has anything but a record that cannot be
+    read."""
     found: dict[int, Note] = {}
     for snapshot in snapshots:
         found.update(snapshot.unreadable)

@@ -107,8 +107,8 @@ class RingReader:
         return found
 
     def look_through(self, window: Window) -> None:
-        """From now on the record is read through the window, if it is not mapped just now, until
-        `look_away`. No other thread may read it meanwhile."""
+        """Has the record read through the window, if it is not mapped just now, until `look_away`.
+        No other thread may read it meanwhile."""
         if self._mapped is not None:
             return
         try:
@@ -118,7 +118,7 @@ class RingReader:
         self._mapped, self._window = window.memory, window
 
     def look_away(self) -> None:
-        """It is read as ever."""
+        """Ends the reading by a window: the record is read as ever."""
         if self._window is not None:
             self._window.close()
             self._window = None
@@ -137,7 +137,7 @@ class RingReader:
 
     @property
     def noted_bytes(self) -> int:
-        """What notes, and all else that is defined once, take of the record."""
+        """The bytes of the record that notes, and all else that is defined once, take."""
         return int(layout.U64.unpack_from(self._map, layout.HEAP_USED_AT)[0])
 
     def still_whole(self) -> bool:
@@ -156,14 +156,15 @@ class RingReader:
         return layout.THREAD_CALLS.unpack_from(self._map, layout.THREADS_OFFSET)
 
     def _calls(self, inside: Sequence[int] = ()) -> int:
-        """How many calls were issued. `inside`: the threads' words, where they were read."""
+        """Returns how many calls were issued. `inside`: the threads' words, where they were
+        read."""
         counted = int(layout.U64.unpack_from(self._map, layout.CALLS_AT)[0])
         return max(counted, max(inside or self._thread_calls()) >> layout.PHASE_BITS)
 
     def _word_wait(self, index: int, word: int) -> tuple[int, int, int] | None:
-        """What the word of the thread at this index says that it waits for: the call's number + 1
-        (0: none), the line and since when. None where it has left that, or has gone on meanwhile:
-        then another word, or its slot's activity, says what it does."""
+        """Returns what the thread at this index waits for, by its word: the call's number + 1 (0:
+        none), the line and since when. None where it has left that, or has gone on meanwhile: then
+        another word, or its slot's activity, says what it does."""
         phase = word & (1 << layout.PHASE_BITS) - 1
         if phase % 2:
             return None

@@ -1,5 +1,5 @@
-"""Where a rank stands, read from a record that is not kept mapped: of 16,384 copies of other nodes'
-records each is looked at for a moment.
+"""A window on a record that is not kept mapped, by which it is read where a rank stands: of 16,384
+copies of other nodes' records each is looked at for a moment.
 
 To map a file, touch some pages of it and let go of it again takes three times as long as to read
 them. So the tables of one record at a time, as far as ranks mostly use them, are read into memory
@@ -75,7 +75,7 @@ class Window:
         return found
 
     def load(self, at: int, size: int) -> None:
-        """So many bytes more. Raises OSError where the file does not have them."""
+        """Reads so many bytes more. Raises OSError where the file does not have them."""
         if size > 0:
             count = os.preadv(self._descriptor, [self._view[at : at + size]], at)
             if count != size:

@@ -1,1 +1,1 @@
-"""What ranks and those outside ask of each other, by files and sockets of the run directory."""
+"""The requests between ranks and those outside, by files and sockets of the run directory."""

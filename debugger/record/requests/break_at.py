@@ -1,4 +1,5 @@
-"""What `--break` takes: `train.py:42@2` and `all_reduce#12@2`, read alike outside and in ranks."""
+"""The values of `--break`: `train.py:42@2` and `all_reduce#12@2`, read alike outside and in
+ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a rank that runs is asked to stop: by a file in the run directory, which its heartbeat sees.
+"""The request to a rank that runs to stop: a file in the run directory, which its heartbeat sees.
 
 `breakpoints/break-<pid>` (empty, 0600, in a folder of 0700) is made by the supervisor. The rank
 removes it when it stands; the supervisor, when the rank is to go on after all.

@@ -1,4 +1,5 @@
-"""Where ranks stand at breakpoints: what they leave in the run directory, and who may talk to them.
+"""The stops of ranks at breakpoints: what they leave in the run directory, and who may talk to
+them.
 
 `breakpoints/<rank>-<pid>.json` says that a process stands at a breakpoint, and where;
 `breakpoints/<rank>-<pid>.sock` (0600, in a folder of 0700) is its prompt. Both go when it goes on.
@@ -76,7 +77,7 @@ class Stop:
 
 
 def stops(directory: Path) -> list[Stop]:
-    """Who stands at a breakpoint now, on this host, by rank."""
+    """Returns the ranks that stand at a breakpoint now, on this host, by rank."""
     folder = directory / FOLDER
     try:
         names = os.listdir(folder)
@@ -175,7 +176,7 @@ def same_user(connection: socket.socket) -> bool:
 
 
 class Line:
-    """One end of a connection: messages in, messages out. Errors of the network read as an end."""
+    """An end of a connection: messages in, messages out. Errors of the network read as an end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -1,4 +1,4 @@
-"""How a run's supervisor is asked to act: one JSON line there and one back, over `control.sock`.
+"""The requests to a run's supervisor: one JSON line there and one back, over `control.sock`.
 
     {"action": "stacks", "native": true}      {"ok": true, "message": "..."}
     {"action": "fly"}                         {"ok": false, "message": "..."}

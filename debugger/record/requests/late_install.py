@@ -1,5 +1,5 @@
-"""How `distdebug inspect --install` and the ranks that it reaches tell each other how far they are:
-by files below `install` in the run directory, each with one writer.
+"""The files by which `distdebug inspect --install` and the ranks that it reaches tell each other
+how far they are: below `install` in the run directory, each with one writer.
 
 `wanted` is there for as long as the install is: a rank that comes to it later leaves it alone. A
 rank answers in `<pid>.json`: that it has hooks on its groups, and up to which call of each torch's
@@ -31,9 +31,9 @@ PAST = "past"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rank says. `seen`: by group, the number that torch's flight recorder gives the last
-    call made before the hooks were there (0: none). `members`: the ranks of each. `paused_ms`: how
-    long its main thread was kept from its work, by its own clock."""
+    """The answer of a rank. `seen`: by group, the number that torch's flight recorder gives the
+    last call made before the hooks were there (0: none). `members`: the ranks of each. `paused_ms`:
+    how long its main thread was kept from its work, by its own clock."""
 
     pid: int
     state: str
@@ -46,7 +46,7 @@ class Answer:
 
 
 def folder(run: Path) -> Path:
-    """Where all of it is."""
+    """Returns the folder of all these files."""
     return run / "install"
 
 
@@ -69,13 +69,13 @@ def give_up(run: Path) -> None:
 
 
 def answer(run: Path, given: Answer) -> None:
-    """Of this rank, in place of what it said before."""
+    """Writes the answer of this rank, in place of what it said before."""
     said = {name: getattr(given, name) for name in Answer.__slots__}
     _write(folder(run) / f"{given.pid}.json", said)
 
 
 def answers(run: Path) -> dict[int, Answer]:
-    """By pid, all that can be read."""
+    """Returns by pid all answers that can be read."""
     found = {}
     for path in folder(run).glob("*.json"):
         if path.stem.isdigit():
@@ -91,7 +91,7 @@ def start(run: Path, after: Mapping[str, int]) -> None:
 
 
 def started(run: Path) -> dict[str, int] | None:
-    """What `start` has said; None as long as it has not."""
+    """Returns what `start` has said; None as long as it has not."""
     try:
         return {
             str(name): whole(value) for name, value in _read(folder(run) / "start.json").items()
@@ -101,7 +101,8 @@ def started(run: Path) -> dict[str, int] | None:
 
 
 def first_common(given: Mapping[int, Answer]) -> dict[str, int]:
-    """From where on all ranks can count: no rank has hooks for what comes before the largest."""
+    """Returns from where on all ranks can count: no rank has hooks for what comes before the
+    largest."""
     after: dict[str, int] = {}
     for one in given.values():
         for name, seen in one.seen.items():

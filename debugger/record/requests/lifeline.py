@@ -30,7 +30,7 @@ class Lifeline:
         self._path = ""
 
     def begin(self, directory: str | os.PathLike[str]) -> None:
-        """From now on processes may tie themselves to this one. Raises OSError."""
+        """Begins: from now on processes may tie themselves to this one. Raises OSError."""
         path = os.path.join(os.path.abspath(directory), NAME)
         os.mkfifo(path, 0o600)
         self._path = path

@@ -1,4 +1,4 @@
-"""What a plan is asked to run, and how that went: JSON between the command and the process that the
+"""The request to run a plan, and its outcome: JSON between the command and the process that the
 ranks are forked from."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..safe_files.json_objects import object_of
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One plan; the flags of `distdebug plan`.
+    """A plan that is asked for; the flags of `distdebug plan`.
 
     `target` is a script, or a module where `is_module`; `arguments` are its own. `ranks` are those
     that are planned of `world_size`; empty: all. `environment` is the ranks' (but for RANK and the
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the running of a plan's ranks went. `statuses` are raw, by rank; `cut`: why nothing more
+    """The outcome of running a plan's ranks. `statuses` are raw, by rank; `cut`: why nothing more
     is known of a rank. `runs`: processes that were started. `accelerator`: what answered calls for
     `cuda`; "none": torch. `unbuffered`: backends of distcore's whose sends wait for their receives,
     however small they are."""
@@ -102,5 +102,5 @@ class Outcome:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there were, where all were planned."""
+        """The number of ranks, where all were planned."""
         return len(self.statuses.keys() | self.cut.keys())

@@ -22,12 +22,13 @@ _SETTLED_S = 0.05
 
 
 def dump_path(stacks: Path, pid: int) -> Path:
-    """Where the process writes."""
+    """Returns the file that the process writes."""
     return stacks / f"{pid}.txt"
 
 
 def ask(stacks: Path, pid: int, limit_s: float) -> str:
-    """What the process has written within that time; "" where it does not answer, or cannot.
+    """Returns what the process has written within that time; "" where it does not answer, or
+    cannot.
 
     Blocks for `limit_s` at most; within that it waits for the end of what the process writes, in
     which it may be given no core for a while. A process without a handler is not asked: the signal

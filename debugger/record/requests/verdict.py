@@ -1,4 +1,4 @@
-"""What the supervisor tells all ranks that the run has come to."""
+"""The verdict of a run, as the supervisor tells it to all ranks."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ FILE = re.compile(
     rf"(?:(?:{'|'.join(FOLDERS)})/)?[A-Za-z0-9][A-Za-z0-9_-]{{0,60}}"
     r"\.(?:flight|jsonl(?:\.1)?|(?:out|err)(?:\.1)?(?:\.times)?|txt|json|xml|toml)"
 )
-"""What the files of a run are called, relative to its directory."""
+"""The names of the files of a run, relative to its directory."""
 RUN = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
-"""What the archive's one top directory is called."""
+"""The name of the archive's one top directory."""
 
 MOST_FILES = 8192
 MOST_BYTES = 2 << 30
-"""Of all files together, before compression: 800 flight records."""
+"""The most bytes of all files together, before compression: 800 flight records."""
 LOGS_BYTES = 64 << 20
-"""Of all logs together, before compression: the longest ones give way."""
+"""The most bytes of all logs together, before compression: the longest ones give way."""
 TIMES_BYTES = 1 << 20
 NOTE_BYTES = 1 << 10
 """More than the note takes that stands for what was left out of a log."""
@@ -49,7 +49,7 @@ _FIRST = ("run.json", "report.json", "report.txt", "junit.xml")
 _LINE_BYTES = 1 << 16
 _TIMES = ".times"
 _MOST_TIMES_BYTES = 256 << 20
-"""Of one such file, before what belongs to the kept end of its log is chosen."""
+"""The most bytes of one such file, before what belongs to the kept end of its log is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def pack(run: Path, target: Path) -> Packed:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One file as it is packed."""
+    """A file as it is packed."""
 
     body: IO[bytes] | _Joined
     size_bytes: int
@@ -87,14 +87,14 @@ class _Piece:
 
 
 class _Packing:
-    """One directory on its way into a file."""
+    """A directory on its way into a file."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._files = _files(run)
         self._kept = _kept({name: size for name, size in self._files.items() if is_log(name)})
         self._starts: dict[str, tuple[int, int]] = {}
-        """Where the kept end of a log begins, and how long the note before it is."""
+        """The place where the kept end of a log begins, and how long the note before it is."""
 
     def write(self, file: IO[bytes]) -> list[str]:
         """Returns the names of what was left out. Raises OSError."""
@@ -147,7 +147,8 @@ class _Packing:
         return _Piece(file, size, time_s)
 
     def _times(self, name: str, times: bytes) -> bytes:
-        """When the lines of a log came, for what is kept of it; the log was packed before."""
+        """Returns when the lines of a log came, for what is kept of it; the log was packed
+        before."""
         times = times[: len(times) // TIMES_ENTRY.size * TIMES_ENTRY.size]
         start, note_bytes = self._starts.get(name.removesuffix(_TIMES), (0, 0))
         if start:
@@ -181,7 +182,7 @@ def _top(run: Path) -> str:
 
 
 def most_bytes(name: str) -> int:
-    """How large a file of this name is at most, in an artefact."""
+    """Returns how large a file of this name is at most, in an artefact."""
     if name.endswith(_TIMES):
         return TIMES_BYTES
     if name.endswith(".flight"):
@@ -212,7 +213,8 @@ def _files(run: Path) -> dict[str, int]:
 
 
 def _kept(logs: Mapping[str, int]) -> dict[str, int]:
-    """How many bytes of each log that is too long are kept: of all the same, the most that fits."""
+    """Returns how many bytes of each log that is too long are kept: of all the same, the most that
+    fits."""
     left = LOGS_BYTES
     waiting = sorted(logs.values())
     while waiting:
@@ -224,7 +226,8 @@ def _kept(logs: Mapping[str, int]) -> dict[str, int]:
 
 
 def _line_start(file: IO[bytes], at: int, size: int) -> int:
-    """Where the first line begins at or behind `at`, which may be in the middle of a long one."""
+    """Returns where the first line begins at or behind `at`, which may be in the middle of a long
+    one."""
     file.seek(at - 1)
     before, newline, _ = file.read(_LINE_BYTES).partition(b"\n")
     start = at + len(before)
@@ -232,7 +235,7 @@ def _line_start(file: IO[bytes], at: int, size: int) -> int:
 
 
 def _note(name: str, left_out: int) -> bytes:
-    """What stands in a log for the bytes that were left out: a line, or a record."""
+    """Returns what stands in a log for the bytes that were left out: a line, or a record."""
     sentence = f"the first {left_out} bytes of this log are not in the artefact"
     if name.removesuffix(".1").endswith((".out", ".err")):
         return f"[distdebug: {sentence}]\n".encode()

@@ -1,4 +1,4 @@
-"""How somebody on a node whose head is another one looks at the run of all nodes.
+"""The view that somebody on a node whose head is another one has of the run of all nodes.
 
 The node's supervisor leaves word of its head in `head.json` of its run directory. Who looks holds a
 shared lock on that file, and asks over the control socket for `watch`: as long as somebody holds
@@ -68,8 +68,8 @@ def head_of(directory: Path) -> str:
 
 
 class JobView:
-    """From the run directory of a node, which may have no head. `sentence`: what there is to say
-    about what is seen; `lost`: why there is no head any more, "" while there is one."""
+    """A view from the run directory of a node, which may have no head. `sentence`: what there is to
+    say about what is seen; `lost`: why there is no head any more, "" while there is one."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -86,7 +86,8 @@ class JobView:
         return self._directory / FOLDER if self._whole else self._directory
 
     def wait(self, seconds: float) -> None:
-        """Until all is there that the head has, or it is said why not; for so long at most."""
+        """Waits until all is there that the head has, or it is said why not; for so long at
+        most."""
         until_s = time.monotonic() + seconds
         while self.has_head and not (self._whole or self.sentence):
             self._look()
@@ -129,7 +130,7 @@ class JobView:
         return read_object(self._directory / FOLDER / STATE)
 
     def close(self) -> None:
-        """Nobody looks here any more; the last one to go from a run that is over tidies up."""
+        """Ends the view; the last one to go from a run that is over tidies up."""
         if self._lock < 0:
             return
         with contextlib.suppress(OSError):

@@ -28,7 +28,7 @@ class PlannedFault:
 
 
 def planned_faults(directory: Path) -> Sequence[PlannedFault]:
-    """By number; empty where the run has no plan, or one of another version."""
+    """Returns the faults by number; none where the run has no plan, or one of another version."""
     plan = read_object(directory / PLAN)
     rows = plan.get("faults") if plan.get("schema") == SCHEMA else None
     found = {}

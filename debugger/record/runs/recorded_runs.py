@@ -15,13 +15,13 @@ from .run_directory import BASE, LATEST, is_live, read_object, run_names, why_no
 
 MOST_GIB = 2.0
 KEPT = 10
-"""How many runs to keep is proposed where all take more than that."""
+"""The number of runs to keep that is proposed where all take more than that."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunEntry:
-    """One line of `distdebug runs`. `live`: a supervisor still holds it. `outcome` is "" while
-    there is no report; `command` may be empty; `started_s` is Unix time."""
+    """A line of `distdebug runs`. `live`: a supervisor still holds it. `outcome` is "" while there
+    is no report; `command` may be empty; `started_s` is Unix time."""
 
     path: Path
     started_s: float
@@ -82,7 +82,7 @@ def _is_dispensable(entry: RunEntry) -> bool:
 
 
 def size_bytes(path: Path) -> int:
-    """What the run takes on the disk; files that vanish meanwhile count as nothing."""
+    """Returns what the run takes on the disk; files that vanish meanwhile count as nothing."""
     total = 0
     for folder, _, files in os.walk(path):
         for file in files:

@@ -1,4 +1,4 @@
-"""Where everything of a run lies: makes, finds and checks run directories.
+"""The directory in which everything of a run lies: made, found and checked here.
 
 File names come from fixed templates, files are 0600 and directories 0700. Writing never raises:
 a full disk or a vanished directory costs the record, not the run, and is reported once in
@@ -46,8 +46,8 @@ _SUBDIRECTORIES = ("ranks", "logs", "stacks")
 
 @dataclass(slots=True)
 class RunDirectory:
-    """One run directory. `failures` are sentences about writes that did not succeed, each once;
-    `packed` is the artefact that it was unpacked from, if it was (`unpacking`)."""
+    """The directory of a run. `failures` are sentences about writes that did not succeed, each
+    once; `packed` is the artefact that it was unpacked from, if it was (`unpacking`)."""
 
     path: Path
     failures: list[str] = field(default_factory=list)
@@ -130,7 +130,7 @@ class RunDirectory:
 
     @staticmethod
     def latest(base: Path = BASE) -> Path:
-        """Where `open()` finds the newest run, whether there is one or not."""
+        """Returns where `open()` finds the newest run, whether there is one or not."""
         return Path(os.path.realpath(base / LATEST))
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class RunDirectory:
 
     @property
     def verdict(self) -> Path:
-        """How the ranks learn of the finding that ends the run."""
+        """The file by which the ranks learn of the finding that ends the run."""
         return self.path / "verdict.json"
 
     @property
@@ -187,7 +187,7 @@ class RunDirectory:
 
     @property
     def traffic_text(self) -> Path:
-        """Of a plan: calls, bytes and times by group and op, as a table for people."""
+        """The table of a plan for people: calls, bytes and times by group and op."""
         return self.path / "traffic.txt"
 
     @property
@@ -286,7 +286,7 @@ def run_names(base: Path) -> list[str]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Where the runs are that a folder of them holds, or one in which there is such a folder."""
+    """Returns the runs that a folder of them holds, or one in which there is such a folder."""
     return [base / one for base in (folder, folder / BASE) for one in run_names(base)]
 
 

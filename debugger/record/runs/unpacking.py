@@ -53,7 +53,7 @@ _DAMAGED = (
     TypeError,
     RecursionError,
 )
-"""What tarfile and gzip raise over bytes that make no sense."""
+"""The errors of tarfile and gzip over bytes that make no sense."""
 
 
 class ArtefactError(RunDirectoryError):
@@ -149,7 +149,7 @@ class _Forward:
 
 
 class _Unpacking:
-    """One archive on its way into a directory."""
+    """An archive on its way into a directory."""
 
     def __init__(self, file: Path, into: Path) -> None:
         self._file = file

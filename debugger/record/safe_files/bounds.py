@@ -37,7 +37,7 @@ def open_sized(path: str | os.PathLike[str], follow_links: bool = False) -> tupl
 def read_regular(
     path: str | os.PathLike[str], most_bytes: int, follow_links: bool = False
 ) -> bytes:
-    """What the file holds, up to that many bytes. Raises OSError."""
+    """Returns what the file holds, up to that many bytes. Raises OSError."""
     with open(open_regular(path, follow_links), "rb", buffering=0) as file:
         pieces = []
         while most_bytes > 0 and (piece := file.read(most_bytes)):

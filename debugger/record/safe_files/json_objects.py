@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 MOST_BYTES = 64 << 20
-"""Of a file of ours that holds one JSON document."""
+"""The most bytes of a file of ours that holds one JSON document."""
 MOST_COST_BYTES = 160 << 20
-"""Of memory, for one document: the report of 16,384 ranks, or any other that is ours."""
+"""The most memory for one document: the report of 16,384 ranks, or any other that is ours."""
 
 
 class TooCostly(ValueError):
@@ -20,7 +20,7 @@ class TooCostly(ValueError):
 
 
 def cost_bytes(text: bytes) -> int:
-    """About how much memory the parsed text takes, at most."""
+    """Returns about how much memory the parsed text takes, at most."""
     return (
         2 * len(text)
         + 232 * text.count(b"{")
@@ -31,7 +31,7 @@ def cost_bytes(text: bytes) -> int:
 
 
 def parsed(text: bytes, most_cost_bytes: int = MOST_COST_BYTES) -> Any:
-    """What the text says. Raises ValueError where it is no JSON, too deep or too costly."""
+    """Reads a text as JSON. Raises ValueError where it is none, too deep or too costly."""
     if len(text) > MOST_BYTES or cost_bytes(text) > most_cost_bytes:
         raise TooCostly("it would take too much memory")
     try:

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 
 class Stream(Protocol):
-    """What has a descriptor."""
+    """An object with a descriptor."""
 
     def fileno(self) -> int: ...
 
@@ -21,7 +21,7 @@ _S = TypeVar("_S", bound=Stream | int)
 
 
 def readable(streams: Sequence[_S], timeout_s: float | None = None) -> list[_S]:
-    """Those of the streams that have something to read, or have ended; none after so many seconds
+    """Returns the streams that have something to read, or have ended; none after so many seconds
     (None: wait for ever)."""
     poll = select.poll()
     by_number = {one if isinstance(one, int) else one.fileno(): one for one in streams}

@@ -1,1 +1,2 @@
-"""What may be kept and shown: no secrets, and nothing that a terminal or a CI system obeys."""
+"""The text that may be kept and shown: no secrets, and nothing that a terminal or a CI system
+obeys."""

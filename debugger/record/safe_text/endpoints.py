@@ -1,4 +1,4 @@
-"""Where somebody listens, as launchers and programs write it: `HOST:PORT`."""
+"""An address at which a process listens, as launchers and programs write it: `HOST:PORT`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What of a process's environment goes on record: what launchers and backends read, and no secret.
+"""The part of a process's environment that goes on record: what launchers and backends read, and no
+secret.
 
 A name that is not on the list is left out, also where it would be harmless.
 """
@@ -29,13 +30,14 @@ NAMES = frozenset(
 REDACTED = "(redacted)"
 MOST_VALUE = 300
 MOST_BYTES = 16 << 10
-"""Of all names and values; what comes after that, by name, is left out."""
+"""The most bytes of all names and values; what comes after that, by name, is left out."""
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """What may be put on record, by name: values that name a secret or a URL's user redacted."""
+    """Returns what may be put on record, by name: values that name a secret or a URL's user
+    redacted."""
     found: dict[str, str] = {}
     room = MOST_BYTES
     for name in sorted(environment):

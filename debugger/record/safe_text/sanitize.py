@@ -40,7 +40,7 @@ def clean(text: str, max_length: int = MAX_LENGTH, *, newlines: bool = False) ->
 
 
 def clean_line(line: str, max_length: int = MAX_LENGTH, *, colour: bool) -> str:
-    """One line of a program's output. Its SGR sequences (colours, bold) stay with `colour`,
+    """Cleans one line of a program's output. Its SGR sequences (colours, bold) stay with `colour`,
     closed by a reset so that they end with the line, and are left out without."""
     pieces = _SGR.split(line)
     if len(pieces) == 1:
@@ -63,8 +63,8 @@ def clean_line(line: str, max_length: int = MAX_LENGTH, *, colour: bool) -> str:
 
 
 def shown_of(line: bytes) -> str:
-    """What a terminal would show of a line with carriage returns: the last state of a progress bar,
-    say."""
+    """Returns what a terminal would show of a line with carriage returns: the last state of a
+    progress bar, say."""
     states = [part for part in line.split(b"\r") if part]
     return (states[-1] if states else b"").decode("utf-8", "backslashreplace")
 

@@ -76,7 +76,7 @@ def masked_text(text: str) -> str:
 
 
 def sentence(words: Iterable[str]) -> str:
-    """What the report says of it; "" where nothing was masked."""
+    """Returns what the report says of it; "" where nothing was masked."""
     words = list(words)
     if masked(words) == words:
         return ""

@@ -27,7 +27,7 @@ class Defused:
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
         self._line = ""
-        """What stands on the line so far: its end, or one blank for any number of them."""
+        """The line so far: its end, or one blank for any number of them."""
 
     @property
     def encoding(self) -> str:
@@ -40,7 +40,9 @@ class Defused:
         for end in [match.end() for match in _LINE_END.finditer(text)] + [len(text)]:
             piece = text[start:end]
             start = end
-            shown = _COMMANDS.sub(_escaped, self._line + piece)[len(self._line) :]
+            shown = _COMMANDS.sub(
+                lambda match: f"{match[0][:-1]}\\x{ord(match['last']):02x}", self._line + piece
+            )[len(self._line) :]
             made.append(shown)
             line = self._line + shown
             if piece and piece[-1] in _ENDS:
@@ -60,7 +62,3 @@ class Defused:
 
     def fileno(self) -> int:
         return self.stream.fileno()
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"{match[0][:-1]}\\x{ord(match['last']):02x}"

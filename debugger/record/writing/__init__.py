@@ -1,1 +1,1 @@
-"""What a rank puts on its flight record, and how."""
+"""The writing of a rank's flight record."""

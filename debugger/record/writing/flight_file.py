@@ -25,7 +25,7 @@ from ..notes import NoteData
 _now = time.monotonic_ns
 
 NOTES_BYTES = 64 << 10
-"""Of the texts' room, what only notes may use: how a rank without room ends is recorded."""
+"""The part of the texts' room that only notes may use: how a rank without room ends is recorded."""
 
 
 class FlightFile:
@@ -145,7 +145,8 @@ class FlightFile:
         layout.EXIT.pack_into(self._map, layout.EXIT_AT, exit_code, exiting_ns)
 
     def detach(self) -> None:
-        """In a forked child: the file is the parent's, so write to private memory from now on."""
+        """Detaches a forked child: the file is the parent's, so it writes to private memory from
+        now on."""
         self._use(mmap.mmap(-1, layout.FILE_BYTES))
         self._lock = threading.RLock()
         self.detached = True
@@ -181,7 +182,8 @@ class FlightFile:
 
     @property
     def heap_half_full(self) -> bool:
-        """From here on signatures go to the volatile area, so that groups and notes find room."""
+        """Whether the heap is half full: from here on signatures go to the volatile area, so that
+        groups and notes find room."""
         return self._heap_used > layout.HEAP_BYTES // 2
 
     def note(self, note: NoteData, message: str, site: int = 0) -> None:
@@ -195,8 +197,9 @@ class FlightFile:
 
 
 def place_of_this_process(directory: Path) -> Path:
-    """Where its flight record stands in a run directory, as long as nobody knows which rank it is.
-    One that is there is of what the process was before `exec`, and makes room: it named no rank."""
+    """Returns where its flight record stands in a run directory, as long as nobody knows which rank
+    it is. One that is there is of what the process was before `exec`, and makes room: it named no
+    rank."""
     path = directory / "ranks" / f"pid-{os.getpid()}.flight"
     with contextlib.suppress(OSError):
         path.unlink()
@@ -212,7 +215,8 @@ def _written_by_the_living(path: Path) -> bool:
 
 
 def _process_start_ticks() -> int:
-    """When this process began, in clock ticks since boot (field 22 of its stat); 0 elsewhere."""
+    """Returns when this process began, in clock ticks since boot (field 22 of its stat); 0
+    elsewhere."""
     try:
         stat = Path("/proc/self/stat").read_text()
     except OSError:

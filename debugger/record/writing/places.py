@@ -28,7 +28,7 @@ class FlightPlaces(FlightFile):
         self._group_slots: dict[int, GroupSlot] = {}
         self._number = 0
         self._next_slot = 0
-        """Where in the ring the slot of the call with this number is, in words."""
+        """The place in the ring of the slot of the call with this number, in words."""
         self._keep_at = layout.RING // 8
         """The number + 1 of the next call that looks for waits whose slots will be overwritten."""
         self._latest: GroupSlot | ChannelSlot | None = None
@@ -73,9 +73,9 @@ class FlightPlaces(FlightFile):
                 self._free_groups.append(slot.index)
 
     def _write_counts(self, slot: GroupSlot | ChannelSlot, latest: int = 0) -> None:
-        """What they are now, whichever thread has changed them. `latest`: the latest call of a
-        group that has made none, which was written when it was made, or has taken back its only
-        one since."""
+        """Writes the counts as they are now, whichever thread has changed them. `latest`: the
+        latest call of a group that has made none, which was written when it was made, or has taken
+        back its only one since."""
         if isinstance(slot, ChannelSlot):
             if slot.index != layout.NO_CHANNEL:
                 at = slot.offset + layout.CHANNEL_COUNTS_AT

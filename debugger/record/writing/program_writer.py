@@ -59,7 +59,7 @@ _IN_CALL = int(Activity.IN_CALL)
 
 
 def program_path(directory: Path, rank: int) -> Path:
-    """Where the program of a rank lies in its run directory."""
+    """Returns where the program of a rank lies in its run directory."""
     return directory / FOLDER / f"{int(rank)}.{FILES}"
 
 
@@ -93,7 +93,7 @@ class ProgramWriter(FlightWriter):
         os.write(self._descriptor, f"{text}\n".encode())
 
     def detach(self) -> None:
-        """In a forked child: what it does is no part of the rank's program."""
+        """Detaches a forked child: what it does is no part of the rank's program."""
         super().detach()
         self._descriptor = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
@@ -152,7 +152,7 @@ class ProgramWriter(FlightWriter):
             return slot
 
     def _write_counts(self, slot: GroupSlot | ChannelSlot, latest: int = 0) -> None:
-        """They follow from the events."""
+        """Writes nothing: the counts follow from the events."""
 
     def _checkpoint(self, group: int, issued: int, chain: int, exact: int, balance: int) -> None:
         """Nothing is ever overwritten here."""
@@ -180,8 +180,8 @@ class ProgramWriter(FlightWriter):
         return number, thread
 
     def _thread_number(self) -> int:
-        """Of this thread, and of no other one ever; a place in the record, or an ident, is used
-        again by a later thread. The main thread's is 0."""
+        """Returns a number that is of this thread, and of no other one ever; a place in the record,
+        or an ident, is used again by a later thread. The main thread's is 0."""
         known: int | None = getattr(self._of_thread, "number", None)
         if known is None:
             is_main = threading.current_thread() is threading.main_thread()

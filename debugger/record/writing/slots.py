@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from .. import layout
 
 WRITTEN = -1
-"""Of `ThreadSlot.current`: the thread is in no call, but its next one must be put down in full."""
+"""The value of `ThreadSlot.current` where the thread is in no call, but its next one must be put
+down in full."""
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class ChannelSlot:
 
 
 class ThreadSlot:
-    """What one thread waits for: its place in the record, and a stack of its nested waits.
+    """The waits of one thread: its place in the record, and a stack of its nested waits.
 
     A thread that is in a call, or waits for one, and is in nothing else, is on record by one word,
     its `call_word`, whose value is `word`: then `current` is the call's number + 1, and `nested` is

@@ -99,7 +99,7 @@ class FlightWaits(FlightPlaces):
         return thread
 
     def wait_began(self, thread: ThreadSlot, mark: int) -> int:
-        """When this thread began its wait for the call with this number + 1, by
+        """Returns when this thread began its wait for the call with this number + 1, by
         time.monotonic_ns(); 0 where it is in something else."""
         return int(self._words[thread.wait_word + 2]) if thread.current == mark else 0
 

@@ -58,7 +58,7 @@ class _Record:
         self._calls = calls
 
     def parts(self) -> list[tuple[int, bytes]]:
-        """What to write where. Groups come first into the texts' room, and calls last."""
+        """Returns what to write where. Groups come first into the texts' room, and calls last."""
         groups = self._write_groups()
         channels = self._write_channels()
         for creation in self._rank.creations:

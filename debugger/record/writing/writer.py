@@ -262,8 +262,8 @@ class FlightWriter(RefusedCalls):
 def _prepare(
     group: GroupSlot, call: CallDescription, place: Place, flags: int, thread: ThreadSlot
 ) -> bytes:
-    """What the slots of such calls have in common, which the place has from now on, too: unless
-    each of them has its signature's text to write, for which it must come here again."""
+    """Packs what the slots of such calls have in common, which the place has from now on, too:
+    unless each of them has its signature's text to write, for which it must come here again."""
     common = _COMMON.pack(
         group.index, thread.index, call.op_code, _ISSUED, flags, call.signature_id, place.site
     )

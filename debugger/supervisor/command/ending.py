@@ -16,7 +16,8 @@ from .launch import Launch
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What it took. `killed` had to be SIGKILLed; `left` could not be (uninterruptible wait)."""
+    """The result of ending a command. `killed` had to be SIGKILLed; `left` could not be
+    (uninterruptible wait)."""
 
     killed: tuple[int, ...]
     left: tuple[int, ...]

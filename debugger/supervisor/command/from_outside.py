@@ -22,8 +22,8 @@ in seconds. Takes a second or two."""
 
 @dataclass(slots=True)
 class FromOutside:
-    """Of one run. It looks in a thread of its own, and only where the hook has missed somebody.
-    `seen` is the report of the last look."""
+    """The look from outside at one run, in a thread of its own, and only where the hook has missed
+    a process. `seen` is the report of the last look."""
 
     inspect: Inspect | None
     reach: Reach
@@ -39,7 +39,7 @@ class FromOutside:
 
     @rule
     def look(self, alive: Collection[int], watched: Collection[int]) -> Finding | None:
-        """What is suspected now, while none of the ranks that live is watched. `alive`: all
+        """Returns what is suspected now, while none of the ranks that live is watched. `alive`: all
         processes of the command; `watched`: those of them that are ranks with a record."""
         now_s = time.monotonic()
         if self.inspect is None or self.reach.unwatched.keys().isdisjoint({*alive} - {*watched}):

@@ -13,21 +13,22 @@ from typing import Any
 from ..limits import INTERRUPT_GRACE_S, TERMINATE_GRACE_S, TERMINATE_MARGIN_S
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What torchrun hears, too."""
+"""The signals that torchrun handles, too."""
 _IGNORED_BEHIND_AMPERSAND = (signal.SIGINT, signal.SIGQUIT)
 _HANDED_ON = (signal.SIGUSR1, signal.SIGUSR2)
-"""What programs give a meaning of their own: a scheduler says so that the time is nearly up."""
+"""Signals that programs give a meaning of their own: a scheduler says so that the time is nearly
+up."""
 
 
 class Interrupts:
-    """What came so far. Ctrl-C and the like end the run in good order; Ctrl-C after that ends it at
-    once."""
+    """The interrupts that came so far. Ctrl-C and the like end the run in good order; Ctrl-C after
+    that ends it at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first that came; it may be set where a signal is as good as there."""
         self.asked_to_stop = False
-        """It was not a signal, but somebody who asked over the control socket."""
+        """True where no signal came, but a request over the control socket."""
         self.at_once = False
         self._for_command: list[int] = []
 
@@ -38,7 +39,7 @@ class Interrupts:
         `&`, which may be sent them all the same."""
         wanted = {
             **dict.fromkeys(_ENDING, self._take),
-            **dict.fromkeys(_HANDED_ON, self._take_for_command),
+            **dict.fromkeys(_HANDED_ON, lambda number, _frame: self._for_command.append(number)),
         }
         kept: Mapping[int, Any] = {
             number: signal.signal(number, handler)
@@ -57,11 +58,9 @@ class Interrupts:
         self.signal = self.signal or number
         self.asked_to_stop = False
 
-    def _take_for_command(self, number: int, _frame: Any) -> None:
-        self._for_command.append(number)
-
     def for_command(self) -> list[int]:
-        """What has come for the command since this was asked last; it ends nothing here."""
+        """Returns the signals that came for the command since the last call; they end nothing
+        here."""
         came, self._for_command = self._for_command, []
         return came
 
@@ -76,8 +75,8 @@ class Interrupts:
 
     @property
     def grace_s(self) -> float:
-        """How long the command may take to end: after SIGTERM as long as torchrun would wait for
-        its ranks, which may have a checkpoint to write."""
+        """The seconds that the command may take to end: after SIGTERM as long as torchrun would
+        wait for its ranks, which may have a checkpoint to write."""
         if self.signal != signal.SIGTERM:
             return INTERRUPT_GRACE_S
         try:

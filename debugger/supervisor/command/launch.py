@@ -22,7 +22,7 @@ from . import warden
 
 
 class Launch:
-    """One command, its warden, and all that lives below them.
+    """A command, its warden, and all that lives below them.
 
     Make it first of all: the warden then starts up while the supervisor prepares. Statuses that
     the warden reaps (the command's, and orphans') go to `exits`. If this process dies, by SIGKILL
@@ -107,7 +107,7 @@ class Launch:
         return self._reports
 
     def poll(self) -> ExitStatus | None:
-        """How the command ended; None while it runs. Also feeds `exits`. Cheap."""
+        """Returns how the command ended; None while it runs. Also feeds `exits`. Cheap."""
         self._read_reports()
         if self._status is None and self.pid and self._warden.poll() is not None:
             self._status = self._reap_without_warden()
@@ -147,8 +147,8 @@ class Launch:
         return reached
 
     def daemons(self, ranks: Iterable[int]) -> list[int]:
-        """What has left the sessions of the command and of these ranks, as a daemon does; also what
-        is below such a process."""
+        """Returns the processes that have left the sessions of the command and of these ranks, as a
+        daemon does, and those below such a process."""
         own = {_session(self._warden.pid), *ranks, 0}
         left = [pid for pid in self.descendants() if _session(pid) not in own]
         return [*left, *(pid for pid in warden.descendants(*left) if pid not in left)]
@@ -225,7 +225,7 @@ class Launch:
         return ExitStatus.from_wait(status, steady_clock.now_ns()) if pid else None
 
     def _kill_without_warden(self) -> None:
-        """For a warden that was itself killed: what it had below it is ours to end."""
+        """Ends what a warden had below it that was itself killed: it is ours to end."""
         if self._warden.returncode == 0:
             return
         deadline = time.monotonic() + GONE_WITHIN_S

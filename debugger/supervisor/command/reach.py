@@ -1,5 +1,5 @@
-"""Which Python processes of the command are watched, and why not the others: asked of /proc, and of
-what the hook has left where it has failed.
+"""Tells which Python processes of the command are watched, and why the others are not: asked of
+/proc, and of what the hook has left where it has failed.
 
 A run in which nothing was observed must not look like one in which all was well.
 """
@@ -25,12 +25,12 @@ _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _CHILD = "DISTDEBUG_RANK_PID"
 _MOST_BYTES = 1 << 12
 _Environment = dict[str, str] | None
-"""Of a process; None where that belongs to somebody else."""
+"""The environment of a process; None where the process belongs to another user."""
 
 
 class Reach:
-    """What was seen of the command's Python processes. `marker` is the run directory that a reached
-    one has in its environment, `site` the folder that its PYTHONPATH begins with."""
+    """The command's Python processes, as far as they were seen. `marker` is the run directory that
+    a reached one has in its environment, `site` the folder that its PYTHONPATH begins with."""
 
     def __init__(self, marker: str, site: str, proc: Path = Path("/proc")) -> None:
         self._marker = marker
@@ -43,9 +43,9 @@ class Reach:
         self.reached = 0
         """Python processes that the hook was started in."""
         self.ranks: dict[int, int] = {}
-        """Those that a launcher had made a rank, reached or not, by pid."""
+        """The processes that a launcher had made a rank, reached or not, by pid."""
         self._with_torch: set[int] = set()
-        """Those of `ranks` that had torch's library loaded when they were looked at."""
+        """The processes of `ranks` that had torch's library loaded when they were looked at."""
 
     def look(self, pids: Iterable[int]) -> None:
         """Judge the processes that are new, or have become another program since the last look."""
@@ -74,24 +74,24 @@ class Reach:
 
     @property
     def unwatched(self) -> dict[int, str]:
-        """Those that are not watched, unless they have a record, and why: who is missed, and ranks
-        that have loaded torch."""
+        """The processes that are not watched, unless they have a record, and why: those that the
+        hook missed, and ranks that have loaded torch."""
         why = "it had loaded torch, and has left no record"
         return {**dict.fromkeys(self._with_torch, why), **self.missed}
 
     def why(self, pid: int) -> str:
-        """Why there is no record of this process, as far as it is known."""
+        """Tells why there is no record of this process, as far as it is known."""
         return self.unwatched.get(pid, "it had no record yet: one is made when torch is imported")
 
     def why_not(self, pids: Iterable[int]) -> str:
-        """Why these processes have no record; "" of none."""
+        """Tells why these processes have no record; "" of none."""
         reasons: dict[str, list[int]] = {}
         for pid in pids:
             reasons.setdefault(self.why(pid), []).append(pid)
         return "; ".join(map(self._sentence, reasons.values()))
 
     def why_nothing(self, watched: Collection[int] = ()) -> str:
-        """Why no rank was seen but for these, as far as it is known."""
+        """Tells why no rank was seen but for these, as far as it is known."""
         lost = [pid for pid in self.unwatched or self.ranks if self.ranks.get(pid) not in watched]
         if lost or watched:
             return self.why_not(sorted(lost))

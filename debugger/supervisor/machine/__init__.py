@@ -1,1 +1,1 @@
-"""What this host's system says: of the ranks' processes, its memory, its devices and sockets."""
+"""The view of this host's system: the ranks' processes, its memory, its devices and sockets."""

@@ -8,7 +8,7 @@ PROC, MOUNTED = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def folders(pid: int, controller: str, proc: Path = PROC, cgroups: Path = MOUNTED) -> list[Path]:
-    """Where the files of this controller may be, for this process. Raises OSError where the
+    """Returns where the files of this controller may be, for this process. Raises OSError where the
     process is not there."""
     found = []
     for line in (proc / str(pid) / "cgroup").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Who is connected to whom over TCP, and what lies in the kernel between them, from /proc.
+"""The TCP connections between ranks, and what lies in the kernel between them, from /proc.
 
 Bytes that a rank has sent and its peer has not taken are a sign of where a message stands: gloo
 takes nothing off a connection before a receive is posted.
@@ -106,7 +106,7 @@ def is_this_network(pid: int, proc: Path = Path("/proc")) -> bool:
 
 
 def links(sockets: Iterable[Socket], ranks: Mapping[int, int]) -> list[Link]:
-    """What connects the ranks; `ranks` has them by their pids."""
+    """Returns the links between the ranks; `ranks` has them by their pids."""
     open_ = [one for one in sockets if not one.listens]
     ends = {(one.local, one.remote): ranks[one.pid] for one in open_ if one.pid in ranks}
     sums: dict[tuple[int, int | None, str], list[int]] = {}
@@ -137,7 +137,7 @@ def _inodes(folder: Path) -> Iterable[int]:
 
 
 def _table(folder: Path) -> Mapping[int, tuple[str, str, int, int, int]]:
-    """By inode: local and remote address, state, bytes unsent and unread."""
+    """Reads the table by inode: local and remote address, state, bytes unsent and unread."""
     found = {}
     for name in ("tcp", "tcp6"):
         try:

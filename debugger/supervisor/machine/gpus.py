@@ -36,12 +36,12 @@ XIDS = {
 Source: https://docs.nvidia.com/deploy/xid-errors/
 """
 _MOST_XIDS = 8
-"""Of one device, in a finding."""
+"""So many Xid errors of one device are named in a finding."""
 
 
 @dataclass
 class _Device:
-    """One device, and what was seen of it since the run began."""
+    """A device, and what was seen of it since the run began."""
 
     index: int
     handle: Any
@@ -52,10 +52,10 @@ class _Device:
     lost: bool = False
     xids: list[int] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
-    """Those that were ever seen on it: a device that is lost reports nothing any more."""
+    """The ranks that were ever seen on it: a device that is lost reports nothing any more."""
 
     def troubles(self) -> list[str]:
-        """What is wrong with it, each a part of a sentence."""
+        """Returns what is wrong with it, each a part of a sentence."""
         found = []
         if self.lost:
             found.append("has fallen off the bus (NVML: GPU is lost)")
@@ -102,7 +102,8 @@ class Gpus:
         return device
 
     def _listen(self, handle: Any) -> Any:
-        """For the device's Xid errors: a set of its own, so that nobody asks whose an event is."""
+        """Makes a set for the device's Xid errors: one of its own, so that nobody asks whose an
+        event is."""
         events = self._nvml.nvmlEventSetCreate()
         self._nvml.nvmlDeviceRegisterEvents(
             handle, self._nvml.nvmlEventTypeXidCriticalError, events
@@ -170,7 +171,7 @@ class Gpus:
         }
 
     def troubles(self, rank: int) -> list[str]:
-        """What is wrong with the devices that this rank was seen on, each a sentence."""
+        """Returns what is wrong with the devices that this rank was seen on, each a sentence."""
         return [
             f"GPU {device.index} ({device.name}) of rank {rank} {trouble}"
             for device in self._devices

@@ -27,9 +27,9 @@ class HostSampler:
         self._ranks: Mapping[int, int] = {}
 
     def sample(self, pids: Mapping[int, int]) -> dict[str, Any] | None:
-        """One sample of the processes in `pids` (by rank), written and returned; None when the
-        last one is less than a second old. `cpu_percent` is of one core, over the time since the
-        last sample; memory is in bytes."""
+        """Takes one sample of the processes in `pids` (by rank), writes and returns it; None when
+        the last one is less than a second old. `cpu_percent` is of one core, over the time since
+        the last sample; memory is in bytes."""
         now_s = time.monotonic()
         if now_s - self._sampled_s < SAMPLE_EVERY_S:
             return None

@@ -1,4 +1,4 @@
-"""Who listens at the address that a finding is about, as this host's kernel has it."""
+"""The listener at the address that a finding is about, as this host's kernel has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operating system says of the ranks' processes: alive, stopped, busy, how it ended."""
+"""The operating system's view of the ranks' processes: alive, stopped, busy, how they ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ crowded machine a computing rank is runnable at every look and yet gets little."
 
 @dataclass(slots=True)
 class _Seen:
-    """What is remembered of one process between two looks at it."""
+    """The facts of one process that are kept between two looks at it."""
 
     start_ticks: int
     started_ns: int

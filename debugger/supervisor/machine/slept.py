@@ -1,4 +1,4 @@
-"""For how long the threads of a process have slept, as the kernel tells it.
+"""The time for which the threads of a process have slept, as the kernel tells it.
 
 Linux notes when it last gave a thread a core, by that core's clock (`se.exec_start` in
 `/proc/<pid>/task/<tid>/sched`). The cores' clocks are not one: each leaves out the time that
@@ -66,7 +66,8 @@ def _slept_s(tasks: Path, thread: int, clocks: CoreClocks) -> float | None:
 
 
 def _ahead_ms(core: int) -> float | None:
-    """Of the clock that all cores share. It is read on the core itself: this thread goes there."""
+    """Returns by how much the core's clock is ahead of the clock that all cores share. It is read
+    on the core itself: this thread goes there."""
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {core})

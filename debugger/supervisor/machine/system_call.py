@@ -1,5 +1,5 @@
-"""What a thread that sleeps waits for: somebody who connects (a server that is idle), a person at a
-terminal, a file, a peer on the network, or a time of its own.
+"""Tells what a thread that sleeps waits for: a client that connects (a server that is idle), a
+person at a terminal, a file, a peer on the network, or a time of its own.
 
 The system call that it sleeps in, its arguments and the file descriptors behind them are what the
 kernel tells of a process to who may trace it. Nothing is written, and the thread sleeps on.
@@ -47,7 +47,7 @@ _CALLS = {
 "file" are those whose first argument is the one file that they wait for: read, pread64, connect,
 recvfrom, recvmsg, fcntl and flock."""
 _P_PID = 1
-"""How `waitid` is asked for one child."""
+"""Asks `waitid` for one child."""
 _EPOLLED = re.compile(r"^tfd:\s+(\d+)", re.M)
 _TERMINALS = ("/dev/tty", "/dev/pts/", "/dev/console")
 _MOST_FILES = 1024
@@ -58,12 +58,13 @@ _ABSOLUTE = 1
 
 @dataclass(frozen=True, slots=True)
 class Asleep:
-    """What a thread waits for. `listens_at`: the address at which somebody may connect, `host:port`
-    or a path, "" where it does not wait for that. `wakes_in_s`: None where it has set itself no
-    time. `child`: the process whose end it waits for, 0 where it waits for none, or for several.
-    `awaits`: the path, or the address of the peer, of the first file that it waits for. `input`: it
-    waits for what a person, or whoever else feeds the program, puts into its standard input.
-    `polls_event`: for an event of another thread, as who waits for a message of ZeroMQ's does."""
+    """The event that a thread waits for. `listens_at`: the address at which somebody may connect,
+    `host:port` or a path, "" where it does not wait for that. `wakes_in_s`: None where it has set
+    itself no time. `child`: the process whose end it waits for, 0 where it waits for none, or for
+    several. `awaits`: the path, or the address of the peer, of the first file that it waits for.
+    `input`: it waits for what a person, or whoever else feeds the program, puts into its standard
+    input. `polls_event`: for an event of another thread, as who waits for a message of ZeroMQ's
+    does."""
 
     listens_at: str = ""
     wakes_in_s: float | None = None
@@ -128,7 +129,7 @@ def _child(task: Path, call: str, given: list[int]) -> int:
 
 
 def _left_s(process: Path, call: str, given: list[int], slept_s: float) -> float | None:
-    """Until it wakes up by itself, where it waits for nothing else."""
+    """Returns the seconds until it wakes up by itself, where it waits for nothing else."""
     if call == "clock_nanosleep":
         until_s = _seconds(process, given[2], 1e9)
         is_absolute = given[1] & _ABSOLUTE

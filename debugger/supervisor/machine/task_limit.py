@@ -20,7 +20,8 @@ from . import cgroups
 CAUSE = "task_limit"
 _REFUSED = re.compile(r"Resource temporarily unavailable|can't start new thread")
 _NEAR_SHARE = 0.5
-"""Of RLIMIT_NPROC: nothing counts refusals, and whoever was refused may have ended since."""
+"""The share of RLIMIT_NPROC that counts as near: nothing counts refusals, and a process that was
+refused may have ended since."""
 
 
 class TaskLimit:

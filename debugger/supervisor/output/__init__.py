@@ -1,1 +1,1 @@
-"""What the ranks print: drained, kept and shown by a process of its own."""
+"""The output of the ranks: drained, kept and shown by a process of its own."""

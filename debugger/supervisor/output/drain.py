@@ -60,11 +60,12 @@ _IGNORED = (
 )
 _READ_BYTES = 1 << 16
 _MOST_WAITING_BYTES = 32 << 20
-"""What the terminal has not taken yet. Beyond it the ranks wait, as they would without us."""
+"""The most that the terminal may not have taken yet. Beyond it the ranks wait, as they would
+without us."""
 
 
 class _Source:
-    """One pipe or terminal of a rank."""
+    """A pipe or terminal of a rank."""
 
     __slots__ = ("descriptor", "log", "number", "rank", "stream")
 
@@ -79,7 +80,8 @@ class _Source:
 
 
 class Backlog:
-    """What is still to be shown, in order, by a thread of its own: a terminal may take nothing."""
+    """The output that is still to be shown, in order, by a thread of its own: a terminal may take
+    nothing."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -150,7 +152,7 @@ class Drain:
             self._add(int(number), int(descriptor), str(name))
 
     def run(self) -> None:
-        """Until the supervisor is gone, and nobody is left who could print."""
+        """Drains until the supervisor is gone, and nobody is left who could print."""
         while self._supervised or self._sources or self._sweep_at_s is not None:
             timeout_s = 0.0 if self._finishing else POLL_EVERY_S
             events = self._poll.poll(1000 * timeout_s)
@@ -300,7 +302,7 @@ class Drain:
 
 
 def terminal_size() -> bytes | None:
-    """That of the terminal to which one of our streams leads, as the kernel has it."""
+    """Returns the size of the terminal to which one of our streams leads, as the kernel has it."""
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):
             return bytes(fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8)))

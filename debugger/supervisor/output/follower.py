@@ -65,7 +65,7 @@ class OutputFollower:
         self._display.finish()
 
     def _run(self) -> None:
-        """Until told to stop, and then until nothing is left."""
+        """Follows until told to stop, and then until nothing is left."""
         while not self._abandoned:
             stopping = self._stopping.is_set()
             busy = self.poll()

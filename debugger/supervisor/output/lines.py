@@ -35,7 +35,7 @@ def colour_wanted(stream: TextIO, environment: Mapping[str, str] | None = None) 
 
 
 class _Screen:
-    """One stream of ours: knows which rank's unfinished line the cursor stands in."""
+    """A stream of ours: knows which rank's unfinished line the cursor stands in."""
 
     def __init__(self, stream: TextIO, colour: bool) -> None:
         self.stream = stream
@@ -58,13 +58,15 @@ class _Screen:
 
 
 class _Follower:
-    """One stream of a rank, and its line that has no end yet."""
+    """A stream of a rank, and its line that has no end yet."""
 
     __slots__ = ("changed_s", "held", "pending", "prefix", "rank", "screen", "shown", "shown_s")
 
     def __init__(self, rank: int, screen: _Screen) -> None:
         self.rank = rank
-        self.prefix = _prefix(rank, screen.colour)
+        self.prefix = f"[rank {rank}] "
+        if screen.colour:
+            self.prefix = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[rank {rank}]\x1b[0m "
         self.screen = screen
         self.held = Traceback(rank)
         self.pending = b""
@@ -105,7 +107,7 @@ class _Follower:
             self.screen.owner = self
 
     def _ended(self, line: bytes) -> list[str]:
-        """What is to be printed of a line that is complete."""
+        """Returns what is to be printed of a line that is complete."""
         if self.shown:
             return [self._finish(line)]
         lines, ends_rank = self.held.take(line)
@@ -120,7 +122,8 @@ class _Follower:
         rest = line[self.shown :]
         if self.screen.owner is self and b"\r" not in rest.rstrip(b"\r"):
             self.screen.owner = None
-            shown_as = clean_line(_decode(rest.rstrip(b"\r")), _UNCUT, colour=self.screen.colour)
+            text = rest.rstrip(b"\r").decode("utf-8", "backslashreplace")
+            shown_as = clean_line(text, _UNCUT, colour=self.screen.colour)
             return f"{shown_as}\n"
         state = shown_of(rest) if self.shown else shown_of(line)
         if self.shown and not state:
@@ -184,16 +187,6 @@ class Display:
             if screen.owner is not None:
                 screen.write("\n")
                 screen.owner = None
-
-
-def _prefix(rank: int, colour: bool) -> str:
-    if not colour:
-        return f"[rank {rank}] "
-    return f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m[rank {rank}]\x1b[0m "
-
-
-def _decode(line: bytes) -> str:
-    return line.decode("utf-8", "backslashreplace")
 
 
 def _is_terminal(stream: TextIO) -> bool:

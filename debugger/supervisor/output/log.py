@@ -22,8 +22,8 @@ _MOST_MESSAGE_BYTES = 1 << 14
 
 
 class OutputLog:
-    """One `<rank>.out` or `<rank>.err`: of all that came the end, at most `most_bytes` of it in two
-    files. `cpp`: torch's C++ code prints there. A full disk costs the log, not the run: then
+    """A `<rank>.out` or `<rank>.err`: it keeps the end of all that came, at most `most_bytes` in
+    two files. `cpp`: torch's C++ code prints there. A full disk costs the log, not the run: then
     `failure` says why, `lost_bytes` how much is missing, and it is tried again after a while."""
 
     def __init__(self, path: Path, rank: int, most_bytes: int, cpp: bool) -> None:
@@ -58,7 +58,11 @@ class OutputLog:
                 if now_s - self._timed_s >= TIMES_EVERY_S:
                     self.note_time()
         if self._cpp:
-            self._look_for_messages(data)
+            *lines, rest = (self._rest + data).split(b"\n")
+            self._rest = rest[-_MOST_MESSAGE_BYTES:]
+            for line in lines:
+                if line.startswith(b"[") or b"\r[" in line:
+                    self._record(line)
 
     def note_time(self) -> None:
         """All that was taken so far had come by now. Call it when nothing comes, too."""
@@ -88,13 +92,6 @@ class OutputLog:
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
-
-    def _look_for_messages(self, data: bytes) -> None:
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-_MOST_MESSAGE_BYTES:]
-        for line in lines:
-            if line.startswith(b"[") or b"\r[" in line:
-                self._record(line)
 
     def _record(self, line: bytes) -> None:
         now_ns = time.time_ns()

@@ -52,7 +52,9 @@ class OutputProcess:
             "most_bytes": in_bytes(log_max_mb),
             "colour": colour,
             "defuse": defuse,
-            "encodings": [getattr(one, "encoding", None) or "utf-8" for one in _streams()],
+            "encodings": [
+                getattr(one, "encoding", None) or "utf-8" for one in (sys.stdout, sys.stderr)
+            ],
         }
         self._on_lost = on_lost
         self._shown = True
@@ -60,7 +62,7 @@ class OutputProcess:
         self._finished = threading.Event()
         self._closed = False
         self._heard = 0
-        """How much the drain has said so far."""
+        """The number of messages from the drain so far."""
         self._kept: dict[int, tuple[int, str]] = {}
         self._next = 0
         self._starts = 0
@@ -198,7 +200,3 @@ class OutputProcess:
     def _send(self, value: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(OSError):
             self._control.send(json.dumps(value).encode())
-
-
-def _streams() -> tuple[Any, Any]:
-    return sys.stdout, sys.stderr

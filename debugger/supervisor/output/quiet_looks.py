@@ -1,4 +1,5 @@
-"""How long somebody who shows output, and is waited for, has done nothing that can be seen."""
+"""Counts the time in which a process that shows output, and is waited for, has done nothing
+visible."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class QuietLooks:
         self._quiet = 0
 
     def too_many(self, done: int, at_work: bool = False) -> bool:
-        """One more look. `at_work`: the other is seen to be so, although it has done no more."""
+        """Counts one more look. `at_work`: the other is seen to be so, although it has done no
+        more."""
         self._quiet = 0 if at_work or done != self._done else self._quiet + 1
         self._done = done
         return self._quiet * self._every_s > self._limit_s

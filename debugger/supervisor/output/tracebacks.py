@@ -16,7 +16,8 @@ class Traceback:
 
     def __init__(self, rank: int) -> None:
         self._prefix = b"[rank%d]: " % rank
-        """What torch's excepthook puts before each line but empty ones, as the display does."""
+        """The prefix that torch's excepthook puts before each line but empty ones, as the display
+        does."""
         self._by_torch = False
         self._held: list[bytes] = []
 
@@ -39,7 +40,7 @@ class Traceback:
         return self.release(), ends
 
     def release(self) -> list[bytes]:
-        """What was held back."""
+        """Returns the lines that were held back."""
         lines, self._held = self._held, []
         return lines
 
@@ -53,11 +54,11 @@ class Folds:
         """By the error, the last line: the one that was shown in full."""
         self._again: dict[int, set[int]] = {}
         self.ranks: set[int] = set()
-        """Whose traceback was left out, and not mentioned yet."""
+        """The ranks whose traceback was left out, and not mentioned yet."""
 
     def folded(self, rank: int, lines: list[bytes]) -> list[bytes]:
-        """What is to be shown of a traceback: none of it, where another rank's was the same; where
-        its error was, the lines that differ."""
+        """Returns what is to be shown of a traceback: none of it, where another rank's was the
+        same; where its error was, the lines that differ."""
         lines = [line.rstrip(b"\r") for line in lines]
         key, error = (
             comparable(text.decode("utf-8", "replace")) for text in (b"\n".join(lines), lines[-1])

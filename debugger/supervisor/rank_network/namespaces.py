@@ -29,7 +29,7 @@ _OWN = "/proc/self/ns/net"
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One namespace. `tun`: a descriptor, not blocking, that gives and takes whole IPv4 packets of
+    """A namespace. `tun`: a descriptor, not blocking, that gives and takes whole IPv4 packets of
     its interface. `namespace`: a descriptor of the namespace itself."""
 
     tun: int
@@ -55,7 +55,8 @@ def make(addresses: Sequence[str]) -> list[Port]:
 
 
 def why_impossible() -> str:
-    """Why there can be none, as far as that can be told without making one; "" where they can."""
+    """Tells why there can be none, as far as that can be told without making one; "" where they
+    can."""
     if os.geteuid() != 0:
         return "needs root"
     if not TUN.exists():

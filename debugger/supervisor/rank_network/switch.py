@@ -36,8 +36,8 @@ _LAUNCHER_PORT = -1
 
 
 class Switch:
-    """Between `ports`, by rank; the launcher's is under -1. `wires`: by sender and receiver, those
-    with faults. `clock` begins when each rank has said that its group is there."""
+    """The switch between `ports`, by rank; the launcher's is under -1. `wires`: by sender and
+    receiver, those with faults. `clock` begins when each rank has said that its group is there."""
 
     def __init__(
         self,
@@ -47,7 +47,10 @@ class Switch:
         control: int,
     ) -> None:
         self._rank_of = {tun: rank for rank, tun in ports.items()}
-        self._tun_of = {_packed(rank): (rank, tun) for rank, tun in ports.items()}
+        self._tun_of = {
+            socket.inet_aton(LAUNCHER if rank == _LAUNCHER_PORT else address(rank)): (rank, tun)
+            for rank, tun in ports.items()
+        }
         self._tuns = dict(ports)
         self._wires = wires
         self._clock = clock
@@ -58,7 +61,7 @@ class Switch:
         self._switch = socket.inet_aton(SWITCH)
 
     def run(self) -> None:
-        """Until the control descriptor ends."""
+        """Forwards packets until the control descriptor ends."""
         poll = select.poll()
         for descriptor in (*self._rank_of, self._control):
             poll.register(descriptor, select.POLLIN)
@@ -86,27 +89,20 @@ class Switch:
             target = destination(packet)
             found = self._tun_of.get(target)
             if found is None:
-                if target == self._switch:
-                    self._begins(sender)
+                if target == self._switch and self._to_begin:
+                    self._to_begin.discard(sender)
+                    if not self._to_begin:
+                        self._clock.began_s = time.monotonic()
                 continue
             receiver, other = found
             wire = self._wires.get((sender, receiver))
             if wire is None:
                 _write(other, packet)
             else:
-                self._through(wire, bytes(packet), tun, other)
-
-    def _begins(self, rank: int) -> None:
-        if self._to_begin:
-            self._to_begin.discard(rank)
-            if not self._to_begin:
-                self._clock.began_s = time.monotonic()
-
-    def _through(self, wire: Wire, packet: bytes, tun: int, other: int) -> None:
-        self._send_late()
-        now_s = time.monotonic()
-        for one in wire.take(packet, now_s):
-            self._send(one, wire, tun if one.back else other, now_s)
+                self._send_late()
+                now_s = time.monotonic()
+                for one in wire.take(bytes(packet), now_s):
+                    self._send(one, wire, tun if one.back else other, now_s)
 
     def _send(self, one: Leaving, wire: Wire, tun: int, now_s: float) -> None:
         if one.back or (one.at_s <= now_s and not wire.queued_bytes):
@@ -116,7 +112,7 @@ class Switch:
         heapq.heappush(self._late, (one.at_s, next(self._order), tun, one.packet, wire))
 
     def _send_late(self) -> None:
-        """What is due by now."""
+        """Sends the packets that are due by now."""
         if not self._late:
             return
         now_s = time.monotonic()
@@ -132,12 +128,8 @@ def _write(tun: int, packet: bytes | memoryview) -> None:
         os.write(tun, packet)
 
 
-def _packed(rank: int) -> bytes:
-    return socket.inet_aton(LAUNCHER if rank == _LAUNCHER_PORT else address(rank))
-
-
 def wires_of(plan: Plan, ranks: int, clock: Clock, directory: Path) -> dict[tuple[int, int], Wire]:
-    """Those with faults; what happens on them is written to the run directory."""
+    """Returns the wires with faults; what happens on them is written to the run directory."""
     found = {}
     for sender, receiver in itertools.permutations(range(ranks), 2):
         wire = Wire(sender, receiver, plan, clock, InjectedLog(directory, sender).add)

@@ -1,4 +1,5 @@
-"""What the control socket can do to the ranks of all nodes: asked of the head, done where they are.
+"""The actions of the control socket on the ranks of all nodes: asked of the head, done where they
+are.
 
 A request about a rank of another node goes there as a message `action`, and comes back as an
 `answer`; one about all ranks is done here and on every node. On a node that has a head only its own
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,8 @@ from .stacks import merged
 
 
 class JobActions:
-    """Of one run. `ranks()` gives those of the last look, of all nodes on the head."""
+    """The actions of one run. `ranks()` gives the ranks of the last look, on the head those of all
+    nodes."""
 
     def __init__(
         self, job: Job, directory: RunDirectory, ranks: Callable[[], Mapping[int, Rank]]
@@ -36,18 +38,15 @@ class JobActions:
         self._job = job
         self._directory = directory
         self._all_ranks = ranks
-        self._local = Actions(directory, self._here, self._far).table()
+        self._local = Actions(directory, self._here, lambda: job.far_stops).table()
         job.on_action = self.act_here
         job.on_request = self._requested
 
     def _here(self) -> Mapping[int, Rank]:
         return {number: rank for number, rank in self._all_ranks().items() if not rank.node}
 
-    def _far(self) -> Collection[str]:
-        return self._job.far_stops
-
     def table(self) -> dict[str, Action]:
-        """By name, as requests say them."""
+        """Returns the actions by name, as requests say them."""
         return {
             **self._local,
             "stacks": self._stacks,
@@ -75,13 +74,17 @@ class JobActions:
     def _do_here(self, request: Mapping[str, Any]) -> str:
         name = str(request.get("action"))
         if name == "inject":
-            return self._inject_text(str(request.get("text")))
+            text = str(request.get("text"))
+            for one in planned_faults(self._directory.path):
+                if one.text == text:
+                    return self._local["inject"]({"fault": one.number})
+            raise ValueError("this node's plan has no such fault")
         if name not in ("break", "continue"):
             raise ValueError(f"a node is not asked to {clean(name, 40)}")
         return self._local[name](request)
 
     def _requested(self, request: Mapping[str, Any]) -> str:
-        """Somebody on another node asks this one, which is the head."""
+        """Does what a process on another node asks of this one, which is the head."""
         action = self.table().get(str(request.get("action")))
         if action is None:
             raise ValueError(f"the head cannot {clean(str(request.get('action')), 40)}")
@@ -127,7 +130,7 @@ class JobActions:
         return text
 
     def _everywhere(self, here: Callable[[], str], request: Mapping[str, Any]) -> str:
-        """Here and on all nodes; refused where all refuse."""
+        """Acts here and on all nodes; refused where all refuse."""
         done, refused = [], []
         head = self._job.head
         asked: list[Callable[[], str]] = [here]
@@ -162,7 +165,7 @@ class JobActions:
         return f"took the stacks of {len(evidence.stacks)} of {len(ranks)} ranks"
 
     def _inject(self, request: Mapping[str, Any]) -> str:
-        """By its text: every node has numbers of its own."""
+        """Asks for a fault by its text: every node has numbers of its own."""
         said = self._local["inject"](request)
         head, number = self._job.head, request.get("fault")
         text = next(
@@ -172,9 +175,3 @@ class JobActions:
             for node in head.reachable:
                 head.ask(node, {"action": "inject", "text": text}, ACTS_S)
         return said
-
-    def _inject_text(self, text: str) -> str:
-        for one in planned_faults(self._directory.path):
-            if one.text == text:
-                return self._local["inject"]({"fault": one.number})
-        raise ValueError("this node's plan has no such fault")

@@ -14,9 +14,9 @@ from ...record.safe_files.json_objects import object_of
 from ...reports.stored import Document
 
 MOST_ABOUT = 256
-"""Of the ranks that findings name, so many are told of."""
+"""The most ranks named by findings that the other nodes are told of."""
 MOST_WHOLE_BYTES = 8 << 20
-"""Of a greater report its part goes to the other nodes, however few they are."""
+"""A greater report goes to the other nodes only in part, however few they are."""
 _MOST_BYTES = 64 << 20
 
 
@@ -37,7 +37,8 @@ def brief(report: Document) -> Document:
 
 
 def packed(report: Document, few: bool = False) -> bytes:
-    """As it goes over the wire: whole to `few` nodes, unless there are very many ranks on them."""
+    """Packs the report for the wire: whole to `few` nodes, unless there are very many ranks on
+    them."""
     text = _text(report) if few else b""
     if not 0 < len(text) <= MOST_WHOLE_BYTES:
         text = _text(brief(report))

@@ -1,4 +1,4 @@
-"""What the head knows of the other nodes, and what it has them do."""
+"""The head's knowledge of the other nodes, and its orders to them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ...record.reading import copies
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text.sanitize import clean
 from .brief import packed
-from .far import Far
 from .injected import InjectedCopies, plan_message
 from .pacing import Pacing
 from .prompts import HeadPrompts
+from .remote_node import RemoteNode
 from .views import Views
 
 
 class Head:
-    """Of one job. Everything here is called from the supervisor's loop."""
+    """The head of one job. Everything here is called from the supervisor's loop."""
 
     def __init__(
         self, listener: Listener, directory: RunDirectory, say: Callable[[str], None]
@@ -36,13 +36,13 @@ class Head:
         self._directory = directory
         self._say = say
         self._logs = LogCopies(directory.logs)
-        self.nodes: dict[int, Far] = {}
+        self.nodes: dict[int, RemoteNode] = {}
         self.news = 0
-        """How often nodes have told more than that their ranks go on calling."""
+        """The number of times that nodes have told more than that their ranks go on calling."""
         self.stirred_ns = 0
         """When the first digest was taken that told more, since somebody set this to 0."""
         self._stirred: set[int] = set()
-        self._incomplete: dict[int, Far] = {}
+        self._incomplete: dict[int, RemoteNode] = {}
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
@@ -59,7 +59,8 @@ class Head:
         """When this node was suspended, and others have given it up; 0: that was not so."""
 
     def clock_errors_ns(self) -> dict[int, int]:
-        """Of each node, how far its times may be off; of one whose clock is not known, nothing."""
+        """Returns by node how far its times may be off; a node whose clock is not known is left
+        out."""
         offsets = ((number, self._listener.nodes[number].offset) for number in self.nodes)
         return {number: offset.error_ns for number, offset in offsets if offset.known}
 
@@ -81,7 +82,7 @@ class Head:
         self.views.look()
 
     def _stir(self, number: int) -> None:
-        """It has fallen silent, or its clock is known better."""
+        """Takes up a node that has fallen silent, or whose clock is known better."""
         far, known = self.nodes.get(number), self._listener.nodes[number]
         if far is None:
             self._stirred.add(number)  # its hello is about to be taken
@@ -98,12 +99,13 @@ class Head:
             self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
         self._count(far)
 
-    def _count(self, far: Far, ended: bool = False) -> None:
+    def _count(self, far: RemoteNode, ended: bool = False) -> None:
         self.news += far.mirror.news - far.news + ended
         far.news = far.mirror.news
 
     def _guarded(self, read: Callable[[int, Message], None], number: int, message: Message) -> None:
-        """What of it makes no sense, or cannot be kept, is said, and ends nothing."""
+        """Reads a message; what of it makes no sense, or cannot be kept, is said, and ends
+        nothing."""
         try:
             read(number, message)
         except (MirrorError, PatchError, ValueError, TypeError, KeyError) as error:
@@ -117,8 +119,9 @@ class Head:
         if number in self.nodes:
             self._count(self.nodes[number], message.kind in ("ended", "bye"))
 
-    def _gone(self, far: Far) -> None:
-        """It has left before its ranks had ended: it does not judge by us any more."""
+    def _gone(self, far: RemoteNode) -> None:
+        """Gives up a node that has left before its ranks had ended: it does not judge by us any
+        more."""
         if absent_s := self._listener.absent_s:
             self.given_up_ns = steady_clock.now_ns() - int(absent_s * 1e9)
             self._say_once(
@@ -128,7 +131,7 @@ class Head:
             now_ns = steady_clock.now_ns()
             self._lose(far, far.told_ns or now_ns, "has gone without a word of its ranks")
 
-    def _lose(self, far: Far, heard_ns: int, how: str) -> None:
+    def _lose(self, far: RemoteNode, heard_ns: int, how: str) -> None:
         far.lost_ns = heard_ns
         far.mirror.ended(far.lost_ns)
         self._prompts.gone(far.number)
@@ -187,7 +190,7 @@ class Head:
             self.views.mirrors[number] = mirror
             injected = InjectedCopies(self._directory.path)
             host = clean(known.host, 120)
-            self.nodes[number] = Far(number, host, mirror, injected, known.ranks)
+            self.nodes[number] = RemoteNode(number, host, mirror, injected, known.ranks)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
         # Who comes again may have missed what follows.
         self._prompts.anew(number)
@@ -201,7 +204,7 @@ class Head:
         for message in self._standing.values():
             self._listener.send(number, message)
 
-    def _timed(self, far: Far) -> bool:
+    def _timed(self, far: RemoteNode) -> bool:
         """Whether the node's clock is known: what it tells is read by that, never by ours."""
         offset = self._listener.nodes[far.number].offset
         if offset.known:
@@ -221,7 +224,7 @@ class Head:
         else:
             self._digest(far, message)
 
-    def _digest(self, far: Far, message: Message) -> None:
+    def _digest(self, far: RemoteNode, message: Message) -> None:
         data, serial = message.data, int(message.data["serial"])
         if serial == 1 or data.get("anew") is True:
             far.torn_s = 0.0
@@ -254,14 +257,15 @@ class Head:
             self._say(sentence)
 
     def copy_of(self, path: Path) -> Copy | None:
-        """Of the records that are copies: what the node has told of it."""
+        """Returns what the node of a copied record has told of it; None for a record of this
+        host."""
         far = self.nodes.get(copies.node_of(path.name))
         return None if far is None else far.mirror.copy_of(path)
 
     # -- who is there --------------------------------------------------------------------------
 
-    def name(self, far: Far) -> str:
-        """In words."""
+    def name(self, far: RemoteNode) -> str:
+        """Names the node, in words."""
         return f"node {far.number} ({far.host})" if far.host else f"node {far.number}"
 
     @property
@@ -294,7 +298,7 @@ class Head:
 
     @property
     def worst(self) -> ExitStatus | None:
-        """How the command of another node failed, if one did."""
+        """The status of a command that failed on another node; None where none did."""
         for far in self.nodes.values():
             if far.status is not None and far.status.shell_code:
                 return far.status
@@ -302,7 +306,8 @@ class Head:
 
     @property
     def abandoned(self) -> tuple[ExitStatus, str] | None:
-        """How the command of another node failed that has left ranks behind, and which node's."""
+        """The status of a command that failed on another node and has left ranks behind, and that
+        node's name."""
         for far in self.nodes.values():
             if far.status is not None and far.there and far.status.shell_code and far.left_ranks:
                 return far.status, self.name(far)
@@ -326,8 +331,16 @@ class Head:
             self._asked_ns = since_ns
             self._fills += 1
             self._fill(wanted)
+        now_s = time.monotonic()
         return not (self._awaited or self._may_be_lost_too) and not any(
-            far.there and (self._is_torn(far) or far.told_ns < since_ns or self._owes_calls(far))
+            far.there
+            and (
+                # A disk that stays full must not keep a verdict back for ever.
+                (far.torn_s and now_s - far.torn_s < TORN_S)
+                or far.told_ns < since_ns
+                # A node tells all calls with the end of its command, without being asked.
+                or (far.filled < self._fills and not far.over)
+            )
             for far in self.nodes.values()
         )
 
@@ -361,18 +374,9 @@ class Head:
         """See `Pacing.ask`."""
         return self._pacing.ask()
 
-    def _torn(self, far: Far) -> None:
+    def _torn(self, far: RemoteNode) -> None:
         far.torn_s = far.torn_s or time.monotonic()
         self._incomplete[far.number] = far
-
-    @staticmethod
-    def _is_torn(far: Far) -> bool:
-        """A disk that stays full must not keep a verdict back for ever."""
-        return bool(far.torn_s) and time.monotonic() - far.torn_s < TORN_S
-
-    def _owes_calls(self, far: Far) -> bool:
-        """What a node tells with the end of its command has all calls, without being asked."""
-        return far.filled < self._fills and not far.over
 
     # -- what they are to do -------------------------------------------------------------------
 
@@ -389,7 +393,8 @@ class Head:
             self._listener.send(number, message)
 
     def stacks(self, until_s: float) -> list[Mapping[str, Any]]:
-        """What they have taken: all that come before that time of the monotonic clock."""
+        """Returns the stacks that nodes have taken: all that come before that time of the monotonic
+        clock."""
         while time.monotonic() < until_s:
             self.take()
             if self.has_all_stacks:
@@ -415,7 +420,7 @@ class Head:
 
     @property
     def stacks_told(self) -> list[Mapping[str, Any]]:
-        """What has come of it so far."""
+        """The stacks that have come so far."""
         return [far.stacks for far in self.nodes.values() if far.stacks is not None]
 
     @property
@@ -443,7 +448,7 @@ class Head:
         self._decide(Message("verdict", summary))
 
     def stop(self, signal: int) -> None:
-        """Somebody has pressed Ctrl-C, or the like, on one of the nodes."""
+        """Has all nodes stop: a node got Ctrl-C, or the like."""
         self._decide(Message("stop", {"signal": signal}))
 
     def _decide(self, message: Message) -> None:
@@ -463,12 +468,13 @@ class Head:
         return self.all_over
 
     def report(self, document: Mapping[str, Any]) -> None:
-        """What all nodes print and end with: of a large job the part that findings are about."""
+        """Sends what all nodes print and end with: of a large job the part that findings are
+        about."""
         few = len(self.nodes) <= copies.FEW_NODES
         self._decide(Message("report", {}, packed(dict(document), few)))
 
     def tell_ranks(self, own: Sequence[int]) -> None:
-        """Who is here, for the case that the head is lost."""
+        """Tells the nodes which ranks are here, for the case that the head is lost."""
         self._own_ranks = list(own)[:4096]
         self._listener.broadcast(self._who_is_here)
 

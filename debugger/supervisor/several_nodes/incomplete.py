@@ -20,8 +20,9 @@ from .job import Job
 
 
 class Incomplete:
-    """Of one run below torchrun; `has_ranks` says whether that has started any here, be it that
-    nothing is seen of them yet: then all nodes have come, with distdebug or without it."""
+    """The wait of one run below torchrun for its nodes; `has_ranks` says whether torchrun has
+    started any here, be it that nothing is seen of them yet: then all nodes have come, with
+    distdebug or without it."""
 
     def __init__(
         self, job: Job, has_ranks: Callable[[], bool], limits: Limits, say: Callable[[str], None]
@@ -38,14 +39,19 @@ class Incomplete:
 
     @rule
     def look(self, ranks: Mapping[int, Rank]) -> Finding | None:
-        """What is to be said of it, once it has taken too long since the last node came."""
+        """Returns what is to be said of it, once it has taken too long since the last node came."""
         several, now_s = self._job.several, time.monotonic()
         if several is None or self._over or now_s - self._looked_s < AGAIN_EVERY_S:
             return None
         if not self._job.rendezvous_s:
             return None  # the launcher itself is about to start
         self._looked_s = now_s
-        came = self._nodes()
+        head = self._job.head
+        others = head.nodes.values() if head is not None else ()
+        came = (
+            socket.gethostname(),
+            *(far.host or f"node {far.number}" for far in others if far.there),
+        )
         if ranks or len(came) >= several.fewest or self._job.member is not None:
             self._over = True
             return None
@@ -63,11 +69,6 @@ class Incomplete:
             self._said = came
             self._say(f"{self._who(came, several.fewest)}; no rank starts before all are there")
         return None
-
-    def _nodes(self) -> tuple[str, ...]:
-        here, head = socket.gethostname(), self._job.head
-        others = head.nodes.values() if head is not None else ()
-        return (here, *(far.host or f"node {far.number}" for far in others if far.there))
 
     def _who(self, came: tuple[str, ...], wanted: int) -> str:
         names = ", ".join(printable(one, 120) for one in came)

@@ -1,4 +1,5 @@
-"""What a node has injected, as the head needs it: its ranks' faults are in the run's one report.
+"""The faults that a node has injected, as the head needs them: its ranks' faults are in the run's
+one report.
 
 A node tells the faults of its plan by their text, for the head may have others, and in another
 order: one that only this node's program asks for is added to the head's plan. What has happened is
@@ -24,7 +25,7 @@ from ...record.safe_files.appending import append
 from ..fault_watch import FaultWatch
 
 MOST_ROWS = 100_000
-"""Of one node."""
+"""The most rows of one node."""
 MOST_FAULTS = 10_000
 
 
@@ -38,8 +39,8 @@ def plan_message(directory: Path) -> Message:
 
 
 def take_plan(directory: Path, data: Mapping[str, Any]) -> None:
-    """On a node: what its own plan has not is added to it. Raises ValueError, KeyError or TypeError
-    for what makes no sense, and OSError."""
+    """Adds, on a node, what its own plan has not. Raises ValueError, KeyError or TypeError for what
+    makes no sense, and OSError."""
     texts = [str(text) for text in data["faults"]]
     if len(texts) > MOST_FAULTS:
         raise ValueError("the head reports more faults than a run has")
@@ -68,7 +69,7 @@ class InjectedSource:
         self._plan_told, self._rows_told = [], 0
 
     def next(self) -> Message | None:
-        """What has happened since; None where that is nothing."""
+        """Returns what has happened since the last call; None where nothing has."""
         self._watch.look()
         faults = self._watch.plan.faults if self._watch.plan is not None else ()
         plan = [[fault.number, fault.text] for fault in faults]

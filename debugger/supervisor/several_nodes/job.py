@@ -24,7 +24,7 @@ from ...node_links.interfaces import (
 )
 from ...node_links.limits import ANSWERS_S, COMES_S, HEAD_FIRST_S, TAKE_EVERY_S
 from ...node_links.several import MOST, Several
-from ...record.reading.records import Told
+from ...record.reading.records import ReportedCopy
 from ...record.requests.control import PERHAPS
 from ...record.runs.run_directory import RunDirectory
 from ...record.wording import printable
@@ -42,7 +42,8 @@ ALONE, HEAD, MEMBER = "alone", "head", "member"
 
 
 class Job:
-    """Of one run. `role` may change from ALONE once, when the nodes have met.
+    """The job that one run is a part of. `role` may change from ALONE once, when the nodes have
+    met.
 
     Its control actions come from the thread that serves the control socket; everything else is
     called from the supervisor's loop.
@@ -64,7 +65,7 @@ class Job:
         self._connection: Connection | None = None
         self._asked = False
         self.store_host = ""
-        """Where the job's store is, as far as the launcher has said it."""
+        """The host of the job's store, as far as the launcher has said it."""
         self.rendezvous_s = 0.0
         """When the launcher began to look for other nodes; 0: it has not."""
         self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
@@ -77,8 +78,8 @@ class Job:
     # -- meeting where all nodes were told to, before there are ranks --------------------------
 
     def begin(self, hasten: Callable[[], bool]) -> None:
-        """With `--head`, be the head or go to it; else nothing. What keeps the nodes apart is said
-        in one sentence, and the run goes on without them."""
+        """With `--head`, becomes the head or goes to it; else does nothing. What keeps the nodes
+        apart is said in one sentence, and the run goes on without them."""
         agreed = self.several.agreed if self.several is not None else None
         if agreed is None or self.several is None:
             return
@@ -112,8 +113,8 @@ class Job:
             time.sleep(0.02)
 
     def _listen(self, agreed: Agreed) -> bool:
-        """As the head; False where its port is taken: by another supervisor of the job on this
-        host, it may be."""
+        """Listens as the head; False where its port is taken: by another supervisor of the job on
+        this host, it may be."""
         from ...node_links.agreed_keys import head_pair, node_pair
         from ...node_links.head import Listener
 
@@ -155,7 +156,8 @@ class Job:
     # -- meeting, in the thread of the control socket ------------------------------------------
 
     def actions(self) -> dict[str, Callable[[Mapping[str, Any]], str]]:
-        """What processes of the run, which have the job's store, may ask and tell."""
+        """Returns the actions that processes of the run, which have the job's store, may ask
+        for."""
         if self.several is None:
             return {}
         return {
@@ -306,17 +308,18 @@ class Job:
                 )
 
     def pause(self, seconds: float) -> None:
-        """Until the next look. What other nodes say meanwhile is taken in at once: then that look
-        has less to do, and it does not lie in memory until then. Raises what `take` does, never
-        before `TAKE_EVERY_S`."""
+        """Pauses until the next look. What other nodes say meanwhile is taken in at once: then that
+        look has less to do, and it does not lie in memory until then. Raises what `take` does,
+        never before `TAKE_EVERY_S`."""
         until_s = time.monotonic() + seconds
         while self.head is not None and until_s - time.monotonic() > TAKE_EVERY_S:
             time.sleep(TAKE_EVERY_S)
             self.head.take()
         time.sleep(max(0.0, until_s - time.monotonic()))
 
-    def copy_of(self, path: Path) -> Told | None:
-        """Of records that are copies: what their node has told of it."""
+    def copy_of(self, path: Path) -> ReportedCopy | None:
+        """Returns what the node of a copied record has told of it; None for a record of this
+        host."""
         return None if self.head is None else self.head.copy_of(path)
 
     def kept(self) -> None:
@@ -331,7 +334,7 @@ class Job:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the ranks."""
+        """Returns what the ranks get into their environment."""
         if self.several is None:
             return {"DISTDEBUG_MEET": ""}
         return {"DISTDEBUG_MEET": PERHAPS if self.several.guessed else "1"}

@@ -25,7 +25,7 @@ from .job import ALONE, Job
 
 
 class LateMeeting:
-    """Of one run."""
+    """The late meeting of one run."""
 
     def __init__(
         self, job: Job, directory: Path, say: Callable[[str], None], within_s: float = COMES_S
@@ -67,8 +67,8 @@ class LateMeeting:
         return several is not None and several.agreed is None and not self._job.has_met
 
     def _place(self, here: Mapping[int, Rank]) -> tuple[str, int] | None:
-        """Where the ranks of all nodes were to meet; None where that is not known, where one of
-        those here may still come to it, and where there are no other nodes."""
+        """Returns where the ranks of all nodes were to meet; None where that is not known, where
+        one of those here may still come to it, and where there are no other nodes."""
         several = self._job.several
         if several is None or not self._may_look:
             return None
@@ -104,7 +104,7 @@ class LateMeeting:
             self._over = True
 
     def close(self) -> None:
-        """Nobody is to be met any more."""
+        """Ends the meeting: no node is to be met any more."""
         self._over = True
         if self._process is not None and self._process.poll() is None:
             self._process.kill()

@@ -1,4 +1,5 @@
-"""Which ranks are on nodes that have fallen silent, be it that a node was lost before it told.
+"""Tells which ranks are on nodes that have fallen silent, be it that a node was lost before it
+told.
 
 Rules, for the ranks of the newest world that nobody has told of:
 1. A node owes ranks if it has told of fewer than it starts; where nobody has said how many it
@@ -35,8 +36,8 @@ class Lost:
 def lost_nodes(
     head: Head, several: Several, told: Mapping[int, Sequence[int]], unseen: Collection[int]
 ) -> Lost:
-    """Of this job. `told`: the ranks of the newest world by the number of the node that has told of
-    them (0: the head's own), `unseen`: those of which nobody has."""
+    """Returns the lost nodes of this job. `told`: the ranks of the newest world by the number of
+    the node that has told of them (0: the head's own), `unseen`: those of which none has."""
     lost = {
         far.number: LostNode(far.host, far.lost_ns, tuple(told.get(far.number, ())))
         for far in head.nodes.values()
@@ -62,7 +63,7 @@ def lost_nodes(
 
 
 def _owed(head: Head, several: Several, told: Mapping[int, Sequence[int]]) -> dict[int, int]:
-    """How many ranks each node owes that owes any; 0: nobody knows how many."""
+    """Returns by node how many ranks it owes, if any; 0: that number is not known."""
     starts = {0: several.ranks}
     starts |= {one.number: one.starts for one in head.nodes.values() if not (one.over or one.left)}
     found = {}

@@ -34,7 +34,7 @@ from .view import View
 
 
 class Member:
-    """Of one job. Everything here is called from the supervisor's loop."""
+    """This node as a member of one job. Everything here is called from the supervisor's loop."""
 
     def __init__(
         self,
@@ -186,17 +186,17 @@ class Member:
         return LostNode(self.host, self.lost_ns, self._heads_ranks)
 
     def tell_stacks(self, evidence: Evidence) -> None:
-        """As the head has asked for."""
+        """Sends the stacks that the head has asked for."""
         self.stacks_wanted = None
         self._connection.send(Message("stacks", to_message(evidence)))
 
     def answer(self, number: int, ok: bool, text: str) -> None:
-        """To the head's request of this number."""
+        """Answers the head's request of this number."""
         self._connection.send(Message("answer", {"number": number, "ok": ok, "text": text}))
 
     def tell_end(self, status: ExitStatus | None, over: bool) -> None:
-        """How the command has ended, and whether nothing is left of it; if something is, it is
-        ranks that the command has left behind."""
+        """Tells the head how the command has ended, and whether nothing is left of it; if something
+        is, it is ranks that the command has left behind."""
         raw = None
         if status is not None:
             raw = status.signal if status.signal is not None else (status.code or 0) << 8
@@ -217,7 +217,7 @@ class Member:
             self._connection.send(added)
 
     def interrupted(self, signal: int) -> None:
-        """Somebody has pressed Ctrl-C here, or the like: all nodes end."""
+        """Tells the head of a Ctrl-C here, or the like: all nodes end."""
         if not self.stop_signal:
             self.stop_signal = self._interrupted = signal
             self._connection.send(Message("interrupted", {"signal": signal}))
@@ -242,8 +242,9 @@ class Member:
 
     @staticmethod
     def hello(version: str, task: str, ranks: int) -> dict[str, Any]:
-        """What this node says of itself. By `id` the head knows it again after a moment without
-        a connection, where all nodes have one key. `ranks`: how many it starts (0: not known)."""
+        """Returns what this node says of itself. By `id` the head knows it again after a moment
+        without a connection, where all nodes have one key. `ranks`: how many it starts (0: not
+        known)."""
         from ...node_links.offers import SCHEMA
 
         host, own = socket.gethostname(), secrets.token_hex(16)

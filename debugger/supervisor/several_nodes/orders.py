@@ -1,4 +1,4 @@
-"""What a supervisor does next because of the job that its run is a part of."""
+"""The orders to a supervisor by the job that its run is a part of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .ranks import JobRanks
 
 
 class Orders:
-    """Of one run. `over`: it is to end, with `finding` if there is one."""
+    """The orders to one run. `over`: it is to end, with `finding` if there is one."""
 
     def __init__(
         self,
@@ -87,7 +87,11 @@ class Orders:
         it. Whether that is so on all nodes, or the job is over for them, too: a command that has
         failed has left ranks behind, which nobody would end."""
         head, member = self._job.head, self._job.member
-        left = status is not None and bool(status.shell_code) and _is_alive_here(ranks)
+        left = bool(
+            status is not None
+            and status.shell_code
+            and any(rank.process.alive for rank in ranks.values() if not rank.node)
+        )
         if left and status is not None and status.signal is not None:
             ended = True  # it had no chance to end them
         if not ended:
@@ -101,7 +105,7 @@ class Orders:
         return not (failed and self._late.goes_on(ranks))
 
     def status(self, own: ExitStatus | None) -> ExitStatus | None:
-        """How the command ended, on the node where it ended worst."""
+        """Returns how the command ended, on the node where it ended worst."""
         head = self._job.head
         if self._abandoned is not None:
             return self._abandoned  # ours was ended for it
@@ -117,7 +121,3 @@ class Orders:
         member.tell_end(status, True)
         grace_s = self._interrupts.grace_s if self._interrupts.signal is not None else 0.0
         return member.report(lambda: self._interrupts.at_once, grace_s)
-
-
-def _is_alive_here(ranks: Mapping[int, Rank]) -> bool:
-    return any(rank.process.alive for rank in ranks.values() if not rank.node)

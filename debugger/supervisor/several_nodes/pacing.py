@@ -1,5 +1,5 @@
-"""How often nodes tell the head what they see: told to all of them as they become more, and asked
-for in between."""
+"""The pace at which nodes tell the head what they see: told to all of them as they become more, and
+asked for in between."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ...node_links.pace import Pace, pace_for
 
 
 class Pacing:
-    """Of all nodes of one job."""
+    """The pacing of all nodes of one job."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._pace = Pace()
 
     def joined(self, newcomer: int, nodes: int) -> None:
-        """There are so many nodes with this one. All are told when that makes them tell less often;
-        else this one is, which may have joined after that."""
+        """Takes a node that has joined: there are so many with it. All are told when that makes
+        them tell less often; else this one is, which may have joined after that."""
         pace = pace_for(nodes)
         if pace != self._pace:
             self._pace = pace

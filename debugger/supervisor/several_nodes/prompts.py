@@ -36,7 +36,7 @@ from ...record.requests.breakpoints import (
 from ...record.wording import printable
 
 MOST_STOPS = 4096
-"""Of one node."""
+"""The most stops of one node."""
 MOST_TEXT = 4096
 _CHUNK = 1 << 16
 
@@ -45,8 +45,8 @@ Rows = list[list[Any]]
 
 
 class Tunnels:
-    """One side's connections, by number: what comes from each goes to the other side, by `send` of
-    that connection; a thread reads each. `more` is said with all that goes there."""
+    """The connections of one side, by number: what comes from each goes to the other side, by
+    `send` of that connection; a thread reads each. `more` is said with all that goes there."""
 
     def __init__(self, **more: Any) -> None:
         self._more = more
@@ -124,7 +124,7 @@ class Reached:
 
 
 class Shown:
-    """Who stands on other nodes, as it is seen in this run directory; `send`: to the node of that
+    """The stops of other nodes, as they are seen in this run directory; `send`: to the node of that
     number, or to where it is reached by."""
 
     def __init__(self, directory: Path, send: Callable[[int, Message], None]) -> None:
@@ -136,8 +136,8 @@ class Shown:
         self._lock = threading.Lock()
 
     def stand(self, node: int, rows: Any) -> None:
-        """Who stands there now. Raises ValueError and TypeError for what makes no sense, and
-        OSError."""
+        """Takes the ranks that are at a breakpoint there now. Raises ValueError and TypeError for
+        what makes no sense, and OSError."""
         now = {stop.name: stop for stop in map(_stop_of, rows[:MOST_STOPS])}
         for key in [key for key in self._stand if key[0] == node and key[1] not in now]:
             self._leaves(key)
@@ -161,7 +161,7 @@ class Shown:
 
     @property
     def names(self) -> frozenset[str]:
-        """Those that stand now, as the run directory has them."""
+        """The names of the stops that hold now, as the run directory has them."""
         return frozenset(stop.name for stop, _ in list(self._stand.values()))
 
     def names_of(self, node: int) -> frozenset[str]:
@@ -178,7 +178,7 @@ class Shown:
         self._tunnels.heard(int(data["id"]), blob, data.get("end") is True)
 
     def close(self) -> None:
-        """Nobody stands any more."""
+        """Removes all stops, and closes their connections."""
         for key in list(self._stand):
             self._leaves(key)
         self._tunnels.close()
@@ -230,7 +230,7 @@ class NodePrompts:
         self._shown.stand(0, ())
 
     def next(self) -> Message | None:
-        """Who stands here, where that has changed."""
+        """Returns a message with the stops here, where they have changed."""
         rows = _rows_of(stops(self._directory), self.far)
         if rows == self._told:
             return None
@@ -238,7 +238,8 @@ class NodePrompts:
         return Message("stops", {"stops": rows})
 
     def stand(self, data: Mapping[str, Any]) -> None:
-        """Who stands elsewhere, or is about to. Raises what makes no sense, and OSError."""
+        """Takes the stops of elsewhere, and those that are about to come. Raises what makes no
+        sense, and OSError."""
         if data.get("asked") is True:
             expect(self._directory)
         else:
@@ -249,7 +250,7 @@ class NodePrompts:
         (self._shown if data.get("back") is True else self._reached).heard(data, blob)
 
     def close(self) -> None:
-        """There is no head any more, or the run is over."""
+        """Ends the connections: there is no head any more, or the run is over."""
         self._reached.close()
         self._shown.close()
         break_requests.withdraw(self._directory, os.getpid())
@@ -289,7 +290,7 @@ class HeadPrompts:
             self._send(node, Message("stops", {"asked": True}))
 
     def anew(self, node: int) -> None:
-        """It comes again, or for the first time: nothing counts as told."""
+        """Forgets what the node was told: it comes again, or for the first time."""
         self._told.pop(node, None)
         if node in self._reached:
             self._reached.pop(node).close()
@@ -310,7 +311,7 @@ class HeadPrompts:
         self._reached[node].heard(data, blob)
 
     def close(self) -> None:
-        """Nobody stands any more."""
+        """Removes all stops, and closes their connections."""
         for one in self._reached.values():
             one.close()
         self._shown.close()
@@ -318,8 +319,8 @@ class HeadPrompts:
 
 
 def expect(directory: Path) -> None:
-    """Somebody is asked to stand on another node: ranks here take care of their timeouts, as they
-    do where one of themselves is asked."""
+    """Notes that a rank of another node is asked to stop: ranks here take care of their timeouts,
+    as they do where one of themselves is asked."""
     with contextlib.suppress(OSError):
         break_requests.ask(directory, os.getpid())
 

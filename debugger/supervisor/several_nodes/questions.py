@@ -1,4 +1,5 @@
-"""Whose calls the head asks for before it believes a finding: of a large job not everybody's.
+"""Chooses whose calls the head asks for before it believes a finding: of a large job not
+everybody's.
 
 A rank that calls all the time has told its newest calls alone; where ranks disagreed first may be
 long before those. All that is on record of one rank is 400 KB, so of 16,384 ranks some are asked:
@@ -14,7 +15,7 @@ from ...diagnosis.findings import Finding
 from ...record.snapshot import Rank
 
 ALL = 512
-"""Of so many ranks on other nodes all are asked."""
+"""Up to so many ranks on other nodes all are asked."""
 MOST = 64
 _MOST_OF_THE_FINDING = 32
 
@@ -59,8 +60,9 @@ def in_question(finding: Finding, ranks: Mapping[int, Rank]) -> frozenset[int] |
 def came_to_it(
     finding: Finding, ranks: Mapping[int, Rank], asked: Collection[int]
 ) -> frozenset[int]:
-    """Who is in question now, where `asked` were when the finding was seen first: not all nodes
-    had told by then where their ranks stand. A class of which one was asked needs no other."""
+    """Returns the ranks that are in question now, where `asked` were when the finding was seen
+    first: not all nodes had told by then where their ranks stand. A class of which one was asked
+    needs no other."""
     wanted = [*finding.culprits[:_MOST_OF_THE_FINDING], *_speakers(finding, ranks, asked)]
     new = dict.fromkeys(rank for rank in wanted if rank in ranks and rank not in asked)
     return frozenset(list(new)[:MOST])

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Asked:
-    """What was asked of the nodes for a finding that was first seen then, by the monotonic clock
-    and by our steady one. `ranks`: whose calls; None: everybody's. `twice`: those who came to be in
-    question meanwhile were asked, too."""
+    """A question to the nodes about a finding that was first seen at `since_s` by the monotonic
+    clock and by our steady one. `ranks`: whose calls; None: everybody's. `twice`: those who came to
+    be in question meanwhile were asked, too."""
 
     since_s: float
     since_ns: int
@@ -68,7 +68,10 @@ class JobReader:
             ranks_of: dict[int, list[int]] = {}
             for number, rank in newest.ranks.items():
                 ranks_of.setdefault(rank.node, []).append(number)
-            self._tell(ranks_of.get(0, ()))
+            own = tuple(ranks_of.get(0, ()))
+            if own != self._told:
+                self._told = own
+                head.tell_ranks(own)
             self._lost = self._lost_nodes(head, newest, ranks_of)
         elif member is not None and member.lost and member.welcomed:
             self._lost = (member.lost_node(snapshots[-1].ranks if snapshots else ()),)
@@ -84,7 +87,8 @@ class JobReader:
         return snapshots
 
     def only_calling(self) -> bool:
-        """To look at 16,384 ranks takes most of a second, and 200 digests come in each."""
+        """Whether ranks only go on calling: to look at 16,384 takes most of a second, and 200
+        digests come in each."""
         head = self._job.head
         if head is None or len(head.nodes) <= FEW_NODES:
             return False
@@ -154,12 +158,6 @@ class JobReader:
         if several.guessed:
             return head is None or not head.nodes
         return head is not None and several.fewest == several.most == len(head.nodes) + 1
-
-    def _tell(self, own: Sequence[int]) -> None:
-        told = tuple(own)
-        if told != self._told and self._job.head is not None:
-            self._told = told
-            self._job.head.tell_ranks(told)
 
 
 def _path(rank: Rank) -> Path:

@@ -24,7 +24,8 @@ class Unwatched:
         self._said: tuple[int, ...] = ()
 
     def look(self, newest: Snapshot, lost: Collection[int] = ()) -> None:
-        """At the newest world; `lost`: who is on nodes that were watched, and have been lost."""
+        """Looks at the newest world; `lost`: who is on nodes that were watched, and have been
+        lost."""
         ranks = tuple(rank for rank in _of_group(newest) or () if rank not in lost)
         if ranks != self._ranks:
             self._ranks, self._since_s = ranks, time.monotonic()
@@ -32,7 +33,7 @@ class Unwatched:
             self.tell()
 
     def tell(self) -> None:
-        """Now, if anybody is unseen."""
+        """Tells it now, if any rank is unseen."""
         ranks = self._ranks
         if ranks and ranks != self._said:
             self._said = ranks

@@ -29,8 +29,8 @@ ACTIONS = ("stacks", "break", "continue", "inject")
 
 
 class View:
-    """On one node. `asked` comes from the thread of the control socket, everything else from the
-    supervisor's loop. `send`: to the head."""
+    """The view of all nodes on one node. `asked` comes from the thread of the control socket,
+    everything else from the supervisor's loop. `send`: to the head."""
 
     def __init__(self, directory: RunDirectory, send: Callable[[Message], None]) -> None:
         self._directory = directory
@@ -53,7 +53,7 @@ class View:
             self._directory.write_json(job_view.HEAD, {"host": host})
 
     def asked(self, _request: Mapping[str, Any]) -> str:
-        """Somebody looks from now on. Raises ValueError where there is nothing to be seen."""
+        """Begins to serve a viewer here. Raises ValueError where there is nothing to be seen."""
         if self.why_lost:
             raise ValueError(self.why_lost)
         if not job_view.is_watched(self._directory.path):
@@ -152,7 +152,7 @@ class View:
         self._send(Message("watch", {**data, "anew": True} if anew else data))
 
     def lost(self, why: str) -> None:
-        """There is no head any more."""
+        """Notes that there is no head any more."""
         with self._lock:
             self.why_lost = why
             if self._open is not None:

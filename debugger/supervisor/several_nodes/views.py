@@ -24,9 +24,9 @@ from ...node_links.view_source import ViewSource
 from ...record.limits import LOOK_EVERY_S, MOST_RANKS
 
 REST = 4
-"""What it takes to look for news is a fifth of the time at most."""
+"""The ratio of rest to work: a look for news takes a fifth of the time at most."""
 MOST_AHEAD = 8
-"""So many messages of up to `PART_BYTES` may be on the way to a node."""
+"""The most messages of up to `PART_BYTES` that may be on the way to a node."""
 
 Reply = tuple[int, bool, str]
 
@@ -48,7 +48,8 @@ class _Viewer:
 
 
 class Views:
-    """Of one head. `send`: to the node of that number. `mirrors`: of all nodes that have joined."""
+    """The viewers of one head. `send`: to the node of that number. `mirrors`: of all nodes that
+    have joined."""
 
     def __init__(self, directory: Path, send: Callable[[int, Message], None]) -> None:
         self._directory = directory
@@ -59,15 +60,15 @@ class Views:
         """Does what the control socket here would be asked for. Raises ValueError."""
 
     def take(self, node: int, message: Message) -> None:
-        """That node has told of somebody there. Raises ValueError, TypeError and KeyError for what
-        makes no sense."""
+        """Takes what the node has told of a viewer there. Raises ValueError, TypeError and KeyError
+        for what makes no sense."""
         if message.kind == "watch":
             self._watched(node, message.data)
         else:
             self._requested(node, message.data)
 
     def _watched(self, node: int, data: Mapping[str, Any]) -> None:
-        """Somebody looks there, or nobody any more."""
+        """Begins, or ends, to serve a viewer on that node."""
         if data["on"] is not True:
             self._viewers.pop(node, None)
             return
@@ -80,12 +81,12 @@ class Views:
         viewer.source.ranks_there = frozenset(map(int, ranks[:MOST_RANKS]))
 
     def changed(self, node: int, patches: Iterable[Patch]) -> None:
-        """That node has told this of its records."""
+        """Hands on what the node has told of its records."""
         for viewer in self._viewers.values():
             viewer.source.changed(node, patches)
 
     def _requested(self, node: int, data: Mapping[str, Any]) -> None:
-        """Somebody there wants something done, which may take a while."""
+        """Does what a viewer there asks for, in a thread of its own, since it may take a while."""
         number, request = int(data["number"]), data["request"]
         viewer = self._viewers.get(node)
         if viewer is None or not isinstance(request, Mapping):
@@ -102,7 +103,7 @@ class Views:
         threading.Thread(target=act, name="distdebug-request", daemon=True).start()
 
     def gone(self, node: int) -> None:
-        """It is not there any more."""
+        """Forgets the viewer of a node that is gone."""
         self._viewers.pop(node, None)
 
     def look(self) -> None:

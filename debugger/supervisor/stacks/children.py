@@ -1,4 +1,4 @@
-"""Which process that a rank has started it waits for, and where that one stands.
+"""Finds the process that a rank has started and waits for, and where that one stands.
 
 The rank's stack shows that it waits for a process, and not for which. It is taken to be the newest
 one below it that is in code of the user's, or that is no Python: idle workers, and the helpers of

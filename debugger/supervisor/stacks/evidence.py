@@ -86,7 +86,8 @@ class Evidence:
         return found
 
     def _held_locks(self, ranks: Iterable[int]) -> dict[int, HeldLock]:
-        """By rank, the lock that is waited for in it, with the threads in question; of a few."""
+        """Returns by rank the lock that is waited for in it, with the threads in question; of a
+        few."""
         found: dict[int, HeldLock] = {}
         for rank in ranks:
             held = held_lock(self.stacks.get(rank, ()), self._main(rank))
@@ -128,7 +129,8 @@ class Evidence:
         return None
 
     def _states(self, finding: Finding) -> dict[int, RankState]:
-        """What the thread does that stands for each culprit, of those that have a stack."""
+        """Returns the state of the thread that stands for each culprit, of those that have a
+        stack."""
         standing = {rank: self._standing(rank, finding) for rank in finding.culprits}
         return {
             rank: stack_tree.state_of(thread)

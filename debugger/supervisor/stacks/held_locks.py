@@ -1,4 +1,4 @@
-"""Which lock a thread waits for, and which thread is inside it, by their stacks and the source.
+"""Finds the lock that a thread waits for, and the thread inside it, by their stacks and the source.
 
 A lock of Python's does not say who holds it, and a flight record knows nothing of locks. But who
 stands in the body of `with lock:` is inside it; that it is the same lock is read from its name, in
@@ -45,10 +45,13 @@ def held_lock(threads: Sequence[ThreadStack], late: ThreadStack | None = None) -
     that one stands is what the finding is about.
     """
     for waiter in sorted(threads, key=lambda thread: thread is not late):
-        frame = _users(waiter) if stack_tree.waits_for_lock(waiter) else None
-        for name in _taken_at(frame) if frame is not None else ():
+        found = stack_tree.users_frame(waiter.frames)
+        if found is None or not stack_tree.waits_for_lock(waiter):
+            continue
+        frame = found[0]
+        for name in _taken_at(frame):
             for holder in threads:
-                if frame is None or holder is waiter:
+                if holder is waiter:
                     continue
                 for index, other in enumerate(holder.frames):
                     if other.file == frame.file and name in _entered_at(other):
@@ -60,13 +63,8 @@ def _place(frame: Frame) -> str:
     return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
 
 
-def _users(thread: ThreadStack) -> Frame | None:
-    found = stack_tree.users_frame(thread.frames)
-    return None if found is None else found[0]
-
-
 def _taken_at(frame: Frame) -> Iterator[str]:
-    """What is waited for on this line: `with lock:`, `lock.acquire()`."""
+    """Yields the locks that are waited for on this line: `with lock:`, `lock.acquire()`."""
     for block in _blocks(frame.root + frame.file):
         if block.first <= frame.line < block.body:
             yield block.name
@@ -88,7 +86,7 @@ class _Block:
 
 @lru_cache(maxsize=64)
 def _blocks(path: str) -> tuple[_Block, ...]:
-    """Where the file takes locks: `with name:`, and `name.acquire()`, which has no body."""
+    """Returns where the file takes locks: `with name:`, and `name.acquire()`, which has no body."""
     try:
         tree = ast.parse(text_of(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

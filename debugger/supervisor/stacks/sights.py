@@ -27,19 +27,19 @@ _RECEIVING = (
     "sk_stream_wait_memory",
     "poll_schedule_timeout",
 )
-"""Where a thread sleeps that waits for data of a socket, or for room to send, without and with a
-timeout."""
+"""The kernel functions that a thread sleeps in while it waits for data of a socket, or for room to
+send, without and with a timeout."""
 _STOPPED = frozenset("Tt")
 STILL_SHARE = 0.05
-"""Who waits in short slices wakes up now and then, and uses less of a core than this."""
+"""A thread that waits in short slices wakes up now and then, and uses less of a core than this."""
 WORKING_SHARE = 0.2
-"""Who works uses more of a core than this; a loop that polls, less."""
+"""A thread at work uses more of a core than this; a loop that polls, less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """One thread at the last look. `still_s`: so long at least it has stood where it stands, with
-    the same values in its frames. `woke`: it has had a core meanwhile, and may have gone round.
+    """A thread at the last look. `still_s`: so long at least it has stood where it stands, with the
+    same values in its frames. `woke`: it has had a core meanwhile, and may have gone round.
     `serves`: the address at which it waits, or has just waited, for somebody to connect: a server
     that is idle. `receives`: data comes to it, or goes, by a socket, however little."""
 
@@ -53,7 +53,7 @@ class Thread:
 
     @property
     def wakes_in_s(self) -> float | None:
-        """Until the time that it has set itself; None where it has set none."""
+        """The seconds until the time that it has set itself; None where it has set none."""
         return self.asleep.wakes_in_s
 
     @property
@@ -64,11 +64,12 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One process. `state` is the kernel's letter, "" when it has gone. `moves_data`: it reads or
-    writes files, or pipes, as one does that saves or loads, or waits for a disk; or its main thread
-    receives. `at_work`: those that it has started compute or move data (workers of its data loader,
-    a compiler, `tar`), or it computes itself and does not stand at one place. `uses_core`: its
-    threads together use more of one than a loop that polls. `serves`: as its main thread does."""
+    """A process at the last look. `state` is the kernel's letter, "" when it has gone.
+    `moves_data`: it reads or writes files, or pipes, as one does that saves or loads, or waits for
+    a disk; or its main thread receives. `at_work`: those that it has started compute or move data
+    (workers of its data loader, a compiler, `tar`), or it computes itself and does not stand at one
+    place. `uses_core`: its threads together use more of one than a loop that polls. `serves`: as
+    its main thread does."""
 
     pid: int
     state: str
@@ -94,8 +95,9 @@ class Sight:
 def look(
     pids: Iterable[int], needed_s: float, problems: list[str], native: bool = False
 ) -> dict[int, Sight]:
-    """What these processes do, seen at least twice. `needed_s`: once every thread that stands still
-    is known to have done so for that long, or none to have, no further look is needed."""
+    """Looks at these processes at least twice, and returns what they do. `needed_s`: once every
+    thread that stands still is known to have done so for that long, or none to have, no further
+    look is needed."""
     wanted, clocks = list(pids), CoreClocks()
     first, began_s = _take(wanted, problems, native, clocks), time.monotonic()
     time.sleep(LOOKS_APART_S)
@@ -134,8 +136,8 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
 
 
 class _Below(NamedTuple):
-    """For how long one process has wanted a core so far, what it has moved, and whether it has a
-    core now, or waits for one."""
+    """The work of one process below: for how long it has wanted a core so far, what it has moved,
+    and whether it has a core now, or waits for one."""
 
     wanted_s: float
     moved_bytes: int
@@ -152,7 +154,7 @@ class _Taken:
     slept_s: Mapping[int, float]
     """By native id: how long ago the thread last got a core, where the kernel tells."""
     moved_bytes: int = 0
-    """It has read and written so much since it began, where the kernel tells."""
+    """The bytes that it has read and written since it began, where the kernel tells."""
     below: Mapping[int, _Below] = field(default_factory=dict)
     """The processes below it that are none of those that are looked at."""
     asleep: Mapping[int, Asleep] = field(default_factory=dict)
@@ -188,8 +190,8 @@ def _take(
 def _sleeps_in(
     pid: int, thread: int, slept_s: Mapping[int, float], clocks: CoreClocks, deeper: int = 2
 ) -> Asleep:
-    """What the thread waits for. Who waits for a child that sleeps until a time of its own (a shell
-    that runs `sleep 20`) wakes up then; a child that polls tells nothing."""
+    """Returns what the thread waits for. A thread that waits for a child that sleeps until a time
+    of its own (a shell that runs `sleep 20`) wakes up then; a child that polls tells nothing."""
     slept_for_s = slept_s.get(thread, 0.0)
     found = asleep_in(pid, thread, slept_for_s)
     if found.child and deeper:
@@ -218,7 +220,10 @@ def _compared(
                 _thread(stack, before.get(stack.thread_id), one, gap_s, used),
                 serves=_serves_at(stack.native_id, one, first[pid]),
                 receives=_receives(stack, one, gap_s),
-                asleep=_asleep(stack, pid, one),
+                # Of some Pythons only the name of the main thread is known.
+                asleep=one.asleep.get(
+                    stack.native_id or (pid if stack.name == "MainThread" else 0), Asleep()
+                ),
             )
             for stack in one.threads
         ]
@@ -237,12 +242,6 @@ def _compared(
             serves=_serves_at(pid, one, first[pid]),
         )
     return found
-
-
-def _asleep(stack: ThreadStack, pid: int, taken: _Taken) -> Asleep:
-    """What the thread waits for. Of some Pythons only the name of the main thread is known."""
-    known_by_name = pid if stack.name == "MainThread" else 0
-    return taken.asleep.get(stack.native_id or known_by_name, Asleep())
 
 
 def _serves_at(thread: int, *taken: _Taken) -> str:
@@ -292,7 +291,8 @@ def _place(stack: ThreadStack) -> tuple[tuple[Frame, tuple[tuple[str, str], ...]
 
 
 def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
-    """Of each process those below it, without these processes themselves and what they started."""
+    """Returns by process those below it, without these processes themselves and what they
+    started."""
     stats = {
         int(name): stat
         for name in os.listdir("/proc")
@@ -312,8 +312,8 @@ def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
 
 
 def moved_bytes(pid: int) -> int:
-    """What `read` and `write` have moved, or what came of files that are mapped: 0 where that is
-    not told."""
+    """Returns the bytes that `read` and `write` have moved, or that came of files that are mapped:
+    0 where that is not told."""
     try:
         with open(f"/proc/{pid}/io") as file:
             counted = dict(line.split(": ") for line in file if ": " in line)

@@ -89,7 +89,7 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def state_of(stack: ThreadStack) -> RankState:
-    """What the thread of a rank does that is in no call."""
+    """Returns the state of a rank in no call, by its thread."""
     return RankState.WAITS_FOR_LOCK if waits_for_lock(stack) else RankState.RUNS
 
 
@@ -136,7 +136,7 @@ def may_wait_for_thread(stack: ThreadStack) -> bool:
 
 
 def called_by_user(stack: ThreadStack) -> Sequence[Frame]:
-    """What the user's innermost line has called, innermost first."""
+    """Returns the frames that the user's innermost line has called, innermost first."""
     python = stack.python_frames
     return python[: _users_line(python)]
 
@@ -170,8 +170,8 @@ class _Path:
 
 
 def merge(stacks: Mapping[int, Sequence[ThreadStack]], everything: bool = False) -> dict[str, Node]:
-    """One tree per thread name, the main thread first. Without `everything` only `own_frames`,
-    and no thread but the main one that has none."""
+    """Merges the stacks to one tree per thread name, the main thread first. Without `everything`
+    only `own_frames`, and no thread but the main one that has none."""
     paths: dict[str, list[_Path]] = {}
     for rank in sorted(stacks):
         for thread in stacks[rank]:

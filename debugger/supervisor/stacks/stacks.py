@@ -32,7 +32,7 @@ _MAX_TEXT = 512
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One function call. `file` is the full path, or a library for a native frame; `line` is 0
+    """A frame of a stack. `file` is the full path, or a library for a native frame; `line` is 0
     where it is not known. `values` are the names and printed values of local variables, where they
     were asked for."""
 
@@ -42,12 +42,12 @@ class Frame:
     native: bool = False
     values: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
     root: str = field(default="", compare=False, repr=False)
-    """Where the files of its process are seen from here: of one in a container, elsewhere."""
+    """The root of the files of its process, as seen from here: of one in a container, elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadStack:
-    """One thread; `frames` innermost first. `native_id` is 0 where it is not known.
+    """The stack of one thread; `frames` innermost first. `native_id` is 0 where it is not known.
 
     `active`: it uses a core. `wait`: the kernel function it sleeps in ("" for none or not known).
     `source`: py-spy, faulthandler or proc; the last knows no Python frames.
@@ -64,7 +64,7 @@ class ThreadStack:
 
     @property
     def python_frames(self) -> list[Frame]:
-        """Without those of native code, innermost first."""
+        """The frames without those of native code, innermost first."""
         return [frame for frame in self.frames if not frame.native]
 
 
@@ -247,7 +247,7 @@ def parse_faulthandler(pid: int, text: str) -> list[ThreadStack]:
 
 
 def _from_proc(pid: int) -> list[ThreadStack]:
-    """What the kernel says of each thread: its name, and the function that it sleeps in."""
+    """Returns what the kernel says of each thread: its name, and the function that it sleeps in."""
     threads = []
     try:
         native_ids = sorted(int(one.name) for one in Path(f"/proc/{pid}/task").iterdir())

@@ -16,8 +16,8 @@ from .stacks import Frame, ThreadStack
 SLEPT_SHARE = 0.9
 """A sleep that has lasted for this share of the quiet is the only one in it, and no loop's."""
 _LAST = re.compile(r"/threading\.py:_shutdown$|/multiprocessing/util\.py:_exit_function$")
-"""What Python runs at the end of a program. Of a child that was forked it stands above functions of
-its parent, which it does not come back to."""
+"""The functions that Python runs at the end of a program. In a child that was forked they stand
+above functions of its parent, to which it does not come back."""
 _PATH = re.compile(r"""["']((?:/|\./|\w+://)[^"'\s]+|[\w.-]+:\d{2,5})["']""")
 _TAKES_ORDERS = re.compile(
     r"/(?:site|dist)-packages/(?:ipykernel|ipyparallel|zmq|ray|grpc|tornado|uvicorn|debugpy)/"
@@ -32,8 +32,8 @@ _MOST_TEXT = 200
 def standstill_of(
     sight: Sight, since_ns: int, quiet_s: float, location: CallSite | None = None
 ) -> Standstill:
-    """What keeps a process that has been quiet for that long, since `since_ns`. `location`: where
-    the process itself has last said that it stands."""
+    """Returns what keeps a process that has been quiet for that long, since `since_ns`. `location`:
+    where the process itself has last said that it stands."""
     main = sight.main
     if main is None:
         return Standstill(since_ns)
@@ -104,7 +104,8 @@ def _is_leaving(main: ThreadStack) -> bool:
 
 
 def _called(thread: ThreadStack) -> str:
-    """What the user's line has called, innermost; "" where it has called nothing of Python's."""
+    """Returns what the user's line has called, innermost; "" where it has called nothing of
+    Python's."""
     called = (frame for frame in thread.python_frames if not is_own(frame))
     innermost, own = next(called, None), users_frame(thread.python_frames)
     return "" if innermost is None or (own and innermost is own[0]) else describe(innermost)
@@ -120,8 +121,8 @@ def _place(thread: ThreadStack) -> str:
 
 
 def _awaited(thread: Thread) -> str:
-    """What the thread waits for, as the kernel tells; else the paths and addresses among the
-    variables of its innermost functions, down to the user's."""
+    """Returns what the thread waits for, as the kernel tells; else the paths and addresses among
+    the variables of its innermost functions, down to the user's."""
     if thread.asleep.awaits:
         return f"for {clean(thread.asleep.awaits, _MOST_TEXT)}"
     found = []
@@ -138,7 +139,8 @@ def _awaited(thread: Thread) -> str:
 
 
 def _goes_on(sight: Sight, main: Thread, quiet_s: float) -> str:
-    """Why the process may go on by itself, in words behind `rank 0`; "" where nothing is seen."""
+    """Tells why the process may go on by itself, in words behind `rank 0`; "" where nothing is
+    seen."""
     python = [one for one in sight.threads if one.stack.python_frames]
     serves = next((one.serves for one in python if one.serves), "")
     if serves:

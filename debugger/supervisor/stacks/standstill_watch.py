@@ -34,14 +34,15 @@ from .sights import STILL_SHARE, look, moved_bytes
 from .standing import standstill_of
 
 POLLING = ("TP_", "NCCL Pro")
-"""How the names of threads begin that use a core while they wait: TensorPipe's and NCCL's."""
+"""Prefixes of the names of threads that use a core while they wait: TensorPipe's and NCCL's."""
 MOST_LOOKED_AT = 64
-"""So many of a host's ranks are looked at: py-spy takes 30 ms for each."""
+"""The most ranks of a host that are looked at: py-spy takes 30 ms for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """What the run had done at one moment: what of it differs from the next one has moved."""
+    """The work that the run had done at one time: what of it differs from the next sample has
+    moved."""
 
     at_s: float
     calls: Mapping[int, tuple[object, ...]]
@@ -51,9 +52,9 @@ class _Sample:
 
 
 class StandstillWatch:
-    """Of one host. What the processes of ranks look like is put into `table`, and taken out as soon
-    as anything moves. `descendants` gives the processes of the run; `on_fault` takes what fails in
-    a look at them."""
+    """The watch of one host. What the processes of ranks look like is put into `table`, and taken
+    out as soon as anything moves. `descendants` gives the processes of the run; `on_fault` takes
+    what fails in a look at them."""
 
     def __init__(
         self,
@@ -73,7 +74,8 @@ class StandstillWatch:
         self._seen: Mapping[int, Standstill] = {}
 
     def look(self, ranks: Mapping[int, Rank]) -> None:
-        """Once a round of the supervisor. `ranks` are those of the run as of the last look."""
+        """Looks, once a round of the supervisor. `ranks` are those of the run as of the last
+        look."""
         now_s = time.monotonic()
         if self._last is not None and now_s - self._last.at_s < STANDSTILL_WINDOW_S:
             return
@@ -83,7 +85,8 @@ class StandstillWatch:
         # milliseconds for each rank, is asked only where these show nothing.
         quiet = bool(alive) and self._last is not None and self._last.calls == calls
         quiet = quiet and not any(map(_is_for_others, alive.values()))
-        sample = _Sample(now_s, calls, _used(self._descendants()) if quiet else {})
+        pids = self._descendants() if quiet else ()
+        sample = _Sample(now_s, calls, {pid: (_ticks(pid), moved_bytes(pid)) for pid in pids})
         if not quiet or self._last is None or _has_moved(self._last, sample):
             self._quiet_since_ns = steady_clock.now_ns()
             self._seen = {}
@@ -123,8 +126,8 @@ class StandstillWatch:
 def _seen(
     ranks: Mapping[int, Rank], pids: Collection[int], since_ns: int, quiet_s: float
 ) -> dict[int, Standstill]:
-    """By pid, what keeps each of the ranks: beyond `MOST_LOOKED_AT` of them no more is known than
-    that they are quiet as well. `pids` are all processes of the run."""
+    """Returns by pid what keeps each of the ranks: beyond `MOST_LOOKED_AT` of them no more is known
+    than that they are quiet as well. `pids` are all processes of the run."""
     looked_at = sorted(ranks)[:MOST_LOOKED_AT]
     sights = look([ranks[number].pid for number in looked_at], quiet_s, [])
     found = {number: Standstill(since_ns) for number in ranks}
@@ -136,12 +139,9 @@ def _seen(
     return {ranks[number].pid: replace(one, goes_on=why) for number, one in found.items()}
 
 
-def _used(pids: Iterable[int]) -> dict[int, tuple[int, int]]:
-    return {pid: (_ticks(pid), moved_bytes(pid)) for pid in pids}
-
-
 def _ticks(pid: int) -> int:
-    """What the threads of a process have had of a core, but for those that poll."""
+    """Returns the ticks that the threads of a process have had of a core, but for those that
+    poll."""
     tasks = Path(f"/proc/{pid}/task")
     found = 0
     with suppress(OSError):  # it has ended
@@ -184,7 +184,7 @@ def _elsewhere(before: Standstill, now: Standstill) -> bool:
 
 
 def _served_by(pids: Iterable[int]) -> str:
-    """Which of the Pythons that are no ranks waits for clients, or for a person: it may hand on to
+    """Names the Python that is no rank and waits for clients, or for a person: it may hand on to
     the ranks what it hears. (mpiexec and srun listen all the time, to what starts below them.)"""
     for pid in pids:
         with suppress(OSError):

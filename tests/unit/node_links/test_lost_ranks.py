@@ -12,10 +12,10 @@ from distdebug.node_links.mirror import Mirror
 from distdebug.node_links.several import MOST, Several
 from distdebug.record.layout import GroupState
 from distdebug.record.snapshot import Group, LostNode, Process, Rank, Snapshot
-from distdebug.supervisor.several_nodes.far import Far
 from distdebug.supervisor.several_nodes.head import Head
 from distdebug.supervisor.several_nodes.injected import InjectedCopies
 from distdebug.supervisor.several_nodes.lost_ranks import Lost, lost_nodes
+from distdebug.supervisor.several_nodes.remote_node import RemoteNode
 from distdebug.supervisor.several_nodes.unwatched import Unwatched, unseen
 
 THREE, ELASTIC = Several(3, 3), Several(1, 3)
@@ -23,15 +23,17 @@ THREE, ELASTIC = Several(3, 3), Several(1, 3)
 
 def node(
     number: int, *, starts: int = 0, lost: bool = False, over: bool = False, left: bool = False
-) -> Far:
+) -> RemoteNode:
     """`node1` and so on; a lost one was heard last at so many seconds."""
     nothing = cast(Mirror, None), cast(InjectedCopies, None)
     heard_ns = number * 10**9 if lost else 0
-    return Far(number, f"node{number}", *nothing, starts, over=over, left=left, lost_ns=heard_ns)
+    return RemoteNode(
+        number, f"node{number}", *nothing, starts, over=over, left=left, lost_ns=heard_ns
+    )
 
 
 def found(
-    several: Several, told: Mapping[int, Sequence[int]], missing: Sequence[int], *nodes: Far
+    several: Several, told: Mapping[int, Sequence[int]], missing: Sequence[int], *nodes: RemoteNode
 ) -> Lost:
     head = SimpleNamespace(nodes={one.number: one for one in nodes}, given_up_ns=0)
     return lost_nodes(cast(Head, head), several, told, missing)

@@ -132,7 +132,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_connection_is_made(two: Two, both_ways: bool) -> None:
     """What is told from then on arrives; nobody takes the old connection's end for a stranger's."""
     two.network.stuck(both_ways)
-    until(lambda: two.node._went_over_s > 0, "it waits on the one that it has")
+    until(lambda: two.node._failed_over_s > 0, "it waits on the one that it has")
     until(lambda: two.node._before is None, "it was not welcomed again")
     two.node.send(Message("digest", {"t": 2}))
     until(lambda: two.told("digest"), "it does not get through")

@@ -1,4 +1,4 @@
-"""One of the other nodes, as the head of the job follows it."""
+"""Another node, as the head of the job follows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .injected import InjectedCopies
 
 
 @dataclass(slots=True)
-class Far:
+class RemoteNode:
     """`starts`: how many ranks (0: not known); `told_ns`: up to when it has told where those stand,
     by our steady clock; `news`: how much of its news is counted;
     `torn_s`: since when something is missing of what it has told (0: nothing);
