@@ -87,7 +87,7 @@ def step(name: str) -> Callable[[_Function], _Function]:
 def rule(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a rule: what it finds begins its story with `file.function`. Of a rule that finds
     several, or finds as it goes, a list is made."""
-    name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+    name = f"{str(function.__module__).rpartition('.')[2]}.{function.__name__}"
 
     @functools.wraps(function)
     def told(*arguments: Any, **more: Any) -> Any:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..record.limits import MOST_S
-
 if TYPE_CHECKING:
     from .run_fixture import RunScript
     from .session import PluginSession
@@ -95,6 +93,8 @@ def seconds(config: pytest.Config, name: str) -> float | None:
         value = float(text)
     except ValueError:
         value = 0.0
+    from ..record.limits import MOST_S  # not before a test needs it
+
     if not 0 < value < MOST_S:
         raise pytest.UsageError(f"distdebug_{name} takes seconds above 0, not {text}")
     return value
