@@ -153,16 +153,18 @@ def _without_clock(
     """Why all stand still. Where there is no clock everybody does who waits: a rank that has come
     to no call, or never ends one, explains it sooner than a cycle, and ranks that disagree explain
     all but a rank of other groups that has come to no call."""
+    none_issued = story.rule(never_issued)
     if disagree:
         groups = (one.finding.group for one in disagree)
         differ = {rank for group in groups if group is not None for rank in group.ranks}
         differ |= {rank for rank in world.expected if rank not in world.ranks}
-        return never_issued(world, needs, differ) if world.knows.messages else []
-    device = next(iter(device_stuck(world)), None)
-    found = never_issued(world, needs, (), device) or left_behind(world)
+        return list(none_issued(world, needs, differ)) if world.knows.messages else []
+    device = next(iter(story.rule(device_stuck)(world)), None)
+    found = none_issued(world, needs, (), device) or story.rule(left_behind)(world)
     if not found:
-        found = [unclear(world, one) for one in deadlocks(world, channels, needs)]
-    return found or all_wait(world, needs) or unended(world, needs)
+        cycles = story.rule(deadlocks)(world, channels, needs)
+        found = [unclear(world, one) for one in cycles]
+    return list(found or story.rule(all_wait)(world, needs) or story.rule(unended)(world, needs))
 
 
 @story.step("attempt")
