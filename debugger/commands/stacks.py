@@ -109,7 +109,7 @@ def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
 
 
 def _of_all_nodes(directory: RunDirectory, native: bool, as_json: bool) -> int:
-    """Its supervisor has them taken on every node."""
+    """Asks the run's supervisor, which has the stacks taken on every node."""
     try:
         ask(directory.path, "stacks", {"native": native})
     except ControlError as error:

@@ -110,7 +110,7 @@ def _summed(packet: bytearray, tcp_at: int) -> bytes:
 
 
 def _checksum(data: bytearray) -> bytes:
-    """RFC 1071."""
+    """Returns the checksum of RFC 1071."""
     words = array("H", bytes(data) + bytes(len(data) % 2))
     if sys.byteorder == "little":
         words.byteswap()

@@ -60,7 +60,7 @@ class Link(threading.Thread):
         self.failure = ""
 
     def say(self, sentence: str) -> None:
-        """Each sentence once."""
+        """Says each sentence once."""
         if sentence not in self._said:
             self._said.add(sentence)
             self._say_to(sentence)

@@ -220,7 +220,8 @@ class RecordSource(RingReader):
             yield at, self._map[at : at + layout.VOLATILE_BYTES]
 
     def _heap(self) -> Iterator[Piece]:
-        """Last, and how much of it there is with it: what came before may refer to it."""
+        """Yields the heap last, and how much of it there is with it: what came before may refer to
+        it."""
         at = layout.HEAP_USED_AT
         used = min(int(layout.U64.unpack_from(self._map, at)[0]), layout.HEAP_BYTES)
         if used > self._heap_told:

@@ -108,7 +108,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
 
 
 def _outcome(look: Look, live: bool, supervised: bool) -> tuple[str, int]:
-    """And the exit code, where nothing was found."""
+    """Returns the outcome and the exit code, where nothing was found."""
     if live:
         return "running", 0
     if supervised:

@@ -38,7 +38,8 @@ class RunReader(Protocol):
 
     @property
     def change_mark(self) -> tuple[object, ...]:
-        """Equal as long as nothing has happened in any rank, as of the last look."""
+        """A value that is equal as long as nothing has happened in any rank, as of the last
+        look."""
 
     def starting(self) -> bool:
         """Whether a process that may become a rank, and has no record yet, was at work since the
@@ -82,7 +83,8 @@ class LocalReader:
         self._records.at_rest = at_rest
 
     def here(self) -> tuple[object, ...]:
-        """Equal as long as each rank of this host goes on calling, or stands still, as before."""
+        """Returns a value that is equal as long as each rank of this host goes on calling, or
+        stands still, as before."""
         self._table.refresh()
         return self._records.here(self._table.observe)
 

@@ -176,7 +176,8 @@ class RunReport:
         return "failed", EXIT_FAILED
 
     def _write(self, report: Document) -> str:
-        """Into the run directory, in all its forms; as it is to be printed."""
+        """Writes the report into the run directory, in all its forms; returns it as it is to be
+        printed."""
         directory = self.directory
         off_in_ranks = report["off"]
         report["off"] = [*off_in_ranks, *self.faults.off]

@@ -230,7 +230,7 @@ class Records:
 
     @property
     def change_mark(self) -> tuple[object, ...]:
-        """Equal as long as nothing happened in any rank."""
+        """A value that is equal as long as nothing happened in any rank."""
         ours = (one.change_mark for one in self._readers.values() if one not in self._copies)
         return (self._copies_moved, len(self._copies), *ours)
 

@@ -131,7 +131,8 @@ class RingReader:
 
     @property
     def change_mark(self) -> tuple[int, ...]:
-        """Equal as long as nothing of interest happened in the rank (the heartbeat apart)."""
+        """A value that is equal as long as nothing of interest happened in the rank (the heartbeat
+        apart)."""
         values = layout.DYNAMIC.unpack_from(self._map, layout.DYNAMIC_OFFSET)
         return (values[1], values[2], values[3], values[5], values[7] + sum(self._thread_calls()))
 

@@ -253,7 +253,8 @@ class FlightWaits(FlightPlaces):
         self._words[_SERIAL_WORD] = serial
 
     def waited_for(self) -> list[tuple[int, int]]:
-        """(thread, call) for each call that a thread is in or waits for, by threading's idents."""
+        """Returns (thread, call) for each call that a thread is in or waits for, by threading's
+        idents."""
         found = []
         for ident, slot in list(self._threads.items()):
             if slot.current > 0:

@@ -139,9 +139,9 @@ class Gpus:
             device.xids.append(int(event.eventData))
 
     def sample(self, ranks: Mapping[int, int]) -> list[dict[str, Any]]:
-        """Per device: use in percent, memory in bytes, power in watts, uncorrected ECC errors since
-        the driver started, Xid errors since the run began, whether it is lost, and the memory of
-        each rank (by process, `ranks`) on it. What a device does not report is None."""
+        """Returns per device its use in percent, memory in bytes, power in watts, uncorrected ECC
+        errors since the driver started, Xid errors since the run began, whether it is lost, and the
+        memory of each rank (by process, `ranks`) on it. What a device does not report is None."""
         return [self._look(device, ranks) for device in self._devices]
 
     def _look(self, device: _Device, ranks: Mapping[int, int]) -> dict[str, Any]:

@@ -371,7 +371,7 @@ class Head:
             self._listener.send(number, Message("fill", data))
 
     def ask_for_progress(self) -> bool:
-        """See `Pacing.ask`."""
+        """Asks the nodes to tell what is new (`Pacing.ask`)."""
         return self._pacing.ask()
 
     def _torn(self, far: RemoteNode) -> None:
@@ -452,7 +452,7 @@ class Head:
         self._decide(Message("stop", {"signal": signal}))
 
     def _decide(self, message: Message) -> None:
-        """Told to all nodes, and once more to those whose connection breaks and comes again."""
+        """Tells all nodes, and once more those whose connection breaks and comes again."""
         self._standing[message.kind] = message
         self._listener.broadcast(message)
 

@@ -16,7 +16,7 @@ MOST_TEXT = 500
 
 
 def to_message(evidence: Evidence) -> dict[str, Any]:
-    """JSON of it."""
+    """Returns the evidence as JSON has it."""
     return {
         "ranks": {
             str(rank): [_thread_to_json(one) for one in threads]
@@ -26,7 +26,8 @@ def to_message(evidence: Evidence) -> dict[str, Any]:
 
 
 def merged(own: Evidence, others: Iterable[Mapping[str, Any]]) -> Evidence:
-    """Ours, and what other nodes have told. What of it makes no sense is left out."""
+    """Merges our evidence with what other nodes have told. What of it makes no sense is left
+    out."""
     stacks: dict[int, Sequence[ThreadStack]] = dict(own.stacks)
     for one in others:
         ranks = one.get("ranks")

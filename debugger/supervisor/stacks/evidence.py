@@ -1,4 +1,5 @@
-"""Gathered when a run is stopped: the stacks of all ranks, kept, and used in the finding."""
+"""The evidence that is gathered when a run is stopped: the stacks of all ranks, kept, and used in
+the finding."""
 
 from __future__ import annotations
 
