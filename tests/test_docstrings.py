@@ -24,7 +24,6 @@ NOT_YET = {
     "debugger/foreign": "becomes an adapter of snapshots",
     "debugger/inspection": "becomes an adapter of snapshots",
     "debugger/plan": "with the one model of blocking",
-    "debugger/record/dtypes.py": "to be read",
     "debugger/record/ops.py": "to be read",
     "debugger/record/states.py": "to be read",
 }

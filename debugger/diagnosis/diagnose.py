@@ -38,6 +38,7 @@ from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks, placed, refine_cause, restated
 from .rules.never_issued import left_behind, never_issued
 from .rules.node_lost import lost_nodes
+from .rules.opposed_order import opposed_order
 from .rules.p2p_mismatch import message_mismatches
 from .rules.paired_otherwise import paired_otherwise
 from .rules.reported_by_ranks import reported, unreported
@@ -161,6 +162,7 @@ def _without_clock(
         return list(none_issued(world, needs, differ)) if world.knows.messages else []
     device = next(iter(story.rule(device_stuck)(world)), None)
     found = none_issued(world, needs, (), device) or story.rule(left_behind)(world)
+    found = found or story.rule(opposed_order)(world)
     if not found:
         cycles = story.rule(deadlocks)(world, channels, needs)
         found = [unclear(world, one) for one in cycles]
