@@ -254,6 +254,8 @@ def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:
     """Whether it waits for data of a socket, and some has come a moment ago: a download that goes
     on, unlike one that has come to a standstill."""
     slept_s = taken.slept_s.get(stack.native_id, math.inf)
+    if taken.asleep.get(stack.native_id, Asleep()).wakes_in_s is not None:
+        return False  # `time.sleep` of a Python before 3.11: a `select` of no files
     return slept_s < max(gap_s, MOST_GAP_S) and any(word in stack.wait for word in _RECEIVING)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from distdebug.record.process_stat import read_stat, wanted_core_s
 from distdebug.supervisor.limits import MOST_GAP_S
+from distdebug.supervisor.machine.system_call import Asleep
 from distdebug.supervisor.stacks import sights as looks
 from distdebug.supervisor.stacks.sights import look
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
@@ -170,22 +171,29 @@ def test_who_was_stopped_for_a_moment_was_looked_at(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("wait", "slept_s", "moves"),
+    ("wait", "slept_s", "wakes_in_s", "moves"),
     [
-        ("wait_woken", {1: 0.1}, True),
-        ("poll_schedule_timeout.constprop.0", {1: 0.1}, True),
-        ("wait_woken", {1: 30.0}, False),  # nothing comes any more
-        ("hrtimer_nanosleep", {1: 0.1}, False),  # it polls
-        ("wait_woken", {}, False),  # the kernel does not tell
+        ("wait_woken", {1: 0.1}, None, True),
+        ("poll_schedule_timeout.constprop.0", {1: 0.1}, None, True),
+        ("poll_schedule_timeout.constprop.0", {1: 0.1}, 0.05, False),  # 3.10's time.sleep
+        ("wait_woken", {1: 30.0}, None, False),  # nothing comes any more
+        ("hrtimer_nanosleep", {1: 0.1}, 0.05, False),  # it polls
+        ("wait_woken", {}, None, False),  # the kernel does not tell
     ],
 )
 def test_who_gets_data_by_a_socket_moves_data(
-    monkeypatch: pytest.MonkeyPatch, wait: str, slept_s: dict[int, float], moves: bool
+    monkeypatch: pytest.MonkeyPatch,
+    wait: str,
+    slept_s: dict[int, float],
+    wakes_in_s: float | None,
+    moves: bool,
 ) -> None:
     receives = replace(stack("MainThread", IDLE, 1), wait=wait)
 
     def take(pids: Sequence[int], *_: Any) -> dict[int, looks._Taken]:
-        return {pid: looks._Taken("S", 0.0, [receives], slept_s) for pid in pids}
+        asleep = {1: Asleep(wakes_in_s=wakes_in_s)}
+        made = looks._Taken("S", 0.0, [receives], slept_s, asleep=asleep)
+        return dict.fromkeys(pids, made)
 
     monkeypatch.setattr(looks, "_take", take)
     assert look([1], NEEDED_S, [])[1].moves_data is moves
