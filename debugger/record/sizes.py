@@ -53,7 +53,8 @@ def name_of(scalar: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def item_bytes(dtype: str) -> int:
-    """Returns the bytes of one element: float32 has 4, float8_e4m3fn 1; 0 for a name that gives no size."""
+    """Returns the bytes of one element: float32 has 4, float8_e4m3fn 1; 0 for a name that gives no
+    size."""
     known = _BYTES.get(dtype)
     if known is not None:
         return known
