@@ -80,11 +80,12 @@ def diagnose(
     limits: Limits | None = None,
     on_fault: OnFault | None = None,
 ) -> Diagnosis:
-    """What is wrong in this snapshot.
+    """Returns what is wrong in this snapshot.
 
     `previous` is an earlier snapshot of the same run, taken at any time before: it proves that
-    ranks which wait have not moved. Without it no deadlock is proven. A rule that raises is told to
-    `on_fault`, and the others judge without it; where that is None, it raises.
+    ranks which wait have not moved. Without it no deadlock is proven. A rule that raises is
+    reported to `on_fault`, and the others judge without it; where that is None, the exception goes
+    on.
     """
     guarded = _Guarded(on_fault)
     rule, candidates_of = guarded.call, guarded.rule
@@ -189,7 +190,7 @@ class _Guarded:
         self._on_fault = on_fault
 
     def call(self, part: Callable[..., _T], default: Any, *arguments: Any) -> _T | Any:
-        """What the part returns, or the default where it, or one that it builds on, failed."""
+        """Calls the part. Returns the default where it, or a part that it builds on, has failed."""
         if any(argument is None for argument in arguments):
             return default
         try:
@@ -220,7 +221,8 @@ def verdict_first(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _ready(world: World, causes: list[Candidate]) -> tuple[Finding, ...]:
-    """What may be said now: behind an error that is held back, later errors wait, too."""
+    """Returns the findings that may be reported now: behind an error that is held back, later
+    errors wait, too."""
     found = []
     held = False
     for candidate in causes:

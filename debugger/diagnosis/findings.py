@@ -1,4 +1,4 @@
-"""What a finding is: the record of one; what is known of its kind is in `record.kinds`."""
+"""A `Finding` is the record of one fault; `record.kinds` says what is known of its kind."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..record.wording import printable
 
 
 class CallIs(str, Enum):
-    """What the call of a rank's evidence is to its state."""
+    """The call of a rank's evidence is one of these to its state."""
 
     LAST = "last"
-    """The last one before: `finished, last call all_reduce(...)`."""
+    """The last call before: `finished, last call all_reduce(...)`."""
     OBJECT = "object"
-    """What the state is about: `waits in all_reduce(...)`."""
+    """The state is about this call: `waits in all_reduce(...)`."""
     ALL = "all"
     """All that is to be said: `called #3` needs no words where the call is printed."""
 
     @classmethod
     def in_report(cls, evidence: Mapping[str, Any]) -> CallIs:
-        """As a report.json has it; one that is older than the field is known by its state."""
+        """Reads it from a report.json; in one that is older than the field, the state tells it."""
         with contextlib.suppress(ValueError):
             return cls(str(evidence.get("call_is")))
         state = str(evidence.get("state"))
@@ -37,9 +37,10 @@ class CallIs(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Where one rank stood. `call` is a printed signature, `state` a phrase in words. `called_at`:
-    where it made the call, if that is not `location`, where it waits for the handle, or has left.
-    `thread`: the name of the thread that is in it, if that is not the main one."""
+    """A rank's evidence says what it was doing, and where. `call` is a printed signature, `state` a
+    phrase in words. `location` is where it waits for the handle, or has left; `called_at` is where
+    it made the call, if that is another line. `thread` names the thread that is in it, if that is
+    not the main one."""
 
     state: str
     call: str | None = None
@@ -68,7 +69,7 @@ def group_evidence(group: Group) -> GroupEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One rank of a deadlock's cycle: `in all_reduce(...) #3 of group "a"` it waits for another.
+    """A step of a deadlock's cycle: a rank `in all_reduce(...) #3 of group "a"` waits for another.
     `detail` is the line of the finding's details that says the same, with the place."""
 
     rank: int
@@ -79,8 +80,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause. `culprits` are the ranks to look at first, in the order that matters for the
-    kind (a deadlock's cycle); `victims` everybody else in it; `missing` ranks that never came.
+    """A finding tells of one cause. `culprits` are the ranks to look at first, in the order that
+    matters for the kind (a deadlock's cycle); `victims` everybody else in it; `missing` ranks that
+    never came.
 
     `observable_ns` is when the last of the events that prove it happened (Unix nanoseconds).
     `message` is one sentence without newlines. `details` are further lines for the text report

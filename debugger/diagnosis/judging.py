@@ -1,9 +1,9 @@
-"""One way to judge a run, for everybody who looks at one: the supervisor, the plugin, a report on
-the spot, the app.
+"""A run is judged in one way, whoever asks: the supervisor, the plugin, a report on the spot, the
+app.
 
-`judge` compares two looks at a run that the caller has; `Judge` remembers the last one. What is
-said of a finding beyond that (confirmed by a second look, graded by what the launcher will do) is
-the business of who looks.
+`judge` compares two series of snapshots that the caller has; `Judge` remembers the last one.
+Whatever else is said of a finding (confirmed by a second snapshot, graded by what the launcher
+will do) is the business of the caller.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .story import rule
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What is wrong with the worlds of a run, the oldest world first; each with its diagnosis."""
+    """The worlds of a run, the oldest first, each with its diagnosis."""
 
     worlds: Sequence[tuple[Snapshot, Diagnosis]] = ()
 
@@ -57,7 +57,7 @@ class Judge:
         self._previous |= {one.world: one for one in snapshots if one.ranks}
 
     def look(self, snapshots: Iterable[Snapshot]) -> Judged:
-        """What is wrong now."""
+        """Judges the snapshots against the previous ones, and keeps them for the next time."""
         worlds = []
         seen = {}
         for snapshot in snapshots:
@@ -96,7 +96,7 @@ def judge(
     limits: Limits,
     on_fault: OnFault | None = None,
 ) -> Judged:
-    """What is wrong in `snapshots`, of which `before` is an earlier look."""
+    """Judges `snapshots`; `before` has earlier ones of the same worlds."""
     worlds = Judge(limits, on_fault)
     worlds.remember(before)
     return worlds.look(snapshots)
@@ -104,5 +104,5 @@ def judge(
 
 @rule
 def slow_ranks(snapshots: Iterable[Snapshot]) -> list[Finding]:
-    """What is worth a warning at the end of a run in which nothing went wrong."""
+    """Returns warnings about stragglers, for the end of a run in which nothing went wrong."""
     return [one for snapshot in snapshots for one in stragglers(snapshot)]

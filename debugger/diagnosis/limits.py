@@ -1,4 +1,4 @@
-"""What the caller sets (`Limits`), and a finding that may still be waiting for more evidence."""
+"""The caller sets `Limits`; a `Candidate` is a finding that may still wait for more evidence."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long to wait before saying what.
+    """The limits say how long to wait before something is reported.
 
     `hang_timeout_s`: from then on a late rank is suspected. `notice_after_s`: from then on a
     notice names it. `settle_s`: how long evidence that others could still change is held back;
     `undecided_s`: the same of ranks that disagree without a majority, for each of them is named
-    then, and who has not come yet may have had no core meanwhile; `agreeing_s`: the same where
-    they stand before the backend until all have come, and then tell by themselves who is wrong.
+    then, and a rank that has not come yet may have had no core meanwhile; `agreeing_s`: the same
+    where ranks wait before the backend until all have come, and then report who is wrong.
     `heartbeat_s`: how often a rank's heartbeat runs. `clock_from_ns`: waits are not counted from
     earlier than this (Unix time; set it when a pause at a breakpoint has ended). `compares`: what
-    ranks call is compared; at debug level OFF it is not, and a hang of ranks that disagree is one.
-    `failed`: the command has ended with a failure, and nobody will tell any more how ranks ended.
+    ranks call is compared; at debug level OFF it is not, and a hang of ranks that disagree is
+    reported as a hang. `failed`: the command has ended with a failure, and how ranks ended will
+    not become known any more.
     """
 
     hang_timeout_s: float = 60.0
@@ -44,7 +45,7 @@ class Limits:
 
     @classmethod
     def of_run(cls, run: Mapping[str, Any]) -> Limits:
-        """Those that the run.json of a run names."""
+        """Returns the limits that the run.json of a run names."""
         timeout_s = run.get("hang_timeout_s")
         if isinstance(timeout_s, int | float) and 0 < timeout_s < MOST_S:  # else: damaged
             return cls(hang_timeout_s=float(timeout_s))

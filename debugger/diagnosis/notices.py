@@ -1,4 +1,4 @@
-"""What is worth a line while the run goes on: who is late, and what ranks put on record."""
+"""Notices are lines printed while the run goes on: who is late, and what ranks put on record."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .findings import Finding, RankEvidence, group_evidence
 def evidence(
     world: World, links: list[Pending], first: list[int], others: tuple[int, ...]
 ) -> dict[int, RankEvidence]:
-    """Where each rank stands; for those in `links`, the wait that matters here."""
+    """Returns the evidence of each rank; for those in `links`, the wait that matters here."""
     found = {rank: standing(world, rank) for rank in chosen(first, others)}
     for link in links:
         if link.rank in found and link.call is not None:

@@ -44,10 +44,10 @@ class Operand(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One op of torch.distributed.
+    """A row of the table: an op of torch.distributed.
 
-    `inputs` and `outputs` are those of a rank that has them (of a scatter the root alone has
-    inputs). `coalesced`: it takes several tensors at once.
+    `inputs` and `outputs` are those of a rank that has them (in a scatter the root alone has
+    inputs). `coalesced`: the op takes several tensors at once.
     `root` is the word torch's API uses for the root ("src" or "dst"), "" for an op without one.
     `counts`: whether dtype and number of elements of the principal tensors must agree.
     `splits`: whether what rank a sends to b must be what b expects from a (all-to-all).

@@ -1,8 +1,8 @@
-"""What a rank, or one of its threads, does: the one type of it, whose values are the words in which
+"""The states of a rank, or of one of its threads, are one type, whose values are the words in which
 messages, reports and the app say it.
 
-Who finds out (the diagnosis from a record, the supervisor from a stack) hands on the member, and
-who prints it prints the member: nobody has to read it back from a text.
+The finder (the diagnosis from a record, the supervisor from a stack) hands on the member, and the
+printer prints the member: no code has to read it back from a text.
 """
 
 from __future__ import annotations

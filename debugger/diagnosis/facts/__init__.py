@@ -1,1 +1,1 @@
-"""What follows from a snapshot, and several rules need: who waits, who lives, who did what."""
+"""Facts follow from a snapshot, and several rules need them: who waits, who lives, who did what."""

@@ -47,7 +47,7 @@ this size or larger."""
 
 
 class WaitsFor(enum.Enum):
-    """Who has to come before a collective call is over for its caller."""
+    """The members that have to come before a collective call is over for its caller."""
 
     ALL = enum.auto()
     ROOT = enum.auto()
@@ -77,7 +77,7 @@ class Model:
     unbuffered: Collection[str] = ()
 
     def collective(self, backend: str, signature: Signature, size: int, rank: int) -> WaitsFor:
-        """What ends this call of a group with so many ranks, for this global rank."""
+        """Returns for whom this global rank waits in this call of a group of `size` ranks."""
         if signature.tensors and not any(signature.counts) and not any(_counts(signature)):
             return WaitsFor.ALL if self.strict else WaitsFor.NOBODY
         if self.strict or on_device(backend):
@@ -87,8 +87,8 @@ class Model:
         return certainly(signature, rank)
 
     def room_bytes(self, backend: str) -> int:
-        """How much of a channel's messages is taken before their receives are posted; below 0: not
-        even an empty one."""
+        """Returns how many bytes of a channel's messages are buffered before their receives are
+        posted; below 0: not even an empty message is."""
         if self.strict:
             return 0
         if self.buffered_bytes is not None:

@@ -34,7 +34,7 @@ def _lived(world: World, rank: int, note: Note) -> bool:
 
 
 def broken(note: Note, link: Link) -> str:
-    """What became of the connection, for a finding's message."""
+    """Describes, for a finding's message, how the connection failed."""
     sender, receiver = link
     if raised(note).type == "CorruptFrame":
         return f"the connection from rank {sender} to rank {receiver} does not bring what was sent"

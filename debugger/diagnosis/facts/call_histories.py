@@ -61,8 +61,8 @@ def compare_histories(
 def lines_part(
     world: World, view: GroupView, usual: tuple[int, ...], odd: tuple[int, ...], seq: int
 ) -> str:
-    """Where one party made an equal call at another line than the other, shortly before they came
-    to differ: a call too many is noticed only once the next one differs. "" where it did not.
+    """Names the lines at which the two parties made an equal call, shortly before their calls came
+    to differ: an extra call is noticed only once the next one differs. "" if there are none.
 
     Ranks may make one call at two lines throughout (`if rank == 0: ... else: ...`), so a pair of
     lines counts only the first time that it is seen.

@@ -18,7 +18,7 @@ ChannelKey = tuple[GroupKey, int, int, int]
 
 
 class Channels:
-    """What each side of every channel has posted."""
+    """The sends and receives that each side of every channel has posted."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -80,8 +80,8 @@ class Channels:
         return begun(channel) if channel else 0
 
     def sent_less(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
-        """Of those that could have sent what a receive from any source waits for, the few that have
-        sent less than most of the others."""
+        """Returns the few ranks that have sent less than most of the others, of those that could
+        have sent what a receive from any source waits for."""
         sent = self._sent_by(rank, call, partners)
         counts = sorted(sent.values())
         usual = counts[len(counts) // 2]
@@ -89,14 +89,16 @@ class Channels:
         return less if counts[-1] == usual and 0 < len(less) * 2 < len(partners) else []
 
     def fewest_sent(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
-        """Of those that could have sent what a receive from any source waits for, those that have
-        sent the fewest: of two none is in the majority, but it is less likely the other."""
+        """Returns the ranks that have sent the fewest messages, of those that could have sent what
+        a receive from any source waits for. Two partners have no majority, but the one that has
+        sent more is less likely at fault."""
         sent = self._sent_by(rank, call, partners)
         fewest = min(sent.values(), default=0)
         return [one for one, count in sent.items() if count == fewest]
 
     def _sent_by(self, rank: int, call: Call, partners: Sequence[int]) -> dict[int, int]:
-        """How many messages each of them has sent to the rank that a receive of it can take."""
+        """Returns how many messages with the tag of this receive each partner has sent to the
+        rank."""
         tag = call.signature.tag
         return {one: self.sent((call.group, one, rank, tag)) for one in partners}
 
@@ -108,9 +110,10 @@ class Channels:
         return (call.group, source, destination, call.signature.tag)
 
     def left_over(self, rank: int, call: Call) -> list[tuple[int, Channel]]:
-        """What others than its partner have for a rank that waits in a send or receive: messages
-        that they have sent it and it has not received, or receives of such that it has not sent.
-        Each with the other rank, in their order; none of any source."""
+        """Returns the channels in which ranks other than its partner would meet a rank that waits
+        in a send or receive: they have sent it messages that it has not received, or receive
+        messages that it has not sent. Each comes with the other rank, in the order of ranks;
+        channels whose messages a receive from any source may have taken are left out."""
         sending = call.signature.op == "send"
         mine = self.sends if sending else self.receives
         found = []
@@ -137,7 +140,8 @@ class Channels:
         return sorted(found)
 
     def _posted_for(self, rank: int, call: Call) -> Sequence[tuple[ChannelKey, Channel]]:
-        """What all have posted in the group of this send, or receive, to meet one of that rank."""
+        """Returns the receives in the call's group that are posted for messages of the rank or, if
+        the call is a receive, the sends to the rank."""
         return self._by_end[call.signature.op == "send"].get((call.group, rank), ())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Who can never act again, and the shortest cycle among them: plain graph work."""
+"""Finds the ranks that can never act again, and the shortest cycle among them: plain graph work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_STARTS = 64
 
 
 def stuck_ranks(waiting: Mapping[int, Sequence[Need]], gone: frozenset[int]) -> set[int]:
-    """Of the waiting ranks, those that no order of events can free.
+    """Returns the waiting ranks that no order of events can free.
 
     `waiting` gives each rank the needs of all its waits: it can act when one of them can be met.
     Every rank that is neither in `waiting` nor `gone` can act. Linear in the size of the needs.

@@ -1,4 +1,4 @@
-"""Where a rank stands, in words: the `ranks` part of every finding."""
+"""Evidence says in words what a rank is doing, and where: the `ranks` part of every finding."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
 def stand(
     world: World, ranks: Iterable[int], awaited: Call | None = None
 ) -> dict[int, RankEvidence]:
-    """Where each of the ranks stands now. Of several threads, the one in `awaited` counts."""
+    """Returns the present evidence of each rank. Of several threads, the one in `awaited`
+    counts."""
     return {rank: standing(world, rank, awaited) for rank in ranks}
 
 
 def standing(world: World, rank: int, awaited: Call | None = None) -> RankEvidence:
-    """What the rank does now, and on which line. Of several threads, the one in `awaited` counts,
-    else the first that is in a call."""
+    """Returns what the rank is doing now, and on which line. Of several threads, the one in
+    `awaited` counts, else the first that is in a call."""
     record = world.ranks.get(rank)
     if record is None:
         return RankEvidence(RankState.UNSEEN)
@@ -100,7 +101,8 @@ def of_call(
     call_is: CallIs = CallIs.OBJECT,
     stack: Sequence[str] = (),
 ) -> RankEvidence:
-    """That a rank stands, or ended, at `site`, with the call that its state is about."""
+    """Returns the evidence that a rank is, or ended, at `site`, with the call that its state is
+    about."""
     if call is None:
         return RankEvidence(state, None, site, stack, call_is)
     made = call.site if call.site != site else None
@@ -122,7 +124,7 @@ def wait_text(activity: Activity, detail: object) -> str:
 
 
 def place_text(activity: Activity, detail: object) -> str:
-    """What a rank waits in, or for: `new_group`, `the store key 'ready'`."""
+    """Names what a rank waits in, or for: `new_group`, `the store key 'ready'`."""
     if activity is Activity.STORE:
         key = detail.get("key") or detail.get("keys") if isinstance(detail, dict) else None
         awaited = detail.get("awaited") if isinstance(detail, dict) else None
@@ -162,8 +164,8 @@ def last_call(world: World, rank: int) -> Call | None:
 
 
 def members_of_last_call(world: World, rank: int) -> tuple[int, ...] | None:
-    """Of the group in which the rank made its last call: that which an exception is about which
-    torch raised for what all ranks had told each other."""
+    """Returns the members of the group in which the rank made its last call. Where torch raises
+    because of what the members have sent each other, its exception is about that group."""
     call = last_call(world, rank)
     view = world.view(rank, call.group) if call is not None else None
     return view.ranks if view is not None else None
@@ -210,7 +212,7 @@ def _whereabouts(world: World, rank: int) -> CallSite | None:
 
 
 def at_call(world: World, ranks: Iterable[int], key: GroupKey, seq: int) -> dict[int, RankEvidence]:
-    """What each rank gave as collective number `seq` of the group."""
+    """Returns what each rank called as collective number `seq` of the group."""
     found: dict[int, RankEvidence] = {}
     for rank in ranks:
         history = world.ranks[rank].history if rank in world.ranks else None
@@ -234,7 +236,7 @@ def doing(world: World, link: Pending) -> str:
 
 
 def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
-    """What the rank gave as collective number `seq` of the newest group of that name."""
+    """Returns the rank's collective number `seq` of the newest group of that name."""
     record = world.ranks.get(rank)
     keys = [key for key in record.groups if key[0] == group] if record is not None else []
     if record is None or not keys or record.history is None:

@@ -1,4 +1,4 @@
-"""What an uncaught exception says: that a rank lost another one, or ran out of time."""
+"""An uncaught exception may say that a rank lost another one, or ran out of time."""
 
 from __future__ import annotations
 

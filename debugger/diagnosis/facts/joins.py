@@ -1,4 +1,4 @@
-"""Who waits for a group to form, and who has given that up."""
+"""Ranks wait for a group to form, and may give up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .world import World
 
 
 def gave_up(world: World, rank: int) -> bool:
-    """It has waited, too, until its own time limit ran out."""
+    """Returns whether the rank, too, has waited, until its own time limit ran out."""
     note = last_exception(world, rank)
     return note is not None and timed_out(note)
 

@@ -52,7 +52,8 @@ def _last_sign_ns(rank: Rank) -> int:
 
 
 def standing_still(snapshot: Snapshot) -> Snapshot:
-    """What an earlier look would have seen alike: the ranks that had not moved for a while."""
+    """Returns the part of the snapshot that an earlier one would have had alike: the ranks that had
+    not moved for a while."""
     ranks = {
         number: replace(rank)
         for number, rank in snapshot.ranks.items()

@@ -1,4 +1,4 @@
-"""What a wait needs in order to end, by the model of `blocking`.
+"""By the model of `blocking`, a wait needs other ranks in order to end.
 
     the model says that it waits for    it ends when                             certain?
     all                                 all absent members come                  yes
@@ -58,7 +58,7 @@ class Needs:
         self._late: dict[int, frozenset[int]] = {}
 
     def of(self, pending: Pending) -> Need | None:
-        """What the wait needs; None when it may end by itself or cannot be judged."""
+        """Returns what the wait needs; None when it may end by itself or cannot be judged."""
         memo = id(pending)  # the world keeps its Pending objects
         if memo not in self._memo:
             need = self._find(pending)
@@ -70,14 +70,15 @@ class Needs:
         return self._memo[memo]
 
     def of_all(self, rank: int) -> list[Need] | None:
-        """What the waits of the rank need; None when it is in none, or one may end by itself."""
+        """Returns what the waits of the rank need; None when it is in none, or one may end by
+        itself."""
         rows = [self.of(pending) for pending in self.world.pending(rank)]
         found = [need for need in rows if need is not None]
         return found if found and len(found) == len(rows) else None
 
     def likely(self, pending: Pending) -> frozenset[int]:
-        """Of the ranks that could end the wait, those that most likely should: who has sent less
-        than the others to a receive from any source, else all of them."""
+        """Returns the ranks that most likely should end the wait: for a receive from any source
+        those that have sent less than the others, else all that could end it."""
         need, call = self.of(pending), pending.call
         if need is None:
             return frozenset()

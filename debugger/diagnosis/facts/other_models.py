@@ -18,7 +18,8 @@ _COUNTS = re.compile(r"Rank (\d+) has (\d+) params, while rank (\d+) has inconsi
 
 
 def other_models(world: World, rank: int, note: Note) -> Vote[int] | None:
-    """Who has how many parameters, where that is what the rank's exception is about."""
+    """Returns how many parameters each rank has, as a vote, where the rank's exception is about
+    that and they differ."""
     members = members_of_last_call(world, rank)
     if _COUNTS.search(note.message) is None or members is None:
         return None

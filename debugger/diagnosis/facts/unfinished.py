@@ -1,4 +1,5 @@
-"""What ranks had begun and not finished when they ended, and whether its other end has come."""
+"""Calls may be unfinished when their rank ends: these functions find them, and whether the other
+end has come."""
 
 from __future__ import annotations
 

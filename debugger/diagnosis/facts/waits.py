@@ -1,4 +1,4 @@
-"""Who waits for whom, and in what: the wait-for graph of one snapshot, for people to read.
+"""The wait-for graph of one snapshot, for people to read, shows who waits for whom, and in what.
 
 Pure, as all of the diagnosis. Unlike a finding this proves nothing: it tells what the records say
 at this moment, ranks that will go on in a millisecond included.
@@ -21,8 +21,9 @@ from .world import World
 
 @dataclass(frozen=True, slots=True)
 class RankWait:
-    """One thread's wait. `for_ranks` must all come (with `any_of`: one of them); empty: it may end
-    by itself, or nobody can tell. `what` is `in all_reduce(sum, float32[8]) #3 of group "a"`."""
+    """A wait of one thread. `for_ranks` must all come (with `any_of`: one of them); empty: it may
+    end by itself, or the records do not say. `what` is `in all_reduce(sum, float32[8]) #3 of group
+    "a"`."""
 
     rank: int
     what: str

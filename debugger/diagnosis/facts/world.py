@@ -1,7 +1,7 @@
-"""One snapshot, asked the questions that several rules ask: who is in a group, who waits, who left.
+"""`World` answers what several rules ask of one snapshot: who is in a group, who waits, who left.
 
-A rank is *unrecorded* when its layer switched itself off, or nobody can read its record: that
-stands still while the rank runs on, so nothing may be concluded from what it does not show.
+A rank is *unrecorded* when its layer switched itself off, or its record cannot be read. The record
+then stays as it is while the rank runs on, so nothing may be concluded from what it does not show.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Pending:
 
     @property
     def site(self) -> CallSite | None:
-        """Where the thread stands: for an asynchronous call, where it waits for the handle."""
+        """Returns the thread's line: for an asynchronous call, where it waits for the handle."""
         return self.wait.site or (self.call.site if self.call else None)
 
 
@@ -145,7 +145,8 @@ class World:
         return sorted(noted | self._ended)
 
     def finished(self, rank: int) -> bool:
-        """It ended by itself with status 0 and without an uncaught exception."""
+        """Returns whether the rank ended by itself with status 0 and without an uncaught
+        exception."""
         found = self.ranks.get(rank)
         if found is None or not self.ended(rank) or found.process.signal is not None:
             return False
@@ -226,7 +227,8 @@ class World:
     # -- waits ---------------------------------------------------------------------------------
 
     def pending(self, rank: int) -> tuple[Pending, ...]:
-        """What the threads of a live rank wait for; nobody knows it of an unrecorded one."""
+        """Returns what the threads of a live rank wait for; nothing is known of an unrecorded
+        one."""
         found = self._pending.get(rank)
         if found is None:
             record = self.ranks.get(rank)
@@ -256,7 +258,7 @@ class World:
         return None
 
     def all_pending(self) -> Sequence[Pending]:
-        """What the threads of all ranks wait for, in the order of `ranks`."""
+        """Returns what the threads of all ranks wait for, in the order of `ranks`."""
         return self._all_pending
 
     @cached_property
@@ -297,7 +299,7 @@ class World:
         )
 
     def waited_ns(self, wait: Wait) -> int:
-        """How long the wait has lasted by the clock of the limits."""
+        """Returns how long the wait has lasted by the clock of the limits."""
         return self.now_ns - max(wait.since_ns, self.limits.clock_from_ns)
 
     @cached_property
@@ -312,7 +314,7 @@ class World:
 
     @property
     def paused(self) -> bool:
-        """Somebody is at a breakpoint: lateness means nothing."""
+        """Returns whether a rank is at a breakpoint, so that lateness means nothing."""
         return bool(self.at_breakpoint)
 
     def activity(self, rank: int, activity: Activity) -> Wait | None:
@@ -348,7 +350,7 @@ def is_collective(call: Call, group: GroupKey, seq: int) -> bool:
 
 
 def begun(state: Group | Channel) -> int:
-    """How many calls of a group, or messages of a channel, the rank has come to."""
+    """Returns how many calls of a group, or messages of a channel, the rank has come to."""
     return state.issued if state.begun is None else state.begun
 
 
@@ -368,8 +370,9 @@ def _named(wait: Wait) -> Wait:
 
 
 def caught_exceptions(rank: Rank) -> list[Note]:
-    """What a test runner has caught in a rank that ended with another status than 0: it ended of
-    the first. So did one that others ended before it could, where it had called nothing since."""
+    """Returns what a test runner has caught in a rank that ended with a status other than 0: the
+    first exception is why it ended. A rank that a signal ended before it could exit by itself
+    counts as well, if it had made no call since."""
     if rank.process.alive:
         return []
     if exit_status(rank):
@@ -378,7 +381,7 @@ def caught_exceptions(rank: Rank) -> list[Note]:
 
 
 def swallowed(rank: Rank) -> list[Note]:
-    """What was caught in a rank that has called nothing since."""
+    """Returns what was caught in a rank, if it has made no call since."""
     found = CaughtExceptionNote.among(rank.notes)
     last = rank.history.recent(1) if found and rank.history else ()
     return [] if any(call.issued_ns > found[0].time_ns for call in last) else found

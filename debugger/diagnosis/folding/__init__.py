@@ -1,1 +1,1 @@
-"""One cause is one finding: consequences are folded into the finding that explains them."""
+"""Consequences are folded into the finding that explains them: a cause is reported once."""

@@ -1,11 +1,11 @@
-"""One mistake that several ranks make in the same call, on the same line, is one finding.
+"""A mistake that several ranks make in the same call, on the same line, is one finding.
 
-Every rank tells of its own: the tensor that it gives, the buffer that it reads too early, the child
-that it has forked. Along one axis
-of a device mesh every row of ranks is a group of its own, and what all of them get from one line
-(a learning rate, say) differs in each; so does a call that a wrong branch makes in every row, and
-ranks of every row wait for each other on the same lines, or for one that has left at the same line.
-What the first of them said stands for all; who made the same mistake is a culprit, too.
+Every rank reports its own: the tensor that it gives, the buffer that it reads too early, the child
+that it has forked. Along one axis of a device mesh every row of ranks is a group of its own, and
+what all of them get from one line (a learning rate, say) differs in each; so does a call that a
+wrong branch makes in every row, and ranks of every row wait for each other on the same lines, or
+for one that has left at the same line. The earliest finding stands for all, and every rank that
+made the same mistake is a culprit of it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _key(world: World, finding: Finding) -> tuple[object, ...] | None:
 
 
 def _mismatch(finding: Finding) -> tuple[object, ...] | None:
-    """Of ranks of one row of a mesh that have made other calls."""
+    """Returns the key of a finding of ranks of one row of a mesh that have made different calls."""
     group = finding.group
     if not finding.about.of_signatures or group is None or group.desc == DEFAULT_GROUP:
         return None
@@ -64,7 +64,8 @@ def _mismatch(finding: Finding) -> tuple[object, ...] | None:
 
 
 def _row(world: World, finding: Finding) -> tuple[object, ...] | None:
-    """Of ranks that wait in vain while there are others, which may be another row of theirs."""
+    """Returns the key of a finding of ranks that wait in vain while there are others, which may be
+    another row of the mesh."""
     family, desc = finding.about.family, finding.group.desc if finding.group else ""
     if family is Family.DEADLOCK:  # no rank is in two of them
         if len(finding.culprits) + len(finding.victims) >= len(world.ranks):

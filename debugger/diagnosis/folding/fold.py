@@ -1,4 +1,4 @@
-"""One cause is one finding: which findings are consequences of which.
+"""`fold` decides which findings are consequences of which, so that a cause is reported once.
 
 Rules, on the findings in order of time:
 1. The first error is a cause. Its scope is its group, its culprits and its victims.
@@ -9,9 +9,9 @@ Rules, on the findings in order of time:
    has left the common path already. In the same group it is one whoever the culprits are, for the
    ranks' calls are no longer each other's. Otherwise it is a second cause. So is it in the same
    group where the ranks refused both calls, or a message: none was made, and those who agreed
-   still do; and after wrong data, which do not change whose calls meet. Who is a culprit of both
-   because nobody is singled out says nothing: then it is a second cause if they have made a call
-   alike in between.
+   still do; and after wrong data, which do not change whose calls meet. That a rank is a
+   culprit of both proves nothing where no rank is singled out: then it is a second cause if they
+   have made a call alike in between.
 4. Weak endings (see `endings`) are consequences of any stronger finding up to two seconds later,
    too: that a peer is dead is often seen by its partners first. Only a polite signal (SIGTERM)
    must come sooner: the launcher sends it to the others once it has seen a failure.
@@ -64,7 +64,8 @@ def each_explains_the_other(one: Candidate, other: Candidate) -> bool:
 
 
 def _refused(errors: list[Candidate]) -> list[Candidate]:
-    """Where ranks tell of a call that they refused, what records show of it is of that one, too."""
+    """Marks what the records show of a call that ranks have reported as refused: it is about the
+    same refusal."""
     refused = {_call(one.finding) for one in errors if one.refused}
     return [
         replace(one, refused=True)

@@ -49,7 +49,7 @@ class Kin:
 
 
 def mismatches(world: World, needs: Needs) -> list[Candidate]:
-    """One error per group at most, and one warning for shapes at most."""
+    """Returns at most one error per group, and at most one warning for shapes."""
     found: list[Candidate] = []
     for view in world.groups:
         if len(view.states) < 2:
@@ -177,11 +177,13 @@ def _entering(world: World, view: GroupView, ranks: Sequence[int], seq: int) -> 
 
 
 def _stuck(world: World, needs: Needs, view: GroupView, rank: int) -> bool:
-    """It waits in the layer and nothing in it moved: it will not come and change the vote.
+    """Returns whether the rank waits in the layer without moving: it will not come and change the
+    vote.
 
-    Not so where it waits in an earlier call of the group, or for a group to be made, which others
-    have left behind: that may be complete, and the rank has not had the processor since. Nor where
-    all that it waits for has come, in a call of another group or a message: it will notice.
+    A rank is not stuck where it waits in an earlier call of the group, or for a group to be made,
+    which others have left behind: that may be complete, and the rank has not had the processor
+    since. Nor is it where all that it waits for has come, in a call of another group or a message:
+    it will notice.
     """
     pending = world.pending(rank)
     for one in pending:

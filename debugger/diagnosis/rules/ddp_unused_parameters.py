@@ -40,7 +40,7 @@ REPLACED = (
 
 
 def unused_parameters(world: World) -> list[Candidate]:
-    """What ranks have failed on, as one finding."""
+    """Returns one finding of all ranks whose forward failed on it."""
     failed = {
         rank: notes[-1] for rank in world.eventful if (notes := world.notes(rank, DdpFailedNote))
     }
@@ -86,7 +86,7 @@ def explained_by_unused(world: World, candidate: Candidate) -> Candidate:
 
 
 def _last(world: World, rank: int) -> Note | None:
-    """Of the rank's last backward, if DDP still waits for gradients."""
+    """Returns the note of the rank's last backward, if DDP still waits for gradients in it."""
     kinds = (DdpUnusedNote, DdpCompleteNote)
     states = [n for n in world.ranks[rank].notes if any(kind.matches(n) for kind in kinds)]
     return states[-1] if states and DdpUnusedNote.matches(states[-1]) else None

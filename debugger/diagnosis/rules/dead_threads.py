@@ -27,7 +27,7 @@ ANOTHER_NS = 5 * SECOND_NS
 
 
 def lost_threads(world: World, needs: Needs) -> list[Candidate]:
-    """One finding for each rank whose dead thread others wait for."""
+    """Returns one finding for each rank whose dead thread others wait for."""
     dead = {rank: notes for rank in world.eventful if (notes := deaths(world, rank))}
     if not dead:
         return []

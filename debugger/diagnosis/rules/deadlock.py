@@ -36,7 +36,7 @@ MOST_LEFT_OVER = 2
 
 
 def deadlocks(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
-    """One finding for each independent cycle: proven ones, else suspected ones."""
+    """Returns one finding for each independent cycle: proven ones, else suspected ones."""
     found = _cycles(world, channels, needs, _provable(world, needs), proven=True)
     if found or world.paused:
         return found

@@ -86,7 +86,8 @@ def _waited_for(world: World, number: int) -> bool:
 
 
 def _missed(world: World, number: int) -> bool:
-    """Somebody is left who may need it. A rank whose end nobody saw is no fault by itself."""
+    """Returns whether another rank is left that may need this one. A rank whose end was not
+    recorded is no fault by itself."""
     return any(not world.finished(other) for other in world.ranks if other != number)
 
 

@@ -1,16 +1,16 @@
-"""Who has issued a call and never completes it, in a record that has no clock (`Knows.clock`): a
-device, or the network, stands still.
+"""A rank may have issued a call and never complete it: its device, or the network, stands still.
+These rules are for a record that has no clock (`Knows.clock`).
 
 Rules:
 1. *Never completed*: a rank's oldest pending call of a group is complete on another member: all
    have issued it, and this rank alone has not come to its end. A root may be over with a broadcast
    long before the others come to it: that alone says so only where the call is in front on all who
    are in it. Or, where records tell when calls begin: it has begun on others, and here it has not.
-2. *Unended*: where nobody explains why all wait, following who waits for whom ends in calls that
-   all have come to, and nobody has completed.
-3. Who stands in a call that newer ones have overwritten in the record may hold up all others, and
-   of messages that cannot be paired any more nobody knows which is left out: none of them is named
-   for it alone.
+2. *Unended*: where no rank explains why all wait, following who waits for whom ends in calls that
+   all have come to, and no rank has completed.
+3. A rank in a call that newer ones have overwritten in the record may hold up all others, and of
+   messages that cannot be paired any more it is not known which is left out: no rank is named for
+   that alone.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ def _not_completed(world: World) -> Iterator[tuple[int, Stuck]]:
 
 
 def _behind_its_messages(world: World, rank: int) -> Stuck | None:
-    """Of a rank that stands in messages whose other ends are all complete. (A batch ends with the
-    last of its messages: the others may be there long before.)"""
+    """Returns the message in which the rank is stuck, if the other ends of all its messages are
+    complete. (A batch ends with the last of its messages: the others may be there long before.)"""
     rows = world.pending(rank)
     for row in rows:
         call, partner = row.call, row.call.signature.peer if row.call else None
@@ -113,8 +113,8 @@ def _behind_its_messages(world: World, rank: int) -> Stuck | None:
 
 
 def _ahead(world: World, view: GroupView, rank: int, call: Call) -> int | None:
-    """Who is beyond this call, or a later one of the group, so that nothing but its own device can
-    keep the rank in it."""
+    """Returns a rank that has completed this call, or a later one of the group, so that nothing but
+    its own device can keep this rank in the call."""
     seqs = [call.seq]
     if not _is_symmetric(call) and not _is_in_front(world, view, call):
         later = range(call.seq + 1, view.states[rank].issued)
@@ -182,7 +182,8 @@ def _is_within(world: World, rank: int, view: GroupView, seq: int) -> bool:
 
 
 def unended(world: World, needs: Needs) -> list[Candidate]:
-    """One finding for each call in which it ends."""
+    """Returns one finding for each call at which rule 2 ends; one without culprits where the record
+    has lost a pending call."""
     rows = world.all_pending()
     lost = sorted(row.rank for row in rows if row.wait.call is None)
     if lost:
@@ -220,7 +221,7 @@ def unended(world: World, needs: Needs) -> list[Candidate]:
 
 
 def _joined(peers: Mapping[int, Collection[int]], start: int) -> set[int]:
-    """Who is at the other end of messages in which this rank stands, and those."""
+    """Returns this rank, and the ranks that pending messages connect with it, directly or not."""
     found, left = {start}, [start]
     while left:
         for rank in peers.get(left.pop(), ()):
@@ -270,7 +271,8 @@ def unclear(world: World, candidate: Candidate) -> Candidate:
 def _stalled(
     world: World, text: str, calls: Mapping[int, Call], first: Call | None, *, names: bool = True
 ) -> Finding:
-    """Of ranks that stand in these calls, `first` among them; whether it `names` them."""
+    """Returns the finding of ranks that are in these calls, of which `first` is one. They are its
+    culprits only with `names`."""
     culprits: Collection[int] = sorted(calls) if names else ()
     waiting = [rank for rank in sorted(world.waiting) if rank not in culprits]
     view = (

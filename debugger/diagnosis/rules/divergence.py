@@ -48,11 +48,11 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """What is the first to differ at a moment.
+    """The quantity that is the first to differ at a moment.
 
-    `column` is None where it is not on record any more. `values`: by rank, what stands there, or in
-    place of it for all columns. Of the `all_of` columns of its quantity the `differing` do.
-    `largest`: of all elements on record, by how much those differ most that do.
+    `column` is None where it is not on record any more. `values`: by rank, what is in the column,
+    or, where that is unknown, a total of all columns. `differing` are the columns of the quantity
+    that differ, of `all_of`. `largest` is the largest difference of elements on record.
     """
 
     column: Column | None
@@ -63,7 +63,7 @@ class Difference:
 
 
 def differing_replicas(world: World) -> list[Candidate]:
-    """One finding for each set of replicas of which some differ."""
+    """Returns one finding for each set of replicas of which some differ."""
     members: dict[tuple[GroupKey, str], dict[int, Replicas]] = {}
     for number, rank in sorted(world.ranks.items()):
         for replicas in rank.replicas:
@@ -119,11 +119,12 @@ def _is_rounding(replicas: dict[int, Replicas], moment: Moment, difference: Diff
 
 
 def _compared(rows: dict[int, Digest]) -> dict[int, Digest]:
-    """Those ranks at one moment that must be equal then.
+    """Returns the rows of the ranks that must be equal at this moment.
 
-    Of ranks that have made a step on their own it is asked only where others have not. Two or more
-    of these that are equal are replicas, whatever the one beside them does. A single one proves
-    that only together with a rank that has made just this step with it.
+    Ranks that have made a step on their own must be equal to the others only if the others are
+    equal to each other. Two or more of the others that are equal are replicas, whatever the one
+    beside them does. A single one proves that only together with a rank that has made just this
+    step with it.
     """
     together = {rank: row for rank, row in rows.items() if not row.apart}
     if not together or len({row.total for row in together.values()}) > 1:
@@ -311,7 +312,8 @@ def _largest_difference(
 
 
 def _parties(result: Vote[int], rows: dict[int, Digest], difference: Difference) -> str:
-    """Those outside the majority first. Their steps, where these differ, are the reason."""
+    """Lists the parties, those outside the majority first. Where their steps differ, these are the
+    reason."""
     first, *rest = result.parties
     parties = result.parties if result.majority is None else (*rest, first)
     steps = {row.step for row in rows.values()}

@@ -1,4 +1,4 @@
-"""Who has left for good while others wait: proven at once.
+"""A rank has left for good while others wait: that is proven at once.
 
 Rules:
 1. Only waits that need the absent rank count (`needs`), and calls that failed without it; not of a
@@ -10,8 +10,8 @@ Rules:
    numbers of rounds differ, and it is an early_exit.
 3. A rank that was killed or raised is not treated here: that *is* the finding.
 4. A call that all have made, and in which one lost its connections since another, already through
-   with it, left: early_exit, too.
-   One that torch's watchdog of NCCL has aborted lost them likewise.
+   with it, left: early_exit, too. A rank that torch's watchdog of NCCL has aborted lost them
+   likewise.
 5. A rank that finished before the send that it never waited for was through: early_exit.
 6. A message with another tag between the same two ranks explains more than the partner's end.
 """
@@ -167,7 +167,7 @@ def _failed_messages(world: World) -> Iterator[Pending]:
 def _never_created(
     world: World, needs: Needs, pending: Pending, need: Need | None
 ) -> Candidate | None:
-    """It waits in new_group for ranks that have finished."""
+    """Returns the finding of a rank that waits in new_group for ranks that have finished."""
     if need is None or pending.wait.activity is not Activity.NEW_GROUP:
         return None
     gone = tuple(sorted(rank for rank in need.ranks if world.finished(rank)))
@@ -251,8 +251,9 @@ def _closed_too_soon(world: World, view: GroupView, pending: Pending) -> Candida
 def _stand(
     world: World, left: list[int], victims: tuple[int, ...], call: Call
 ) -> dict[int, RankEvidence]:
-    """Where they stand; of a rank that lives on without the group, where it has destroyed it; of a
-    rank that has ended before its GPU was through with the call, where it made that."""
+    """Returns the evidence of the ranks: for one that lives on without the group, where it has
+    destroyed it; for one that has ended before its GPU was through with the call, where it made
+    that; else where it is."""
     found = stand(world, chosen(left, victims), call)
     for rank in left:
         notes = world.notes(rank, DestroyedNote)
@@ -295,7 +296,8 @@ def _how_it_left(world: World, view: GroupView, left: list[int]) -> str:
 
 
 def _batches(world: World, rank: int) -> int | None:
-    """How many batches the rank's data gave before it ran out; -1 unknown; None: it did not."""
+    """Returns how many batches the rank's data gave before it ran out; -1: unknown; None: it did
+    not run out."""
     notes = world.notes(rank, DataExhaustedNote)
     told = DataExhaustedNote.read(notes[-1].data) if notes else None
     return told.batches if told else None
@@ -409,8 +411,8 @@ def _message(
 
 
 def _rounds(channels: Channels, rank: int, call: Call) -> int:
-    """How many messages the two ranks of the call have exchanged so far; 0 where they all went one
-    way, or none with this one's direction and tag."""
+    """Returns how many messages the two ranks of the call have exchanged so far; 0 where they all
+    went one way, or none with this one's direction and tag."""
     peer = call.signature.peer
     if peer in (None, ANY_SOURCE) or call.seq == 0:
         return 0

@@ -29,14 +29,14 @@ Sequences = dict[int, Sequence[Creation]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One version of a creation, and the ranks that made it."""
+    """A version of a creation, and the ranks that made it."""
 
     creation: Creation
     ranks: list[int]
 
 
 def creation_mismatches(world: World) -> list[Candidate]:
-    """One finding at most for each life of the default group."""
+    """Returns at most one finding for each life of the default group."""
     found = []
     lives = _lives(world)
     for sequences in lives:
@@ -119,7 +119,8 @@ def _left_out(world: World, sequences: Sequences) -> Candidate | None:
 
 
 def _went_on(world: World, rank: int, world_seq: int) -> bool:
-    """It has called collectives of the world behind the place of a creation: it had not left."""
+    """Returns whether the rank has called collectives of the world after the place of a creation,
+    so that it had not left."""
     groups = world.ranks[rank].groups.values()
     return any(group.desc == DEFAULT_GROUP and group.issued > world_seq for group in groups)
 

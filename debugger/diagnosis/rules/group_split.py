@@ -25,7 +25,7 @@ Made = Mapping[int, tuple[Part, Note]]
 
 
 def different_splits(world: World) -> list[Candidate]:
-    """One finding for each group at most."""
+    """Returns at most one finding for each group."""
     splits: dict[tuple[GroupKey, int], dict[int, tuple[Part, Note]]] = {}
     for rank in world.eventful:
         for note in SplitNote.among(world.ranks[rank].notes):

@@ -38,7 +38,7 @@ from ..limits import Candidate
 
 
 def joins(world: World, needs: Needs) -> list[Candidate]:
-    """What keeps the default group from forming."""
+    """Returns what keeps the default group from forming."""
     found = _rivals(world)
     waiting = world.engaged(Activity.INIT)
     failed = {
@@ -194,8 +194,9 @@ def _stale_store(
 def _elsewhere(
     world: World, waiting: Mapping[int, Wait], failed: dict[int, Note]
 ) -> list[Candidate]:
-    """They look for each other in different places, or wait for different numbers of ranks. Where
-    enough have come for some of them, these have joined, and are counted as well."""
+    """Returns the finding of ranks that try to meet at different addresses, or wait for different
+    numbers of ranks. Where enough have come for some of them, these have joined, and are counted
+    as well."""
     late = [w for w in waiting.values() if world.waited_ns(w) >= world.limits.hang_ns]
     lost = {rank: note for rank, note in failed.items() if TIMED_OUT.search(note.message)}
     refused = {rank: note for rank, note in failed.items() if raised(note).rendezvous is not None}
@@ -254,7 +255,8 @@ def _came_ns(world: World, waiting: Mapping[int, Wait], rank: int) -> int:
 
 
 def _joined_there(world: World, waiting: Mapping[tuple[str, int], Sequence[int]]) -> list[int]:
-    """Who has joined where others wait, at the same address: enough had come for its world."""
+    """Returns the ranks that have joined at an address where others wait: enough had come for their
+    world."""
     jobs = {job for job, _ in waiting}
     counted = {rank for ranks in waiting.values() for rank in ranks}
     return [
@@ -298,7 +300,8 @@ def _never_came(world: World, needs: Needs, waiting: Mapping[int, Wait]) -> list
 
 
 def _unwatched(world: World, waiting: Mapping[int, Wait], last: Wait) -> list[Candidate]:
-    """Nobody has told of them, and all that are known wait in the store to which they come."""
+    """Returns the finding of ranks that no supervisor of this job knows, while all known ranks wait
+    in the store in which they would meet."""
     sizes = {world.ranks[rank].world_size for rank in waiting}
     if world.size or world.snapshot.lost or len(sizes) > 1 or set(waiting) != set(world.ranks):
         return []

@@ -1,15 +1,16 @@
-"""Who is alive but late: noticed after `notice_after_s`, suspected after `hang_timeout_s`.
+"""A rank is alive but late: it is noticed after `notice_after_s`, suspected after
+`hang_timeout_s`.
 
 Rules:
 1. The call with the longest wait counts, from the moment its first rank began to wait; for the
    suspicion of an initialisation from the moment its last rank did (as `joining` names the absent).
-2. Whoever is absent only because it waits itself is not the culprit: its own wait is followed to
-   the rank at the root, which computes, is stopped, or waits for something else. A thread that has
-   nothing to do with the call may run meanwhile: what counts is the one that makes the calls of its
-   group.
+2. A rank that is absent only because it waits itself is not the culprit: its own wait is followed
+   to the rank at the root, which computes, is stopped, or waits for something else. A thread that
+   has nothing to do with the call may run meanwhile: what counts is the one that makes the calls of
+   its group.
 3. A rank stopped inside a call holds up the others just as well.
 4. The program's own timeout may end the wait earlier: then the rank is suspected at that moment.
-5. At a breakpoint nobody is late.
+5. At a breakpoint no rank is late.
 """
 
 from __future__ import annotations
@@ -230,8 +231,8 @@ def _finding(world: World, late: Late, observable_ns: int, *, timed_out: bool = 
 
 
 def _outside_calls(world: World, rank: int) -> RankEvidence | None:
-    """Where the main thread stands, if it is in no wait while another thread of the rank is: it is
-    the one that others wait for."""
+    """Returns the evidence of the main thread, if it is in no wait while another thread of the rank
+    is: others wait for the main one."""
     record = world.ranks.get(rank)
     waits = world.pending(rank)
     if record is None or record.free_threads <= 0 or record.location is None or not waits:
@@ -355,7 +356,7 @@ def _not_there(world: World, needs: Needs, rank: int, call: Call, view: GroupVie
 
 
 def _all_in_store(world: World) -> list[Candidate]:
-    """Nobody waits in a call: all that wait, wait for a key of a store."""
+    """Returns the finding of a job of which all live ranks wait for keys of a store."""
     waits = {
         rank: wait
         for rank, wait in world.engaged(Activity.STORE).items()

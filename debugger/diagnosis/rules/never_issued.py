@@ -1,15 +1,16 @@
-"""Who never issued what others wait in, in a record that has no clock (`Knows.clock`): nobody is
-late there.
+"""A rank may never have issued the call in which others wait. These rules are for a record that
+has no clock (`Knows.clock`), in which no rank is late.
 
 Rules:
 1. A rank that has nothing pending, while another waits in a call that it has not issued, or in a
    message of which it has not issued the other end: nothing on record holds it up. One whose record
-   was written before that is named only where nobody else is at fault.
-2. A rank without a record, if somebody waits for it in his oldest pending call. (What lies behind
+   was written before that is named only where no other rank is at fault.
+2. A rank without a record, if another waits for it in its oldest pending call. (What lies behind
    an older call is issued and cannot begin, on whichever ranks have it: that a rank without a
-   record is not among them tells nothing.) Nobody knows what it has issued: it is missing, and
-   named only where the records of all others are there, and nobody else can be at fault.
-3. Where nobody waits, for all have given up: who has issued fewer calls of a group than others.
+   record is not among them tells nothing.) It is not known what it has issued: it is missing, and
+   named only where the records of all others are there, and no other rank can be at fault.
+3. Where no rank waits, for all have given up: one that has issued fewer calls of a group than
+   others.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..limits import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A call that ranks wait in, and who has not issued it."""
+    """A call that ranks wait in, and those that have not issued it."""
 
     view: GroupView
     call: Call
@@ -38,7 +39,7 @@ class Awaited:
 
     @property
     def order(self) -> tuple[bool, int]:
-        """Of a rank that is waited for in both, a collective says more than a message."""
+        """Sorts collectives first: of a rank that both wait for, they say more than messages."""
         return self.call.signature.peer is not None, self.call.issued_ns
 
 
@@ -159,7 +160,8 @@ def left_behind(world: World) -> list[Candidate]:
 
 
 def _is_elsewhere(world: World, rank: int, view: GroupView) -> bool:
-    """It has initialised again, and may have left a world of its own."""
+    """Returns whether the rank has initialised again, so that it may have left this world for its
+    next."""
     again = world.ranks[rank].groups.get((view.key[0], view.key[1] + 1))
     return again is not None and again.issued > 0
 
@@ -198,7 +200,7 @@ def _finding(
 
 
 def _last_seen(world: World, rank: int) -> RankEvidence:
-    """Where a rank is that waits for nothing."""
+    """Returns the evidence of a rank that waits for nothing."""
     if rank not in world.ranks:
         return RankEvidence("no dump of it is here")
     history = world.ranks[rank].history

@@ -25,8 +25,8 @@ is left."""
 
 
 def lost_nodes(world: World) -> list[Candidate]:
-    """One finding for each host: where each rank has a supervisor, as under mpiexec, all that were
-    on it are lost with it."""
+    """Returns one finding for each host: where each rank has a supervisor, as under mpiexec, all
+    that were on the host are lost with it."""
     found = []
     for node in _hosts(world.snapshot.lost):
         ranks = tuple(rank for rank in node.ranks if not world.finished(rank))
@@ -47,7 +47,8 @@ def lost_nodes(world: World) -> list[Candidate]:
 
 
 def _hosts(lost: Iterable[LostNode]) -> list[LostNode]:
-    """Those of one host are one; of a node without a name nobody knows where it is."""
+    """Joins the lost nodes of one host; a node without a name stays apart, since its host is not
+    known."""
     found: dict[tuple[str, ...], LostNode] = {}
     for place, node in enumerate(lost):
         key = (node.host or f"/{place}", *node.others)

@@ -30,7 +30,7 @@ Orders = dict[int, tuple[PairedNote, Note]]
 
 
 def paired_otherwise(world: World) -> list[Candidate]:
-    """One finding for each wrapper, group and moment."""
+    """Returns one finding for each wrapper, group and moment."""
     made: dict[object, dict[int, Orders]] = defaultdict(lambda: defaultdict(dict))
     for rank in world.eventful:
         for note in world.notes(rank, PairedNote) if rank not in world.unrecorded else ():

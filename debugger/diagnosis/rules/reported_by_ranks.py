@@ -22,7 +22,7 @@ MOST_REPORTED = 100
 
 
 def reported(world: World) -> list[Candidate]:
-    """One finding for each that ranks have reported, however many did."""
+    """Returns one finding for each that ranks have reported, however many of them did."""
     notes: dict[OwnFindingNote, tuple[int, Note]] = {}
     for number in world.eventful:
         for note in OwnFindingNote.among(world.ranks[number].notes):

@@ -22,7 +22,7 @@ MOST_DIRECT = 64
 
 
 def split_mismatches(world: World) -> list[Candidate]:
-    """One finding per group at most: the first call with a pair that disagrees."""
+    """Returns at most one finding per group: the first call with a pair that disagrees."""
     found = []
     for view in world.groups:
         if len(view.states) > 1 and any(group.balance for group in view.states.values()):

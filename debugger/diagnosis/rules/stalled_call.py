@@ -109,7 +109,8 @@ def _entered_by_all(
 
 
 def _is_well(world: World, record: Rank) -> bool:
-    """It could have done its part. Who has ended did so because of this, or else that counts."""
+    """Returns whether the rank could have done its part. One that has ended with a fault counts as
+    well: it ended because of this, or else its end is a finding of its own."""
     number = record.rank
     if number in world.unrecorded or world.finished(number):
         return False
@@ -172,7 +173,7 @@ def _finding(
 
 
 def _ops(world: World, view: GroupView, call: Call) -> set[str]:
-    """What the ranks call at the place of this call."""
+    """Returns the ops that the ranks call at the place of this call."""
     histories = (world.ranks[rank].history for rank in view.states)
     found = (one.at(call.group, call.seq) for one in histories if one is not None)
     return {one.signature.op for one in found if one is not None}

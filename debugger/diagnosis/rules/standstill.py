@@ -51,7 +51,7 @@ def standstills(world: World) -> list[Candidate]:
 
 
 def standstill_so_far(world: World, longer_than_ns: int) -> tuple[str, str] | None:
-    """What is to be said of a standstill before it is suspected, and for how long it has lasted."""
+    """Describes a standstill before it is suspected, and how long it has lasted."""
     still = _standing(world, longer_than_ns)
     if not still:
         return None

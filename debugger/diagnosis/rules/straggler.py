@@ -1,11 +1,12 @@
-"""Which rank keeps the others waiting, from the times at which ranks arrive at their collectives.
+"""A straggler keeps the others waiting: the times at which ranks arrive at their collectives show
+it.
 
-Looked at when a run has ended, or is asked about: over the calls that are still on record. A rank
-is a straggler of a group when all of this is so, and a balanced group has none:
+The rule is asked when a run has ended, or on request, over the calls that are still on record. A
+rank is a straggler of a group when all of this is so, and a balanced group has none:
 
 1. It was the last to arrive at more than half of the collectives, but for those that follow another
-   at once: who comes last there is chance. So it is where ranks come nearly together (`AT_ONCE`):
-   one that writes a checkpoint now and then is not late for the calls between.
+   at once: there it is chance which one comes last. So it is where ranks come nearly together
+   (`AT_ONCE`): one that writes a checkpoint now and then is not late for the calls between.
 2. Of the time that the ranks spent waiting for a last one, it caused most (`SHARE`), and that did
    not change hands: where, in a part of the time, another rank caused most, that was `NOISE`.
 3. Between its calls it takes `FACTOR` times as long as the median of the others. The `OUTLIERS`
@@ -58,7 +59,8 @@ NEEDS_ALL = frozenset(op for op, row in OPS.items() if row.certain == "all") - P
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One rank at one collective. `own_ns`: since the rank's last call began, or ended."""
+    """The arrival of a rank at a collective. `own_ns` is the time since its last call began, or
+    ended."""
 
     call: Call
     own_ns: int
@@ -66,27 +68,27 @@ class Arrival:
 
 @dataclass(slots=True)
 class Lateness:
-    """One rank in one group."""
+    """The lateness of a rank in a group."""
 
     last: int = 0
     last_after_work: int = 0
     """The same without the collectives that followed another at once, or that the last but one came
     to at nearly the same time."""
     parts_ns: list[int] = field(default_factory=lambda: [0] * PARTS)
-    """How long others waited for it, by parts of the time looked at."""
+    """The time that others waited for it, by parts of the time looked at."""
     turns_ns: list[int] = field(default_factory=list)
-    """What it took between its calls."""
+    """The times that it took between its calls."""
     margins_ns: list[int] = field(default_factory=list)
     ops: Counter[str] = field(default_factory=Counter)
     sites: Counter[CallSite] = field(default_factory=Counter)
 
     @property
     def caused_ns(self) -> int:
-        """How long others waited for it."""
+        """Returns how long others waited for it."""
         return sum(self.parts_ns)
 
     def usual_ns(self) -> int:
-        """What it took between its calls, in total, but for the longest turns."""
+        """Returns the time that it took between its calls, in total, but for the longest turns."""
         return sum(sorted(self.turns_ns)[:-OUTLIERS])
 
 

@@ -12,7 +12,7 @@ from ..findings import Finding, RankEvidence
 
 
 def unwaited(world: World) -> list[Finding]:
-    """Of each line the ranks that did, and how often."""
+    """Returns one finding for each line: which ranks did not wait there, and how often."""
     lines: dict[tuple[str, CallSite | None, bool], dict[int, tuple[Note, int]]] = {}
     for number in world.eventful:
         for note in UnwaitedWorkNote.among(world.ranks[number].notes):
