@@ -22,10 +22,10 @@ from ..checks.argument_checks import InvalidArgumentError
 from ..log.interruptions import is_interruption
 from ..log.own_faults import report_own_fault
 from ..record import lost_connections
-from ..record.describe import METHODS, Method
+from ..record.describe import METHODS, Facts, Method
 from ..record.lanes import Lane, stands_below
 from ..record.likeness import FORMS, never
-from ..record.recorder import GroupRecord, Recorder
+from ..record.recorder import GroupRecord, Known, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
 from ..torch_private import record_boxed_groups, tensor_guard
@@ -219,11 +219,21 @@ class CheckedGroup(ProcessGroup):
             self._refuse(METHODS[name].op)
         return getattr(self._inner, name)(*args, **kwargs)
 
-    def _lane(self, recorder: Recorder, name: str, method: Method) -> Lane:
-        """Makes the lane for the calls of this method, of which this is the first."""
-        monitors = method.op == "monitored_barrier"
-        forward = self._monitored if monitors else getattr(self._inner, name)
-        lane = Lane(recorder, self._record, forward, self._record.known[method.op])
+    def _first_lane(self, name: str, method: Method) -> Lane | None:
+        """Makes the lane for the calls of this method, of which this is the first; None where
+        nothing is recorded, or from now on."""
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        try:
+            monitors = method.op == "monitored_barrier"
+            forward = self._monitored if monitors else getattr(self._inner, name)
+            lane = Lane(recorder, self._record, forward, self._record.known[method.op])
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            self._switch_off(error)
+            return None
         self._lanes[name] = lane
         return lane
 
@@ -249,7 +259,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     the reduce op alone, of which torch makes an object, and 0.35 for the tensor), 0.35 are for the
     line, 0.15 to 0.3 each for `complete`, its wait, and torch's own second wait for the handle.
     """
-    op, take_facts, take_key = method.op, method.facts, method.key
+    op, take_key = method.op, method.key
     form = FORMS.get(name)
     is_like = never if form is None else form.is_like
     options_at = method.options_at
@@ -259,25 +269,19 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     checked = not message and method.agrees
 
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
-        # What is at hand from earlier calls of this method. One attribute of this object, for it
+        # 1. What is at hand from earlier calls of this method. One attribute of this object, for it
         # is one of torch's, whose attributes cost more than all others here.
         try:
             lane = self._lanes[name]
         except KeyError:
-            recorder = self._recorder
-            if recorder is None:
+            first = self._first_lane(name, method)
+            if first is None:
                 return self._unobserved(name, args, kwargs)
-            try:
-                lane = self._lane(recorder, name, method)
-            except Exception as error:
-                if is_interruption(error):
-                    raise
-                self._switch_off(error)
-                return getattr(self._inner, name)(*args, **kwargs)
+            lane = first
         recorder, group = lane.recorder, lane.group
         known = None
         try:
-            # From which line: known by the instruction, at the place where it was the last time.
+            # 2. From which line: known by the instruction, at the place where it was the last time.
             try:
                 frame = _getframe(lane.depth)
             except ValueError as error:  # a thread of C++
@@ -292,7 +296,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             ):
                 line = lane.find(_getframe(0))
             del frame  # it may be this function's own, and would keep the handle alive
-            # What is called: all of it is described once per distinct call.
+            # 3. What is called: all of it is described once per distinct call.
             given = (*args, *kwargs.values()) if kwargs else args
             same = line.same
             if same is not None and is_like(same.guard, same.known.key, given):
@@ -301,17 +305,12 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 key = take_key(given)
                 known = line.known
                 if known is None or known.key != key:
-                    known = lane.known.get(key)
-                    if known is None:
-                        facts = take_facts(given)
-                        argument_checks.check(op, facts, group.ranks)
-                        known = recorder.describe(group, op, facts, key)
-                    line.known = known
-                    line.same = None
+                    known = lane.known.get(key) or _described(lane, method, key, given)
+                    line.known, line.same = known, None
                 elif line.tries_left and form is not None:
                     line.tries_left -= 1
                     line.same = form.same(known, given, tensor_guard) if line.tries_left else None
-            # Whether it is waited for here, and what else belongs to it.
+            # 4. Whether it is waited for here, and what else belongs to it.
             options = args[last_option] if len(args) > last_option else kwargs.get("opts")
             if options is None:
                 # The code that stood there is what may stand there again: to look for any in a
@@ -332,7 +331,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 flags |= AGREES_FLAG
                 if is_async and not guard.coalesces:
                     flags |= BOUNDED_FLAG
-            # On record, before anything can go wrong with it.
+            # 5. On record, before anything can go wrong with it.
             writer = recorder.writer
             number, thread = writer.begin(group.slot, known, line, flags)
             if _handled() is not None:
@@ -348,7 +347,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
         after = work = None
         enters = False
         try:
-            # Checks that were asked for, and at DETAIL the other ranks' consent.
+            # 6. Checks that were asked for, and at DETAIL the other ranks' consent.
             inspect = group.inspect  # which another thread may change
             if inspect is not None:
                 after = inspect(name, given, known, group.slot.issued - 1)
@@ -359,9 +358,9 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 entry = partial(forward, *args, **kwargs)
                 work = enter(known, group.slot.issued - 1, options, is_async, entry)
             else:
-                # The backend, with the arguments as they were given.
+                # 7. The backend, with the arguments as they were given.
                 work = forward(*args, **kwargs) if kwargs else forward(*args)
-            # An asynchronous call: the program waits for its handle, elsewhere.
+            # 8. An asynchronous call: the program waits for its handle, elsewhere.
             if is_async and work is not None:
                 held = None
                 if group.holds or group.guard is not None:
@@ -379,7 +378,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 # In no variable: the heartbeat may look at this frame, which lives for as long
                 # then, with all that it knows, and the program's dropping of it would not be seen.
                 return track(work, recorder, number, known, after, line, held)
-            # A synchronous one is waited for here. What looks at its result comes next.
+            # 9. A synchronous one is waited for here. What looks at its result comes next.
             if work is not None:
                 if known.wait is _whole:
                     work.wait()
@@ -403,7 +402,7 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 recorder.failed(number, error)
                 raise
             raise better from None
-        # It is over: its result may be used.
+        # 10. It is over: its result may be used.
         writer.complete(number, thread)
         if message:
             return None if work is None else WAITED_FOR
@@ -417,6 +416,14 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     call.__name__ = name
     call.__qualname__ = f"CheckedGroup.{name}"
     return call
+
+
+def _described(lane: Lane, method: Method, key: Facts, given: tuple[Any, ...]) -> Known:
+    """The signature of a call that differs from all before it in this lane. Raises
+    InvalidArgumentError where no backend could make it."""
+    facts = method.facts(given)
+    argument_checks.check(method.op, facts, lane.group.ranks)
+    return lane.recorder.describe(lane.group, method.op, facts, key)
 
 
 def _is_not_made(error: BaseException, enters: bool, op: str, backend: str) -> bool:
