@@ -27,7 +27,8 @@ PREFIX = "rank_"
 
 
 def write(ranks: Mapping[int, Rank], folder: Path) -> int:
-    """One dump for each rank into `folder`, which is made; returns how many. Raises OSError."""
+    """Writes one dump for each rank into `folder`, which is made; returns how many. Raises
+    OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     groups = _groups(ranks)
     for number, rank in sorted(ranks.items()):
@@ -38,7 +39,7 @@ def write(ranks: Mapping[int, Rank], folder: Path) -> int:
 
 
 def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
-    """What torch's recorder would have of this rank. `groups`: by key, of all ranks."""
+    """Returns what torch's recorder would have of this rank. `groups`: by key, of all ranks."""
     calls = rank.history.recent(MOST_CALLS) if rank.history is not None else []
     own = {**groups, **rank.groups}
     numbers = {key: number for number, key in enumerate(rank.groups)}

@@ -141,9 +141,9 @@ class _Ranks:
         )
 
     def _issued(self, group: TracedGroup, rank: int) -> int:
-        """How many collectives of the group it has issued. Where it has lost its calls, or left
-        complete ones out, as many as the others' waiting lets conclude: it has come by all of them
-        that are complete, and has not come to those that wait for it."""
+        """Counts the collectives of the group that it has issued. Where it has lost its calls, or
+        left complete ones out, as many as the others' waiting lets conclude: it has come by all of
+        them that are complete, and has not come to those that wait for it."""
         calls, dump = group.calls.get(rank), self._trace.dumps[rank]
         oldest = self._oldest.get(id(group), ())
         known = calls.reached + 1 if calls is not None else 0
@@ -179,7 +179,7 @@ class _Ranks:
 
     @cached_property
     def _pending(self) -> dict[int, dict[tuple[int, int], int]]:
-        """Where in each rank's record the collectives are that pend."""
+        """Returns the place of each pending collective in its rank's record."""
         found: dict[int, dict[tuple[int, int], int]] = {}
         for group in self._trace.groups:
             for rank, calls in group.calls.items():

@@ -83,8 +83,8 @@ def _traced(rank: Rank) -> _Traced:
 
 
 def _write(file: TextIO, head: Mapping[str, Any], base_ns: int, events: Iterable[Event]) -> None:
-    """One event a line: a trace of many calls is never one string. A blank follows each colon,
-    without which readers of Kineto's files do not find the rank."""
+    """Writes one event a line: a trace of many calls is never one string. A blank follows each
+    colon, without which readers of Kineto's files do not find the rank."""
     shown = {
         "schemaVersion": _SCHEMA_VERSION,
         **head,
@@ -247,7 +247,7 @@ def _flows(made: Sequence[_Traced], base_ns: int) -> Iterator[Event]:
 
 
 def _order(of: tuple[_Traced, Call]) -> tuple[bool, int]:
-    """As they came; a receive behind its send."""
+    """Returns the key that keeps events as they came, a receive behind its send."""
     call = of[1]
     return call.signature.op == "recv", call.issued_ns
 

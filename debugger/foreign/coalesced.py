@@ -89,7 +89,8 @@ def _of_complete_batches(dumps: Mapping[int, Dump]) -> set[GroupName]:
 
 
 def _alike(group: GroupName) -> str:
-    """What the groups have in common that do the same: their description, where they have one."""
+    """Returns what the groups have in common that do the same: their description, where they have
+    one."""
     name, desc = group
     return name if desc in NO_DESCRIPTION else desc
 

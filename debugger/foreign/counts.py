@@ -1,5 +1,5 @@
-"""What a rank has completed of a group by torch's own count, where its dump leaves complete calls
-out: `pg_status`.
+"""Counts what a rank has completed of a group by torch's own count, where its dump leaves complete
+calls out: `pg_status`.
 
 The count is by the number that a process gave the group, and only entries have that and the name;
 where there is no entry, the order in which groups are made tells. Messages are counted in, as

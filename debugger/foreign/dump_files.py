@@ -1,4 +1,4 @@
-"""Which files of a folder are dumps of a flight recorder, of which rank, and of which job."""
+"""Finds which files of a folder are dumps of a flight recorder, of which rank, and of which job."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What lies in a folder: jobs, newest first. `faults` are sentences about files that cannot be
-    read, `notes` about what was left aside."""
+    """The content of a folder: jobs, newest first. `faults` are sentences about files that cannot
+    be read, `notes` about what was left aside."""
 
     jobs: Sequence[Job]
     faults: Sequence[str] = ()
@@ -299,7 +299,7 @@ def _earlier_s(run: Sequence[DumpFile], others: Sequence[DumpFile]) -> float:
 
 
 def _worth(file: DumpFile) -> tuple[int, int, bool, str]:
-    """Of two dumps of a rank the younger one counts, in which more calls have been made, or are
+    """Ranks two dumps of a rank: the younger one counts, in which more calls have been made, or are
     complete; and of two forms of one that with stacks."""
     return (
         file.dump.newest_ns,
@@ -326,10 +326,10 @@ def _is_time_of_writing(files: Iterable[DumpFile]) -> bool:
 
 
 def _age_s(files: Iterable[DumpFile]) -> float | None:
-    """How old the newest call was when the last file was written. Where clocks are apart, so that
-    it was made after that: how old the last call of a rank was when its own file was, of the rank
-    where that is least, without those whose clock is so far ahead that theirs were made after
-    it. None where it cannot have been written then, as a copy was not."""
+    """Returns how old the newest call was when the last file was written. Where clocks are apart,
+    so that it was made after that: how old the last call of a rank was when its own file was, of
+    the rank where that is least, without those whose clock is so far ahead that theirs were made
+    after it. None where it cannot have been written then, as a copy was not."""
     made = [(file.written_ns, file.dump.newest_ns) for file in files if file.dump.newest_ns]
     if not made:
         return None
@@ -400,8 +400,8 @@ def _of_several(files: Sequence[DumpFile]) -> set[Path]:
 def _not_left_over(
     files: Sequence[DumpFile], jobs: Sequence[dict[int, DumpFile]]
 ) -> list[DumpFile]:
-    """Those of these files without a rank that are not the only one of their job while one rank has
-    no file; such a one is put there, unless it is a copy of another's."""
+    """Returns those of these files without a rank that are not the only one of their job while one
+    rank has no file; such a one is put there, unless it is a copy of another's."""
     left: list[DumpFile] = []
     alike: dict[object, list[DumpFile]] = {}
     for file in files:

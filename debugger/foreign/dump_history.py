@@ -49,7 +49,7 @@ class DumpHistory:
 
     @cached_property
     def _ends(self) -> Mapping[int, tuple[GroupKey, tuple[int, int]]]:
-        """Of each message, by its identity, the group, source and destination."""
+        """Returns by the identity of each message its group, source and destination."""
         found: dict[int, tuple[GroupKey, tuple[int, int]]] = {}
         for key, group in self._groups.items():
             for ends, channel in group.channels.items():
@@ -59,7 +59,7 @@ class DumpHistory:
         return found
 
     def place(self, entry: Entry) -> _Place | None:
-        """Where a message is counted; None of all else."""
+        """Returns where a message is counted; None for all else."""
         known = self._ends.get(id(entry)) if entry.seq is None else None
         if known is None or entry.signature.op == COALESCED:
             return None
@@ -94,8 +94,9 @@ class DumpHistory:
         return found
 
     def _before(self, key: GroupKey, ends: tuple[int, int]) -> int:
-        """How many messages of the channel went before those on record of this end: where a record
-        has lost its beginning, as many as make the complete ones of both ends equally many."""
+        """Counts the messages of the channel that went before those on record of this end: where a
+        record has lost its beginning, as many as make the complete ones of both ends equally
+        many."""
         dumps = self._trace.dumps
         if all(rank not in dumps or dumps[rank].whole for rank in ends):
             return 0
@@ -106,7 +107,7 @@ class DumpHistory:
         return max(sent, received) - (sent if self._rank == ends[0] else received)
 
     def channels(self, front: Entry | None) -> Iterator[Channel]:
-        """Those in which it has messages; `front` is its oldest call that pends."""
+        """Yields those in which it has messages; `front` is its oldest call that pends."""
         edge = None if front is None else launch_of(front)
         last: dict[_Place, Entry] = {}
         begun: dict[_Place, int] = {}
@@ -126,7 +127,8 @@ class DumpHistory:
                 yield Channel(key, "recv", ANY_SOURCE, 0, 1, 0, None)
 
     def _chain(self, entry: Entry) -> int:
-        """Of a channel after this message: equal at both ends as far as they fit."""
+        """Returns the chain of a channel after this message: equal at both ends as far as they
+        fit."""
         at = self._ends[id(entry)]
         if at not in self._odd:
             self._odd[at] = odd_message(self._trace, self._groups[at[0]], at[1])

@@ -1,4 +1,4 @@
-"""Of which rank a dump is: what the dump itself tells, and the numbers in its file's name."""
+"""Tells of which rank a dump is: what the dump itself tells, and the numbers in its file's name."""
 
 from __future__ import annotations
 

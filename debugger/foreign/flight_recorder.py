@@ -62,7 +62,7 @@ class NoRecord(NoDump):
 
 
 class Entry(NamedTuple):
-    """One call on record.
+    """A call on record.
 
     `seq` counts the collectives of its group from 0, None of a message. `launch` is the recorder's
     number for the launch that it was part of, messages and collectives each for themselves. `own`
@@ -102,7 +102,7 @@ _FRAME = itemgetter("filename", "line", "name")
 
 @dataclass(frozen=True)
 class Dump:
-    """What one rank's recorder knew. `groups` are the members of the groups, where the dump says
+    """The dump of one rank's recorder. `groups` are the members of the groups, where the dump says
     them; `enqueued` and `completed` the last collective of each group by `pg_id`, counted from 0
     (-1: none), which torch also counts messages in. `unfinished` are the parts of a coalesced call
     whose end the host has not issued: no entries, for nothing of it has been launched.
@@ -196,8 +196,9 @@ def _is_plain(entries: Sequence[Entry]) -> bool:
 
 
 def _in_order(entries: Sequence[Entry]) -> Sequence[Entry]:
-    """As they were recorded, which is how torch writes them, and not everybody who passes a dump
-    on. Where numbers are missing or there twice, nothing better is known than the list itself."""
+    """Returns them as they were recorded, which is how torch writes them, and not everybody who
+    passes a dump on. Where numbers are missing or there twice, nothing better is known than the
+    list itself."""
     numbers = [entry.record_id for entry in entries]
     if all(map(lt, numbers, islice(numbers, 1, None))) or len(set(numbers)) < len(numbers):
         return entries
@@ -214,7 +215,7 @@ class _Name(NamedTuple):
 
 
 def _entry(row: Any) -> Entry | None:
-    """Of a job of 16,384 ranks there are hundreds of thousands: as few calls as can be."""
+    """Reads one, with as few calls as can be: 16,384 ranks have hundreds of thousands."""
     if not isinstance(row, dict):
         return None
     get = row.get
@@ -316,7 +317,7 @@ def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def launch_of(entry: Entry) -> tuple[int, bool, int]:
-    """What the parts of one coalesced call, and its end, have in common on their rank."""
+    """Returns what the parts of one coalesced call, and its end, have in common on their rank."""
     return entry.pg_id, entry.seq is None, entry.launch
 
 
@@ -338,7 +339,7 @@ _Sizes: TypeAlias = tuple[tuple[Any, ...], ...]
 
 
 def _side(sizes: Any, dtypes: Any) -> tuple[_Sizes, tuple[Any, ...]]:
-    """Of inputs or of outputs; nothing for what is no list of sizes."""
+    """Reads inputs or outputs; empty for what is no list of sizes."""
     try:
         return tuple(map(tuple, sizes)), tuple(dtypes)
     except TypeError:
@@ -353,7 +354,7 @@ def _signature_of(
     output_sizes: _Sizes,
     output_dtypes: tuple[Any, ...],
 ) -> Signature:
-    """Of what the op's ranks agree on: a scatter's output, and everything else's input."""
+    """Makes it of what the op's ranks agree on: a scatter's output, and everything else's input."""
     if op in _UNEVEN:
         return Signature(op)
     inputs, outputs = _tensors(input_sizes, input_dtypes), _tensors(output_sizes, output_dtypes)

@@ -1,5 +1,5 @@
-"""What the dumps of a job prove, and what they only suggest: they are judged as a snapshot, by the
-rules of every other.
+"""Judges what the dumps of a job prove, and what they only suggest: they are judged as a snapshot,
+by the rules of every other.
 
 A disagreement on a call is proven. All else is suspected: a record has no clock that says "now",
 and of a job at work nothing is concluded. What the record cannot hold (reduce op, root, splits,
@@ -46,7 +46,8 @@ def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
 
 
 def not_in_record(trace: Trace) -> tuple[str, ...]:
-    """What torch's flight recorder never holds, and gloo's none of: nothing of it is guessed."""
+    """Names what torch's flight recorder never holds, and what gloo's does not: nothing is
+    guessed."""
     of_gloo = GLOO in libraries(trace.dumps.values())
     return (*OF_A_CALL, UNFORMED_GROUPS, *([MESSAGES] if of_gloo else []))
 
@@ -81,7 +82,7 @@ def _pending(trace: Trace) -> Iterator[Entry]:
 
 
 def _at_work_s(trace: Trace, pending: list[Entry]) -> float:
-    """So old the newest call of this job may be while it is at work."""
+    """Returns how old the newest call of this job may be while it is at work."""
     usual_ns = 0
     for dump in trace.dumps.values():
         made = sorted(entry.created_ns for entry in dump.entries)

@@ -1,5 +1,5 @@
-"""Where the calls of ranks part: the first of a group, or of a channel, that do not fit. A recorder
-keeps no hash chains; what those would tell is told by this."""
+"""Finds where the calls of ranks part: the first of a group, or of a channel, that do not fit. A
+recorder keeps no hash chains; what those would tell is told by this."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def _is_past(entry: Entry) -> bool:
 def _comparable(
     made: Mapping[int, Sequence[Entry]], cut: Mapping[int, int]
 ) -> dict[int, Signature]:
-    """What the ranks must agree on. A coalesced call is compared by its ops alone, and a rank that
-    has issued no more than some of its parts (its host stands between them) is not compared, nor
-    is one whose record begins amid the parts (`cut`: the `id` of its first entry)."""
+    """Returns what the ranks must agree on. A coalesced call is compared by its ops alone, and a
+    rank that has issued no more than some of its parts (its host stands between them) is not
+    compared, nor is one whose record begins amid the parts (`cut`: the `id` of its first entry)."""
     coalesced = any(len(many) > 1 or many[0].signature.op == COALESCED for many in made.values())
     if not coalesced:
         return {rank: entries[0].signature for rank, entries in made.items()}

@@ -1,4 +1,4 @@
-"""What is common to all forms of our record that other tools read."""
+"""The words common to all forms of our record that other tools read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sides(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[
 
 
 def elements(tensors: Sequence[Tensor]) -> int:
-    """Of all of them."""
+    """Counts the elements of all of them."""
     return sum(prod(shape) for _, shape in tensors)
 
 

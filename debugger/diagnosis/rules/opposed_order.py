@@ -22,8 +22,8 @@ _Front = tuple[int, int]
 
 
 def opposed_order(world: World) -> list[Candidate]:
-    """At most one finding, of the first such pair of calls. Who issued them in the order of fewer
-    ranks is to blame; all are where as many did it either way."""
+    """Returns at most one finding, of the first such pair of calls. Who issued them in the order of
+    fewer ranks is to blame; all are where as many did it either way."""
     orders: dict[tuple[_Front, _Front], dict[int, tuple[Call, Call]]] = {}
     for rank, fronts in _fronts(world).items():
         for (first, one), (second, two) in combinations(fronts, 2):
@@ -44,12 +44,7 @@ def _finding(
     """`ranks` issued the call `first` before the other one of the pair, `others` after it; each has
     its two calls in its own order."""
     view = world.groups[first[0]]
-    steps = [
-        f"{ranks_text(who)} issued "
-        + " before ".join(f"{call_text(call)} {_place(world, rank, call)}" for call in pair)
-        for who in (ranks, others)
-        for rank, pair in list(who.items())[:1]
-    ]
+    steps = [_step(world, who) for who in (ranks, others)]
     fewer, more = sorted((ranks, others), key=len)
     culprits = tuple(sorted({*fewer, *(more if len(more) == len(fewer) else ())}))
     waiting = [rank for rank in sorted(world.waiting) if rank not in culprits]
@@ -71,8 +66,8 @@ def _finding(
 
 
 def _fronts(world: World) -> dict[int, list[tuple[_Front, Call]]]:
-    """Each rank's oldest pending call of each of its groups, in the order in which it issued
-    them."""
+    """Returns each rank's oldest pending call of each of its groups, in the order in which it
+    issued them."""
     found: dict[int, list[tuple[_Front, Call]]] = {}
     for number, view in enumerate(world.groups):
         for rank, state in view.states.items():
@@ -86,7 +81,12 @@ def _fronts(world: World) -> dict[int, list[tuple[_Front, Call]]]:
     return dict(sorted(found.items()))
 
 
-def _place(world: World, rank: int, call: Call) -> str:
-    view = world.view(rank, call.group)
-    assert view is not None, "it is the call of a group's view"
-    return world.place(view, call)
+def _step(world: World, ranks: dict[int, tuple[Call, Call]]) -> str:
+    """Tells in words in which order these ranks issued the two calls, by the first of them."""
+    rank, pair = next(iter(ranks.items()))
+    told = []
+    for call in pair:
+        view = world.view(rank, call.group)
+        assert view is not None, "it is the call of a group's view"
+        told.append(f"{call_text(call)} {world.place(view, call)}")
+    return f"{ranks_text(ranks)} issued {' before '.join(told)}"
