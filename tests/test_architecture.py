@@ -77,7 +77,7 @@ PLANTED = [
     ("tui/a.py", "import distdebug", "record and diagnosis only"),
     ("tui/a.py", "import torch", "costs 2 s"),
     ("tui/a.py", "import distcore", "distcore imports torch"),
-    ("tui/a.py", "\n" * 500, "find the seam"),
+    ("tui/a.py", "\n" * 800, "find the seam"),
 ]
 
 

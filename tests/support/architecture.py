@@ -11,7 +11,7 @@ from pathlib import Path
 FOLDERS = {"distcore": "distcore", "debugger": "distdebug", "tui": "distdebug.tui"}
 """Each package's folder, and the name that it is imported by."""
 APP = "distdebug.tui"
-LONGEST_FILE_LINES = 500
+LONGEST_FILE_LINES = 800
 
 # A room may use rooms on lower floors only. Modules directly in debugger/ are floor 0.
 FLOORS = {
