@@ -9,6 +9,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from ...system.proc import path_of
+
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -18,7 +20,7 @@ def short_name(folder: Path) -> Iterator[str]:
     Raises OSError, also where the folder is a link."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{descriptor}"
+        yield path_of(descriptor)
     finally:
         os.close(descriptor)
 
