@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...record.layout import RING, CallState
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ...record.signature import Signature
 from ...record.sizes import tensors_bytes
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Rank
