@@ -17,7 +17,7 @@ from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
 from ..record.process_stat import TICKS_PER_S
-from ..record.safe_files.bounds import open_regular
+from ..record.safe_files import open_regular
 from ..supervisor.stacks.stacks import root_of
 from .processes import Process
 

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..record.process_stat import read_stat
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from .installable import NotInstallable, Target, by_gdb, loaded
 
 LIMIT_S = 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..record.process_stat import age_s
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.wording import counted, ranks_text
 from ..reports import document
 from ..reports.stored import Document

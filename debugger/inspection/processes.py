@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..record.process_stat import DEAD_STATES, Stat, has_torch, read_stat
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import whole_number
 
 _NUMBERED_BY = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")

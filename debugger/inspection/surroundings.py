@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from types import MappingProxyType
 
 from ..foreign.flight_recorder import Dump
-from ..record.safe_text.endpoints import endpoint, port_of
+from ..record.safe_text import endpoint, port_of
 from ..record.wording import ranks_text, verb
 from ..supervisor.machine.connections import Link, Socket, is_this_network, links, sockets_of
 from . import debug_server, dumps, nccl_ras

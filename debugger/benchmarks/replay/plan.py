@@ -19,7 +19,7 @@ from ...errors import UsageError
 from ...record.kinds import Kind, kind_of
 from ...record.layout import RING, CallState
 from ...record.ops import POINT_TO_POINT
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ...record.signature import ANY_SOURCE, Signature
 from ...record.sizes import tensors_bytes
 from ...record.snapshot import Call, CallSite, GroupKey, Rank

@@ -16,7 +16,7 @@ from typing import IO
 from ...errors import DistdebugError, UsageError
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
-from ...record.safe_files.readable import readable
+from ...record.streams import readable
 from ..limits import GONE_WITHIN_S
 from . import warden
 

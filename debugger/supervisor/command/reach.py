@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from ...record.process_stat import has_torch, read_stat
-from ...record.safe_files.bounds import read_regular
-from ...record.safe_text.sanitize import clean
-from ...record.safe_text.secret_words import masked
-from ...record.safe_text.whole_numbers import whole_number
+from ...record.safe_files import read_regular
+from ...record.safe_text import clean, whole_number
+from ...record.secret_words import masked
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...hook.loading import dependency
 from ...record.exits import ExitStatus
 from ...record.process_stat import read_stat
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ..limits import CHILDREN_S
 from . import stack_tree
 from .stacks import ThreadStack, capture

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...record.process_stat import read_stat
 from ...record.requests import stack_dump
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ..limits import OWN_STACK_S, STACK_ATTEMPT_S
 
 WORKERS = 8
