@@ -17,10 +17,8 @@ from ..errors import DistdebugError, UsageError
 from ..record.requests.breakpoints import stops
 from ..record.requests.control import ControlError, ask
 from ..record.runs.run_directory import RunDirectory, is_live, nearest
-from ..record.safe_files.bounds import read_regular
-from ..record.safe_files.json_objects import MOST_BYTES
-from ..record.safe_text.sanitize import clean
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_files import MOST_JSON_BYTES, read_regular
+from ..record.safe_text import clean, whole_number
 from ..record.snapshot import Snapshot
 from ..system import proc
 from ..system.processes import Tree
@@ -79,7 +77,7 @@ def _stored(directory: RunDirectory, as_json: bool) -> int:
 def _read(path: Path) -> str:
     """The text of a stored file; empty where there is none. Raises UsageError."""
     try:
-        return read_regular(path, MOST_BYTES).decode("utf-8", "backslashreplace")
+        return read_regular(path, MOST_JSON_BYTES).decode("utf-8", "backslashreplace")
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -16,7 +16,7 @@ from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
-from ..record.safe_files.bounds import open_regular
+from ..record.safe_files import open_regular
 from ..supervisor.stacks.stacks import root_of
 from ..system.proc import age_s
 from .processes import Process

@@ -38,7 +38,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..system.proc import executable, mapped, read_stat
 from .installable import NotInstallable, Target, by_gdb, loaded
 

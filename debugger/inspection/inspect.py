@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.wording import counted, ranks_text
 from ..reports import document
 from ..reports.stored import Document

@@ -21,7 +21,7 @@ from ..record import steady_clock
 from ..record.requests import late_install
 from ..record.requests.late_install import HOOKED, PAST, RECORDING, REFUSED, Answer
 from ..record.runs.run_directory import SCHEMA, RunDirectory
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.wording import ranks_text
 from ..system import proc
 from . import injection

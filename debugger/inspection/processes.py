@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import whole_number
 from ..system.proc import (
     DEAD_STATES,
     PROC,

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from types import MappingProxyType
 
 from ..foreign.flight_recorder import Dump
-from ..record.safe_text.endpoints import endpoint, port_of
+from ..record.safe_text import endpoint, port_of
 from ..record.wording import ranks_text, verb
 from ..system.proc import is_in_our
 from ..system.sockets import Link, Socket, links, sockets_of

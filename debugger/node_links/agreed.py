@@ -12,7 +12,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..record.safe_text.endpoints import endpoint
+from ..record.safe_text import endpoint
 
 VARIABLE = "DISTDEBUG_JOB_KEY"
 FEWEST, MOST = 32, 4096

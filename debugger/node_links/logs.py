@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..record.safe_files.bounds import open_regular
+from ..record.safe_files import open_regular
 from .messages import Message
 
 NAME = re.compile(r"\d{1,7}\.(?:jsonl|out|err)(?:\.1)?(?:\.times)?")

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..record.safe_files.json_objects import object_of
+from ..record.safe_files import object_of
 
 MOST_BYTES = 16 << 20
 """The most bytes of one part of a message."""

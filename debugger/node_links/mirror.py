@@ -18,7 +18,7 @@ from typing import Any
 from ..record import layout
 from ..record.reading import copies
 from ..record.reading.last_words import LastWords
-from ..record.safe_files.bounds import whole
+from ..record.safe_files import whole
 from ..record.snapshot import CallSite, Process, Standstill
 from .patches import Patch
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..record.safe_files.json_objects import object_of
+from ..record.safe_files import object_of
 
 SCHEMA = "distdebug.nodes/2"
 MOST_BYTES = 1024

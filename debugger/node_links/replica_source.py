@@ -6,7 +6,7 @@ import mmap
 import os
 from pathlib import Path
 
-from ..record.safe_files.bounds import open_regular
+from ..record.safe_files import open_regular
 from .mirror import MOST_REPLICA_BYTES
 
 _CHUNK = 4096

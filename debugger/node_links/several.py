@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import whole_number
 from .agreed import Agreed
 
 MOST = 1 << 14

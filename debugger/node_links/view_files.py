@@ -13,8 +13,7 @@ from typing import Any
 
 from ..record import steady_clock
 from ..record.reading import copies
-from ..record.safe_files.bounds import open_regular, whole
-from ..record.safe_files.json_objects import object_of
+from ..record.safe_files import object_of, open_regular, whole
 from .head import MOST_NODES
 from .logs import MOST_FILE_BYTES
 from .logs import NAME as LOG

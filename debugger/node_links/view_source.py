@@ -15,7 +15,7 @@ from typing import Any
 
 from ..record import steady_clock
 from ..record.reading import copies
-from ..record.safe_files.bounds import open_regular
+from ..record.safe_files import open_regular
 from ..record.snapshot import Process
 from .logs import NAME as LOG
 from .messages import Message

@@ -34,8 +34,7 @@ from struct import Struct
 from typing import Any
 
 from .lost_pages import keep
-from .safe_files.bounds import open_regular, whole
-from .safe_files.json_objects import parsed
+from .safe_files import open_regular, parsed, whole
 from .snapshot import CallSite, Column, Digest, GroupKey
 
 MAGIC = b"DDREPLIC"

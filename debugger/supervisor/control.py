@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record.requests.control import NAME, address, receive_line
-from ..record.safe_files.unix_sockets import user_of
+from ..record.safe_files import user_of
 from .limits import REQUEST_S
 
 Action = Callable[[Mapping[str, Any]], str]

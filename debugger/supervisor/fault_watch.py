@@ -8,7 +8,7 @@ from pathlib import Path
 from ..faults import plan
 from ..faults.injected import FILE, Injected, entry
 from ..faults.plan import Plan
-from ..record.safe_files.bounds import open_regular
+from ..record.safe_files import open_regular
 
 MOST_BYTES = 1 << 22
 """Read at once; the rest comes with the next look."""

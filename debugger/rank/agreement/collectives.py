@@ -19,9 +19,9 @@ from typing import Any
 from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.tcp.side_channel import SideChannel
 
-from ...record.backend_names import by_device
 from ...record.dispute import settle
 from ...record.signature import Signature, hash64
+from ...record.snapshot import by_device
 from ..checks import memory_layout, refusals
 from ..limits import JOIN_S
 from ..log.debug_level import DebugLevel

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 
 from ...record.ops import OP_CODES
-from ...record.requests import break_at
-from ...record.requests.break_at import BreakAt
+from ...record.requests import breakpoints
+from ...record.requests.breakpoints import BreakAt
 
 BREAK = "DISTDEBUG_BREAK"
 """The places, one a line, with absolute names of files."""
@@ -23,7 +23,7 @@ class BreakPlaces:
         self._ranks: dict[tuple[str, int], list[int | None]] = {}
         for one in places:
             if one.file:
-                key = (break_at.canonical(one.file), one.line)
+                key = (breakpoints.canonical_file(one.file), one.line)
                 self._ranks.setdefault(key, []).append(one.rank)
 
     @classmethod
@@ -32,7 +32,7 @@ class BreakPlaces:
         found = []
         for text in filter(None, os.environ.get(BREAK, "").split("\n")):
             with contextlib.suppress(ValueError):
-                found.append(break_at.parse(text))
+                found.append(breakpoints.parse_break(text))
         return cls(found)
 
     def lines_on(self, rank: int | None) -> list[tuple[str, int]]:

@@ -21,7 +21,7 @@ from ...record.layout import Activity
 from ...record.requests import breakpoints as standing
 from ...record.requests.breakpoints import Stop
 from ...record.runs.run_directory import is_live
-from ...record.safe_text.whole_numbers import whole_number
+from ...record.safe_text import whole_number
 from ...record.wording import printable
 from ...system import proc
 from .. import torch_private

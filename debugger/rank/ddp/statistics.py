@@ -11,7 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from ...record.logs.log_levels import OFF
+from ...record.log_file import OFF
 from ...record.notes import DdpTimesNote
 from ..group import outstanding
 from ..log import rank_log

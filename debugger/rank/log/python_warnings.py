@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ...record.logs.log_levels import at_least
+from ...record.log_file import at_least
 from . import rank_log
 
 _SHOWS = "_showwarnmsg_impl"

@@ -20,9 +20,8 @@ from pathlib import Path
 from time import time_ns
 from typing import Any
 
-from ...record.logs import log_file
-from ...record.logs.log_form import readable
-from ...record.logs.log_levels import at_least, chosen
+from ...record import log_file
+from ...record.log_file import at_least, chosen_level, readable
 from ...record.notes import NoteData
 from .interruptions import is_interruption
 
@@ -220,7 +219,7 @@ def console_level() -> str:
         distributed = of_this_process.debug_level()
     else:
         distributed = os.environ.get("DISTDEBUG_LEVEL", "")
-    return chosen(os.environ.get(CPP_LEVEL, ""), distributed)
+    return chosen_level(os.environ.get(CPP_LEVEL, ""), distributed)
 
 
 def claimed() -> None:

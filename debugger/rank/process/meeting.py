@@ -26,7 +26,7 @@ from ...record.exits import tell_asked
 from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
-from ...record.safe_text.whole_numbers import whole_number
+from ...record.safe_text import whole_number
 from ..limits import MEET_S, OTHERS_COME_S, QUICK_S, SELDOM_S
 from ..log.own_faults import at_exit
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...record.safe_text.secret_words import masked
+from ...record.secret_words import masked
 
 
 def identity() -> dict[str, Any]:

@@ -19,7 +19,6 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from ...record import layout, wording
-from ...record.backend_names import by_device
 from ...record.layout import Activity, Definition, GroupState
 from ...record.notes import (
     LayerOffNote,
@@ -30,8 +29,9 @@ from ...record.notes import (
     WithoutGradientNote,
 )
 from ...record.ops import OP_CODES, OP_NAMES
-from ...record.safe_text.environment import allowed
+from ...record.secret_words import allowed_variables
 from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
+from ...record.snapshot import by_device
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
 from ..limits import GROUP_TIMEOUT_S
@@ -192,7 +192,7 @@ class Recorder:
         rank_log.claimed()
 
     def _record_environment(self) -> None:
-        self.writer.define(Definition.ENVIRONMENT, json.dumps(allowed(os.environ)))
+        self.writer.define(Definition.ENVIRONMENT, json.dumps(allowed_variables(os.environ)))
 
     @property
     def job(self) -> str:

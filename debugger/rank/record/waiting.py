@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-from ...record.backend_names import by_device
+from ...record.snapshot import by_device
 from ..log.interruptions import is_interruption
 
 SLICES = tuple(timedelta(milliseconds=ms) for ms in (20, 50, 100, 200))

@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..safe_files.json_objects import object_of
-from ..safe_files.unix_sockets import short_name
+from ..safe_files import object_of, short_name
 
 MOST_BYTES = 1 << 16
 """A request or an answer is at most so long."""

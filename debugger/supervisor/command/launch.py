@@ -16,7 +16,7 @@ from ...errors import DistdebugError, UsageError
 from ...hook import loading
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
-from ...record.safe_files.readable import readable
+from ...record.streams import readable
 from ...system.processes import descendants
 from ..limits import GONE_WITHIN_S
 from . import warden

@@ -12,10 +12,9 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from ...record.safe_files.bounds import read_regular
-from ...record.safe_text.sanitize import clean
-from ...record.safe_text.secret_words import masked
-from ...record.safe_text.whole_numbers import whole_number
+from ...record.safe_files import read_regular
+from ...record.safe_text import clean, whole_number
+from ...record.secret_words import masked
 from ...system.proc import (
     PROC,
     command_line,

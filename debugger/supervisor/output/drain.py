@@ -39,8 +39,8 @@ import time
 from pathlib import Path
 
 from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
-from ...record.safe_files.patient import patient
-from ...record.safe_files.unix_sockets import user_of
+from ...record.safe_files import user_of
+from ...record.streams import patient
 from ...system.processes import started_with
 from ..limits import WARDEN_ENDS_S
 from .lines import Display
@@ -325,7 +325,7 @@ def main() -> None:
         assert isinstance(stream, io.TextIOWrapper)
         streams.append(patient(stream, encoding))
     if request["defuse"]:  # a CI system takes commands from what a rank prints
-        from ...record.safe_text.workflow_commands import Defused
+        from ...record.safe_text import Defused
 
         streams = [Defused(stream) for stream in streams]
     display = Display(*streams, colour=bool(request["colour"]))

@@ -21,8 +21,8 @@ from typing import Any
 
 from ...hook.loading import command
 from ...record.limits import POLL_EVERY_S
-from ...record.logs.log_file import in_bytes
-from ...record.safe_files.unix_sockets import short_name
+from ...record.log_file import in_bytes
+from ...record.safe_files import short_name
 from ...system import proc
 from ..limits import RETRY_S
 from .drain import NAME, PACKET_BYTES

@@ -16,9 +16,8 @@ from typing import Any
 
 from ...node_links.limits import ACTS_S
 from ...record.limits import POLL_EVERY_S
-from ...record.runs.planned_faults import planned_faults
-from ...record.runs.run_directory import RunDirectory
-from ...record.safe_text.sanitize import clean
+from ...record.runs.run_directory import RunDirectory, planned_faults
+from ...record.safe_text import clean
 from ...record.snapshot import Rank
 from ..actions import Actions
 from ..control import Action

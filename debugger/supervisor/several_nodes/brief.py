@@ -10,7 +10,7 @@ import json
 import zlib
 from typing import Any
 
-from ...record.safe_files.json_objects import object_of
+from ...record.safe_files import object_of
 from ...reports.stored import Document
 
 MOST_ABOUT = 256

@@ -17,7 +17,7 @@ from ...record import steady_clock
 from ...record.exits import ExitStatus
 from ...record.reading import copies
 from ...record.runs.run_directory import RunDirectory
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from .brief import packed
 from .injected import InjectedCopies, plan_message
 from .pacing import Pacing

@@ -21,7 +21,7 @@ from ...faults.injected import FILE, entry
 from ...faults.plan import Fault, load
 from ...faults.spec import SpecError, parse
 from ...node_links.messages import Message
-from ...record.safe_files.appending import append
+from ...record.safe_files import append
 from ..fault_watch import FaultWatch
 
 MOST_ROWS = 100_000

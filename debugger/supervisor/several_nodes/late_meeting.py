@@ -18,7 +18,7 @@ from ...hook.loading import command
 from ...node_links.interfaces import is_here
 from ...node_links.limits import COMES_S
 from ...record.layout import Phase
-from ...record.safe_text.endpoints import endpoint
+from ...record.safe_text import endpoint
 from ...record.snapshot import Rank
 from ...record.wording import printable
 from .job import ALONE, Job

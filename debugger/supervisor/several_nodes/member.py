@@ -21,7 +21,7 @@ from ...record.exits import ExitStatus
 from ...record.kinds import KINDS
 from ...record.limits import MOST_RANKS
 from ...record.runs.run_directory import RunDirectory
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ...record.snapshot import LostNode
 from ...reports.stored import Document, received
 from ..machine.processes import ProcessTable

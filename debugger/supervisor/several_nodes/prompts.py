@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ...node_links.messages import Message
-from ...record.requests import break_requests
+from ...record.requests import breakpoints
 from ...record.requests.breakpoints import (
     MAX_MESSAGE_BYTES,
     Stop,
@@ -253,7 +253,7 @@ class NodePrompts:
         """Ends the connections: there is no head any more, or the run is over."""
         self._reached.close()
         self._shown.close()
-        break_requests.withdraw(self._directory, os.getpid())
+        breakpoints.withdraw_request(self._directory, os.getpid())
 
 
 class HeadPrompts:
@@ -315,14 +315,14 @@ class HeadPrompts:
         for one in self._reached.values():
             one.close()
         self._shown.close()
-        break_requests.withdraw(self._directory, os.getpid())
+        breakpoints.withdraw_request(self._directory, os.getpid())
 
 
 def expect(directory: Path) -> None:
     """Notes that a rank of another node is asked to stop: ranks here take care of their timeouts,
     as they do where one of themselves is asked."""
     with contextlib.suppress(OSError):
-        break_requests.ask(directory, os.getpid())
+        breakpoints.ask_to_stop(directory, os.getpid())
 
 
 def _rows_of(found: Sequence[Stop], without: frozenset[str]) -> Rows:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...record.limits import MOST_RANKS
-from ...record.safe_files.bounds import whole
-from ...record.safe_text.sanitize import clean
+from ...record.safe_files import whole
+from ...record.safe_text import clean
 from ..stacks.evidence import Evidence
 from ..stacks.stacks import Frame, ThreadStack
 

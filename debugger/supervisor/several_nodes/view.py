@@ -22,7 +22,7 @@ from ...record.limits import LOOK_EVERY_S
 from ...record.requests.control import ControlError, ask
 from ...record.runs import job_view
 from ...record.runs.run_directory import RunDirectory
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ..control import ControlServer
 
 ACTIONS = ("stacks", "break", "continue", "inject")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import takewhile
 
 from ...record.exits import ExitStatus
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ...system import proc
 from ...system.processes import Tree
 from ..limits import CHILDREN_S

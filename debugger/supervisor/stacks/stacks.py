@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...record.requests import stack_dump
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from ...system import proc
 from ...system.threads import kernel_wait
 from ..limits import OWN_STACK_S, STACK_ATTEMPT_S

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from distdebug.node_links.messages import Message
-from distdebug.record.requests.break_requests import any_asked
 from distdebug.record.requests.breakpoints import (
     BREAKPOINT,
     Line,
     Stop,
     announce,
+    any_asked,
     any_stop,
     connect,
     listen,

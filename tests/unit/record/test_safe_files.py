@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.record.safe_files.replacing import replacing
+from distdebug.record.safe_files import replacing
 
 
 @pytest.mark.parametrize("lasts", [True, False])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distdebug.record.safe_files.readable import readable
+from distdebug.record.streams import readable
 
 FAR = 1500
 """Beyond what `select.select` takes."""

@@ -1,4 +1,7 @@
-"""Keeps secrets out of what is recorded of a command line. (`environment` does so for variables.)
+"""Keeps secrets out of what is recorded of a command line, and of a process's environment.
+
+Of the environment goes on record what launchers and backends read. A name that is not on that list
+is left out, also where it would be harmless.
 
 A value is taken for a secret by the name in front of it: `--hf-token X`, `--password=X`,
 `wandb.api_key=X`, `AWS_SECRET_ACCESS_KEY=X`; and by itself where it is a URL with a password, or
@@ -8,9 +11,7 @@ has the form of a well-known service's token. A secret that is given in any othe
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-
-from .environment import REDACTED
+from collections.abc import Iterable, Mapping
 
 # fmt: off
 _LAST = frozenset({
@@ -84,3 +85,46 @@ def sentence(words: Iterable[str]) -> str:
         f"what looks like a secret on the command line is recorded as {REDACTED}; "
         "what the program itself prints or logs is recorded as it is"
     )
+
+
+PREFIXES = ("MASTER_", "TORCH", "NCCL_", "GLOO_", "DISTDEBUG_", "DISTCORE_")
+NAMES = frozenset(
+    (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "PMI_RANK",
+        "PMI_SIZE",
+    )
+)
+REDACTED = "(redacted)"
+MOST_VALUE = 300
+MOST_VARIABLES_BYTES = 16 << 10
+"""The most bytes of all names and values; what comes after that, by name, is left out."""
+_SECRET = re.compile("TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_USER = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def allowed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what may be put on record, by name: values that name a secret or a URL's user
+    redacted."""
+    found: dict[str, str] = {}
+    room = MOST_VARIABLES_BYTES
+    for name in sorted(environment):
+        if not (name in NAMES or name.startswith(PREFIXES)) or not environment[name]:
+            continue
+        value = REDACTED if _SECRET.search(name) else _USER.sub(REDACTED, environment[name])
+        value = value if len(value) <= MOST_VALUE else value[: MOST_VALUE - 3] + "..."
+        room -= len(name) + len(value)
+        if room < 0:
+            break
+        found[name] = value
+    return found
