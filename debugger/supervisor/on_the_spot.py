@@ -24,7 +24,7 @@ from ..record.safe_files import whole_or_none
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
-from .fault_watch import FaultWatch
+from .injection import FaultWatch
 from .limits import SECOND_LOOK_AFTER_S
 from .machine.processes import ProcessTable
 from .own_faults import OwnFaults

@@ -19,8 +19,7 @@ from ...record.limits import POLL_EVERY_S
 from ...record.runs.run_directory import RunDirectory, planned_faults
 from ...record.safe_text import clean
 from ...record.snapshot import Rank
-from ..actions import Actions
-from ..control import Action
+from ..control import Action, Actions
 from ..limits import ASKED_STACKS_S
 from ..stacks.evidence import gather, keep
 from .job import Job

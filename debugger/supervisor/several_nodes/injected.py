@@ -22,7 +22,7 @@ from ...faults.plan import Fault, load
 from ...faults.spec import SpecError, parse
 from ...node_links.messages import Message
 from ...record.safe_files import append
-from ..fault_watch import FaultWatch
+from ..injection import FaultWatch
 
 MOST_ROWS = 100_000
 """The most rows of one node."""

@@ -1,4 +1,4 @@
-"""The ranks of all nodes, looked into and ended: `run_ranks.RunRanks` of a job."""
+"""The ranks of all nodes, looked into and ended: `run_end.RunRanks` of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...node_links.limits import THERE_AND_BACK_S
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import Rank
 from ..limits import ASKED_STACKS_S
-from ..run_ranks import LocalRanks
+from ..run_end import LocalRanks
 from ..stacks.evidence import Evidence, keep
 from .job import Job
 from .questions import nodes_to_look_into

@@ -25,7 +25,7 @@ from distdebug.record.requests.breakpoints import (
     stops,
     withdraw,
 )
-from distdebug.supervisor.pauses import Pauses
+from distdebug.supervisor.guarded_watch import Pauses
 from distdebug.supervisor.several_nodes.prompts import HeadPrompts, NodePrompts
 from tests.support.waiting import until
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from distdebug.faults import injected
 from distdebug.faults.injected import InjectedLog
 from distdebug.faults.plan import FILE, Fault, Moment, Plan, When
-from distdebug.supervisor import fault_watch
-from distdebug.supervisor.fault_watch import FaultWatch
+from distdebug.supervisor import injection as fault_watch
+from distdebug.supervisor.injection import FaultWatch
 
 
 def write_plan(directory: Path, *texts: str) -> None:
