@@ -18,12 +18,12 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from ...system import proc
 from .. import layout
 from ..definitions import packed_ranks
 from ..layout import Definition, GroupState, Phase, Role
 from ..lost_pages import keep
 from ..notes import NoteData
-from ..process_stat import read_stat
 from .slots import ChannelSlot, GroupSlot
 
 _now = time.monotonic_ns
@@ -51,7 +51,7 @@ class FlightFile:
         self.rank = -1
         self._role = role
         self._started_ns = _now()
-        stat = read_stat(os.getpid())
+        stat = proc.read_stat("self")
         self._start_ticks = stat.start_ticks if stat is not None else 0
         self._world_size = self._local_rank = -1
         self._restart_count = self._max_restarts = 0
@@ -309,7 +309,7 @@ def _written_by_the_living(path: Path) -> bool:
         header = file.read(layout.HEADER.size)
     if len(header) < layout.HEADER.size:  # somebody has cut it short
         return False
-    return Path(f"/proc/{layout.HEADER.unpack(header)[2]}").exists()
+    return proc.exists(layout.HEADER.unpack(header)[2])
 
 
 def described(record: Mapping[str, Any]) -> Mapping[str, Any]:
