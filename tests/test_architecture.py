@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -21,6 +22,11 @@ PLANTED = [
     ("debugger/record/a.py", "import psutil", "standard library only"),
     ("debugger/record/a.py", "from ..errors import UsageError", None),
     ("debugger/record/a.py", "from ..diagnosis import verdict", "downward only"),
+    ("debugger/record/a.py", "from ..system.proc import read_stat", None),
+    ("debugger/system/a.py", "def f():\n    import psutil", "standard library only"),
+    ("debugger/system/a.py", "from ..record import layout", "downward only"),
+    ("debugger/rank/a.py", "from ..system.proc import read_stat", None),
+    ("tui/a.py", "from ..system.proc import read_stat", None),
     ("debugger/errors/__init__.py", "import structlog", "standard library only"),
     ("debugger/errors/__init__.py", "from ..record import layout", "downward only"),
     ("debugger/errors/__init__.py", "import torch", "costs 2 s"),
@@ -136,7 +142,8 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
 @pytest.mark.parametrize(
     ("package", "most_rooms", "most_arrows"),
     [
-        ("distdebug", 18, 70),  # 9 of them: all rooms start processes by the one loader, in hook/
+        # 9 of them: all rooms start processes by the one loader, in hook/; and 9 ask system/.
+        ("distdebug", 19, 77),
         ("distdebug.rank", 15, 54),
         ("distdebug.record", 29, 52),
         ("distdebug.supervisor", 30, 70),
@@ -161,7 +168,7 @@ WITH_LIMITS = (
     "tui",
 )
 LIMITS_OF_THEIR_OWN = {
-    "debugger/supervisor/command/warden.py": "started as a file, alone: it imports nothing of ours",
+    "debugger/supervisor/command/warden.py": "every run waits for it: it imports little",
     "debugger/rank/ddp/statistics.py": "how many nanoseconds a millisecond has",
     "tui/tracks.py": "the axis of a drawing",
 }
@@ -173,6 +180,24 @@ def test_a_limit_of_time_stands_once_in_its_rooms_limits() -> None:
             name = file.relative_to(ROOT).as_posix()
             if file.name != "limits.py" and not name.startswith(tuple(LIMITS_OF_THEIR_OWN)):
                 assert LIMIT_OF_TIME.findall(file.read_text(encoding="utf-8")) == [], name
+
+
+READ_PROC = (
+    "debugger/system/",
+    "debugger/hook/site/",  # it is started in every Python process, and imports nothing of ours
+    "distcore/base/linux.py",  # it knows nothing of the debugger
+)
+
+
+def test_the_kernel_is_asked_in_one_place() -> None:
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for package in ("debugger", "tui", "distcore")
+        for file in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("/proc")
+    }
+    assert {name for name in found if not name.startswith(READ_PROC)} == set()
 
 
 def test_no_rule_uses_a_rule() -> None:

@@ -1,4 +1,4 @@
-"""Keys decide who may speak: those of nodes, the offer by which they find their head, who is let in.
+"""Keys decide who may speak: those of nodes, the offer by which they find their head, who is taken.
 
 Nodes that were given one job key derive two pairs of CurveZMQ keys from it, one for the head and
 one for all others. Whoever has the job key can derive both, and nobody else either of them: the

@@ -107,4 +107,4 @@ STANDSTILL_EVERY_S = 5.0
 """How often a host whose ranks have made no call for some time is looked at."""
 TRICKLE_BYTES_PER_S = 1_000
 """A process that a rank has started moves something if it moves more: a slow download. (A rank's
-heartbeat alone reads 10 kB of /proc a second.)"""
+heartbeat alone reads 10 kB a second of what the kernel tells of it.)"""

@@ -28,6 +28,7 @@ from ..record.reading.records import Records
 from ..record.requests.control import ControlServer
 from ..record.requests.lifeline import Lifeline
 from ..record.runs.run_directory import BASE, RunDirectory
+from ..system.memory import OomWatch
 from . import garbage, job_key, surroundings
 from .announcements import Announcements
 from .ci import defused
@@ -40,7 +41,6 @@ from .injection import Injection
 from .job_actions import JobActions
 from .limits import INTERRUPTED_S, ORPHAN_GRACE_S, OUTPUT_S, PROCESSES_EVERY_S
 from .machine.host import HostSampler
-from .machine.oom import OomWatch
 from .machine.processes import ProcessTable
 from .machine.task_limit import TaskLimit
 from .metrics_file import MetricsFile

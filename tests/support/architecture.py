@@ -16,6 +16,7 @@ LONGEST_FILE_LINES = 800
 # A room may use rooms on lower floors only. Modules directly in debugger/ are floor 0.
 FLOORS = {
     "errors": 0,
+    "system": 0,
     "record": 1,
     "diagnosis": 2,
     "faults": 2,
@@ -53,6 +54,7 @@ ONLY_ROOMS = {
 }
 
 STANDARD_LIBRARY_ONLY = {
+    "distdebug.system": "ranks read it, and the small processes that every run starts",
     "distdebug.record": "the rank, the TUI and the reports all start with it, without torch",
     "distdebug.foreign": "a folder of dumps is judged where there is no torch",
     "distdebug.diagnosis": "a pure function over snapshots needs nothing, and starts anywhere",
@@ -168,7 +170,7 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
             yield f"{pure} is standard library only: {why}"
 
 
-_TUI_READS = {"record", "diagnosis", "hook"}
+_TUI_READS = {"record", "diagnosis", "hook", "system"}
 _OUTSIDE = "what lies above its package"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.rank.plan import memory
+from distdebug.system import memory
 
 GIB = 1 << 30
 

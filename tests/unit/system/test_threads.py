@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.record.process_stat import read_stat
-from distdebug.supervisor.machine.system_call import Asleep, asleep_in
+from distdebug.system.proc import read_stat
+from distdebug.system.threads import Asleep, asleep_in
 
 _SERVER = """
 import asyncio, select, socket, sys, time

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.record.process_stat import read_stat
-from distdebug.supervisor.machine import slept as slept_module
-from distdebug.supervisor.machine.slept import CoreClocks, last_scheduled_ms, slept
+from distdebug.system import threads as slept_module
+from distdebug.system.proc import read_stat
+from distdebug.system.threads import CoreClocks, last_scheduled_ms, slept
 
 _SLEEPS = """
 import os, sys

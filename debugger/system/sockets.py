@@ -1,4 +1,4 @@
-"""The TCP connections between ranks, and what lies in the kernel between them, from /proc.
+"""The TCP connections between ranks, and what lies in the kernel between them.
 
 Bytes that a rank has sent and its peer has not taken are a sign of where a message stands: gloo
 takes nothing off a connection before a receive is posted.
@@ -6,7 +6,6 @@ takes nothing off a connection before a receive is posted.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping
@@ -14,11 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from .proc import PROC, namespace, open_files
+
 _ESTABLISHED, _CLOSE_WAIT, _LISTEN = 0x01, 0x08, 0x0A
 _KEPT = {_ESTABLISHED, _CLOSE_WAIT, _LISTEN}
 _ACCEPTS = 1 << 16
 """The flag of a Unix socket that listens."""
 _MOST_SOCKETS = 1 << 17
+_Row = tuple[str, str, int, int, int, int]
+"""Local and remote address, state, bytes unsent and unread, and the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +61,26 @@ class Link:
     closed: int
 
 
-def sockets_of(pids: Iterable[int], proc: Path = Path("/proc")) -> list[Socket]:
+def sockets_of(pids: Iterable[int], proc: Path = PROC) -> list[Socket]:
     """The TCP sockets of these processes; of one that cannot be looked at, none."""
-    tables: dict[str, Mapping[int, tuple[str, str, int, int, int]]] = {}
+    tables: dict[str, Mapping[int, _Row]] = {}
     found = []
     for pid in pids:
         try:
-            space = os.readlink(proc / str(pid) / "ns/net")
-            inodes = list(_inodes(proc / str(pid) / "fd"))
+            space = namespace(pid, "net", proc)
+            files = [leads_to for _, leads_to in open_files(pid, proc)]
         except OSError:
             continue
         if space not in tables:
             tables[space] = _table(proc / str(pid) / "net")
-        for inode in inodes:
-            row = tables[space].get(inode)
+        for leads_to in files:
+            row = tables[space].get(inode_of(leads_to))
             if row is not None:
-                found.append(Socket(pid, *row))
+                found.append(Socket(pid, *row[:5]))
     return found
 
 
-def listening(pid: int, inodes: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
+def listening(pid: int, inodes: Iterable[int], proc: Path = PROC) -> list[str]:
     """The addresses of those of these sockets of a process at which it takes connections."""
     folder, wanted = proc / str(pid) / "net", set(inodes)
     found = [
@@ -90,19 +93,19 @@ def listening(pid: int, inodes: Iterable[int], proc: Path = Path("/proc")) -> li
     return found
 
 
-def connected_to(pid: int, inodes: Iterable[int], proc: Path = Path("/proc")) -> list[str]:
+def connected_to(pid: int, inodes: Iterable[int], proc: Path = PROC) -> list[str]:
     """The addresses of the peers to which those of these sockets of a process are connected."""
     rows, wanted = _table(proc / str(pid) / "net"), set(inodes)
     return [row[1] for inode, row in rows.items() if inode in wanted and row[2] != _LISTEN]
 
 
-def is_this_network(pid: int, proc: Path = Path("/proc")) -> bool:
-    """Whether an address means the same to this process: not where it is in a container that has
-    its own network, in which localhost is another one."""
-    try:
-        return os.readlink(proc / str(pid) / "ns/net") == os.readlink(proc / "self/ns/net")
-    except OSError:
-        return True
+def owner_of_peer(connection: socket.socket) -> int | None:
+    """The user of the socket at the other end of a connection within this host; None where that is
+    not known, because it is closed already, or on another host. Raises OSError."""
+    here, there = connection.getsockname(), connection.getpeername()
+    ends = f"{there[0]}:{there[1]}", f"{here[0]}:{here[1]}"
+    rows = _table(PROC / "self" / "net").values()
+    return next((row[5] for row in rows if row[:3] == (*ends, _ESTABLISHED)), None)
 
 
 def links(sockets: Iterable[Socket], ranks: Mapping[int, int]) -> list[Link]:
@@ -126,18 +129,13 @@ def links(sockets: Iterable[Socket], ranks: Mapping[int, int]) -> list[Link]:
     ]
 
 
-def _inodes(folder: Path) -> Iterable[int]:
-    for name in os.listdir(folder):
-        try:
-            target = os.readlink(folder / name)
-        except OSError:
-            continue  # closed meanwhile
-        if target.startswith("socket:["):
-            yield int(target[8:-1])
+def inode_of(leads_to: str) -> int:
+    """The inode of a socket, as the path to which a descriptor leads has it; 0 of another file."""
+    return int(leads_to[8:-1]) if leads_to.startswith("socket:[") else 0
 
 
-def _table(folder: Path) -> Mapping[int, tuple[str, str, int, int, int]]:
-    """Reads the table by inode: local and remote address, state, bytes unsent and unread."""
+def _table(folder: Path) -> Mapping[int, _Row]:
+    """Reads the table of connections, by inode."""
     found = {}
     for name in ("tcp", "tcp6"):
         try:
@@ -152,16 +150,17 @@ def _table(folder: Path) -> Mapping[int, tuple[str, str, int, int, int]]:
     return found
 
 
-def _row(line: str) -> tuple[int, tuple[str, str, int, int, int]] | None:
+def _row(line: str) -> tuple[int, _Row] | None:
     words = line.split()
     try:
         state = int(words[3], 16)
-        if state not in _KEPT:
-            return None
+        if state not in _KEPT or words[9] == "0":
+            return None  # it is no process's any more, or not yet
         unsent, unread = (int(word, 16) for word in words[4].split(":"))
         if state == _LISTEN:
             unsent = unread = 0  # of a listening socket they count connections
-        return int(words[9]), (_address(words[1]), _address(words[2]), state, unsent, unread)
+        ends = _address(words[1]), _address(words[2])
+        return int(words[9]), (*ends, state, unsent, unread, int(words[7]))
     except (ValueError, IndexError):
         return None
 

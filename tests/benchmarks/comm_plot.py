@@ -1,4 +1,7 @@
-"""The plot of `distdebug bench comm`: time over size, both axes logarithmic, as SVG.
+"""Draws what `distdebug bench comm --json FIGURES` has measured: time over size, both axes
+logarithmic, as SVG.
+
+    python -m tests.benchmarks.comm_plot FIGURES PLOT
 
 One panel per operation (rows) and number of ranks (columns), one line per backend; all panels have
 the same axes, so that they can be compared at a glance.
@@ -6,13 +9,16 @@ the same axes, so that they can be compared at a glance.
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from .comm_figures import size_text
+from distdebug.benchmarks.comm_figures import size_text
 
 WIDTH, HEIGHT = 300, 220
 LEFT, RIGHT, TOP, BOTTOM = 66, 24, 34, 34
@@ -129,3 +135,14 @@ def _size_ticks(axes: Axes) -> list[int]:
     while doublings % step:
         step += 1
     return [axes.smallest << power for power in range(0, doublings + 1, step)]
+
+
+def main() -> None:
+    """Read the figures, and write the plot."""
+    measured = json.loads(Path(sys.argv[1]).read_text())
+    title = f"time of one call, torch {measured['torch']} on {measured['cores']} cores"
+    Path(sys.argv[2]).write_text(plot(measured["rows"], measured["backends"], title))
+
+
+if __name__ == "__main__":
+    main()
