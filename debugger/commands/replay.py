@@ -123,11 +123,11 @@ def _newest(records: Any) -> Mapping[int, Rank]:
 
 
 def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> Plan:
-    from ..benchmarks.replay import plan, selection
+    from ..benchmarks.replay import plan
     from ..reports import stored
 
     report = stored.load(directory.report_json) or {}
-    return plan.planned(ranks, selection.ending(report, _events(directory.events)))
+    return plan.planned(ranks, plan.ending(report, _events(directory.events)))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from ...record.requests.breakpoints import Stop
 from ...record.runs.run_directory import is_live
 from ...record.safe_text import whole_number
 from ...record.wording import printable
+from ...system import proc
 from .. import torch_private
 from ..limits import SELDOM_S
 from ..log.own_faults import at_exit, report_own_fault, say
@@ -140,7 +141,7 @@ class Breakpoints:
             contextlib.suppress(OSError),  # the link has gone
             self._recorder.waiting_in(Activity.PAUSED, {"op": _CLAIM}, site),
         ):
-            while os.path.exists(f"/proc/{os.readlink(claim)}"):
+            while proc.exists(os.readlink(claim)):
                 self._look()
                 time.sleep(0.05)
 

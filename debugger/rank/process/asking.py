@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 from ...record.layout import SEEN_ASKING
-from ...record.process_stat import TICKS_PER_S, read_stat
+from ...system.proc import TICKS_PER_S, read_stat, tasks
 from ..group import outstanding, tracked_work
 from ..group.outstanding import AskedHandle
 from ..limits import ASKING_CPU_S
@@ -27,7 +26,6 @@ BEATS = 20
 ONLY_ASKS = 1000
 """The number of questions in them from which on a program does nothing in between."""
 _SLEEPS_IN = frozenset({"threading", "selectors"})
-_TASKS = Path("/proc/self/task")
 
 
 @dataclass
@@ -103,5 +101,5 @@ def _stands(asked: AskedHandle) -> bool:
 
 
 def _cpu_s(asked: AskedHandle) -> float:
-    stat = read_stat(asked.native_id, _TASKS)
+    stat = read_stat(asked.native_id, tasks())
     return stat.cpu_ticks / TICKS_PER_S if stat is not None else 0.0

@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from os import getpid
-from pathlib import Path
 from types import FrameType
 
 from distcore.base.background_thread import BackgroundThread
 
 from ...record.layout import SEEN_STILL
-from ...record.process_stat import times_slept
+from ...system.proc import times_slept
 from ..group import gpu_completion, outstanding
 from ..limits import HEARTBEAT_S, LAST_BEAT_S
 from ..log.own_faults import report_own_fault
@@ -133,7 +132,7 @@ class Heartbeat:
         writer = self._recorder.writer
         number = outstanding.oldest_awaited()
         before = self._switches.get(native)
-        now = times_slept(Path(f"/proc/self/task/{native}/status")) if number is not None else None
+        now = times_slept(native) if number is not None else None
         self._switches = {native: now} if now is not None else {}
         frame = frames.of_thread(ident)
         idle = (

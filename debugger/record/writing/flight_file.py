@@ -18,6 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
+from ...system import proc
 from .. import layout, rank_runs
 from ..layout import Definition, GroupState, Phase, Role
 from ..lost_pages import keep
@@ -306,17 +307,14 @@ def _written_by_the_living(path: Path) -> bool:
         header = file.read(layout.HEADER.size)
     if len(header) < layout.HEADER.size:  # somebody has cut it short
         return False
-    return Path(f"/proc/{layout.HEADER.unpack(header)[2]}").exists()
+    return proc.exists(layout.HEADER.unpack(header)[2])
 
 
 def _process_start_ticks() -> int:
     """Returns when this process began, in clock ticks since boot (field 22 of its stat); 0
     elsewhere."""
-    try:
-        stat = Path("/proc/self/stat").read_text()
-    except OSError:
-        return 0
-    return int(stat[stat.rindex(")") + 2 :].split()[19])
+    stat = proc.read_stat("self")
+    return stat.start_ticks if stat is not None else 0
 
 
 def _described(record: Mapping[str, Any]) -> Mapping[str, Any]:
