@@ -2,79 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..errors import DistdebugError
-from ..faults.injected import FILE, Injected, entry
-from ..faults.plan import FILE as PLAN_FILE
-from ..faults.plan import VARIABLE, Plan, load
+from ..faults.fault_watch import FaultWatch
+from ..faults.injected import Injected
+from ..faults.plan import FILE, VARIABLE, Plan
 from ..record import network
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_files import open_regular
 from ..record.snapshot import Rank
 from ..reports import injections
 from ..reports.stored import Document
 from .rank_network.network import Network
 
-MOST_BYTES = 1 << 22
-"""Read at once; the rest comes with the next look."""
-
-
-class FaultWatch:
-    """Looks into a run directory again and again. `plan` is None where there is none, or none that
-    this version can read; `entries` is all that has been read so far."""
-
-    def __init__(self, directory: Path) -> None:
-        self.plan: Plan | None = None
-        self.entries: list[Injected] = []
-        self._directory = directory
-        self._plan_mark: tuple[int, int] | None = None
-        self._read_bytes = 0
-
-    def look(self) -> list[Injected]:
-        """Returns what has happened since the last look. A program may have added to the plan,
-        too."""
-        self._read_plan()
-        came = [one for one in map(entry, self._lines()) if one is not None]
-        self.entries += came
-        return came
-
-    def text_of(self, number: int) -> str:
-        """The fault with this number, as its user wrote it."""
-        faults = self.plan.faults if self.plan is not None else ()
-        found = next((fault.text for fault in faults if fault.number == number), None)
-        return found if found is not None else f"fault {number}"
-
-    def _read_plan(self) -> None:
-        try:
-            state = os.stat(self._directory / PLAN_FILE)
-        except OSError:
-            return
-        mark = (state.st_mtime_ns, state.st_ino)
-        if mark == self._plan_mark:
-            return
-        self._plan_mark = mark
-        try:
-            self.plan = load(self._directory) or self.plan
-        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
-            pass  # the one that was there before still holds
-
-    def _lines(self) -> list[bytes]:
-        """Whole lines that are new."""
-        try:
-            with open(open_regular(self._directory / FILE), "rb") as file:
-                file.seek(self._read_bytes)
-                data = file.read(MOST_BYTES)
-        except OSError:
-            return []
-        whole = data.rfind(b"\n") + 1
-        if not whole and len(data) == MOST_BYTES:
-            whole = MOST_BYTES  # no line of ours is that long
-        self._read_bytes += whole
-        return data[:whole].splitlines()
+__all__ = ["Injection", "Plan"]
 
 
 class Injection:
@@ -99,7 +41,7 @@ class Injection:
         self._impossible = False
         self.environment = {VARIABLE: "1" if plan is not None else ""}
         """For the ranks."""
-        if plan is not None and not directory.write_json(PLAN_FILE, plan.to_json()):
+        if plan is not None and not directory.write_json(FILE, plan.to_json()):
             raise DistdebugError(directory.failures[-1])
         self._network: Network | None = None
         self.network = ""

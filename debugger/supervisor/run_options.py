@@ -18,7 +18,7 @@ from typing import Any
 from .. import __version__, hook
 from ..diagnosis.limits import Limits
 from ..faults.plan import Plan
-from ..node_links.several import Several
+from ..nodes.several import Several
 from ..record.log_file import DEFAULT_MAX_MB, INFO, MAX_MB
 from ..record.runs.run_directory import BASE, RunDirectory
 from ..record.secret_words import masked

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...record.ops import op_type
-from ...record.signature import Signature
-from ...record.sizes import scalar_of
+from ...record.signature import Signature, scalar_of
 
 
 def of_mismatch(

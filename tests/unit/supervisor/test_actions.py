@@ -27,8 +27,8 @@ from distdebug.record.requests.breakpoints import (
 )
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process, Rank
-from distdebug.supervisor import control as actions
-from distdebug.supervisor.control import Actions
+from distdebug.supervisor import actions
+from distdebug.supervisor.actions import Actions
 from tests.support.waiting import LIMIT_S
 from tests.unit.diagnosis.builder import Run
 
