@@ -157,7 +157,7 @@ WITH_LIMITS = (
 )
 LIMITS_OF_THEIR_OWN = {
     "debugger/supervisor/command/warden.py": "started as a file, alone: it imports nothing of ours",
-    "debugger/rank/ddp/statistics.py": "how many nanoseconds a millisecond has",
+    "debugger/rank/ddp.py": "how many nanoseconds a millisecond has",
     "tui/tracks.py": "the axis of a drawing",
 }
 

@@ -31,7 +31,7 @@ from ...record.requests.break_requests import any_asked
 from ...record.requests.breakpoints import any_stop
 from .. import torch_private
 from ..limits import LONGEST_STEP_NS
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private.gloo_sockets import GlooSockets

@@ -11,7 +11,7 @@ from types import FrameType, ModuleType
 import pytest
 
 from distdebug.rank.breakpoints import editors
-from distdebug.rank.breakpoints.owners_socket import OwnersSocket
+from distdebug.rank.breakpoints.editors import OwnersSocket
 
 
 class FakeDebugpy(ModuleType):

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from distdebug.rank.breakpoints import owners_socket
-from distdebug.rank.breakpoints.owners_socket import PROTOCOL, OwnersSocket, owner_of_peer
+from distdebug.rank.breakpoints import editors
+from distdebug.rank.breakpoints.editors import PROTOCOL, OwnersSocket, owner_of_peer
 
 ATTACK = PROTOCOL + b" 119\r\n\r\n"
 NOBODY = 65534
@@ -106,7 +106,7 @@ def test_a_page_in_this_users_browser(listener: OwnersSocket) -> None:
 def test_one_that_says_nothing_is_not_waited_for(
     listener: OwnersSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(owners_socket, "EDITOR_S", 0.05)
+    monkeypatch.setattr(editors, "EDITOR_S", 0.05)
     with socket.create_connection(listener.getsockname(), 10) as silent:
         first_accepted(listener)
         assert shut_out(silent)
@@ -115,14 +115,14 @@ def test_one_that_says_nothing_is_not_waited_for(
 def test_where_the_kernel_does_not_say_nobody_gets_in(
     listener: OwnersSocket, monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
 ) -> None:
-    table = owners_socket.TABLE
-    monkeypatch.setattr(owners_socket, "TABLE", type(table)(tmp_path) / "none")
+    table = editors.TABLE
+    monkeypatch.setattr(editors, "TABLE", type(table)(tmp_path) / "none")
     with editor(listener) as mine:
         let_in: list[socket.socket] = []
         thread = threading.Thread(target=lambda: let_in.append(listener.accept()[0]), daemon=True)
         thread.start()
         assert shut_out(mine)
-        monkeypatch.setattr(owners_socket, "TABLE", table)
+        monkeypatch.setattr(editors, "TABLE", table)
         with editor(listener):
             thread.join(10)
             assert not thread.is_alive()

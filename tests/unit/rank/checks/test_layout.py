@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from distdebug.rank.checks import layout, numpy_reads
-from distdebug.rank.checks.layout import MemoryLayout
+from distdebug.rank.checks import reads
+from distdebug.rank.checks.reads import MemoryLayout
 
 BASE = torch.zeros(8, 8)
 ROWS = (BASE[2].data_ptr(), BASE[4].data_ptr())
 
 
 def of(given: torch.Tensor, as_array: bool) -> MemoryLayout:
-    found = layout.of_array(given.numpy()) if as_array else layout.of_tensor(given)
+    found = reads.of_array(given.numpy()) if as_array else reads.of_tensor(given)
     assert found is not None
     return found
 
@@ -33,27 +33,27 @@ def test_elements_between_those_that_are_written(as_array: bool) -> None:
 
 def test_backwards() -> None:
     array = BASE.numpy()
-    assert layout.of_array(array[3:1:-1]).range == ROWS
-    assert layout.of_array(array[::-1]).touches(ROWS)
-    assert not layout.of_array(array[:3:-1]).touches(ROWS)
+    assert reads.of_array(array[3:1:-1]).range == ROWS
+    assert reads.of_array(array[::-1]).touches(ROWS)
+    assert not reads.of_array(array[:3:-1]).touches(ROWS)
 
 
 def test_nothing_lies_nowhere() -> None:
-    nothing = layout.of_array(np.ones((0, 3)))
+    nothing = reads.of_array(np.ones((0, 3)))
     assert not nothing.touches((0, 1 << 62))
     assert not nothing.lies_in((0, 1 << 62))
-    assert layout.of_tensor(torch.ones(0)) is None
-    assert layout.of_tensor(torch.ones(2, device="meta")) is None
-    assert layout.of_storage(torch.ones(0).untyped_storage()) is None
+    assert reads.of_tensor(torch.ones(0)) is None
+    assert reads.of_tensor(torch.ones(2, device="meta")) is None
+    assert reads.of_storage(torch.ones(0).untyped_storage()) is None
 
 
 def test_a_storage() -> None:
-    whole = layout.of_storage(BASE.untyped_storage())
+    whole = reads.of_storage(BASE.untyped_storage())
     assert whole is not None
     assert whole.range == (BASE.data_ptr(), BASE.data_ptr() + BASE.nbytes)
 
 
 def test_what_is_an_array() -> None:
-    assert numpy_reads.is_array(np.ones(2))
-    assert not numpy_reads.is_array(np.float32(2))
-    assert not numpy_reads.is_array(BASE)
+    assert reads.is_array(np.ones(2))
+    assert not reads.is_array(np.float32(2))
+    assert not reads.is_array(BASE)

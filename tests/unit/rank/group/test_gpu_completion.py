@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from distdebug.rank.group import gpu_completion, outstanding
+from distdebug.rank.group import outstanding
+from distdebug.rank.group.outstanding import UnwaitedWork
 from distdebug.rank.group.tracked_work import TrackedWork, track
 from distdebug.rank.process import heartbeat
 from distdebug.rank.process.heartbeat import Heartbeat
-from distdebug.rank.process.unwaited_work import UnwaitedWork
 from distdebug.rank.record import waiting
 from distdebug.record.layout import CallState
 from distdebug.record.snapshot import Call, Wait
@@ -103,15 +103,15 @@ def test_a_call_is_over_when_its_stream_has_come(case: Case, how: str) -> None:
     work = Work()
     tracked = case.track(work)
     getattr(tracked, how)()
-    gpu_completion.poll()
+    outstanding.poll_streams()
     assert (case.call().state, case.completed) == (CallState.STARTED, 0)
-    assert gpu_completion.oldest() == 0
+    assert outstanding.oldest() == 0
     work.over = True
-    gpu_completion.poll()
+    outstanding.poll_streams()
     assert (case.call().state, case.completed) == (CallState.COMPLETED, 1)
-    gpu_completion.poll()
+    outstanding.poll_streams()
     assert case.completed == 1
-    assert gpu_completion.oldest() is None
+    assert outstanding.oldest() is None
 
 
 def test_on_the_cpu_a_wait_is_the_end(case: Case) -> None:
@@ -134,10 +134,10 @@ def test_the_backends_own_times_go_on_record(case: Case) -> None:
     offset = read(case.author).wall_offset_ns
     issued_ns = case.call().issued_ns - offset
     work.over = True
-    gpu_completion.poll()  # the backend has not seen it yet
+    outstanding.poll_streams()  # the backend has not seen it yet
     assert case.completed == 0
     work.span = (issued_ns + 1_000, issued_ns + 5_000)
-    gpu_completion.poll()
+    outstanding.poll_streams()
     call = case.call()
     assert (call.started_ns - call.issued_ns, call.completed_ns - call.issued_ns) == (1_000, 5_000)
 
@@ -146,8 +146,8 @@ def test_times_that_the_backend_never_tells_hold_nothing_up(case: Case) -> None:
     work = TimedWork()
     case.track(work).wait()
     work.over = True
-    gpu_completion.poll()
-    gpu_completion.poll()
+    outstanding.poll_streams()
+    outstanding.poll_streams()
     assert case.completed == 1
 
 
@@ -155,7 +155,7 @@ def test_torchs_duration_goes_on_record(case: Case) -> None:
     work = TorchWork()
     case.track(work).wait()
     work.over = True
-    gpu_completion.poll()
+    outstanding.poll_streams()
     call = case.call()
     assert call.completed_ns - call.started_ns == 250_000_000
 
@@ -173,7 +173,7 @@ def test_a_call_that_fails_on_its_stream(case: Case) -> None:
     work = Work()
     case.track(work).wait()
     work.over, work.error = True, RuntimeError("NCCL communicator was aborted")
-    gpu_completion.poll()
+    outstanding.poll_streams()
     assert (case.call().state, case.completed) == (CallState.FAILED, 0)
 
 
@@ -188,7 +188,7 @@ def test_what_came_of_a_call_of_nccl(value: int) -> None:
         def get_future_result(self) -> Any:
             return SimpleNamespace(done=lambda: True, value=lambda: value)
 
-    assert (gpu_completion.failure_of(OfNccl(), streams=True) is not None) == bool(value)
+    assert (outstanding.failure_of(OfNccl(), streams=True) is not None) == bool(value)
 
 
 def test_a_wait_on_a_thread_of_cpp(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,10 +198,10 @@ def test_a_wait_on_a_thread_of_cpp(case: Case, monkeypatch: pytest.MonkeyPatch) 
     tracked = case.track(Work())
     _thread.start_new_thread(tracked.wait, ())
     until_s = time.monotonic() + 60
-    while not raised and gpu_completion.oldest() is None and time.monotonic() < until_s:
+    while not raised and outstanding.oldest() is None and time.monotonic() < until_s:
         time.sleep(0.001)
     assert not raised
-    assert gpu_completion.oldest() == 0
+    assert outstanding.oldest() == 0
 
 
 def test_a_gpu_that_cannot_be_asked(case: Case) -> None:
@@ -212,7 +212,7 @@ def test_a_gpu_that_cannot_be_asked(case: Case) -> None:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     work.is_completed = broken  # type: ignore[method-assign]
-    gpu_completion.poll()
+    outstanding.poll_streams()
     assert case.call().state is CallState.FAILED
 
 
@@ -224,16 +224,16 @@ def test_what_the_gpu_is_not_through_with(case: Case) -> None:
     kept = case.track(Work())
     over.over = True
     fails.over, fails.error = True, RuntimeError("NCCL communicator was aborted")
-    gpu_completion.poll()
-    assert gpu_completion.unfinished() == (1, 2)
+    outstanding.poll_streams()
+    assert outstanding.unfinished() == (1, 2)
     stays.over = True
-    gpu_completion.poll()
-    assert gpu_completion.unfinished() == (1,)
+    outstanding.poll_streams()
+    assert outstanding.unfinished() == (1,)
     assert not kept.is_completed()
 
 
 def test_in_a_graph_a_wait_is_the_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_completion.torch_private, "capturing", lambda: True)
+    monkeypatch.setattr(outstanding.torch_private, "capturing", lambda: True)
     case.track(Work()).wait()
     assert case.call().state is CallState.COMPLETED
 
@@ -269,7 +269,7 @@ def test_a_thread_that_stands_still_seems_to_wait_for_its_gpu(
     (wait,) = still.waits()
     assert (wait.call, wait.inferred, wait.guessed) == (0, True, True)
     work.over = True
-    gpu_completion.poll()
+    outstanding.poll_streams()
     still.beat(1)
     assert still.waits() == []
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distdebug.rank.log.interruptions import is_interruption
+from distdebug.rank.log.rank_log import is_interruption
 
 
 class TimeIsUpError(RuntimeError):

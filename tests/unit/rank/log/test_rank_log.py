@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import distdebug
-from distdebug.rank.log import own_faults, python_warnings, rank_log
+from distdebug.rank.log import rank_log
 from distdebug.record.notes import ReplicasNote
 
 Capture = pytest.CaptureFixture[str]
@@ -38,7 +38,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("TORCH_CPP_LOG_LEVEL", "DISTDEBUG_LEVEL", "DISTDEBUG_LOG_MAX_MB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rank_log, "of_this_process", rank_log.ThisProcess())
-    monkeypatch.setattr("distdebug.rank.log.steps.of_program.current", None)
+    monkeypatch.setattr("distdebug.rank.log.user_log.of_program.current", None)
     return tmp_path / "logs"
 
 
@@ -236,7 +236,7 @@ def test_pythons_warnings_are_shown_as_before_and_logged(
 ) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(warnings, "_showwarnmsg_impl", shown.append)
-    python_warnings.observe()
+    rank_log.observe_warnings()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warnings, "filters", [("always", None, Warning, None, 0)])
         warnings.warn("careful", FutureWarning, stacklevel=1)
@@ -334,7 +334,7 @@ def test_an_interrupt_while_the_last_words_are_written_is_not_told(
 
 def test_without_its_chain_there_is_no_log(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(own_faults, "report_own_fault", lambda what, _error: told.append(what))
+    monkeypatch.setattr(rank_log, "report_own_fault", lambda what, _error: told.append(what))
     monkeypatch.setitem(sys.modules, "_distdebug.rank.log.encoding", None)
     distdebug.log.info("x")
     distdebug.log.info("y")

@@ -10,8 +10,8 @@ import pytest
 
 from distdebug.rank.group import outstanding
 from distdebug.rank.group.tracked_work import TrackedWork
-from distdebug.rank.process import asking
-from distdebug.rank.process.asking import BEATS, ONLY_ASKS, Asking
+from distdebug.rank.process import heartbeat
+from distdebug.rank.process.heartbeat import BEATS, ONLY_ASKS, Asking
 from distdebug.record.snapshot import Wait
 from tests.unit.rank.group.test_gpu_completion import Case, Work, case
 from tests.unit.record.test_flight import ALIVE, read
@@ -124,7 +124,7 @@ def test_who_computes_between_does_not(
     asker: Asker, monkeypatch: pytest.MonkeyPatch, times: int, waits: int
 ) -> None:
     used_s = iter(range(100))
-    monkeypatch.setattr(asking, "_cpu_s", lambda _asked: next(used_s))
+    monkeypatch.setattr(heartbeat, "_cpu_s", lambda _asked: next(used_s))
     asker.beats(2 * BEATS, times)
     assert len(asker.waits()) == waits
 

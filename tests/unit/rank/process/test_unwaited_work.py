@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distdebug.rank.group import outstanding
-from distdebug.rank.process.unwaited_work import UnwaitedWork
+from distdebug.rank.group.outstanding import UnwaitedWork
 from distdebug.record.notes import UnwaitedWorkNote
 from distdebug.record.ops import OP_CODES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distdebug.rank.replicas.digest import ROW, digests
+from distdebug.rank.replicas.quantities import ROW, digests
 
 DTYPES = [
     torch.float16,
