@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import os
 import signal
@@ -10,8 +11,9 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ import torch
 
 import distdebug
 from distdebug.rank.log import rank_log
+from distdebug.rank.log.rank_log import is_interruption
 from distdebug.record.notes import ReplicasNote
 
 Capture = pytest.CaptureFixture[str]
@@ -252,8 +255,8 @@ def test_pythons_warnings_are_shown_as_before_and_logged(
 WARNS = """
 import logging, sys, warnings
 if sys.argv[1] == "watched":
-    from distdebug.rank.log import python_warnings
-    python_warnings.observe()
+    from distdebug.rank.log import rank_log
+    rank_log.observe_warnings()
 
 def lose():
     file = open(sys.executable, "rb")
@@ -415,3 +418,55 @@ def test_what_a_signals_handler_raises_is_the_programs(
     monkeypatch.setattr(rank_log, "_chain", lambda: _on_signal(0, None))
     rank_log.put("event", "error", {})
     assert "lacks a record of 'event'" in capfd.readouterr().err, "the twin: nobody handles it"
+
+
+class TimeIsUpError(RuntimeError):
+    pass
+
+
+def handler(_number: int, _frame: FrameType | None, *_more: object) -> None:
+    raise TimeIsUpError("by the handler")
+
+
+class Watchdog:
+    def bark(self, _number: int, _frame: FrameType | None) -> None:
+        raise TimeIsUpError("by a method")
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.bark(number, frame)
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        handler,
+        functools.partial(functools.partial(handler)),
+        Watchdog().bark,
+        Watchdog(),
+        lambda number, frame: handler(number, frame),
+    ],
+    ids=["function", "partial", "method", "object", "lambda"],
+)
+def test_what_a_handler_raises(act: Callable[..., Any]) -> None:
+    signal.signal(signal.SIGUSR1, act)
+    with pytest.raises(TimeIsUpError) as found:
+        signal.raise_signal(signal.SIGUSR1)
+    assert is_interruption(found.value)
+
+
+def test_what_the_code_itself_raises() -> None:
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(TimeIsUpError) as found:
+        Watchdog().bark(0, None)
+    assert not is_interruption(found.value)
+    with pytest.raises(ValueError, match="invalid literal") as wrong:
+        int("x")
+    assert not is_interruption(wrong.value)
+    assert is_interruption(KeyboardInterrupt())

@@ -17,8 +17,8 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 ASKING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from distdebug.rank.process import ptrace
-print(ptrace.open_to_all())
+from distdebug.rank.process import last_words
+print(last_words.open_to_all())
 """
 
 
