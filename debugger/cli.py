@@ -86,7 +86,7 @@ def _wait_where_full() -> None:
         except (OSError, ValueError):
             continue  # not a file
         if not blocks:
-            from .record.safe_files.patient import patient
+            from .record.streams import patient
 
             setattr(sys, name, patient(stream))
 
@@ -131,7 +131,7 @@ def _usage() -> str:
 
 
 def _unknown(name: str) -> str:
-    from .record.safe_text.sanitize import clean
+    from .record.safe_text import clean
     from .record.wording import nearest_word
 
     if name.endswith(".py"):
@@ -145,7 +145,7 @@ def _unknown(name: str) -> str:
 def _told(error: Exception) -> int:
     """Prints one sentence on stderr, and returns the exit code that says whose fault it was."""
     from .record.reading.reader import FlightError
-    from .record.safe_files.place import RunDirectoryError
+    from .record.runs.run_directory import RunDirectoryError
 
     if isinstance(error, UsageError):
         return _say(str(error), error.exit_code, error.below)
@@ -195,7 +195,7 @@ def _keep_traceback(error: Exception) -> str:
 
 
 def _say(sentence: str, code: int, below: Sequence[str] = ()) -> int:
-    from .record.safe_text.sanitize import clean
+    from .record.safe_text import clean
 
     try:
         print("\n".join([f"distdebug: {clean(sentence)}", *map(clean, below)]), file=sys.stderr)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from ..record.runs.unpacking import opened
-from ..record.safe_files.place import RunDirectoryError
-from ..record.safe_text.sanitize import clean
+from ..record.runs.artefact import opened
+from ..record.runs.run_directory import RunDirectoryError
+from ..record.safe_text import clean
 
 _USAGE = (
     "usage: python -m distdebug.tui RUN\n"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..record.requests import control
-from ..record.runs.planned_faults import planned_faults
+from ..record.runs.run_directory import planned_faults
 from . import attaching
 from .picture import Picture, Stage
 

@@ -17,7 +17,7 @@ from textual.message import Message
 
 from ..record import steady_clock
 from ..record.requests.control import ControlError
-from ..record.runs.planned_faults import planned_faults
+from ..record.runs.run_directory import planned_faults
 from ..record.snapshot import GroupKey
 from . import actions, attaching
 from .feed import Feed

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..record.dispute import vote
 from ..record.limits import SHOWN_RANKS
-from ..record.majority import vote
 from ..record.ops import OPS
 from ..record.reading.reader import FlightReader
 from ..record.signature import exact_key

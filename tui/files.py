@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnosis.findings import CallIs
-from ..record.logs.log_form import readable
-from ..record.logs.log_reader import record_on
-from ..record.reading.own_code import is_own
-from ..record.safe_files.bounds import open_regular
-from ..record.safe_files.json_objects import object_of
-from ..record.safe_text.sanitize import shown_of
-from ..record.snapshot import CallSite
+from ..record.log_file import readable
+from ..record.log_reader import record_on
+from ..record.safe_files import object_of, open_regular
+from ..record.safe_text import shown_of
+from ..record.snapshot import CallSite, is_own
 from ..record.wording import site_text
 from .picture import LogLine, Problem, Progress, StackNode, Stacks, Stood, Usage
 from .text import safe

@@ -11,8 +11,7 @@ from ..record.layout import Activity, GroupState, Phase
 from ..record.notes import FindingRaisedNote
 from ..record.ops import POINT_TO_POINT
 from ..record.snapshot import Call, GroupKey, Rank
-from ..record.states import RankState
-from ..record.wording import call_text, group_name, signal_name, site_text, spans
+from ..record.wording import RankState, call_text, group_name, signal_name, site_text, spans
 from .limits import LATE_AFTER_NS
 from .picture import Problem, Progress, RankRow, State, Stood, Usage
 from .text import apart, safe

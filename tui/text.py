@@ -12,7 +12,7 @@ from itertools import count
 
 from rich.cells import cell_len, set_cell_size
 
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 
 Piece = tuple[str, str]
 Line = tuple[Piece, ...]

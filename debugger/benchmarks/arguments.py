@@ -14,15 +14,6 @@ from ..errors import UsageError
 from .comm_figures import size_text
 from .limits import DAY_S
 
-OPS = (
-    "all_reduce",
-    "broadcast",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
-    "all_to_all_single",
-    "send_recv",
-    "barrier",
-)
 TORCH_BACKENDS = ("tcp", "gloo")
 """The backends whose ranks need no mpiexec."""
 GPU_BACKENDS = ("distcore_nccl", "nccl")
@@ -183,8 +174,7 @@ def check_memory(size_bytes: int, ranks: int, buffers: int) -> None:
         )
 
 
-def check_files(*files: Path | None) -> None:
-    """Raises UsageError where one cannot be written after all the measuring."""
-    for file in files:
-        if file is not None and not file.absolute().parent.is_dir():
-            raise UsageError(f"{file.parent} is not a directory; name a file in one that is")
+def check_file(file: Path | None) -> None:
+    """Raises UsageError where it cannot be written after all the measuring."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise UsageError(f"{file.parent} is not a directory; name a file in one that is")

@@ -10,19 +10,11 @@ does, whatever the number of ranks.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 BASELINE = "gloo"
-
-
-def bus_factor(op: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth."""
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    if op in {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}:
-        return (ranks - 1) / ranks
-    return 1.0
 
 
 def baseline(backends: Sequence[str]) -> str:
@@ -48,11 +40,10 @@ def summarise(row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
         taken = row["backends"][name]
         time_us = statistics.median(taken["rounds_us"])
         algbw = row["size_bytes"] / time_us / 1000 if row["size_bytes"] else None
-        factor = bus_factor(row["op"], row["ranks"])
         figures[name] = {
             "time_us": time_us,
             "algbw_gb_s": algbw,
-            "busbw_gb_s": None if algbw is None else algbw * factor,
+            "busbw_gb_s": None if algbw is None else algbw * OPS[row["op"]].moved(row["ranks"]),
             "speedup": speedup(base, taken["rounds_us"]),
             "cpu_us": statistics.median(taken["cpu_us"]),
             "executions": taken["executions"],
@@ -84,15 +75,13 @@ def line(row: dict[str, Any]) -> str:
     for name, figures in row["backends"].items():
         text += f"{figures['time_us']:12.1f}"
         for key in ("algbw_gb_s", "busbw_gb_s"):
-            text += f"{'-':>8}" if figures[key] is None else f"{_bandwidth(figures[key]):>8}"
+            gb_s = figures[key]
+            fine = gb_s is not None and 0.001 <= gb_s < 0.1
+            text += f"{'-':>8}" if gb_s is None else f"{gb_s:>8.2g}" if fine else f"{gb_s:>8.2f}"
         text += f"{figures['cpu_us']:11.1f}"
         if name != base:
             text += f"{figures['speedup']:11.2f}x"
     return text
-
-
-def _bandwidth(gb_s: float) -> str:
-    return f"{gb_s:.2g}" if 0.001 <= gb_s < 0.1 else f"{gb_s:.2f}"
 
 
 def size_text(size_bytes: int) -> str:
@@ -101,3 +90,79 @@ def size_text(size_bytes: int) -> str:
         if size_bytes >= 1 << shift:
             return f"{size_bytes / (1 << shift):.4g} {unit}"
     return f"{size_bytes} B"
+
+
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class MeasuredOp:
+    """An operation that is measured: its name in torch and in mpi4py, and the buffers of a rank,
+    either of which may be the rank's `share` of the size; without a `target` it works in place.
+
+    When rank r's source is filled with r + 1, the target's equal parts hold `expected(rank, ranks)`
+    afterwards. `moved(ranks)`: its bus bandwidth over its algorithm bandwidth.
+    """
+
+    name: str
+    mpi: str
+    expected: Callable[[int, int], list[float]]
+    source: str = "whole"
+    target: str | None = None
+    moved: Callable[[int], float] = lambda _ranks: 1.0
+
+
+def _total(_rank: int, ranks: int) -> list[float]:
+    return [ranks * (ranks + 1) / 2]
+
+
+def _each(_rank: int, ranks: int) -> list[float]:
+    return [number + 1.0 for number in range(ranks)]
+
+
+def _others(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+OPS = {
+    op.name: op
+    for op in (
+        MeasuredOp("all_reduce", "Allreduce", _total, moved=lambda ranks: 2 * _others(ranks)),
+        MeasuredOp("broadcast", "Bcast", lambda _rank, _ranks: [1.0]),
+        MeasuredOp("all_gather_into_tensor", "Allgather", _each, "share", "whole", _others),
+        MeasuredOp(
+            "reduce_scatter_tensor", "Reduce_scatter_block", _total, "whole", "share", _others
+        ),
+        MeasuredOp("all_to_all_single", "Alltoall", _each, "whole", "whole", _others),
+        MeasuredOp(
+            "send_recv",
+            "Sendrecv",
+            lambda rank, ranks: [neighbours(rank, ranks)[1] + 1.0],
+            target="whole",
+        ),
+        MeasuredOp("barrier", "Barrier", lambda _rank, _ranks: [0.0]),
+    )
+}
+"""The one table of what `bench comm` measures, whoever carries it; without torch."""
+
+
+def true_size(op: str, size_bytes: int, ranks: int) -> int:
+    """Returns what a call of about `size_bytes` moves, in float32 as nccl-tests counts, rounded up
+    to a size that all ranks share evenly where each has its share; 0 for a barrier."""
+    if op == "barrier":
+        return 0
+    unit = ELEMENT_BYTES * (ranks if OPS[op].moved is _others else 1)
+    return max(1, -(-size_bytes // unit)) * unit
+
+
+def elements(op: str, size_bytes: int, ranks: int) -> tuple[int, int | None]:
+    """The elements of a rank's source and target. `size_bytes` comes from `true_size`."""
+    counts = {"whole": size_bytes // ELEMENT_BYTES, "share": size_bytes // ELEMENT_BYTES // ranks}
+    row = OPS[op]
+    return counts[row.source], None if row.target is None else counts[row.target]
+
+
+def neighbours(rank: int, ranks: int) -> tuple[int, int]:
+    """Returns whom `rank` sends to and receives from in `send_recv`: a ring, as in nccl-tests'
+    sendrecv."""
+    return (rank + 1) % ranks, (rank - 1) % ranks

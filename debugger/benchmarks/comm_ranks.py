@@ -1,95 +1,223 @@
-"""A rank of `bench comm`: with the others it measures every backend in turn."""
+"""Measures how fast backends communicate, one number of ranks after the other: each rank, with the
+others, every backend in turn.
+
+python -m distdebug.benchmarks.comm_ranks REQUEST
+
+REQUEST has `backends`, `ops`, `sizes` (in bytes), `ranks` and `budget_s`, as `forked.program` takes
+it. A call is checked to give what it must: a fast wrong answer is no figure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import comm_calls, gpu, open_mpi
-from .comm_layout import true_size
-from .rank_groups import joined
+import torch
+import torch.distributed as dist
+
+from . import open_mpi
+from .arguments import GPU_BACKENDS
+from .comm_figures import OPS, elements, neighbours, true_size
+from .forked import Row, measure, program
 from .turns import Turns, Way, here
+
+TRANSPORT_VARIABLE = "DISTCORE_TRANSPORT"
+TIMEOUT = timedelta(seconds=120)
+
+
+@contextmanager
+def joined(
+    backends: Sequence[str], rank: int, size: int, directory: Path
+) -> Iterator[dict[str, Any]]:
+    """A group per backend, such as "gloo" or "tcp/shm", beside the default group, which is gloo's.
+
+    The ranks find each other through a file in `directory`. All leave together, unless one fails.
+    """
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory / 'rendezvous'}",
+        rank=rank,
+        world_size=size,
+        timeout=TIMEOUT,
+    )
+    groups = {}
+    for name in backends:
+        with transport(name):
+            backend = name.partition("/")[0]
+            groups[name] = dist.new_group(list(range(size)), backend=backend, timeout=TIMEOUT)
+    yield groups
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@contextmanager
+def transport(name: str) -> Iterator[None]:
+    """Has new groups in here use the transport that "tcp/shm" names after its slash."""
+    _, slash, chosen = name.partition("/")
+    before = os.environ.get(TRANSPORT_VARIABLE)
+    if slash:
+        os.environ[TRANSPORT_VARIABLE] = chosen
+    try:
+        yield
+    finally:
+        if slash:
+            os.environ.pop(TRANSPORT_VARIABLE)
+            if before is not None:
+                os.environ[TRANSPORT_VARIABLE] = before
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation on buffers of its own: `run(group)`, on every rank.
+
+    With `fill`ed buffers, the output's equal parts hold the numbers `expected` after one run.
+    """
+
+    run: Callable[[Any], None]
+    source: torch.Tensor
+    target: torch.Tensor
+    rank: int
+    expected: torch.Tensor
+
+    def is_right(self, group: Any) -> bool:
+        """Run it once with numbers that tell; the buffers are zeros afterwards."""
+        self.target.fill_(-1)
+        self.source.fill_(self.rank + 1)
+        self.run(group)
+        expected = self.expected.to(self.target.device)
+        right = self.target.view(len(self.expected), -1) == expected[:, None]
+        self.source.zero_()  # what is summed in place over and over stays finite
+        return bool(right.all())
+
+
+def make(
+    op: str,
+    size_bytes: int,
+    rank: int,
+    ranks: int,
+    allocate: Callable[[int], torch.Tensor] = torch.empty,
+) -> Call:
+    """The call for this rank. `size_bytes` comes from `true_size`; `allocate` gives a tensor of so
+    many float32."""
+    count, target_count = elements(op, size_bytes, ranks)
+    source = allocate(count)
+    target = source if target_count is None else allocate(target_count)
+    expected = torch.tensor(OPS[op].expected(rank, ranks))
+    # By its new name, where this torch has that: the old one then costs 5 us more, for a warning.
+    newer = op.replace("_into_tensor", "_single").replace("_tensor", "_single")
+    function: Any = getattr(dist, newer, None) or getattr(dist, op, None)
+    run: Callable[[Any], None]
+    if op == "send_recv":
+        run = partial(_send_recv, source, target, *neighbours(rank, ranks))
+    elif op == "barrier":
+        run = lambda group: function(group=group)  # noqa: E731
+    elif op == "broadcast":
+        run = lambda group: function(source, group_src=0, group=group)  # noqa: E731
+    elif target is source:
+        run = lambda group: function(source, group=group)  # noqa: E731
+    else:
+        run = lambda group: function(target, source, group=group)  # noqa: E731
+    return Call(run, source, target, rank, expected)
+
+
+def _send_recv(
+    source: torch.Tensor, target: torch.Tensor, following: int, preceding: int, group: Any
+) -> None:
+    """All at once, as nccl-tests' sendrecv does."""
+    if source.is_cuda:
+        # torch's NCCL keeps all messages of two ranks on one stream: each would wait for the other.
+        both = [
+            dist.P2POp(dist.isend, source, group=group, group_peer=following),
+            dist.P2POp(dist.irecv, target, group=group, group_peer=preceding),
+        ]
+        for one in dist.batch_isend_irecv(both):
+            one.wait()
+        return
+    works = (
+        dist.isend(source, group_dst=following, group=group),
+        dist.irecv(target, group_src=preceding, group=group),
+    )
+    for work in works:
+        assert work is not None
+        work.wait()
+
 
 MOST_ROUNDS = 15
 _UNDER_MPIEXEC = (open_mpi.NAME, open_mpi.OURS)
 
 
-@dataclass(frozen=True)
-class Request:
-    """The measurements that are asked for. `sizes` in bytes."""
-
-    backends: Sequence[str]
-    ops: Sequence[str]
-    sizes: Sequence[int]
-    ranks: Sequence[int]
-    budget_s: float
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A row of the table."""
-
-    op: str
-    size_bytes: int
-
-    @property
-    def weight(self) -> float:
-        """Its share of the time, relative to others'."""
-        return 1.0 + self.size_bytes / (1 << 24)
-
-
 def rows(
-    request: Request, rank: int, size: int, directory: Path, ends_at: float
+    request: dict[str, Any], rank: int, size: int, directory: Path, ends_at: float
 ) -> Iterator[dict[str, Any]]:
-    """The rows, as `comm_figures.summarise` takes them; done by `ends_at` (monotonic)."""
-    torchs = [name for name in request.backends if name not in _UNDER_MPIEXEC]
-    place = gpu.place(rank, size) if set(request.backends) <= set(gpu.BACKENDS) else gpu.NOWHERE
+    """The rows, as `comm_figures.summarise` takes them; done by `ends_at` (monotonic). Each backend
+    has given right data once before it is measured."""
+    names = request["backends"]
+    on_gpu = set(names) <= set(GPU_BACKENDS)
+    # On the CPU a call is over when it returns.
+    allocate, finish = place_on_gpu(rank, size) if on_gpu else (torch.empty, lambda: None)
     with ExitStack() as stack:
+        torchs = [name for name in names if name not in _UNDER_MPIEXEC]
         groups = stack.enter_context(joined(torchs, rank, size, directory))
         mpi = None
-        if set(_UNDER_MPIEXEC) & set(request.backends):
+        if set(_UNDER_MPIEXEC) & set(names):
             mpi = stack.enter_context(open_mpi.Partner(rank, size, directory))
         turns = Turns(size)
-        cells = list(
-            dict.fromkeys(
-                Cell(op, true_size(op, size_bytes, size))
-                for op in request.ops
-                for size_bytes in request.sizes
-            )
+        cells = dict.fromkeys(
+            (op, true_size(op, size_bytes, size))
+            for op in request["ops"]
+            for size_bytes in request["sizes"]
         )
-        for index, cell in enumerate(cells):
-            share = cell.weight / sum(later.weight for later in cells[index:])
-            now = turns.now()
-            ways = _ways(request.backends, cell, groups, mpi, rank, size, place)
-            measured = turns.measure(ways, now + max(0.0, ends_at - now) * share, MOST_ROUNDS)
-            where = {"op": cell.op, "ranks": size, "size_bytes": cell.size_bytes}
-            yield {**where, "backends": measured}
+        weights = [1.0 + size_bytes / (1 << 24) for _, size_bytes in cells]
+        for index, (op, size_bytes) in enumerate(cells):
+            ends_by = turns.now()
+            ends_by += max(0.0, ends_at - ends_by) * weights[index] / sum(weights[index:])
+            call = make(op, size_bytes, rank, size, allocate)
+            ways: dict[str, Way] = {}
+            for name in names:
+                if name in _UNDER_MPIEXEC:
+                    assert mpi is not None
+                    right = mpi.prepare(name, op, size_bytes)
+                    ways[name] = partial(mpi.turn, name)
+                else:
+                    right = call.is_right(groups[name])
+                    ways[name] = here(partial(call.run, groups[name]), finish)
+                if not right:
+                    raise RuntimeError(f"{name} gives wrong data for {op} of {size_bytes} B")
+            measured = turns.measure(ways, ends_by, MOST_ROUNDS)
+            yield {"op": op, "ranks": size, "size_bytes": size_bytes, "backends": measured}
 
 
-def _ways(
-    names: Sequence[str],
-    cell: Cell,
-    groups: dict[str, Any],
-    mpi: open_mpi.Partner | None,
-    rank: int,
-    size: int,
-    place: gpu.Place,
-) -> dict[str, Way]:
-    """The call on every backend, each of which has given right data once."""
-    call = comm_calls.make(cell.op, cell.size_bytes, rank, size, place.allocate)
-    ways: dict[str, Way] = {}
-    for name in names:
-        if name in _UNDER_MPIEXEC:
-            assert mpi is not None
-            right = mpi.prepare(name, cell.op, cell.size_bytes)
-            ways[name] = partial(mpi.turn, name)
-        else:
-            right = call.is_right(groups[name])
-            ways[name] = here(partial(call.run, groups[name]), place.finish)
-        if not right:
-            raise RuntimeError(f"{name} gives wrong data for {cell.op} of {cell.size_bytes} B")
-    return ways
+def place_on_gpu(rank: int, size: int) -> tuple[Callable[[int], torch.Tensor], Callable[[], None]]:
+    """Returns what gives a tensor of so many float32 on this rank's GPU, one of its own as long as
+    there are enough, and what waits there for all that was asked so far.
+
+    NCCL refuses two ranks of one host on one GPU: those that share one name different hosts.
+    """
+    cuda: Any = torch.cuda
+    count = cuda.device_count()
+    if size > count:
+        os.environ["NCCL_HOSTID"] = f"distdebug-rank-{rank}"
+    cuda.set_device(rank % count)
+    return partial(torch.empty, device=f"cuda:{rank % count}"), cuda.synchronize
+
+
+def _rows(request: dict[str, Any], began: float) -> Generator[Row, None, None]:
+    ends_at = began + request["budget_s"]
+    sizes = request["ranks"]
+    for index, size in enumerate(sizes):
+        now = time.monotonic()
+        share = (4 + size) / sum(4 + later for later in sizes[index:])
+        body = partial(rows, request)
+        yield from measure(body, size, now + max(0.0, ends_at - now) * share)
+
+
+def main() -> None:
+    """The program."""
+    program(_rows)

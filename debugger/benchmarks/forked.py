@@ -25,7 +25,8 @@ import torch
 
 import distcore
 
-from . import gpu, open_mpi
+from . import open_mpi
+from .arguments import GPU_BACKENDS
 from .limits import DEATH_S, END_S, SILENCE_S
 
 Row = dict[str, Any]
@@ -125,11 +126,17 @@ def unavailable(backend: str) -> str | None:
     """Tells why `backend` cannot be measured here; None if it can."""
     if backend in (open_mpi.NAME, open_mpi.OURS):
         return open_mpi.unavailable()
-    if backend in gpu.BACKENDS:
-        return gpu.unavailable(backend)
+    if backend in GPU_BACKENDS:
+        # Ranks are forked, and CUDA does not survive a fork: it is not to be asked in this process.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        if backend != "nccl":
+            return distcore.unavailable(backend)
+        cuda: Any = torch.cuda
+        there = torch.distributed.is_nccl_available() and cuda.is_available()
+        return None if there else f"this torch ({torch.__version__}) has no NCCL and GPU to use"
     if distcore.is_backend_available(backend):
         return None
-    inside = {"gloo": "gloo"}.get(backend, f"backend {backend!r}")
+    inside = "gloo" if backend == "gloo" else f"backend {backend!r}"
     return f"this torch ({torch.__version__}) has no {inside} inside"
 
 

@@ -8,9 +8,9 @@ import os
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import DistdebugError, UsageError
 from .comm_figures import baseline
@@ -52,20 +52,6 @@ def start(words: Sequence[str], request: dict[str, Any]) -> Iterator[dict[str, A
             process.stdout.close()
 
 
-class Figures(Protocol):
-    """The form in which the rows of one kind become figures, and those a table: a module has these
-    three."""
-
-    def summarise(self, row: dict[str, Any], backends: Sequence[str]) -> dict[str, Any]:
-        """The figures of one row."""
-
-    def heading(self, backends: Sequence[str]) -> Iterator[str]:
-        """The lines above the table's rows."""
-
-    def line(self, row: dict[str, Any]) -> str:
-        """Returns a row of the table, from `summarise`."""
-
-
 def begin(
     words: Sequence[str], request: dict[str, Any]
 ) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
@@ -85,15 +71,12 @@ def begin(
 
 
 def compare(
-    words: Sequence[str],
-    request: dict[str, Any],
-    schema: str,
-    figures: Figures,
-    files: Sequence[tuple[Path | None, Callable[[dict[str, Any]], str]]],
+    words: Sequence[str], request: dict[str, Any], schema: str, figures: Any, file: Path | None
 ) -> None:
     """Measure the backends in turns within request["budget_s"], print each row of the table as it
-    comes, and write the `files` that the user asked for: each with what makes its text of all the
-    figures. Raises DistdebugError when the measuring ended early, after what it had is written."""
+    comes, and write the `file` that the user asked for. `figures` is a module that makes figures of
+    a row (`summarise`), the `heading` of the table, and its `line` of these figures. Raises
+    DistdebugError when the measuring ended early, after what it had is written."""
     described, lines = begin(words, request)
     backends: list[str] = described["backends"]
     print("\n".join(figures.heading(backends)), flush=True)
@@ -113,22 +96,16 @@ def compare(
         "rows": rows,
         "error": None if failure is None else str(failure),
     }
-    for file, text in files:
-        write(file, text(measured))
+    write(file, measured)
     if failure is not None:
         raise failure
 
 
-def as_json(measured: dict[str, Any]) -> str:
-    """The text of a JSON file."""
-    return json.dumps(measured, indent=2) + "\n"
-
-
-def write(file: Path | None, text: str) -> None:
-    """Write a file that the user asked for, if so. Raises UsageError where it cannot be."""
+def write(file: Path | None, measured: dict[str, Any]) -> None:
+    """Write the JSON file that the user asked for, if so. Raises UsageError where it cannot be."""
     if file is None:
         return
     try:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(json.dumps(measured, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error

@@ -25,12 +25,9 @@ ENOUGH_ROUNDS = 5
 MOST_EXECUTIONS = 5000
 
 
-def _is_over() -> None:
-    """Does nothing: on the CPU a call is over when it returns."""
-
-
-def here(run: Callable[[], None], finish: Callable[[], None] = _is_over) -> Way:
-    """The way that runs in this process; `finish` waits for what it has left to a GPU."""
+def here(run: Callable[[], None], finish: Callable[[], object] = lambda: None) -> Way:
+    """The way that runs in this process; `finish` waits for what it has left to a GPU: on the CPU a
+    call is over when it returns."""
 
     def way(times: int, warm_up: bool) -> tuple[float, float]:
         if warm_up:
@@ -67,7 +64,13 @@ class Turns:
         """
         turn_s = (ends_at - self.now()) / len(ways) / (ENOUGH_ROUNDS + 1)
         turn_s = min(max(turn_s, TURN_S[0]), TURN_S[1])
-        one_s = {name: self._estimate(way, turn_s) for name, way in ways.items()}
+        one_s = {}  # about how many seconds one execution takes
+        for name, way in ways.items():
+            count = 1
+            one_s[name], _, _ = self._turn(way, count, warm_up=False)
+            while one_s[name] * count < turn_s / 4 and count < MOST_EXECUTIONS:
+                count = min(max(2 * count, math.ceil(turn_s / 2 / one_s[name])), 50 * count)
+                one_s[name], _, _ = self._turn(way, count, warm_up=False)
         times = {name: min(max(1, round(turn_s / one_s[name])), MOST_EXECUTIONS) for name in one_s}
         rounds_us: dict[str, list[float]] = {name: [] for name in ways}
         cpu_us: dict[str, list[float]] = {name: [] for name in ways}
@@ -85,22 +88,9 @@ class Turns:
             if now + round_s > ends_at:
                 break
         return {
-            name: {
-                "executions": times[name],
-                "rounds_us": rounds_us[name],
-                "cpu_us": cpu_us[name],
-            }
+            name: {"executions": times[name], "rounds_us": rounds_us[name], "cpu_us": cpu_us[name]}
             for name in names
         }
-
-    def _estimate(self, way: Way, turn_s: float) -> float:
-        """Returns about how many seconds one execution takes."""
-        times = 1
-        while True:
-            one_s, _, _ = self._turn(way, times, warm_up=False)
-            if one_s * times >= turn_s / 4 or times >= MOST_EXECUTIONS:
-                return one_s
-            times = min(max(2 * times, math.ceil(turn_s / 2 / one_s)), 50 * times)
 
     def _turn(self, way: Way, times: int, warm_up: bool) -> tuple[float, float, float]:
         """Seconds for one execution on the slowest rank, CPU seconds for one on the mean rank, and

@@ -9,7 +9,7 @@ from ..errors import UsageError
 from ..record.requests.breakpoints import Stop, connect, stops
 from ..record.runs.job_view import node_of_view
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..supervisor.terminal import show_prompt
 from . import numbers
 from .base import Command, add_run_argument

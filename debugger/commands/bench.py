@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..benchmarks import arguments as bench_arguments
-from ..benchmarks import comm
-from ..benchmarks import program as bench_program
+from ..benchmarks import arguments as read
+from ..benchmarks import comm_figures, program
 from ..benchmarks.comm_figures import size_text
-from ..benchmarks.limits import SILENCE_S
+from ..benchmarks.limits import BUDGET_S, SILENCE_S
 from ..errors import DistdebugError
 from ..hook import loading
 from .base import Command
 
 SCHEMA = "distdebug.bench/1"
+COMM_SCHEMA = "distdebug.bench.comm/1"
 SYNCHRONOUS_BAR_US = 3.0
 ASYNCHRONOUS_BAR_US = 4.0
 """The bar of a call that is waited for by its handle: torch's `send` is one, too."""
@@ -47,6 +47,24 @@ The last lines compare with the bars: in µs, and, since those were set where st
 examples:
   distdebug bench overhead
   distdebug bench overhead --json overhead.json"""
+
+
+_COMM_EPILOG = """\
+The backends take turns: each round measures every one of them once, so that what else the machine
+does hits all alike. Time is the median round, and in it the slowest rank's mean; sizes, algbw and
+busbw are those of nccl-tests. A backend that this torch does not have is left out.
+
+openmpi is Open MPI itself, by mpi4py (pip install 'distdebug[mpi]'), in processes of its own that
+make the same calls on numpy buffers. mpi is our backend, in those same processes; so openmpi is
+measured wherever mpi is, and tells what the backend adds. Open MPI's settings are its own: shared
+memory within a host, and more ranks than cores allowed. Only, its ranks are not bound to cores and
+yield while they wait: bound and spinning they suffer from whatever else runs.
+
+examples:
+  distdebug bench comm
+  distdebug bench comm --backends tcp,openmpi --ops all_reduce --sizes 1M:64M --factor 2 -n 2
+  distdebug bench comm --backends tcp,tcp/tcp,gloo --ops all_reduce --sizes 4:64M --factor 4
+  distdebug bench comm --sizes 4,64K,16M -n 2 --budget 30 --json comm.json"""
 
 
 @dataclass(frozen=True)
@@ -87,31 +105,31 @@ class BenchCommand(Command):
 
 
 def _overhead(args: argparse.Namespace) -> int:
-    bench_arguments.check_files(args.json)
+    read.check_file(args.json)
     measured = measure()
     print("\n".join(table(measured)))
-    bench_program.write(args.json, bench_program.as_json(measured))
+    program.write(args.json, measured)
     return 0
 
 
 def measure() -> dict[str, Any]:
     """All figures. Raises DistdebugError when a measuring program fails or takes too long."""
     calls: list[dict[str, Any]] = []
-    for op, costs in _start("calls", 1, []).items():
+    for op, costs in _start("fake", 1).items():
         # A wait is an entry into the layer of its own; torch's `send` is a call and a wait.
         entries = 2 if op == "send" or "wait" in op else 1
         where = {"backend": "fake", "world_size": 2, "op": op, "size_bytes": 64}
         calls.append({**where, "entries": entries, **costs})
     for world_size in _WORLDS:
-        for size_bytes, costs in _start("ranks", world_size, ["calls"]).items():
+        for size_bytes, costs in _start("calls", world_size).items():
             where = {"backend": "gloo", "world_size": world_size, "op": "all_reduce"}
             calls.append({**where, "size_bytes": int(size_bytes), "entries": 1, **costs})
     detail = [
         {"world_size": world_size, "size_bytes": int(size_bytes), **costs}
         for world_size in _DETAIL_WORLDS
-        for size_bytes, costs in _start("ranks", world_size, ["detail"]).items()
+        for size_bytes, costs in _start("detail", world_size).items()
     ]
-    step = _start("ranks", 2, ["step"])
+    step = _start("step", 2)
     percent = {"median": _percent(step, "added_us"), "fastest": _percent(step, "best_added_us")}
     return {
         "schema": SCHEMA,
@@ -131,9 +149,11 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _start(program: str, world_size: int, arguments: list[str]) -> dict[str, Any]:
-    """Run one of our `benchmarks` in `world_size` processes; what rank 0 printed."""
-    module = f"benchmarks.{program}"
+def _start(what: str, world_size: int) -> dict[str, Any]:
+    """Run `benchmarks.overhead` in so many processes; what rank 0 printed. On the fake backend one
+    process is a rank of two."""
+    module = "benchmarks.overhead"
+    size = 2 if what == "fake" else world_size
     variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
     variables["OMP_NUM_THREADS"] = "1"  # as torchrun does
     with tempfile.TemporaryDirectory(prefix="distdebug-bench-") as directory:
@@ -141,8 +161,7 @@ def _start(program: str, world_size: int, arguments: list[str]) -> dict[str, Any
             (Path(directory) / name).mkdir()
         processes = []
         for rank in range(world_size):
-            identity = [] if program == "calls" else [str(rank), str(world_size)]
-            command = loading.command(module, directory, *identity, *arguments)
+            command = loading.command(module, directory, str(rank), str(size), what)
             processes.append(
                 subprocess.Popen(
                     command,
@@ -259,14 +278,49 @@ def _row(name: str, costs: dict[str, Any]) -> str:
     return f"{name:44}{medians}{added}"
 
 
+def _add_comm(parser: argparse.ArgumentParser) -> None:
+    """The flags of `bench comm`."""
+    read.add_backends(parser, read.BACKENDS)
+    parser.add_argument(
+        "--ops",
+        default=",".join(comm_figures.OPS),
+        metavar="NAMES",
+        help="of " + ", ".join(comm_figures.OPS) + " (default: all)",
+    )
+    parser.add_argument(
+        "--sizes",
+        default="4:64M",
+        metavar="SIZES",
+        help="bytes, such as 4,64K,1M; 4:64M is 4, 4*FACTOR, ... up to 64M (default: 4:64M)",
+    )
+    parser.add_argument("--factor", type=int, default=16, help="see --sizes (default: 16)")
+    read.add_ranks(parser, "2,4,8")
+    read.add_budget(parser, BUDGET_S)
+    read.add_json(parser)
+
+
+def _comm(args: argparse.Namespace) -> int:
+    read.check_seconds(args.budget, "--budget")
+    sizes, ranks = read.read_sizes(args.sizes, args.factor), read.read_ranks(args.ranks)
+    backends = read.read_backends(args.backends)
+    if "mpi" in backends and "openmpi" not in backends:
+        backends.insert(backends.index("mpi") + 1, "openmpi")
+    # A rank's two buffers, and what a backend sets aside while it moves them.
+    read.check_memory(max(sizes), max(ranks), 5 if "openmpi" in backends else 3)
+    read.check_file(args.json)
+    request = {
+        "backends": backends,
+        "ops": read.read_names(args.ops, "--ops", list(comm_figures.OPS)),
+        "sizes": sizes,
+        "ranks": ranks,
+        "budget_s": args.budget,
+    }
+    words = loading.command("benchmarks.comm_ranks")
+    program.compare(words, request, COMM_SCHEMA, comm_figures, args.json)
+    return 0
+
+
 KINDS = {
-    "overhead": Kind(
-        "measure what watching costs", _OVERHEAD_EPILOG, bench_arguments.add_json, _overhead
-    ),
-    "comm": Kind(
-        "measure how fast backends communicate",
-        comm.EPILOG,
-        comm.configure,
-        comm.run,
-    ),
+    "overhead": Kind("measure what watching costs", _OVERHEAD_EPILOG, read.add_json, _overhead),
+    "comm": Kind("measure how fast backends communicate", _COMM_EPILOG, _add_comm, _comm),
 }

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import UsageError
-from ..record.requests.break_at import BreakAt, canonical, lines_with_code, parse
+from ..record.requests.breakpoints import BreakAt, canonical_file, lines_with_code, parse_break
 
 
 def add(group: argparse._ArgumentGroup) -> None:
@@ -57,7 +57,7 @@ def places(
 
 def _place(text: str, command: Sequence[str]) -> BreakAt:
     try:
-        asked = parse(text)
+        asked = parse_break(text)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if asked.op:
@@ -76,7 +76,7 @@ def _place(text: str, command: Sequence[str]) -> BreakAt:
         after = min((line for line in lines if line > asked.line), default=max(lines, default=0))
         near = f"; line {after} has" if after else ""
         raise UsageError(f"--break {text}: line {asked.line} has no code at which to stop{near}")
-    return replace(asked, file=canonical(str(found)))
+    return replace(asked, file=canonical_file(str(found)))
 
 
 def _candidates(file: str, command: Sequence[str]) -> Iterator[Path]:

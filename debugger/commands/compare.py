@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from .base import Command
 from .traffic_flags import add_link_flags, link_of
 
@@ -68,7 +68,7 @@ def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
     from ..plan.programs import read_programs
     from ..plan.traffic import calls
     from ..record.reading.records import Records, newest_ranks
-    from ..record.runs.unpacking import opened
+    from ..record.runs.artefact import opened
 
     with opened(run) as directory:
         place = clean(run or str(directory.path))

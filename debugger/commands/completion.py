@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..launch.torchrun_flags import split_at_script, torchrun_parser
-from ..record.check_names import ALL, CHECKS
+from ..record.kinds import ALL_CHECKS, CHECKS
 from ..record.runs.run_directory import nearest, run_names
 from . import COMMANDS, load
 from .base import Command
@@ -94,7 +94,7 @@ def _runs(prefix: str, **_: Any) -> Iterable[str]:
 
 def _checks(prefix: str, **_: Any) -> Iterable[str]:
     before, comma, _last = prefix.rpartition(",")
-    return {f"{before}{comma}{name}": "" for name in (*CHECKS, ALL)}
+    return {f"{before}{comma}{name}": "" for name in (*CHECKS, ALL_CHECKS)}
 
 
 _COMPLETERS = {"RUN": _runs, "NAMES": _checks}

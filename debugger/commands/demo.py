@@ -32,9 +32,8 @@ class DemoCommand(RunCommand):
         """Read the flags, and make the program. It is a copy in the user's own folder: what lies in
         ours is taken for the tool's code, and no line of it is shown as the user's."""
         from ..launch.torchrun_flags import split_at_script
-        from ..record.runs.run_directory import BASE
-        from ..record.safe_files.place import RunDirectoryError, make_base, reason
-        from ..record.safe_files.replacing import replacing
+        from ..record.runs.run_directory import BASE, RunDirectoryError, make_base, reason
+        from ..record.safe_files import replacing
 
         if {"-h", "--help"} & set(argv):
             return parser.parse_args(["--help"])

@@ -57,7 +57,7 @@ class ExportCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..record.reading.records import Records, newest_ranks
-        from ..record.runs.unpacking import opened
+        from ..record.runs.artefact import opened
 
         with opened(args.run) as directory:
             records = Records(directory.ranks)

@@ -14,11 +14,10 @@ from ..foreign.as_snapshot import as_snapshot, write_records
 from ..foreign.judging import MESSAGES, OF_A_CALL, not_in_record
 from ..foreign.trace import Trace, traced
 from ..record.collection import no_collection
+from ..record.runs.artefact import scratch_folder
 from ..record.runs.run_directory import RunDirectory
-from ..record.runs.unpacking import scratch_folder
-from ..record.safe_text.sanitize import clean
-from ..record.states import RankState
-from ..record.wording import ranks_text
+from ..record.safe_text import clean
+from ..record.wording import RankState, ranks_text
 from ..reports import document
 from ..reports.stored import Document
 

@@ -15,8 +15,7 @@ from ..faults import plan_file, random_plan
 from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
 from ..record.network import MOST_ADDRESSES
-from ..record.safe_text.sanitize import clean
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import clean, whole_number
 from ..supervisor.rank_network import namespaces
 from . import numbers
 

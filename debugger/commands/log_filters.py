@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from ..errors import UsageError
 from ..record.limits import MOST_RANKS
-from ..record.logs.log_levels import at_least
-from ..record.logs.log_reader import Entry
+from ..record.log_file import at_least
+from ..record.log_reader import Entry
 from ..record.ops import OP_CODES
 
 PRINTED_AS = "info"

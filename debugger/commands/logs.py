@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterable
 
 from ..errors import UsageError
 from ..record.limits import POLL_EVERY_S
-from ..record.logs.log_file import RECORDS, STDERR, STDOUT, STREAMS
-from ..record.logs.log_form import readable
-from ..record.logs.log_levels import LEVELS
-from ..record.logs.log_reader import Entry, LogReader
+from ..record.log_file import LEVELS, RECORDS, STDERR, STDOUT, STREAMS, readable
+from ..record.log_reader import Entry, LogReader
 from ..record.reading import copies
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
-from ..record.safe_files.bounds import whole_or_none
-from ..record.safe_text.sanitize import clean_line, shown_of
+from ..record.safe_files import whole_or_none
+from ..record.safe_text import clean_line, shown_of
 from ..supervisor.output.lines import colour_wanted
 from .base import Command, add_run_argument
 from .log_filters import Filter, parse_ranks, parse_time

@@ -11,9 +11,8 @@ from typing import Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
-from ..record import check_names
-from ..record.logs.log_file import DEFAULT_MAX_MB
-from ..record.logs.log_levels import DEBUG_LEVELS, INFO
+from ..record import kinds
+from ..record.log_file import DEBUG_LEVELS, DEFAULT_MAX_MB, INFO
 from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
 from . import break_flags, ci_flags, head_flags, inject_flags, numbers
@@ -74,7 +73,7 @@ def _add_looking(group: argparse._ArgumentGroup) -> None:
         "--check",
         default="",
         metavar="NAMES",
-        help=f"look at the data: {', '.join(check_names.CHECKS)}, or all (then replicas of DDP "
+        help=f"look at the data: {', '.join(kinds.CHECKS)}, or all (then replicas of DDP "
         "models only)",
     )
     group.add_argument(
@@ -174,6 +173,6 @@ def _prom(path: Path | None) -> Path | None:
 
 def _checks(text: str) -> tuple[str, ...]:
     try:
-        return check_names.chosen(text)
+        return kinds.chosen_checks(text)
     except ValueError as error:
         raise UsageError(f"--check {text}: {error}") from None

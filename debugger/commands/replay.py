@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..record.backend_names import by_device
+from ..record.snapshot import by_device
 from . import numbers, options
 from .base import Command, add_run_argument
 
@@ -65,7 +65,7 @@ class ReplayCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         from ..benchmarks.replay import comparison
         from ..record.reading.records import Records
-        from ..record.runs.unpacking import opened
+        from ..record.runs.artefact import opened
         from ..supervisor.supervisor import Supervisor
 
         if args.json is not None and (
@@ -123,17 +123,16 @@ def _newest(records: Any) -> Mapping[int, Rank]:
 
 
 def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> Plan:
-    from ..benchmarks.replay import plan, selection
+    from ..benchmarks.replay import plan
     from ..reports import stored
 
     report = stored.load(directory.report_json) or {}
-    return plan.planned(ranks, selection.ending(report, _events(directory.events)))
+    return plan.planned(ranks, plan.ending(report, _events(directory.events)))
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's events.jsonl; none where they cannot be read."""
-    from ..record.safe_files.bounds import read_regular
-    from ..record.safe_files.json_objects import object_of
+    from ..record.safe_files import object_of, read_regular
 
     try:
         return [object_of(line) for line in read_regular(path, _MOST_EVENTS_BYTES).splitlines()]

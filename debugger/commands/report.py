@@ -88,7 +88,7 @@ class ReportCommand(Command):
         return 0
 
     def _show(self, directory: RunDirectory, form: str, exit_code: bool) -> int:
-        from ..record.safe_text.sanitize import clean
+        from ..record.safe_text import clean
         from ..reports import stored
 
         report = stored.load(directory.report_json)

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import UsageError
 from ..record.runs.recorded_runs import RunEntry, list_runs, prune, size_bytes
 from ..record.runs.run_directory import BASE, nearest
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.wording import counted
 from .base import Command
 

@@ -43,7 +43,7 @@ class TuiCommand(Command):
 @contextlib.contextmanager
 def _directory(run: str | None) -> Iterator[Path]:
     """The run directory to show, which of dumps or an artefact is gone after the `with`."""
-    from ..record.runs.unpacking import opened
+    from ..record.runs.artefact import opened
 
     # The reading of dumps is imported only where it may be needed: the app starts in a blink.
     if run is not None and Path(run).exists() and not (Path(run) / "run.json").exists():

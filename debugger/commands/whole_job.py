@@ -6,9 +6,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
+from ..record.runs.artefact import opened
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import RunDirectory
-from ..record.runs.unpacking import opened
 
 WAIT_S = 10.0
 """For what the head has to tell."""

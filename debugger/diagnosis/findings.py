@@ -10,8 +10,7 @@ from typing import Any
 
 from ..record.kinds import KINDS, Kind
 from ..record.snapshot import CallSite, Group
-from ..record.states import RankState
-from ..record.wording import printable
+from ..record.wording import RankState, printable
 
 
 class CallIs(str, Enum):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..record.dispute import Vote
 from ..record.limits import MOST_S
-from ..record.majority import Vote
 from .findings import Finding
 
 SECOND_NS = 1_000_000_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from ..record.layout import Activity
 from ..record.notes import ForkedNote, NotInGroupNote
 from ..record.snapshot import Note
-from ..record.states import RankState
 from ..record.wording import (
+    RankState,
     at_site,
     call_text,
     numbered,

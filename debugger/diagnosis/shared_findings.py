@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..record.states import RankState
-from ..record.wording import at_site, printable, ranks_text, verb
+from ..record.wording import RankState, at_site, printable, ranks_text, verb
 from .facts.evidence import chosen, of_call, standing
 from .facts.needs import Needs
 from .facts.world import Pending, World

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ..record.safe_files.replacing import replacing
+from ..record.safe_files import replacing
 from .plan import FILE, Fault, Plan, load
 
 LOCK = f".{FILE}.lock"

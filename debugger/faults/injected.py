@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.safe_files.appending import append
-from ..record.safe_files.bounds import read_regular
-from ..record.safe_files.json_objects import MOST_BYTES, object_of
+from ..record.safe_files import MOST_JSON_BYTES, append, object_of, read_regular
 
 FILE = "injected.jsonl"
 _NUMBERS = ("fault", "rank", "pid", "time_ns")
@@ -73,7 +71,7 @@ class InjectedLog:
 def read(directory: Path) -> list[Injected]:
     """All that has happened so far, in the order of the file; lines that are torn are left out."""
     try:
-        lines = read_regular(directory / FILE, MOST_BYTES).splitlines()
+        lines = read_regular(directory / FILE, MOST_JSON_BYTES).splitlines()
     except OSError:
         return []
     return [one for one in map(entry, lines) if one is not None]

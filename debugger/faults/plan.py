@@ -12,11 +12,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ..record.runs.planned_faults import PLAN, SCHEMA
-from ..record.safe_files.bounds import read_regular
-from ..record.safe_files.json_objects import MOST_BYTES, parsed
+from ..record.runs.run_directory import FAULTS_PLAN, FAULTS_SCHEMA
+from ..record.safe_files import MOST_JSON_BYTES, parsed, read_regular
 
-FILE = PLAN
+FILE = FAULTS_PLAN
 """In the run directory, written before the first rank starts. A run without faults has none."""
 VARIABLE = "DISTDEBUG_FAULTS"
 """Set in the ranks' environment where there is a plan: nothing of this is imported otherwise."""
@@ -99,14 +98,14 @@ class Plan:
         for fault in self.faults:
             moment = {**asdict(fault.moment), "when": fault.moment.when.value}
             faults.append({**asdict(fault), "moment": moment})
-        found = {"schema": SCHEMA, "seed": self.seed, "faults": faults}
+        found = {"schema": FAULTS_SCHEMA, "seed": self.seed, "faults": faults}
         return {**found, "namespaces": True} if self.namespaces else found
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Plan:
         """The reverse. Raises ValueError, KeyError or TypeError for anything else."""
-        if value["schema"] != SCHEMA:
-            raise ValueError(f"a plan of {value['schema']!r}; this version reads {SCHEMA!r}")
+        if value["schema"] != FAULTS_SCHEMA:
+            raise ValueError(f"a plan of {value['schema']!r}; this version reads {FAULTS_SCHEMA!r}")
         faults = []
         for one in value["faults"]:
             moment = Moment(**{**one["moment"], "when": When(one["moment"]["when"])})
@@ -117,7 +116,7 @@ class Plan:
 def load(directory: Path) -> Plan | None:
     """The plan of a run; None where it has none. Raises as `Plan.from_json`, and OSError."""
     try:
-        text = read_regular(directory / FILE, MOST_BYTES + 1)
+        text = read_regular(directory / FILE, MOST_JSON_BYTES + 1)
     except FileNotFoundError:
         return None
     return Plan.from_json(parsed(text))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 
 _TOKEN = re.compile(
     r"""

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..record.ops import kineto_name
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.sizes import scalar_of
 from ..record.snapshot import Call, Rank, tie_of
 from ..record.wording import group_name

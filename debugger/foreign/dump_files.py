@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..record.collection import no_collection
 from ..record.runs.run_directory import BASE, run_names
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.wording import ranks_text
 from .file_ranks import NUMBER, DumpFile, fits, name_of, ranks_of
 from .flight_recorder import Dump, NoDump, NoRecord, read

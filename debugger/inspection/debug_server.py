@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from ..foreign.flight_recorder import Dump, NoDump, read
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from .store import Keys, values_of
 
 _KEY = re.compile(r"(?:^|/)debug_server/rank(\d{1,6})$")

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 
 PORT = 28028
 ADDRESS_VARIABLE = "NCCL_RAS_ADDR"

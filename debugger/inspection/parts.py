@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..record.limits import MOST_RANKS
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.snapshot import CallSite
 from .branches import MadeCall
 from .stance import Doing, Stance

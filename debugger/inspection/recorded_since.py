@@ -9,7 +9,7 @@ from pathlib import Path
 from ..foreign import dump_files, judging
 from ..foreign.trace import traced
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..reports.stored import Document
 from ..supervisor import on_the_spot
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..hook import loading
-from ..record.safe_text.sanitize import clean
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import clean, whole_number
 from .parts import Part, Whole, read, whole
 
 _ASKED_S = 30.0

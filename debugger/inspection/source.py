@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import TypeVar
 
+from ..record import safe_text as wholes
 from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
-from ..record.safe_text import whole_numbers as wholes
 from ..supervisor.stacks.source_text import text_of
 from ..supervisor.stacks.stacks import Frame
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ..record.ops import OPS, POINT_TO_POINT
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import whole_number
 from ..record.snapshot import CallSite
 from ..supervisor.stacks.sights import Sight, Thread, is_a_sleep
 from ..supervisor.stacks.source_text import line_of

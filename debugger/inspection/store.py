@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 
 LIMIT_S = 3.0
 """So long it may take to answer: it is a thread of a rank on a host that may be crowded."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from ..diagnosis.findings import CallIs, Finding, GroupEvidence, RankEvidence
 from ..diagnosis.story import step
+from ..record.dispute import vote
 from ..record.kinds import Family
-from ..record.majority import vote
-from ..record.states import CAUSES
-from ..record.wording import at_site, printable, ranks_text, seconds, site_text, verb
+from ..record.wording import CAUSES, at_site, printable, ranks_text, seconds, site_text, verb
 from .lateness import is_asleep, is_idle
 from .stance import Doing, Stance
 

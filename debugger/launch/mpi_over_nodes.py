@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..hook.loading import command
-from ..record.safe_files.bounds import read_regular
+from ..record.safe_files import read_regular
 from .mpi_launcher import SHIM, find_launcher, is_open_mpi, program_of, why_not_mpi
 from .torchrun_flags import RunRequest
 

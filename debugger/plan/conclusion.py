@@ -13,7 +13,7 @@ from ..diagnosis.facts.blocking import Model
 from ..diagnosis.findings import Finding
 from ..diagnosis.story import step
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from ..record.wording import printable, ranks_text
 from ..record.writing.whole_records import MOST_CALLS, write_whole

@@ -14,7 +14,7 @@ from ..hook.loading import command
 from ..record.exits import ExitStatus
 from ..record.requests.plan_request import Outcome, Request
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import whole_number
 from ..record.writing.program_writer import FOLDER
 
 _FORKER = "rank.plan.forker"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, GroupState
 from ..record.reading.definitions import DAMAGED, creation_of, group_of, note_of, site_of
-from ..record.safe_files.bounds import open_regular, whole
+from ..record.safe_files import open_regular, whole
 from ..record.signature import CHAIN_STEP, MASK, Signature
 from ..record.snapshot import Call, CallSite, Group, Note
 from ..record.writing.program_writer import FILES, FOLDER

@@ -22,10 +22,10 @@ from ..errors import UsageError
 from ..faults import adding
 from ..faults.plan import VARIABLE, Fault
 from ..faults.spec import SpecError, parse
-from ..record.logs.log_levels import DEBUG_LEVELS
+from ..record.log_file import DEBUG_LEVELS
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text.secret_words import masked
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import whole_number
+from ..record.secret_words import masked
 from ..record.wording import printable
 from . import install as layer
 from .log import debug_level

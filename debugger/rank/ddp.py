@@ -20,7 +20,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..record.logs.log_levels import OFF
+from ..record.log_file import OFF
 from ..record.notes import (
     DdpCompleteNote,
     DdpFailedNote,

@@ -24,7 +24,7 @@ from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
-from ..record.runs.planned_faults import PLAN
+from ..record.runs.run_directory import FAULTS_PLAN
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
 from . import ddp, torch_private
@@ -253,7 +253,7 @@ class Layer:
 
     def _take_heads_faults(self) -> None:
         """The nodes have met; the plan of the head is here, if it has one."""
-        if (self.directory / PLAN).exists():
+        if (self.directory / FAULTS_PLAN).exists():
             self.take_faults()
 
     def _plan_faults(self) -> None:

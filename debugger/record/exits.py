@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import steady_clock
-from .safe_files.appending import append
-from .safe_files.bounds import open_regular
-from .safe_files.json_objects import object_of
+from .safe_files import append, object_of, open_regular
 
 MOST_LINE_BYTES = 1 << 12
 POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})

@@ -187,3 +187,16 @@ def kind_of(name: str) -> Kind:
     """The kind of that name. A report may be of another version: of a name that is not known no
     more is said than the name does."""
     return KINDS.get(name) or Kind(name, 1, Family.USE, name.replace("_", " ").upper())
+
+
+CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
+ALL_CHECKS = "all"
+
+
+def chosen_checks(text: str) -> tuple[str, ...]:
+    """The checks that `nan,overflow` names, each once. Raises ValueError with a sentence."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in (*CHECKS, ALL_CHECKS):
+            raise ValueError(f"{name!r} is none of {', '.join((*CHECKS, ALL_CHECKS))}")
+    return tuple(dict.fromkeys(names))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar
 
 from .kinds import KINDS
 from .limits import MOST_RANKS
-from .safe_files.bounds import finite
+from .safe_files import finite
 from .snapshot import Note
 
 N = TypeVar("N", bound="NoteData")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .limits import MOST_RANKS
-from .safe_files.bounds import whole
+from .safe_files import whole
 
 FEW = 64
 """Up to so many ranks are written one by one."""

@@ -34,8 +34,7 @@ from struct import Struct
 from typing import Any
 
 from .lost_pages import keep
-from .safe_files.bounds import open_regular, whole
-from .safe_files.json_objects import parsed
+from .safe_files import open_regular, parsed, whole
 from .snapshot import CallSite, Column, Digest, GroupKey
 
 MAGIC = b"DDREPLIC"
@@ -53,6 +52,8 @@ _STEP = APART - 1
 MARK = Struct("<Q")
 
 MOST_BYTES = 4 << 20
+MOST_REPLICA_BYTES = 72 << 20
+"""The most bytes of a file that another node is believed."""
 MOST_ENTRIES = 256
 LEAST_ENTRIES = 4
 MOST_DEFINITION_BYTES = 64 << 20

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from .ops import op_of
-from .safe_files.bounds import whole
+from .safe_files import whole
 
 Shape = tuple[int, ...]
 Tensor = tuple[str, Shape]  # dtype without "torch.", sizes

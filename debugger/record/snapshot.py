@@ -6,6 +6,8 @@ since most of the time nobody asks. Times are Unix time in nanoseconds, on every
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -446,3 +448,25 @@ def tie_of(rank: int, call: Call, group: GroupKey) -> tuple[Hashable, ...]:
         return ("alone", group, rank, call.number)
     ends = (rank, signature.peer) if signature.op == "send" else (signature.peer, rank)
     return ("message", group, ends, signature.tag, call.seq)
+
+
+def by_device(text: str) -> dict[str, str]:
+    """{"cpu": "gloo", "cuda": "nccl"} for "cpu:gloo,cuda:nccl"; {"": "gloo"} for "gloo"."""
+    parts = (part.strip().rpartition(":") for part in text.split(","))
+    return {device: name for device, _, name in parts}
+
+
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir))
+_HERE = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        _PACKAGE,
+        *(os.path.join(os.path.dirname(_PACKAGE), name) for name in ("distcore", "tui")),
+    )
+)
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\](?:distdebug|distcore)[/\\]")
+
+
+def is_own(file: str) -> bool:
+    """Whether the file, or a line that begins with one, is of this tool."""
+    return file.startswith(_HERE) or _INSTALLED.search(file) is not None

@@ -6,6 +6,7 @@ import os
 import re
 import signal as signals
 from collections.abc import Iterable, Sequence
+from enum import Enum
 
 TYPE_CHECKING = False  # the process that shows what ranks print imports this, and little else
 if TYPE_CHECKING:
@@ -149,3 +150,34 @@ def signal_name(number: int) -> str:
         return signals.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class RankState(str, Enum):
+    """A member is a text as well: a report has it as it is, and what is read back equals it."""
+
+    UNSEEN = "never seen"
+    RUNS = "runs user code"
+    """It waits for nobody, as far as is known."""
+    WAITS_IN = "waits in"
+    STOPPED_IN = "stopped in"
+    FAILED_IN = "failed in"
+    RAISED = "raised"
+    AT_BREAKPOINT = "at a breakpoint"
+    STOPPED = "stopped by a signal"
+    WAITS_FOR_STORE = "waits for a store key"
+    WAITS_FOR_LOCK = "waits for a lock"
+    """For a lock, a condition, a queue or another thread of its process."""
+    HOLDS_GIL = "something holds its GIL"
+    FINISHED = "finished"
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+CAUSES = {
+    "stopped": RankState.STOPPED,
+    "store": RankState.WAITS_FOR_STORE,
+    "gil_held": RankState.HOLDS_GIL,
+    "lock": RankState.WAITS_FOR_LOCK,
+}
+"""What a rank does that has not come, by the cause of a `missing_rank`."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record.notes import DdpTimesNote
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from ..record.wording import ranks_text
 

@@ -16,8 +16,8 @@ from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World, exit_status
 from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence, Step
 from ..diagnosis.limits import Limits
-from ..record.safe_text.sanitize import clean
-from ..record.safe_text.secret_words import masked, sentence
+from ..record.safe_text import clean
+from ..record.secret_words import masked, sentence
 from ..record.snapshot import CallSite, Note, Rank, Snapshot
 from . import ddp_times, off
 from .stored import SCHEMA, Document

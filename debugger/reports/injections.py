@@ -10,7 +10,7 @@ from ..diagnosis.findings import Finding
 from ..faults.actions import ACTIONS, Target
 from ..faults.injected import Injected
 from ..faults.plan import Fault, Plan
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from .stored import Document
 from .unfired import why_not

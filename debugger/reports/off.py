@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..record.notes import OffNote, off_notes
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.snapshot import Note, Rank
 from ..record.wording import ranks_text
 

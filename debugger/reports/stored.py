@@ -10,9 +10,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..record.limits import MOST_RANKS
-from ..record.safe_files.bounds import MOST_WHOLE, read_regular
-from ..record.safe_files.json_objects import MOST_BYTES, TooCostly, parsed
-from ..record.safe_text.sanitize import clean
+from ..record.safe_files import MOST_JSON_BYTES, MOST_WHOLE, TooCostly, parsed, read_regular
+from ..record.safe_text import clean
 
 SCHEMA = "distdebug.report/1"
 
@@ -43,13 +42,13 @@ def load(path: Path) -> Document | None:
     Raises UsageError for what is not a report of this version of distdebug.
     """
     try:
-        raw = read_regular(path, MOST_BYTES + 1)
+        raw = read_regular(path, MOST_JSON_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if len(raw) > MOST_BYTES:
-        raise UsageError(f"{path} is larger than {MOST_BYTES >> 20} MiB: it is no report")
+    if len(raw) > MOST_JSON_BYTES:
+        raise UsageError(f"{path} is larger than {MOST_JSON_BYTES >> 20} MiB: it is no report")
     try:
         document = parsed(raw)
     except TooCostly:

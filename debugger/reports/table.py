@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..diagnosis.findings import CallIs
-from ..record.states import RankState
-from ..record.wording import LOOK_HERE
+from ..record.wording import LOOK_HERE, RankState
 
 MOST_ROWS = 12
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..record.kinds import kind_of
-from ..record.reading.own_code import is_own
+from ..record.snapshot import is_own
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
 from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint

@@ -18,14 +18,13 @@ from typing import Any
 from ..record import steady_clock
 from ..record.layout import Phase
 from ..record.limits import POLL_EVERY_S
-from ..record.requests import break_requests
+from ..record.requests import breakpoints
 from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
-from ..record.runs.planned_faults import ASKED, planned_faults
-from ..record.runs.run_directory import RunDirectory
-from ..record.safe_files.readable import readable
+from ..record.requests.control import Action
+from ..record.runs.run_directory import FAULTS_ASKED, RunDirectory, planned_faults
 from ..record.snapshot import Rank
+from ..record.streams import readable
 from ..record.wording import at_site, printable, spans
-from .control import Action
 from .limits import ASKED_STACKS_S, GOES_S, SILENT_S, STANDS_S
 from .stacks.evidence import gather
 
@@ -72,7 +71,7 @@ class Actions:
             raise ValueError(standing.notice(""))
         directory = self._directory.path
         try:
-            break_requests.ask(directory, rank.pid)
+            breakpoints.ask_to_stop(directory, rank.pid)
         except OSError as error:
             raise ValueError(f"rank {number} cannot be asked to stop: {error.strerror}") from error
         until_s = time.monotonic() + STANDS_S
@@ -82,11 +81,11 @@ class Actions:
                 return standing.notice("")
             now = self._ranks().get(number)
             if now is None or now.pid != rank.pid or not now.process.alive:
-                break_requests.withdraw(directory, rank.pid)
+                breakpoints.withdraw_request(directory, rank.pid)
                 raise ValueError(f"rank {number} has ended before it stood")
             rank = now
             time.sleep(POLL_EVERY_S)
-        if not break_requests.is_asked(directory, rank.pid) and self._standing(rank.pid) is None:
+        if not breakpoints.is_asked(directory, rank.pid) and self._standing(rank.pid) is None:
             raise ValueError(f"rank {number} passes over breakpoints: it is a forked process")
         return (
             f"rank {number} will stop at its next line of Python, or before its next call; "
@@ -129,7 +128,7 @@ class Actions:
         spared = [
             f"rank {rank} will not be stopped"
             for rank, one in self._ranks().items()
-            if number in (None, rank) and break_requests.withdraw(directory, one.pid)
+            if number in (None, rank) and breakpoints.withdraw_request(directory, one.pid)
         ]
         if not stand and not spared:
             who = "no rank" if number is None else f"rank {number}"
@@ -188,7 +187,7 @@ class Actions:
         if not any(rank.process.alive for rank in self._ranks().values()):
             raise ValueError("no rank is running yet")
         line = {"fault": fault.number, "time_ns": time.time_ns()}
-        if not self._directory.append_line(ASKED, line):
+        if not self._directory.append_line(FAULTS_ASKED, line):
             raise ValueError(self._directory.failures[-1])
         return f"fault {fault.number} is asked for now: {fault.text}"
 

@@ -8,7 +8,7 @@ import time
 
 from ..record.reading.records import newest_ranks, unreadable_ranks
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..reports import off
 from .limits import NOTICE_EVERY_S
 from .watch import Look

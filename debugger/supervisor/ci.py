@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ..record.runs.artefact import name_of, pack
-from ..record.runs.run_directory import RunDirectory
-from ..record.safe_files.appending import append
-from ..record.safe_files.place import reason
-from ..record.safe_text.sanitize import clean
-from ..record.safe_text.workflow_commands import Defused
+from ..record.runs.run_directory import RunDirectory, reason
+from ..record.safe_files import append
+from ..record.safe_text import Defused, clean
 from ..reports import github
 
 _MOST_NAMED = 5

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_files.appending import append
-from ..record.safe_text.sanitize import clean
+from ..record.safe_files import append
+from ..record.safe_text import clean
 
 FILE = "own-faults.txt"
 _RAISE = "DISTDEBUG_RAISE_OWN_FAULTS"

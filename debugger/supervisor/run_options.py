@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnosis.limits import Limits
-from ..node_links.several import Several
-from ..record.logs.log_file import DEFAULT_MAX_MB
-from ..record.logs.log_levels import INFO
+from ..nodes.several import Several
+from ..record.log_file import DEFAULT_MAX_MB, INFO
 from .ci import Ci
 from .injection import Plan
 

@@ -14,7 +14,7 @@ from ..record.exits import ExitStatus
 from ..record.reading.records import newest_ranks, unreadable_ranks
 from ..record.runs.recorded_runs import kept_small
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.wording import ranks_text, verb
 from ..reports import document, junit, text
 from ..reports.stored import Document

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__, hook
-from ..record.logs.log_file import MAX_MB
+from ..record.log_file import MAX_MB
 from ..record.runs.run_directory import BASE
-from ..record.safe_text.secret_words import masked
+from ..record.secret_words import masked
 from .run_options import Options
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..record.requests.breakpoints import Line, Stop, stops
-from ..record.safe_files.readable import readable
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
+from ..record.streams import readable
 from .limits import ASK_AGAIN_S, COMPLETE_S, HINT_AFTER_S
 
 HISTORY = "~/.distdebug_history"

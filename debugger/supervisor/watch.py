@@ -18,7 +18,7 @@ from ..diagnosis.limits import Limits
 from ..diagnosis.notices import Notice
 from ..diagnosis.story import step
 from ..record import steady_clock
-from ..record.logs.log_levels import INFO, OFF
+from ..record.log_file import INFO, OFF
 from ..record.snapshot import Snapshot
 from .limits import (
     ANSWERS_S,

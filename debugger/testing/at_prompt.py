@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ..record.requests.breakpoints import connect, stops
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..supervisor.terminal import show_prompt
 from .pytest_private import report_of
 from .running import RankRun

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ..record import check_names
+from ..record import kinds
 from ..record.kinds import KINDS
-from ..record.logs.log_levels import DEBUG_LEVELS
+from ..record.log_file import DEBUG_LEVELS
 from .pytest_private import value_of
 
 MARK = "distributed"
@@ -94,7 +94,7 @@ def _seconds(name: str, value: Any) -> float | None:
 
 def _checks(value: Any) -> str:
     try:
-        return ",".join(check_names.chosen(value if isinstance(value, str) else repr(value)))
+        return ",".join(kinds.chosen_checks(value if isinstance(value, str) else repr(value)))
     except ValueError as error:
         raise ValueError(f"wants check as --check takes it: {error}") from None
 

@@ -12,7 +12,7 @@ import pytest
 
 from ..diagnosis.findings import Finding
 from ..record.kinds import Family
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 from ..record.wording import comparable, ranges, site_text
 from .channel import Message
 from .pytest_private import chain_of, failure, native, report_of, subtest_of

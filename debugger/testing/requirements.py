@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ..hook.loading import dependency
-from ..record.safe_text.whole_numbers import whole_number
+from ..record.safe_text import whole_number
 
 GPUS = "requires_gpus"
 MPI = "requires_mpi"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..record.kinds import KINDS
-from ..record.safe_text.sanitize import clean
+from ..record.safe_text import clean
 
 _ANY: Any = object()
 MOST_TEXT = 8000

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from distdebug.benchmarks.comm_ranks import joined
 from distdebug.benchmarks.forked import Row, measure, program
-from distdebug.benchmarks.rank_groups import joined
 from distdebug.benchmarks.turns import Turns, here
 
 ALONE = "alone"

@@ -63,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table row by row, and write the file."""
-    read.check_files(args.json)
+    read.check_file(args.json)
     read.check_seconds(args.budget, "--budget")
     sizes = _sizes(args.ranks)
     scripts = args.scripts or _of_the_repository()
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         "cores": os.cpu_count(),
         "rows": rows,
     }
-    program.write(args.json, program.as_json(measured))
+    program.write(args.json, measured)
     return 0
 
 

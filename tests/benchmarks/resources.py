@@ -10,7 +10,7 @@ from typing import Any
 
 from distdebug.benchmarks import arguments as read
 from distdebug.benchmarks import program
-from distdebug.benchmarks.comm_figures import size_text
+from distdebug.benchmarks.comm_figures import OPS, size_text
 from distdebug.errors import UsageError
 from tests.benchmarks.command_line import main
 
@@ -76,7 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print the table, and write the file."""
     request = _request(args)
-    read.check_files(args.json)
+    read.check_file(args.json)
     described, lines = program.begin(
         [sys.executable, "-m", "tests.benchmarks.resources_ranks"], request
     )
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         },
         "rows": rows,
     }
-    program.write(args.json, program.as_json(measured))
+    program.write(args.json, measured)
     return 0
 
 
@@ -109,7 +109,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     read.check_memory(largest_bytes, ranks[0], 4)
     return {
         "backends": read.read_backends(args.backends, read.TORCH_BACKENDS),
-        "ops": read.OPS,
+        "ops": list(OPS),
         "ranks": ranks[0],
         "largest_bytes": largest_bytes,
         "wait_s": args.wait,

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distdebug.benchmarks import comm_calls
-from distdebug.benchmarks.comm_layout import ELEMENT_BYTES, true_size
+from distdebug.benchmarks import comm_ranks
+from distdebug.benchmarks.comm_figures import ELEMENT_BYTES, true_size
+from distdebug.benchmarks.comm_ranks import TIMEOUT, transport
 from distdebug.benchmarks.forked import Row, measure, program
-from distdebug.benchmarks.rank_groups import TIMEOUT, transport
 
 SIZE_FACTOR = 16
 SMALLEST_BYTES = 4096
@@ -126,7 +126,7 @@ def _take_memory(
     for op in asked["ops"]:
         for size_bytes in reversed(sizes):
             moved = true_size(op, size_bytes, size)
-            call = comm_calls.make(op, moved, rank, size, _one_after_the_other(buffers))
+            call = comm_ranks.make(op, moved, rank, size, _one_after_the_other(buffers))
             here = memory()
             forget_peak()
             for _ in range(CALLS):

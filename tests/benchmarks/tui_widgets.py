@@ -21,7 +21,7 @@ from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from distdebug.tui.text import Line, columns
+from distdebug.tui.text import Line, fit, line
 from distdebug.tui.widgets.sheet import Sheet
 
 COLUMNS = ("rank", "state", "call", "seq", "for", "lag", "line")
@@ -44,7 +44,7 @@ class Sheets(App[None]):
     def renew(self, ranks: int, turn: int) -> None:
         """All rows, as the app hands them over."""
         lines: list[Line] = [
-            columns([(text, "") for text in cells(rank, turn)], WIDTHS) for rank in range(ranks)
+            line(" ".join(map(fit, cells(rank, turn), WIDTHS))) for rank in range(ranks)
         ]
         self.query_one(Sheet).show(lines, 0)
 

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from distdebug.record.runs.artefact import SUFFIX
-from distdebug.record.runs.unpacking import opened
+from distdebug.record.runs.artefact import SUFFIX, opened
 from tests.support.runs import DISTDEBUG, LIMIT_S, environment
 from tests.support.terminal import Terminal as PlainTerminal
 from tests.support.tmux import Terminal, needs_tmux

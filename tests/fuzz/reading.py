@@ -105,8 +105,8 @@ def _peak_bytes() -> int:
 
 def _read(path: str, form: str, view: int) -> str:
     from distdebug import cli
-    from distdebug.record.runs.unpacking import opened
-    from distdebug.record.safe_files.place import RunDirectoryError
+    from distdebug.record.runs.artefact import opened
+    from distdebug.record.runs.run_directory import RunDirectoryError
 
     kept: list[str] = []
 

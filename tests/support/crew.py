@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distdebug.record.safe_files.readable import readable
+from distdebug.record.streams import readable
 from tests.support import runs
 from tests.support.torch_loaded import TorchLoaded, request
 from tests.support.waiting import until

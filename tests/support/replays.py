@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distdebug.benchmarks import replay
-from distdebug.benchmarks.replay import comparison, selection
+from distdebug.benchmarks.replay import comparison, plan
 from distdebug.benchmarks.replay.comparison import Figures, Row
 from distdebug.benchmarks.replay.plan import Plan, planned
 from distdebug.record.reading.records import Records, newest_ranks
@@ -31,7 +31,7 @@ def plan_of(directory: Path, ranks: Mapping[int, Rank]) -> Plan:
     report, events = directory / "report.json", directory / "events.jsonl"
     lines = events.read_text().splitlines() if events.exists() else []
     found = json.loads(report.read_text()) if report.exists() else {}
-    return planned(ranks, selection.ending(found, map(json.loads, lines)))
+    return planned(ranks, plan.ending(found, map(json.loads, lines)))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from distdebug.record.safe_files.readable import readable
+from distdebug.record.streams import readable
 
 LIMIT_S = 200.0
 

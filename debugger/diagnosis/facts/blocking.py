@@ -37,9 +37,9 @@ import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ...record.backend_names import by_device
 from ...record.ops import op_of
 from ...record.signature import Signature
+from ...record.snapshot import by_device
 
 EAGER_BYTES = 64 << 10
 """What backends that buffer take of a channel: MPI's eager limits, and a socket's buffers, are of

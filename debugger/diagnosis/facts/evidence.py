@@ -9,8 +9,7 @@ from ...record.layout import Activity, CallState, Phase
 from ...record.limits import SHOWN_RANKS
 from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey, Standstill
-from ...record.states import RankState
-from ...record.wording import call_text, numbered, printable, ranks_text, signal_name
+from ...record.wording import RankState, call_text, numbered, printable, ranks_text, signal_name
 from ..findings import CallIs, RankEvidence
 from .world import STOPPED, Pending, World, caught_exceptions, exit_status
 

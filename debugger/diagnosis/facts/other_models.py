@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 
-from ...record.majority import Vote, vote
+from ...record.dispute import Vote, vote
 from ...record.snapshot import Note
 from ...record.wording import ranks_text, verb
 from .evidence import members_of_last_call

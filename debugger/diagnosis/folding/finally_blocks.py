@@ -12,8 +12,7 @@ from ...record.kinds import Family
 from ...record.layout import Activity
 from ...record.notes import UnwindingNote
 from ...record.snapshot import Note
-from ...record.states import RankState
-from ...record.wording import at_site, printable
+from ...record.wording import RankState, at_site, printable
 from ..facts.evidence import call_of
 from ..facts.exceptions import is_communication_error
 from ..facts.world import World

@@ -18,9 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ...record.dispute import differences_text, dispute_headline, opponents, parties_text
+from ...record.dispute import (
+    Vote,
+    differences_text,
+    dispute_headline,
+    opponents,
+    parties_text,
+    vote,
+)
 from ...record.layout import Activity, CallState
-from ...record.majority import Vote, vote
 from ...record.signature import agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
 from ...record.wording import numbered, ranks_text, verb

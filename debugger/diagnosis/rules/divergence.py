@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
-from ...record.majority import Vote, vote
+from ...record.dispute import Vote, vote
 from ...record.replicas import (
     GRADIENT,
     HYPERPARAMETER,

@@ -32,8 +32,7 @@ from ...record.notes import (
 from ...record.signature import ANY_SOURCE
 from ...record.sizes import call_bytes
 from ...record.snapshot import Call
-from ...record.states import RankState
-from ...record.wording import at_site, call_text, numbered, ranks_text, verb
+from ...record.wording import RankState, at_site, call_text, numbered, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand

@@ -16,7 +16,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...record.majority import vote
+from ...record.dispute import vote
 from ...record.snapshot import Creation
 from ...record.wording import at_site, printable, ranks_text, spans, verb
 from ..facts.evidence import chosen, standing

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 
+from ...record.dispute import vote
 from ...record.layout import Activity, GroupState, Phase
 from ...record.limits import MOST_RANKS
-from ...record.majority import vote
 from ...record.notes import StaleStoreNote, raised
 from ...record.snapshot import Note, Rank, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import FOR_RANKS, Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, Note, Wait
-from ...record.states import CAUSES, RankState
-from ...record.wording import at_site, printable, ranks_text, seconds, verb
+from ...record.wording import CAUSES, RankState, at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import ENTERED, cause_of
 from ..facts.evidence import chosen, doing, last_call, stand, standing
 from ..facts.exceptions import is_communication_error, last_exception, own_timeout, timed_out

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ...record.majority import vote
+from ...record.dispute import vote
 from ...record.notes import PairedNote
 from ...record.snapshot import Note
 from ...record.wording import printable, ranks_text, verb

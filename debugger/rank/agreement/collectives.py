@@ -19,11 +19,11 @@ from typing import Any
 from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.tcp.side_channel import SideChannel
 
-from ...record.backend_names import by_device
 from ...record.dispute import settle
 from ...record.ops import op_type
 from ...record.signature import Signature, hash64
 from ...record.sizes import scalar_of
+from ...record.snapshot import by_device
 from ..checks import argument_checks, memory_layout
 from ..limits import JOIN_S
 from ..log.debug_level import DebugLevel

@@ -22,6 +22,7 @@ from ...record.reading.reader import FlightError, FlightReader
 from ...record.requests import stack_dump
 from ...record.snapshot import Process, Rank
 from ...record.wording import at_site, call_text, numbered, printable
+from ...system import proc
 from .. import torch_private
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Recorder
@@ -82,8 +83,7 @@ def _views(directory: Path, ranks: set[int], job: str) -> dict[int, Rank]:
         with contextlib.suppress(FlightError, OSError, ValueError):
             reader = FlightReader(path)
             if reader.rank in ranks and reader.identity.get("job", "") == job:
-                alive = Path(f"/proc/{reader.pid}").exists()
-                view = reader.view(Process(alive=alive))
+                view = reader.view(Process(alive=proc.exists(reader.pid)))
                 before = found.get(view.rank)
                 if before is None or before.started_ns < view.started_ns:
                     found[view.rank] = view

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...record.limits import LOOK_EVERY_S
 from ...record.requests.breakpoints import TAKEN, Line, same_user
-from ...record.safe_files.readable import readable
+from ...record.streams import readable
 
 
 class Console:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...record.requests import break_requests
+from ...record.requests import breakpoints
 from ..limits import ARM_AFTER_S
 from ..process.main_thread import MainThread
 from ..record import call_site
@@ -68,15 +68,15 @@ class OnDemand:
     def look(self) -> None:
         """Called with every heartbeat."""
         if getpid() != self._owner:
-            break_requests.withdraw(self._directory, getpid())  # it passes over breakpoints
-        elif not break_requests.is_asked(self._directory, self._owner):
+            breakpoints.withdraw_request(self._directory, getpid())  # it passes over breakpoints
+        elif not breakpoints.is_asked(self._directory, self._owner):
             if self._armed or self._asked_s:
                 self._end()
         elif not self._asked_s:
             self._asked_s = time.monotonic()
         elif time.monotonic() - self._asked_s >= ARM_AFTER_S:
             with self._one:  # by now it may have been fulfilled
-                if not self._armed and break_requests.is_asked(self._directory, self._owner):
+                if not self._armed and breakpoints.is_asked(self._directory, self._owner):
                     self._armed = True
                     self._allows()
                     self._look_once(self._before_call)
@@ -84,7 +84,7 @@ class OnDemand:
 
     def fulfilled(self) -> None:
         """The process stands, for whatever reason."""
-        if break_requests.withdraw(self._directory, self._owner) or self._asked_s:
+        if breakpoints.withdraw_request(self._directory, self._owner) or self._asked_s:
             self._end()
 
     def _end(self) -> None:
@@ -100,7 +100,7 @@ class OnDemand:
             return False
         with self._one:
             armed, self._armed = self._armed, False
-        return armed and break_requests.withdraw(self._directory, self._owner)
+        return armed and breakpoints.withdraw_request(self._directory, self._owner)
 
     def _before_call(self) -> None:
         frame = call_site.find(sys._getframe(1))

@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...record.layout import Activity
 from ...record.ops import OP_CODES
-from ...record.requests import break_at
 from ...record.requests import breakpoints as standing
-from ...record.requests.break_at import BreakAt
-from ...record.requests.breakpoints import Stop
+from ...record.requests.breakpoints import BreakAt, Stop
 from ...record.runs.run_directory import is_live
-from ...record.safe_text.whole_numbers import whole_number
+from ...record.safe_text import whole_number
 from ...record.wording import printable
+from ...system import proc
 from .. import torch_private
 from ..limits import SELDOM_S
 from ..log.rank_log import at_exit, report_own_fault, say
@@ -142,7 +141,7 @@ class Breakpoints:
             contextlib.suppress(OSError),  # the link has gone
             self._recorder.waiting_in(Activity.PAUSED, {"op": _CLAIM}, site),
         ):
-            while os.path.exists(f"/proc/{os.readlink(claim)}"):
+            while proc.exists(os.readlink(claim)):
                 self._look()
                 time.sleep(0.05)
 
@@ -402,7 +401,7 @@ class BreakPlaces:
         self._ranks: dict[tuple[str, int], list[int | None]] = {}
         for one in places:
             if one.file:
-                key = (break_at.canonical(one.file), one.line)
+                key = (standing.canonical_file(one.file), one.line)
                 self._ranks.setdefault(key, []).append(one.rank)
 
     @classmethod
@@ -411,7 +410,7 @@ class BreakPlaces:
         found = []
         for text in filter(None, os.environ.get(BREAK, "").split("\n")):
             with contextlib.suppress(ValueError):
-                found.append(break_at.parse(text))
+                found.append(standing.parse_break(text))
         return cls(found)
 
     def lines_on(self, rank: int | None) -> list[tuple[str, int]]:

@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...record.backend_names import by_device
-from ...record.dispute import Dispute
-from ...record.majority import vote
+from ...record.dispute import Dispute, vote
 from ...record.ops import OF_METHOD, Operand, Pattern
 from ...record.signature import Signature
+from ...record.snapshot import by_device
 from ...record.wording import ranks_text, verb
 from ..record.describe import tensors_in
 from ..record.findings import OwnFinding

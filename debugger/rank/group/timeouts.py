@@ -27,8 +27,7 @@ from typing import Any
 
 from distcore.base import deadline
 
-from ...record.requests.break_requests import any_asked
-from ...record.requests.breakpoints import any_stop
+from ...record.requests.breakpoints import any_asked, any_stop
 from .. import torch_private
 from ..limits import LONGEST_STEP_NS
 from ..log.rank_log import report_own_fault

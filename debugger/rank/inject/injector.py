@@ -26,8 +26,8 @@ from ...faults import injected, plan
 from ...faults.injected import InjectedLog
 from ...faults.plan import Plan
 from ...record.ops import POINT_TO_POINT
-from ...record.runs.planned_faults import ASKED
-from ...record.safe_files.json_objects import object_of
+from ...record.runs.run_directory import FAULTS_ASKED
+from ...record.safe_files import object_of
 from .. import torch_private
 from ..group.wrap import Groups
 from ..log import user_log
@@ -245,7 +245,7 @@ class Injector:
 
     def _asked(self) -> list[Armed]:
         """The faults that somebody wants to happen now."""
-        path = self._directory / ASKED
+        path = self._directory / FAULTS_ASKED
         try:
             size = path.stat().st_size
         except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ...record.logs.log_levels import DEBUG_LEVELS, DETAIL, INFO
+from ...record.log_file import DEBUG_LEVELS, DETAIL, INFO
 from .. import torch_private
 
 LEVEL = "DISTDEBUG_LEVEL"

@@ -27,9 +27,8 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
-from ...record.logs import log_file
-from ...record.logs.log_form import readable
-from ...record.logs.log_levels import at_least, chosen
+from ...record import log_file
+from ...record.log_file import at_least, chosen_level, readable
 from ...record.notes import NoteData
 
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
@@ -224,7 +223,7 @@ def console_level() -> str:
         distributed = of_this_process.debug_level()
     else:
         distributed = os.environ.get("DISTDEBUG_LEVEL", "")
-    return chosen(os.environ.get(CPP_LEVEL, ""), distributed)
+    return chosen_level(os.environ.get(CPP_LEVEL, ""), distributed)
 
 
 def claimed() -> None:

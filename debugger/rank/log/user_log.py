@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-from ...record.logs.log_levels import at_least
+from ...record.log_file import at_least
 from . import rank_log
 
 

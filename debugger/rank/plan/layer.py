@@ -10,7 +10,7 @@ from typing import Any
 
 from distcore.torch_private import unwatched
 
-from ...record.backend_names import by_device
+from ...record.snapshot import by_device
 from ...record.writing.program_writer import ProgramWriter
 from ..agreement.collectives import Agreement
 from ..group import outstanding

@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import getpid
-from pathlib import Path
 from types import FrameType
 
 from distcore.base.background_thread import BackgroundThread
 
 from ...record.layout import SEEN_ASKING, SEEN_STILL
-from ...record.process_stat import TICKS_PER_S, read_stat, times_slept
+from ...system.proc import TICKS_PER_S, read_stat, tasks, times_slept
 from ..group import outstanding, tracked_work
 from ..group.outstanding import AskedHandle, UnwaitedWork
 from ..limits import ASKING_CPU_S, HEARTBEAT_S, LAST_BEAT_S
@@ -133,7 +132,7 @@ class Heartbeat:
         writer = self._recorder.writer
         number = outstanding.oldest_awaited()
         before = self._switches.get(native)
-        now = times_slept(Path(f"/proc/self/task/{native}/status")) if number is not None else None
+        now = times_slept(native) if number is not None else None
         self._switches = {native: now} if now is not None else {}
         frame = frames.of_thread(ident)
         idle = (
@@ -179,7 +178,6 @@ BEATS = 20
 ONLY_ASKS = 1000
 """The number of questions in them from which on a program does nothing in between."""
 _SLEEPS_IN = frozenset({"threading", "selectors"})
-_TASKS = Path("/proc/self/task")
 
 
 @dataclass
@@ -264,5 +262,5 @@ def _stands(asked: AskedHandle) -> bool:
 
 
 def _cpu_s(asked: AskedHandle) -> float:
-    stat = read_stat(asked.native_id, _TASKS)
+    stat = read_stat(asked.native_id, tasks())
     return stat.cpu_ticks / TICKS_PER_S if stat is not None else 0.0

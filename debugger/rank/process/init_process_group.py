@@ -18,9 +18,9 @@ from urllib.parse import urlparse
 from ...hook.loading import when_imported
 from ...record.layout import Activity
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
-from ...record.process_stat import age_s, read_stat
 from ...record.requests.lifeline import tie
-from ...record.safe_files.bounds import read_regular
+from ...record.safe_files import read_regular
+from ...system.proc import age_s, read_stat
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks

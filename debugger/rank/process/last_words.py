@@ -16,8 +16,8 @@ import signal
 from pathlib import Path
 
 from ...record import lost_pages
-from ...record.process_stat import has_signal, read_status
 from ...record.requests.stack_dump import STACK_SIGNAL, dump_path
+from ...system.proc import has_signal, read_status
 
 _HIGHEST = 1000
 
@@ -87,7 +87,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 def _is_caught(number: int) -> bool:
     """Also where the system does not tell: then what there may be is left alone."""
-    status = read_status(Path("/proc/self/status"))
+    status = read_status()
     return not status or has_signal(status, "SigCgt", number)
 
 

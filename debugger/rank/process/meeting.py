@@ -28,7 +28,7 @@ from ...record.exits import tell_asked
 from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
-from ...record.safe_text.whole_numbers import whole_number
+from ...record.safe_text import whole_number
 from ..limits import CONNECT_S, HEAD_COMES_S, MEET_S, OTHERS_COME_S, QUICK_S, SELDOM_S
 from ..log.rank_log import at_exit
 

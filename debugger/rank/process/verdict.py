@@ -16,8 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...errors.in_ranks import FindingRaised, error_of
-from ...record.requests.verdict import Verdict
-from ...record.runs.run_directory import is_live
+from ...record.runs.run_directory import Verdict, is_live
 from ..limits import FREED_WITHIN_S, OWN_FINDING_S
 from ..record import call_site, frames
 from ..torch_private.gloo_sockets import GlooSockets

@@ -14,7 +14,7 @@ from distcore.errors import GroupFailed
 
 from ...errors.in_ranks import FindingRaised
 from ...record import network
-from ...record.safe_text.whole_numbers import whole_number
+from ...record.safe_text import whole_number
 from .exception_text import name_of, text_of, titled
 
 _DistError: type[Exception] = torch.distributed.DistError

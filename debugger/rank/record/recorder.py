@@ -24,7 +24,6 @@ import torch
 
 from ...errors.in_ranks import FindingRaised
 from ...record import layout, wording
-from ...record.backend_names import by_device
 from ...record.layout import Activity, Definition, GroupState
 from ...record.notes import (
     LayerOffNote,
@@ -36,9 +35,9 @@ from ...record.notes import (
     WithoutGradientNote,
 )
 from ...record.ops import OP_CODES, OP_NAMES
-from ...record.safe_text.environment import allowed
-from ...record.safe_text.secret_words import masked
+from ...record.secret_words import allowed_variables, masked
 from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
+from ...record.snapshot import by_device
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
 from ..limits import GROUP_TIMEOUT_S
@@ -202,7 +201,7 @@ class Recorder:
         rank_log.claimed()
 
     def _record_environment(self) -> None:
-        self.writer.define(Definition.ENVIRONMENT, json.dumps(allowed(os.environ)))
+        self.writer.define(Definition.ENVIRONMENT, json.dumps(allowed_variables(os.environ)))
 
     @property
     def job(self) -> str:

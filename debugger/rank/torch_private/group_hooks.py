@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...record.backend_names import by_device
+from ...record.snapshot import by_device
 from .groups import backend_name
 from .groups import is_python_group as is_python_group
 from .modules import c10d

@@ -13,7 +13,7 @@ import torch
 
 from distcore.base.wrapping import around
 
-from ...record.backend_names import by_device
+from ...record.snapshot import by_device
 from . import python_groups
 from .modules import Wrapped, c10d
 from .probe import Private, WatchedPart, patch

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from distcore.torch_private import rename_backend
 
-from ...record.backend_names import by_device
+from ...record.snapshot import by_device
 from .modules import Wrapped, c10d, dist
 from .probe import C10D, Private, WatchedPart, before, patch
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...record.safe_text.endpoints import endpoint, port_of
+from ...record.safe_text import endpoint, port_of
 from ..limits import CONNECT_S, STORE_OPERATION_S
 from .groups import helper_arguments, on_group_creation
 from .modules import Wrapped, c10d, dist

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...record import torch_versions
-from ...record.safe_files.readable import readable
+from ...record.streams import readable
 from ..limits import SELF_TEST_S
 from .groups import CREATION, clone_group
 from .modules import c10d, dist

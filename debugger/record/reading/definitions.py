@@ -16,8 +16,7 @@ from typing import Any
 from .. import layout, rank_runs
 from ..layout import Definition
 from ..ops import OP_NAMES
-from ..safe_files.bounds import finite, whole
-from ..safe_files.json_objects import cost_bytes
+from ..safe_files import cost_bytes, finite, whole
 from ..signature import Signature
 from ..snapshot import CallSite, Creation, GroupKey, Note
 

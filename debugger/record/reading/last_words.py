@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..requests import stack_dump
-from ..safe_files.bounds import open_regular, whole
-from ..safe_text.sanitize import clean
-from ..snapshot import CallSite, Process
-from .own_code import is_own
+from ..safe_files import open_regular, whole
+from ..safe_text import clean
+from ..snapshot import CallSite, Process, is_own
 
 _REASONS = {
     signal.SIGSEGV: "Segmentation fault",

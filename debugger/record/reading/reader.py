@@ -10,24 +10,24 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import layout, steady_clock
 from ..layout import Activity, CallState, GroupState, Phase, Role
 from ..limits import MOST_RANKS
 from ..notes import ReplicasNote
 from ..replicas import ReplicaFiles
-from ..safe_files.json_objects import object_of
+from ..safe_files import object_of
 from ..signature import MASK
 from ..snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
 from . import copies
 from .definitions import Budget, Definitions
 from .ring import MESSAGES, OpenMaps, RingReader
 from .ring import FlightError as FlightError
-from .thawed import thawed
 
+_T = TypeVar("_T")
 UNKNOWN_GROUP: GroupKey = ("?", 0)
 _PHASES = {int(one): one for one in Phase}
 _RUNNING, _EXITING, _PAUSED, _IN_CALL = (
@@ -39,6 +39,26 @@ _RUNNING, _EXITING, _PAUSED, _IN_CALL = (
 _GROUP_STATES = {int(one): one for one in GroupState}
 _CALL_STATES = {int(one): one for one in CallState}
 """To ask an enumeration for its member takes three times as long."""
+
+
+def thawed(frozen: type[_T]) -> type[_T]:
+    """The twin of a frozen dataclass with slots: `made = twin(...); made.__class__ = frozen`.
+
+    A frozen dataclass sets each of its fields by a call, which takes several times as long as an
+    assignment; with one look at 16,384 ranks 65,536 of them are made. So what is read of a rank is
+    an object of a twin first, which is not frozen, and becomes one of the frozen class as soon as
+    it is complete: before anybody else has it.
+    """
+    rows: list[tuple[str, Any, Any]] = []
+    for one in fields(frozen):  # type: ignore[arg-type]
+        defaults = {"default": one.default, "default_factory": one.default_factory}
+        given: dict[str, Any] = {
+            name: value for name, value in defaults.items() if value is not MISSING
+        }
+        rows.append((one.name, one.type, field(**given)))
+    return make_dataclass(frozen.__name__, rows, slots=True)
+
+
 _RANK, _GROUP, _WAIT, _CALL = thawed(Rank), thawed(Group), thawed(Wait), thawed(Call)
 _OF_CALLS = 1 << 63
 """Beside the serial of a wait that is a thread's word: those of other waits are far from it."""

@@ -21,8 +21,7 @@ from .copies import far_heartbeat_s, node_of, own_name
 from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .last_words import LastWords, WrittenLastWords
 from .reader import FlightError, FlightReader
-from .ring import NoHeaderError, OpenMaps
-from .window import Window
+from .ring import NoHeaderError, OpenMaps, Window
 
 HERE_EVERY_S = 0.2
 """A rank that calls, however slowly, has called within that; else it stands still for now."""

@@ -1,5 +1,10 @@
-"""The stops of ranks at breakpoints: what they leave in the run directory, and who may talk to
-them.
+"""The stops of ranks at breakpoints: how they are asked for, what they leave in the run directory,
+and who may talk to them.
+
+`--break` takes `train.py:42@2` and `all_reduce#12@2`, read alike outside and in ranks.
+`breakpoints/break-<pid>` (empty, 0600, in a folder of 0700) asks a rank that runs to stop, and its
+heartbeat sees it. The supervisor makes it; the rank removes it when it stands, and the supervisor
+when the rank is to go on after all.
 
 `breakpoints/<rank>-<pid>.json` says that a process stands at a breakpoint, and where;
 `breakpoints/<rank>-<pid>.sock` (0600, in a folder of 0700) is its prompt. Both go when it goes on.
@@ -15,6 +20,7 @@ anything is read, each side looks at whose process the other is.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import re
@@ -23,18 +29,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..safe_files.bounds import read_regular
-from ..safe_files.json_objects import parsed
-from ..safe_files.replacing import replacing
-from ..safe_files.unix_sockets import short_name, user_of
-from ..states import RankState
-from ..wording import printable
+from ...system import proc
+from ..ops import OP_CODES
+from ..safe_files import parsed, read_regular, replacing, short_name, user_of
+from ..wording import RankState, printable
 
 FOLDER = "breakpoints"
 BREAKPOINT = "breakpoint"
 TAKEN = "another terminal is at this prompt already"
 """The end that a second terminal is shown."""
 MAX_MESSAGE_BYTES = 1 << 20
+_REQUEST = re.compile(r"break-[1-9]\d{0,9}")
+_CALL = re.compile(r"([A-Za-z]\w*)#(\d{1,18})(?:@(\d{1,9}))?")
+_LINE = re.compile(r"(.+):(\d{1,9})(?:@(\d{1,9}))?", re.DOTALL)
 _NAME = re.compile(r"(x|0|[1-9]\d{0,8})-([1-9]\d{0,9})\.json")
 
 
@@ -86,7 +93,7 @@ def stops(directory: Path) -> list[Stop]:
     found = []
     for name in names:
         match = _NAME.fullmatch(name)
-        if match is None or not os.path.exists(f"/proc/{match[2]}"):
+        if match is None or not proc.exists(match[2]):
             continue
         rank = None if match[1] == "x" else int(match[1])
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
@@ -104,7 +111,7 @@ def any_stop(directory: Path) -> bool:
     except OSError:
         return False
     matches = filter(None, map(_NAME.fullmatch, names))
-    return any(os.path.exists(f"/proc/{match[2]}") for match in matches)
+    return any(proc.exists(match[2]) for match in matches)
 
 
 def own_folder(directory: Path) -> Path:
@@ -210,3 +217,92 @@ class Line:
 
     def close(self) -> None:
         self.connection.close()
+
+
+def ask_to_stop(directory: Path, pid: int) -> None:
+    """The process is to stop. Asking again is asking once. Raises OSError."""
+    folder = own_folder(directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(folder / f"break-{int(pid)}", flags, 0o600))
+
+
+def withdraw_request(directory: Path, pid: int) -> bool:
+    """The process need not stop any more; whether it was asked to."""
+    try:
+        (directory / FOLDER / f"break-{int(pid)}").unlink()
+    except OSError:
+        return False
+    return True
+
+
+def is_asked(directory: Path, pid: int) -> bool:
+    """Whether the process is asked to stop. One system call."""
+    return os.path.lexists(directory / FOLDER / f"break-{int(pid)}")
+
+
+def any_asked(directory: Path) -> bool:
+    """Whether any process of the run is asked to stop."""
+    try:
+        names = os.listdir(directory / FOLDER)
+    except OSError:
+        return False
+    return any(map(_REQUEST.fullmatch, names))
+
+
+@dataclass(frozen=True, slots=True)
+class BreakAt:
+    """A line, or the call of an op with a sequence number in any group (of a message: in its
+    channel). `rank` None: on every rank that comes there."""
+
+    file: str = ""
+    line: int = 0
+    op: str = ""
+    seq: int = 0
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.op}#{self.seq}" if self.op else f"{self.file}:{self.line}"
+        return where if self.rank is None else f"{where}@{self.rank}"
+
+
+def parse_break(text: str) -> BreakAt:
+    """Raises ValueError with one sentence."""
+    call = _CALL.fullmatch(text)
+    if call:
+        op = call[1]
+        if op not in OP_CODES:
+            near = difflib.get_close_matches(op, OP_CODES, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"--break {text}: there is no operation {op}{meant}")
+        return BreakAt(op=op, seq=int(call[2]), rank=_rank(call[3]))
+    line = _LINE.fullmatch(text)
+    if line:
+        if int(line[2]) < 1:
+            raise ValueError(f"--break {text}: lines count from 1")
+        return BreakAt(file=line[1], line=int(line[2]), rank=_rank(line[3]))
+    raise ValueError(
+        f"--break {text}: write FILE:LINE or OP#SEQ, such as train.py:42 or all_reduce#12, "
+        "with @RANK behind it for one rank only"
+    )
+
+
+def _rank(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def lines_with_code(source: str, file: str) -> set[int]:
+    """The lines at which Python can stop. Raises SyntaxError and ValueError for what is no
+    program."""
+    found: set[int] = set()
+    waiting = [compile(source, file, "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        # The first instructions of a code object are its preparation, on no line that runs.
+        found.update(line for _, _, line in code.co_lines() if line)
+        waiting += [one for one in code.co_consts if isinstance(one, type(code))]
+    return found
+
+
+def canonical_file(file: str) -> str:
+    """The name by which one file is known."""
+    return os.path.normcase(os.path.abspath(file))

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..limits import MOST_RANKS
-from ..safe_files.bounds import read_regular, whole
-from ..safe_files.json_objects import parsed
-from ..safe_files.replacing import replacing
-from ..safe_text.sanitize import clean
+from ..safe_files import parsed, read_regular, replacing, whole
+from ..safe_text import clean
 
 _MOST_BYTES = 1 << 20
 HOOKED, REFUSED, RECORDING = "hooked", "refused", "recording"

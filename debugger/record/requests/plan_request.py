@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..safe_files.json_objects import object_of
+from ..safe_files import object_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..requests.control import ControlError, ask
-from ..safe_files.bounds import open_regular
+from ..safe_files import open_regular
 from ..wording import printable
 from .run_directory import is_live, read_object
 

@@ -9,9 +9,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from ..safe_files.place import RunDirectoryError, reason
 from ..wording import counted
-from .run_directory import BASE, LATEST, is_live, read_object, run_names, why_not_ours
+from .run_directory import (
+    BASE,
+    LATEST,
+    RunDirectoryError,
+    is_live,
+    read_object,
+    reason,
+    run_names,
+    why_not_ours,
+)
 
 MOST_GIB = 2.0
 KEPT = 10

@@ -14,34 +14,58 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..requests.verdict import Verdict
-from ..safe_files.appending import append
-from ..safe_files.bounds import open_regular, read_regular
-from ..safe_files.json_objects import MOST_BYTES, object_of, parsed
-from ..safe_files.place import (
-    RunDirectoryError,
-    check_parent,
-    make_base,
-    make_explicit,
-    make_new,
-    reason,
+from ..safe_files import (
+    MOST_JSON_BYTES,
+    append,
+    object_of,
+    open_regular,
+    parsed,
+    read_regular,
+    replacing,
 )
-from ..safe_files.replacing import replacing
-from ..wording import counted, finding_line
-
-__all__ = ["BASE", "SCHEMA", "RunDirectory", "RunDirectoryError"]
+from ..wording import counted, finding_line, printable
 
 SCHEMA = "distdebug.run/1"
 BASE = Path(".distdebug")
 LATEST = "latest"
+FAULTS_PLAN = "faults.json"
+FAULTS_SCHEMA = "distdebug.faults/1"
+FAULTS_ASKED = "inject-now.jsonl"
+"""Each line {"fault": N, "time_ns": ...} asks for fault N of the plan now; the ranks that it names
+see it with their next heartbeat."""
 _NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 _SUBDIRECTORIES = ("ranks", "logs", "stacks")
+
+
+class RunDirectoryError(Exception):
+    """The directory cannot be used; the message is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """verdict.json: what every rank that can run Python raises. `text` is the finding's line."""
+
+    kind: str
+    text: str
+    cause: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, value: object) -> Verdict | None:
+        """None where it is damaged."""
+        if not isinstance(value, dict) or not {"kind", "text"} <= value.keys():
+            return None
+        cause = value.get("cause")
+        return cls(str(value["kind"]), str(value["text"]), None if cause is None else str(cause))
 
 
 @dataclass(slots=True)
@@ -65,12 +89,12 @@ class RunDirectory:
         try:
             if explicit is not None:
                 path = Path(os.path.abspath(explicit))
-                check_parent(path.parent)
-                make_explicit(path)
+                _check_parent(path.parent)
+                _make_explicit(path)
             else:
-                check_parent(base.parent)
+                _check_parent(base.parent)
                 make_base(base)
-                path = make_new(base)
+                path = _make_new(base)
             for name in _SUBDIRECTORIES:
                 (path / name).mkdir(mode=0o700)
         except OSError as error:
@@ -365,6 +389,92 @@ def why_not_ours(path: Path) -> str | None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none."""
     try:
-        return object_of(read_regular(path, MOST_BYTES + 1))
+        return object_of(read_regular(path, MOST_JSON_BYTES + 1))
     except OSError:
         return {}
+
+
+def _check_parent(parent: Path) -> None:
+    """Others must not be able to swap the run directory for one of their own."""
+    try:
+        found = os.stat(parent)
+    except FileNotFoundError:
+        return  # made by us, below
+    if not stat.S_ISDIR(found.st_mode):
+        raise RunDirectoryError(f"{parent} is not a directory; choose another with --run-dir")
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise RunDirectoryError(
+            f"every user may replace files in {parent} (world-writable, no sticky bit); "
+            "choose another place with --run-dir"
+        )
+
+
+def _check_own(path: Path) -> None:
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise RunDirectoryError(f"{path} is a symbolic link; name the directory itself")
+    if not stat.S_ISDIR(found.st_mode):
+        raise RunDirectoryError(f"{path} is not a directory; choose another with --run-dir")
+    if found.st_uid != os.geteuid():
+        raise RunDirectoryError(f"{path} belongs to another user; choose another with --run-dir")
+
+
+def _make_explicit(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        _check_own(path)
+        if any(path.iterdir()):
+            raise RunDirectoryError(
+                f"the run directory {path} is not empty; name one that is empty or does not exist"
+            ) from None
+        path.chmod(0o700)
+
+
+def make_base(base: Path) -> None:
+    base.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        base.mkdir(mode=0o700)
+    except FileExistsError:
+        _check_own(base)
+        _check_parent(base)
+    else:
+        with contextlib.suppress(OSError):  # it is in nobody's commit
+            (base / ".gitignore").write_text("*\n")
+
+
+def _make_new(base: Path) -> Path:
+    for _ in range(100):
+        moment = datetime.now().astimezone()
+        path = base / f"{moment:%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(base))
+
+
+def reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """`number`: its place in the plan; `text`: as the user wrote it, printable."""
+
+    number: int
+    text: str
+
+
+def planned_faults(directory: Path) -> Sequence[PlannedFault]:
+    """Returns the faults by number; none where the run has no plan, or one of another version."""
+    plan = read_object(directory / FAULTS_PLAN)
+    rows = plan.get("faults") if plan.get("schema") == FAULTS_SCHEMA else None
+    found = {}
+    for row in rows if isinstance(rows, list) else ():
+        number = row.get("number") if isinstance(row, dict) else None
+        if isinstance(number, int) and not isinstance(number, bool):
+            found[number] = PlannedFault(number, printable(str(row.get("text", ""))))
+    return [found[number] for number in sorted(found)]

@@ -15,7 +15,7 @@ from struct import Struct
 from .. import layout
 from ..layout import SEEN_IDLE, Activity, Role
 from ..signature import MASK
-from .places import FlightPlaces
+from .flight_file import FlightFile
 from .slots import WRITTEN as _WRITTEN
 from .slots import ThreadSlot
 
@@ -42,7 +42,7 @@ _CALL_WORDS = slice(
 )
 
 
-class FlightWaits(FlightPlaces):
+class FlightWaits(FlightFile):
     """A flight record whose threads can be entered, with what they wait for."""
 
     def __init__(self, path: Path, *, role: Role = Role.UNKNOWN) -> None:

@@ -12,7 +12,7 @@ from ...diagnosis.findings import Finding
 from ...diagnosis.shared_findings import heard_at
 from ...diagnosis.story import step
 from ...hook.loading import dependency
-from ...record.safe_text.secret_words import masked
+from ...record.secret_words import masked
 
 if TYPE_CHECKING:
     import psutil

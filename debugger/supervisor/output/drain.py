@@ -39,8 +39,9 @@ import time
 from pathlib import Path
 
 from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
-from ...record.safe_files.patient import patient
-from ...record.safe_files.unix_sockets import user_of
+from ...record.safe_files import user_of
+from ...record.streams import patient
+from ...system.processes import started_with
 from ..limits import WARDEN_ENDS_S
 from .lines import Display
 from .log import OutputLog
@@ -259,7 +260,7 @@ class Drain:
         left then is ended from here, until nobody is."""
         if self._sweep_at_s is None or time.monotonic() < self._sweep_at_s:
             return
-        left = marked(f"DISTDEBUG_RUN_DIR={self._logs.parent}")
+        left = started_with("DISTDEBUG_RUN_DIR", str(self._logs.parent))
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -309,18 +310,6 @@ def terminal_size() -> bytes | None:
     return None
 
 
-def marked(variable: str) -> list[int]:
-    """The live processes of this user that were started with that variable."""
-    found = []
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(name)
-            with open(f"/proc/{pid}/environ", "rb") as file:  # that of a zombie is empty
-                if os.fsencode(variable) in file.read().split(b"\0") and pid != os.getpid():
-                    found.append(pid)
-    return found
-
-
 def main() -> None:
     """The process."""
     for name in _IGNORED:
@@ -336,7 +325,7 @@ def main() -> None:
         assert isinstance(stream, io.TextIOWrapper)
         streams.append(patient(stream, encoding))
     if request["defuse"]:  # a CI system takes commands from what a rank prints
-        from ...record.safe_text.workflow_commands import Defused
+        from ...record.safe_text import Defused
 
         streams = [Defused(stream) for stream in streams]
     display = Display(*streams, colour=bool(request["colour"]))

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from ...record.safe_text.sanitize import clean_line, shown_of
+from ...record.safe_text import clean_line, shown_of
 from ..limits import IDLE_S, REFRESH_S
 from .tracebacks import Folds, Traceback
 

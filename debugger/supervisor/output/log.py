@@ -13,9 +13,9 @@ import socket
 import time
 from pathlib import Path
 
-from ...record.logs import log_file
-from ...record.logs.log_file import RECORDS, TIMES_ENTRY, times_path
-from ...record.safe_files.appending import append, open_to_append
+from ...record import log_file
+from ...record.log_file import RECORDS, TIMES_ENTRY, times_path
+from ...record.safe_files import append, open_to_append
 from ..limits import RETRY_S, TIMES_EVERY_S
 
 _MOST_MESSAGE_BYTES = 1 << 14

@@ -13,7 +13,7 @@ from ...diagnosis.story import step
 from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
 from ...record.snapshot import CallSite, Rank
-from ...record.states import RankState
+from ...record.wording import RankState
 from ..machine import listeners
 from . import stack_tree
 from .children import awaited_child, dead_children

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...record.safe_text.sanitize import clean
+from ...record.safe_text import clean
 from . import stack_tree
 from .source_text import text_of
 from .stacks import Frame, ThreadStack

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from importlib.util import decode_source
 
-from ...record.safe_files.bounds import read_regular
+from ...record.safe_files import read_regular
 from .stacks import Frame
 
 MOST_BYTES = 1 << 21

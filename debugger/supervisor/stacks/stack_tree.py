@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...record.reading import own_code
-from ...record.safe_text.sanitize import clean
-from ...record.states import RankState
-from ...record.wording import ranges
+from ...record import snapshot
+from ...record.safe_text import clean
+from ...record.wording import RankState, ranges
 from .source_text import line_of
 from .stacks import Frame, ThreadStack
 
@@ -332,7 +331,7 @@ def _is_torch(frame: Frame) -> bool:
 
 def is_own(frame: Frame) -> bool:
     """Whether it is of this tool."""
-    return own_code.is_own(frame.file)
+    return snapshot.is_own(frame.file)
 
 
 def _is_standard(frame: Frame) -> bool:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...record.safe_text.sanitize import clean
-from ...record.safe_text.secret_words import is_secret, masked
+from ...record.safe_text import clean
+from ...record.secret_words import is_secret, masked
 from ...record.snapshot import CallSite, Standstill
 from .sights import Sight, Thread, is_a_sleep
 from .stack_tree import describe, is_own, users_frame, waits_for_lock

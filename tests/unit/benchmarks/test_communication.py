@@ -13,16 +13,9 @@ import pytest
 import torch
 
 from distdebug.benchmarks import arguments as bench_arguments
-from distdebug.benchmarks import (
-    comm_calls,
-    comm_figures,
-    comm_layout,
-    comm_plot,
-    gpu,
-    program,
-    turns,
-)
+from distdebug.benchmarks import comm_figures, comm_ranks, forked, program, turns
 from distdebug.errors import DistdebugError
+from tests.benchmarks import comm_plot
 from tests.support.torch_loaded import TorchLoaded
 from tests.unit.benchmarks.bench_command import bench_command, refusal
 
@@ -42,7 +35,7 @@ KIB, MIB = 1 << 10, 1 << 20
     ],
 )
 def test_bus_factor(op: str, ranks: int, factor: float) -> None:
-    assert comm_figures.bus_factor(op, ranks) == factor
+    assert comm_figures.OPS[op].moved(ranks) == factor
 
 
 @pytest.mark.parametrize(
@@ -86,8 +79,6 @@ def test_sizes(text: str, factor: int, sizes: list[int]) -> None:
         (["--budget", "nan"], "--budget nan is not between"),
         (["--sizes", "16G", "-n", "64"], "16 GiB on 64 ranks take about 3072 GiB of memory, and"),
         (["--json", "/no/such/file.json"], "/no/such is not a directory; name a file in one"),
-        (["--plot", "/no/such/file.svg"], "/no/such is not a directory; name a file in one"),
-        (["--plot", "a.svg", "--ops", "barrier"], "--plot has nothing to draw: a barrier has no"),
     ],
 )
 def test_what_is_refused(arguments: list[str], sentence: str) -> None:
@@ -202,18 +193,18 @@ def test_plot_of_next_to_nothing(rows: list[dict[str, Any]]) -> None:
     ],
 )
 def test_the_size_that_is_moved(op: str, asked: int, size: int) -> None:
-    assert comm_layout.true_size(op, asked, 3) == size
+    assert comm_figures.true_size(op, asked, 3) == size
 
 
 def test_wrong_data_is_noticed() -> None:
-    call = comm_calls.make("all_reduce", 16, rank=1, ranks=2)
+    call = comm_ranks.make("all_reduce", 16, rank=1, ranks=2)
     replies = iter([3.0, 2.0])
 
     def reduce(_group: object) -> None:
         assert call.source.tolist() == [2.0] * 4
         call.source.fill_(next(replies))
 
-    answering = comm_calls.Call(reduce, call.source, call.target, call.rank, call.expected)
+    answering = comm_ranks.Call(reduce, call.source, call.target, call.rank, call.expected)
     assert answering.is_right(None)
     assert not answering.is_right(None)
     assert torch.count_nonzero(call.source) == 0
@@ -272,9 +263,8 @@ def without_mpi4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("without_mpi4py")
 def test_the_command(tmp_path: Path) -> None:
-    files = ("--json", "figures.json", "--plot", "plot.svg")
     flags = ("--backends", "gloo,mpi", "-n", "2", "--sizes", "4:4K", "--factor", "32")
-    done = bench_command(tmp_path, "comm", *flags, "--budget", "1", *files)
+    done = bench_command(tmp_path, "comm", *flags, "--budget", "1", "--json", "figures.json")
     assert done.returncode == 0, done.stderr
     left_out = done.stdout.splitlines()[:2]
     assert left_out == [f"{name} is left out: {NO_MPI4PY}" for name in ("mpi", "openmpi")]
@@ -285,13 +275,12 @@ def test_the_command(tmp_path: Path) -> None:
     shared = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"}
     assert cells == {("barrier", 2, 0)} | {
         (op, 2, 8 if op in shared and size == 4 else size)
-        for op in bench_arguments.OPS
+        for op in comm_figures.OPS
         if op != "barrier"
         for size in (4, 128, 4096)
     }
     assert all(row["backends"]["gloo"]["time_us"] > 0 for row in figures["rows"])
     assert len(done.stdout.splitlines()) == 4 + len(cells)
-    ElementTree.parse(tmp_path / "plot.svg")
 
 
 @pytest.mark.usefixtures("without_mpi4py")
@@ -317,16 +306,16 @@ def test_ranks_that_share_a_gpu_name_hosts_of_their_own(
     fake = SimpleNamespace(
         device_count=lambda: gpus, set_device=chosen.append, synchronize=lambda: None
     )
-    monkeypatch.setattr(gpu.torch, "cuda", fake)
+    monkeypatch.setattr(forked.torch, "cuda", fake)
     monkeypatch.setenv("NCCL_HOSTID", "as it was")
-    place = gpu.place(1, 2)
+    _, finish = comm_ranks.place_on_gpu(1, 2)
     assert chosen == [0 if shared else 1]
     assert os.environ["NCCL_HOSTID"] == ("distdebug-rank-1" if shared else "as it was")
-    assert place.finish is fake.synchronize
+    assert finish is fake.synchronize
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_sentence_is_the_backends_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "0")
-    assert str(gpu.unavailable("distcore_nccl")).startswith("backend distcore_nccl needs ")
-    assert str(gpu.unavailable("nccl")).endswith("has no NCCL and GPU to use")
+    assert str(forked.unavailable("distcore_nccl")).startswith("backend distcore_nccl needs ")
+    assert str(forked.unavailable("nccl")).endswith("has no NCCL and GPU to use")

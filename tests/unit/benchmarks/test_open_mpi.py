@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.benchmarks import arguments, open_mpi
+from distdebug.benchmarks import open_mpi
+from distdebug.benchmarks.comm_figures import OPS
 from tests.support.torch_loaded import TorchLoaded
 from tests.unit.benchmarks.bench_command import bench_command
 
@@ -39,7 +40,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["backends"], figures["baseline"]) == (["gloo", "mpi", "openmpi"], "gloo")
-    assert {row["op"] for row in figures["rows"]} == set(arguments.OPS)
+    assert {row["op"] for row in figures["rows"]} == set(OPS)
     for name in ("mpi", "openmpi"):
         assert all(row["backends"][name]["time_us"] > 0 for row in figures["rows"])
 
@@ -48,7 +49,7 @@ _MEASURE = """
 import os, signal
 import psutil
 from distdebug.benchmarks import forked, open_mpi
-from distdebug.benchmarks.rank_groups import joined
+from distdebug.benchmarks.comm_ranks import joined
 
 def body(rank, size, directory, ends_at):
     with joined([], rank, size, directory), open_mpi.Partner(rank, size, directory) as partner:

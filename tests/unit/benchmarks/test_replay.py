@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from distdebug.benchmarks.replay import comparison
-from distdebug.benchmarks.replay.plan import Plan, planned
-from distdebug.benchmarks.replay.selection import Ending, ending
+from distdebug.benchmarks.replay.plan import Ending, Plan, ending, planned
 from distdebug.cli import main
 from distdebug.record.kinds import kind_of
 from distdebug.record.signature import ANY_SOURCE, Signature

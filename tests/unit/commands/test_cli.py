@@ -19,7 +19,7 @@ from distdebug.commands import COMMANDS, load
 from distdebug.commands.base import Command
 from distdebug.errors import DistdebugError, UsageError
 from distdebug.record.reading.reader import FlightError
-from distdebug.record.safe_files.place import RunDirectoryError
+from distdebug.record.runs.run_directory import RunDirectoryError
 
 from . import runs_on_disk
 

@@ -12,7 +12,7 @@ import pytest
 
 from distdebug.cli import main
 from distdebug.commands.log_filters import parse_time
-from distdebug.record.logs import log_file
+from distdebug.record import log_file
 from distdebug.record.runs.run_directory import RunDirectory
 
 from . import runs_on_disk

@@ -9,7 +9,7 @@ import pytest
 from distdebug.diagnosis.diagnose import diagnose
 from distdebug.diagnosis.rules.late_rank import refine_cause
 from distdebug.record.snapshot import Knows
-from distdebug.record.states import RankState
+from distdebug.record.wording import RankState
 
 from .builder import Run, all_reduce, recv, send
 

@@ -14,13 +14,7 @@ from distdebug import cli
 from distdebug.record import layout
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.runs.run_directory import RunDirectory
-from distdebug.record.safe_files.json_objects import (
-    MOST_COST_BYTES,
-    TooCostly,
-    cost_bytes,
-    object_of,
-    parsed,
-)
+from distdebug.record.safe_files import MOST_COST_BYTES, TooCostly, cost_bytes, object_of, parsed
 from distdebug.record.snapshot import Process
 from tests.unit.commands import runs_on_disk
 from tests.unit.diagnosis.builder import all_reduce

@@ -12,11 +12,16 @@ from typing import Any
 
 import pytest
 
-from distdebug.record.logs import log_file
-from distdebug.record.logs.log_file import TIMES_ENTRY, times_path
-from distdebug.record.logs.log_form import readable
-from distdebug.record.logs.log_levels import LEVELS, at_least, chosen
-from distdebug.record.logs.log_reader import LogReader, Tail
+from distdebug.record import log_file
+from distdebug.record.log_file import (
+    LEVELS,
+    TIMES_ENTRY,
+    at_least,
+    chosen_level,
+    readable,
+    times_path,
+)
+from distdebug.record.log_reader import LogReader, Tail
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,7 @@ from distdebug.record.logs.log_reader import LogReader, Tail
     ],
 )
 def test_the_table_of_levels(cpp: str, distributed: str, level: str) -> None:
-    assert chosen(cpp, distributed) == level
+    assert chosen_level(cpp, distributed) == level
 
 
 def test_levels_are_in_order() -> None:
@@ -60,7 +65,7 @@ def _events(reader: LogReader) -> list[Any]:
 WRITER = """
 import sys
 from pathlib import Path
-from distdebug.record.logs import log_file
+from distdebug.record import log_file
 name = sys.argv[1]
 print("ready", flush=True)
 sys.stdin.readline()

@@ -12,7 +12,7 @@ import pytest
 
 from distdebug.record import notes
 from distdebug.record.notes import NoteData, OwnFindingNote, RaisedNote, UnwindingNote
-from distdebug.record.requests.verdict import Verdict
+from distdebug.record.runs.run_directory import Verdict
 from distdebug.record.snapshot import Note
 
 ROOT = Path(__file__).parents[3]

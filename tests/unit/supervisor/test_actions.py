@@ -15,7 +15,7 @@ import pytest
 
 from distdebug.rank.breakpoints.console import Console
 from distdebug.record.layout import Phase
-from distdebug.record.requests import break_requests, breakpoints
+from distdebug.record.requests import breakpoints
 from distdebug.record.requests.breakpoints import (
     FOLDER,
     Line,
@@ -108,16 +108,16 @@ def test_what_is_no_rank(run: Made, rank: object) -> None:
 def test_a_request_that_is_not_met_at_once_holds_on(run: Made) -> None:
     answer = run.ask("break", rank=1)
     assert answer.startswith("rank 1 will stop at its next line of Python, or before its next call")
-    assert break_requests.any_asked(run.directory.path)
+    assert breakpoints.any_asked(run.directory.path)
     assert run.ask("continue", rank=1) == "rank 1 will not be stopped"
-    assert not break_requests.any_asked(run.directory.path)
+    assert not breakpoints.any_asked(run.directory.path)
     assert run.refused("continue", rank=1) == "rank 1 is not at a breakpoint"
     assert run.refused("continue") == "no rank is at a breakpoint"
 
 
 def test_a_rank_that_passes_over_breakpoints(run: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "STANDS_S", 0.0)
-    monkeypatch.setattr(break_requests, "ask", lambda *_: None)  # it is taken away at once
+    monkeypatch.setattr(breakpoints, "ask_to_stop", lambda *_: None)  # it is taken away at once
     sentence = "rank 1 passes over breakpoints: it is a forked process"
     assert run.refused("break", rank=1) == sentence
 
@@ -130,7 +130,7 @@ def test_a_rank_that_ends_instead(run: Made, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(time, "sleep", die)
     assert run.refused("break", rank=1) == "rank 1 has ended before it stood"
-    assert not break_requests.any_asked(run.directory.path)
+    assert not breakpoints.any_asked(run.directory.path)
 
 
 class Prompt:

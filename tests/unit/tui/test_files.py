@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.record.logs.log_form import readable
+from distdebug.record.log_file import readable
 from distdebug.tui.files import Events, HostSamples, RankLogs, found_in_report, stacks_of
 from distdebug.tui.picture import Progress, Usage
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.record.runs.artefact import SUFFIX, pack
-from distdebug.record.runs.unpacking import opened as unpacked
+from distdebug.record.runs.artefact import opened as unpacked
 from distdebug.tui.keys import VIEWS
 from fixtures import recorded
 from tests.support.runs import DISTDEBUG

@@ -12,7 +12,7 @@ from distdebug.diagnosis.limits import Limits
 from distdebug.diagnosis.rules.late_rank import refine_cause
 from distdebug.record.layout import Activity, Phase
 from distdebug.record.snapshot import CallSite
-from distdebug.record.states import RankState
+from distdebug.record.wording import RankState
 
 from ..builder import Run, all_gather, all_reduce, barrier, broadcast, recv, send
 

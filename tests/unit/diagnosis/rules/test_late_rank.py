@@ -14,7 +14,7 @@ from distdebug.diagnosis.limits import SECOND_NS, Limits
 from distdebug.diagnosis.rules import late_rank
 from distdebug.diagnosis.rules.late_rank import latest, refine_cause
 from distdebug.record.snapshot import CallSite, History
-from distdebug.record.states import RankState
+from distdebug.record.wording import RankState
 
 from ..builder import Run, all_reduce, recv, send
 

@@ -13,7 +13,9 @@ from types import FrameType, ModuleType
 import pytest
 
 from distdebug.rank.breakpoints import editors
-from distdebug.rank.breakpoints.editors import PROTOCOL, OwnersSocket, owner_of_peer
+from distdebug.rank.breakpoints.editors import PROTOCOL, OwnersSocket
+from distdebug.system import sockets
+from distdebug.system.sockets import owner_of_peer
 
 
 class FakeDebugpy(ModuleType):
@@ -199,14 +201,14 @@ def test_one_that_says_nothing_is_not_waited_for(
 def test_where_the_kernel_does_not_say_nobody_gets_in(
     listener: OwnersSocket, monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
 ) -> None:
-    table = editors.TABLE
-    monkeypatch.setattr(editors, "TABLE", type(table)(tmp_path) / "none")
+    proc = sockets.PROC
+    monkeypatch.setattr(sockets, "PROC", type(proc)(tmp_path))
     with editor(listener) as mine:
         let_in: list[socket.socket] = []
         thread = threading.Thread(target=lambda: let_in.append(listener.accept()[0]), daemon=True)
         thread.start()
         assert shut_out(mine)
-        monkeypatch.setattr(editors, "TABLE", table)
+        monkeypatch.setattr(sockets, "PROC", proc)
         with editor(listener):
             thread.join(10)
             assert not thread.is_alive()

@@ -17,7 +17,7 @@ import pytest
 from distdebug.rank.breakpoints.on_demand import OnDemand
 from distdebug.rank.limits import ARM_AFTER_S
 from distdebug.rank.process.main_thread import SIGNAL, MainThread
-from distdebug.record.requests import break_requests
+from distdebug.record.requests import breakpoints
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="this process is traced")
 
@@ -56,7 +56,7 @@ class Asked:
 
     def ask(self) -> None:
         """Somebody asks; heartbeats see it, and see it still when the time has come."""
-        break_requests.ask(self.directory, os.getpid())
+        breakpoints.ask_to_stop(self.directory, os.getpid())
         self.beat(0.0, 1.01 * ARM_AFTER_S)
 
     def beat(self, *after_s: float) -> None:
@@ -109,7 +109,7 @@ def test_the_next_line_of_the_users_stops_once(asked: Asked) -> None:
     assert sys.gettrace() is None
     assert asked.allowed == 1
     assert [look is None for look in asked.looks] == [False, True]  # a call costs nothing again
-    assert not break_requests.any_asked(asked.directory)
+    assert not breakpoints.any_asked(asked.directory)
     asked.beat()
     assert some_lines() == 2
     assert len(asked.stopped) == 1
@@ -138,7 +138,7 @@ def test_the_next_call_of_any_thread_stops_once(asked: Asked) -> None:
 
 
 def test_others_get_the_time_to_see_it(asked: Asked) -> None:
-    break_requests.ask(asked.directory, os.getpid())
+    breakpoints.ask_to_stop(asked.directory, os.getpid())
     asked.beat(0.0, 0.9 * ARM_AFTER_S)
     assert some_lines() == 2
     assert (asked.stopped, asked.looks) == ([], [])
@@ -151,7 +151,7 @@ def test_a_request_that_is_taken_back(asked: Asked) -> None:
         asked.ask()
     finally:
         sys.settrace(None)
-    break_requests.withdraw(asked.directory, os.getpid())
+    breakpoints.withdraw_request(asked.directory, os.getpid())
     asked.beat()
     assert some_lines() == 2
     assert asked.stopped == []
@@ -161,11 +161,11 @@ def test_a_request_that_is_taken_back(asked: Asked) -> None:
 def test_a_request_that_is_taken_back_before_the_next_heartbeat(asked: Asked) -> None:
     """Whoever took it back was told that the rank will not be stopped."""
     demand, before = asked.demand, sys.gettrace()
-    break_requests.ask(asked.directory, os.getpid())
+    breakpoints.ask_to_stop(asked.directory, os.getpid())
     demand._armed = True
     look = demand._before_call
     # On one line: the next one would be a stop.
-    demand._trace_from(sys._getframe()), break_requests.withdraw(asked.directory, os.getpid())
+    demand._trace_from(sys._getframe()), breakpoints.withdraw_request(asked.directory, os.getpid())
     assert some_lines() == 2
     look()
     assert (asked.stopped, asked.resumed) == ([], 1)
@@ -191,4 +191,4 @@ def test_a_forked_child_takes_the_request_away(
     asked.ask()
     assert some_lines() == 2
     assert (asked.stopped, asked.looks) == ([], [])
-    assert not break_requests.any_asked(asked.directory)
+    assert not breakpoints.any_asked(asked.directory)

@@ -59,7 +59,7 @@ def test_in_our_own_file(file: str, text: str, ours: bool) -> None:
 @pytest.mark.parametrize("text", ["def f(): a, b = [1]", "def f(): return {}['a']"])
 def test_what_a_benchmark_raises_is_its_own(text: str) -> None:
     """It plays the user's part."""
-    file = str(Path(blame.__file__).parents[2] / "benchmarks" / "calls.py")
+    file = str(Path(blame.__file__).parents[2] / "benchmarks" / "overhead.py")
     assert not blame.is_own_fault(raised_by(code_in(file, text)))
 
 

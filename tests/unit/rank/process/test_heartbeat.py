@@ -16,8 +16,8 @@ from distdebug.rank.group import outstanding
 from distdebug.rank.group.tracked_work import TrackedWork
 from distdebug.rank.process import heartbeat
 from distdebug.rank.process.heartbeat import BEATS, ONLY_ASKS, Asking
-from distdebug.record.process_stat import times_slept
 from distdebug.record.snapshot import Wait
+from distdebug.system.proc import times_slept
 from tests.unit.rank.group.test_outstanding import Case, Work, case
 from tests.unit.record.test_flight import ALIVE, read
 
@@ -35,24 +35,24 @@ def test_who_gets_no_core_does_not_wait_for_a_call(
     state: str, slept: int | None, tmp_path: Path
 ) -> None:
     """Its context switches stand still as well: what it waits for is a core."""
-    status = tmp_path / "status"
-    status.write_text(STATUS.format(state))
-    assert times_slept(status) == slept
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text(STATUS.format(state))
+    assert times_slept(7, tmp_path) == slept
 
 
 def test_of_a_thread_that_is_not_there_nobody_can_tell(tmp_path: Path) -> None:
-    assert times_slept(tmp_path / "status") is None
+    assert times_slept(7, tmp_path) is None
 
 
 def test_a_thread_that_waits_for_another_sleeps() -> None:
     go = threading.Event()
     thread = threading.Thread(target=go.wait)
     thread.start()
-    status = Path(f"/proc/self/task/{thread.native_id}/status")
+    native_id = thread.native_id or 0
     try:
-        while times_slept(status) is None:
+        while times_slept(native_id) is None:
             pass
-        first = times_slept(status)
+        first = times_slept(native_id)
         assert first is not None
         assert first > 0
     finally:

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError, fields, replace
 import pytest
 
 from distdebug.record.layout import Activity
-from distdebug.record.reading.thawed import thawed
+from distdebug.record.reading.reader import thawed
 from distdebug.record.snapshot import Call, Group, Process, Rank, Wait
 
 

@@ -14,8 +14,7 @@ from distdebug.record import layout
 from distdebug.record.notes import ExitNote
 from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
-from distdebug.record.reading.ring import OpenMaps
-from distdebug.record.reading.window import Window
+from distdebug.record.reading.ring import OpenMaps, Window
 from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import Call, Process, Rank
 from distdebug.record.writing.slots import CallDescription, Place

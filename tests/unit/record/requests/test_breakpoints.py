@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 
 from distdebug.record.requests import breakpoints
-from distdebug.record.requests.break_at import BreakAt, lines_with_code, parse
 from distdebug.record.requests.breakpoints import (
+    FOLDER,
+    BreakAt,
     Line,
     Stop,
     announce,
+    any_stop,
     connect,
+    lines_with_code,
     listen,
+    parse_break,
     stops,
     withdraw,
 )
@@ -80,6 +84,8 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "breakpoints").mkdir(mode=0o755)
     with pytest.raises(PermissionError, match="open to other users"):
         listen(tmp_path, here())
+    with pytest.raises(PermissionError, match="open to other users"):
+        breakpoints.ask_to_stop(tmp_path, 7)
 
 
 def test_another_user_is_no_same_user(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +120,7 @@ def test_messages() -> None:
     ],
 )
 def test_places(text: str, place: BreakAt) -> None:
-    assert parse(text) == place
+    assert parse_break(text) == place
     assert str(place) == text
 
 
@@ -130,10 +136,46 @@ def test_places(text: str, place: BreakAt) -> None:
 )
 def test_what_is_no_place(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match="--break") as caught:
-        parse(text)
+        parse_break(text)
     assert reason in str(caught.value)
 
 
 def test_lines_with_code() -> None:
     source = "import os\n\n# words\ndef f(x):\n    return (\n        x\n    )\n"
     assert lines_with_code(source, "train.py") == {1, 4, 5, 6}
+
+
+def test_a_request(tmp_path: Path) -> None:
+    assert not breakpoints.is_asked(tmp_path, 7)
+    assert not breakpoints.any_asked(tmp_path)
+    breakpoints.ask_to_stop(tmp_path, 7)
+    breakpoints.ask_to_stop(tmp_path, 7)
+    assert breakpoints.is_asked(tmp_path, 7)
+    assert not breakpoints.is_asked(tmp_path, 77)
+    assert breakpoints.any_asked(tmp_path)
+    (path,) = (tmp_path / FOLDER).iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not breakpoints.withdraw_request(tmp_path, 77)
+    assert breakpoints.withdraw_request(tmp_path, 7)
+    assert not breakpoints.withdraw_request(tmp_path, 7)
+    assert not breakpoints.any_asked(tmp_path)
+
+
+def test_a_request_is_no_stop_and_a_stop_no_request(tmp_path: Path) -> None:
+    breakpoints.ask_to_stop(tmp_path, os.getpid())
+    assert stops(tmp_path) == []
+    assert not any_stop(tmp_path)
+    breakpoints.withdraw_request(tmp_path, os.getpid())
+    here = Stop(0, os.getpid(), "train.py", 1, "step", "breakpoint", "")
+    announce(tmp_path, here)
+    assert not breakpoints.any_asked(tmp_path)
+    withdraw(tmp_path, here)
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir(mode=0o700)
+    (tmp_path / FOLDER / "break-7").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        breakpoints.ask_to_stop(tmp_path, 7)
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,1 +1,0 @@
-"""The logs of ranks: levels, files, how they are shown, all of them as one."""

@@ -1,1 +1,0 @@
-"""Files, directories and sockets that others write, too: whole, private and bounded."""

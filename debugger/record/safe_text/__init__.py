@@ -1,2 +1,0 @@
-"""The text that may be kept and shown: no secrets, and nothing that a terminal or a CI system
-obeys."""
