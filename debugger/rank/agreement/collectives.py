@@ -21,8 +21,7 @@ from distcore.tcp.side_channel import SideChannel
 
 from ...record.dispute import settle
 from ...record.ops import op_type
-from ...record.signature import Signature, hash64
-from ...record.sizes import scalar_of
+from ...record.signature import Signature, hash64, scalar_of
 from ...record.snapshot import by_device
 from ..checks import argument_checks, memory_layout
 from ..limits import JOIN_S
