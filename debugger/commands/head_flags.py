@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..nodes.several import MOST, Agreed, AgreedError, Several, job_key, place
 
 if TYPE_CHECKING:
-    from ..launch.nodes_of_launcher import NodesOfLauncher  # `run --help` does without
+    from ..launch.launchers import NodesOfLauncher  # `run --help` does without
 
 
 def add(group: argparse._ArgumentGroup) -> None:

@@ -53,7 +53,7 @@ class RunCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `run --help` answers at once.
-        from ..launch.nodes_of_launcher import nodes_of_torchrun
+        from ..launch.launchers import nodes_of_torchrun
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
@@ -103,7 +103,7 @@ class RunCommand(Command):
         self, request: Any, size: int | None, environment: Mapping[str, str]
     ) -> int:
         """Each rank has a supervisor: there is nothing left to do here. Signals go to mpiexec."""
-        from ..launch.mpi_over_nodes import command_over_nodes
+        from ..launch.mpi_launcher import command_over_nodes
 
         options.common(request.own, request.command_line, size)  # what is wrong is said once, here
         made = command_over_nodes(request, size, environment)

@@ -1,4 +1,5 @@
-"""The faults of a run, as its ranks and its supervisor share them: a file of the run directory.
+"""The faults of a run, as its ranks and its supervisor share them: a file of the run directory, to
+which several ranks may add at once.
 
 A fault names ranks, an action with its arguments, and a moment. The same plan makes the same thing
 happen at the same call in every run.
@@ -6,14 +7,18 @@ happen at the same call in every run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
 from ..record.runs.run_directory import FAULTS_PLAN, FAULTS_SCHEMA
-from ..record.safe_files import MOST_JSON_BYTES, parsed, read_regular
+from ..record.safe_files import MOST_JSON_BYTES, parsed, read_regular, replacing
 
 FILE = FAULTS_PLAN
 """In the run directory, written before the first rank starts. A run without faults has none."""
@@ -78,6 +83,15 @@ class Fault:
     moment: Moment
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Sender and receiver of each connection that it is about; none where it is not of
+        links."""
+        found = [(sender, receiver) for sender, receiver in self.arguments.get("pairs", ())]
+        for one, other in permutations(self.arguments.get("sides", ()), 2):
+            found += product(one, other)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -120,3 +134,30 @@ def load(directory: Path) -> Plan | None:
     except FileNotFoundError:
         return None
     return Plan.from_json(parsed(text))
+
+
+LOCK = f".{FILE}.lock"
+
+
+def add(directory: Path, faults: Iterable[Fault]) -> Plan:
+    """Add those whose text is not in the plan yet: every rank of a program asks for the same.
+
+    Each gets the next number. Returns the whole plan. Raises OSError, and as `plan.load` where
+    there is a plan that cannot be read.
+    """
+    # Not the directory itself: its supervisor holds that for as long as the run lasts.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    lock = os.open(directory / LOCK, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = load(directory) or Plan(())
+        rows = list(found.faults)
+        for fault in faults:
+            if fault.text not in {one.text for one in rows}:
+                rows.append(replace(fault, number=len(rows)))
+        whole = replace(found, faults=tuple(rows))
+        with replacing(directory / FILE, lasts=False) as file:
+            file.write(json.dumps(whole.to_json(), indent=2).encode())
+        return whole
+    finally:
+        os.close(lock)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from .plan import Fault
-from .spec import parse
+from .spec import of_fields, parse
 from .tokens import nearest
-from .written import of_fields
 
 MOST_BYTES = 1 << 22
 _NAMES = ("fault", "faults", "inject")

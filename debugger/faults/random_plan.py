@@ -9,8 +9,7 @@ from typing import Any
 
 from .actions import ACTIONS, CHANGES, Action, Argument, Kind, Target
 from .plan import Fault, Moment, When
-from .spec import parse
-from .written import written
+from .spec import parse, written
 
 LAST_CALL = 20
 """A drawn fault happens at one of so many first calls: most programs make that many."""

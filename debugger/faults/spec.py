@@ -6,22 +6,264 @@
              | rank ( "->" | "<->" ) rank                        of link
              | "{" ranks "}" "|" "{" ranks "}" ...               of partition
 
-`moments.py` has the moments, `actions.py` what each action takes. Only the form is known here: no
-rank, no torch.
+`actions.py` says what each action takes. Only the form is known here: no rank, no torch. `written`
+is the way back, for plans from a seed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .actions import ACTIONS, CHANGES, Action, Argument, Kind, Target
-from .arguments import changed_to, rank_of, ranks_of, value_of
-from .cursor import Cursor, Written
-from .fitting import misfit
-from .moments import default_moment, moment
-from .plan import Fault, Moment
-from .tokens import Shape, SpecError, Token, nearest
+from ..record.ops import OPS, POINT_TO_POINT, Operand
+from .actions import ACTIONS, CHANGES, Action, Argument, Family, Kind, Target
+from .arguments import changed_to, rank_of, ranks_of, seconds_of, value_of
+from .plan import Fault, Moment, When
+from .tokens import Cursor, Shape, SpecError, Token, Written, nearest, quoted
+
+_CONTRIBUTES_NOTHING = frozenset(op for op, row in OPS.items() if row.inputs is Operand.NONE)
+_WITHOUT_DATA = _CONTRIBUTES_NOTHING - POINT_TO_POINT
+
+_HAVE: dict[str, frozenset[str]] = {
+    "shape": frozenset(OPS) - _WITHOUT_DATA,
+    "dtype": frozenset(OPS) - _WITHOUT_DATA,
+    "reduce_op": frozenset(op for op, row in OPS.items() if row.reduces),
+    "root": frozenset(op for op, row in OPS.items() if row.root),
+    "split": frozenset({"all_to_all_single"}),
+    "tag": POINT_TO_POINT,
+    "peer": POINT_TO_POINT,
+    "group": frozenset(OPS),
+}
+"""The ops that have what `change` changes."""
+_WORDS = {"reduce_op": "reduce op", "split": "list of splits"}
+
+
+def misfit(action: Action, arguments: Mapping[str, Any], op: str) -> tuple[str, list[str]] | None:
+    """Tells why the action cannot happen at a call of this op, and the ops where it can; None: it
+    can."""
+    if action.name == "change":
+        what = arguments["what"]
+        if op in _HAVE[what]:
+            return None
+        return f"{op} has no {_WORDS.get(what, what)}", _ops(f"ops with a {what}", _HAVE[what])
+    contributes = arguments.get("in") == "data" and action.family is Family.DATA
+    if contributes and op in _CONTRIBUTES_NOTHING:
+        fit = frozenset(OPS) - _CONTRIBUTES_NOTHING
+        return f"a rank contributes no data to {op}", _ops("ops with data", fit)
+    return None
+
+
+def _ops(what: str, names: frozenset[str]) -> list[str]:
+    return [f"{what}: {', '.join(op for op in OPS if op in names)}"]
+
+
+ALIASES = {
+    name: op
+    for op, row in OPS.items()
+    for name in (*row.functions, *row.methods, row.dumped or op)
+    if name not in OPS
+} | {"all_gather_base": "all_gather_into_tensor", "reduce_scatter_base": "reduce_scatter_tensor"}
+"""Other names that torch has for an op, and the one under which it is recorded."""
+_COUNTED = {one.value: one for one in (When.CALL, When.SEQ, When.STEP, When.FRAME)}
+FORMS = {
+    When.OP: "all_reduce, all_reduce#5, all_reduce#2..5",
+    When.CALL: "call 40",
+    When.SEQ: "seq 7, seq 7 of GROUP",
+    When.STEP: "step 3",
+    When.TIME: "3s, 250ms",
+    When.FRAME: "frame 100..200",
+}
+
+
+def default_moment(action: Action) -> Moment:
+    """Returns when it happens if nobody says when: at the first call; for as long as it goes on, if
+    that is what the action does."""
+    last = None if action.repeats else 0
+    return Moment(When.FRAME if When.FRAME in action.moments else When.CALL, last=last)
+
+
+def forms(action: Action) -> list[str]:
+    """The moments that this action takes, for a message."""
+    shown = [FORMS[when] for when in When if when in action.moments]
+    shown += ["3s for 2s"] if action.lasts else []
+    return [f"moments of {action.name}: {'; '.join(shown)}"]
+
+
+def moment(cursor: Cursor, action: Action) -> tuple[Moment, bool, Token]:
+    """The moment; whether it says by a number which calls it means; and the token that names it.
+    Raises SpecError."""
+    token = cursor.next
+    if token.shape is Shape.NUMBER:
+        found, counted = _time(cursor, action), True
+    elif token.shape is Shape.WORD and token.text in _COUNTED:
+        found, counted = _counted(cursor, action, _COUNTED[token.text]), True
+    elif token.shape is Shape.WORD:
+        found, counted = _op(cursor, action)
+    else:
+        raise cursor.error("the moment is missing", possible=forms(action))
+    return found, counted, token
+
+
+def _allowed(cursor: Cursor, action: Action, when: When, token: Token) -> None:
+    if when not in action.moments:
+        word = {When.OP: "a call of an op", When.TIME: "a time"}.get(when, f"a {when.value}")
+        raise cursor.error(f"{action.name} does not happen at {word}", token, forms(action))
+
+
+def _time(cursor: Cursor, action: Action) -> Moment:
+    _allowed(cursor, action, When.TIME, cursor.next)
+    at_s = seconds_of(cursor, cursor.take(), "a moment", zero=True)
+    if cursor.next.shape is not Shape.WORD or cursor.next.text != "for":
+        return Moment(When.TIME, at_s=at_s)
+    if not action.lasts:
+        raise cursor.error(f"{action.name} happens at once: it has no duration; leave out `for`")
+    cursor.take()
+    return Moment(When.TIME, at_s=at_s, for_s=seconds_of(cursor, cursor.take(), "a duration"))
+
+
+def _counted(cursor: Cursor, action: Action, when: When) -> Moment:
+    word = cursor.next
+    _allowed(cursor, action, when, word)
+    cursor.take()
+    cursor.accept("#")
+    first, last = cursor.span(f"the number of a {when.value}")
+    group = ""
+    if when is When.SEQ and cursor.next.shape is Shape.WORD and cursor.next.text == "of":
+        cursor.take()
+        named = cursor.take()
+        if named.shape in (Shape.SIGN, Shape.END):
+            raise cursor.error("the name or description of a group is missing", named)
+        group = named.text
+    return Moment(when, group=group, first=first, last=last)
+
+
+def _op(cursor: Cursor, action: Action) -> tuple[Moment, bool]:
+    word = cursor.next
+    op = ALIASES.get(word.text, word.text)
+    if op not in OPS:
+        names = (*OPS, *_COUNTED)
+        raise cursor.error(
+            f"there is no operation {word.text}{nearest(word.text, names)}",
+            possible=(f"ops: {', '.join(OPS)}", *forms(action)),
+        )
+    _allowed(cursor, action, When.OP, word)
+    cursor.take()
+    if not cursor.accept("#"):
+        return Moment(When.OP, op=op, last=None if action.repeats else 0), False
+    first, last = cursor.span(f"the number of an {op}")
+    return Moment(When.OP, op=op, first=first, last=last), True
+
+
+def written(fault: Fault) -> str:
+    """The spec of this fault: `kill(rank=1, signal=SEGV) @ all_reduce#5`. Arguments that have
+    their default are left out."""
+    action = ACTIONS[fault.action]
+    match action.target:
+        case Target.RANKS:
+            parts = [f"rank={fault.ranks[0] if len(fault.ranks) == 1 else _list(fault.ranks)}"]
+        case Target.LINK:
+            (sender, receiver), *more = fault.arguments["pairs"]
+            parts = [f"{sender}{'<->' if more else '->'}{receiver}"]
+        case Target.SIDES:
+            sides = fault.arguments["sides"]
+            parts = ["|".join("{" + ",".join(map(str, side)) + "}" for side in sides)]
+    for argument in action.arguments:
+        value = fault.arguments.get(argument.key, argument.default)
+        measured = argument.kind is Kind.CHOICE and action.argument(value) is not None
+        if measured or (value == argument.default and not argument.required):
+            continue
+        parts.append(_argument(argument, value))
+    moment, every = _moment(fault.moment, action)
+    return f"{action.name}({', '.join(parts + every)}){moment}"
+
+
+def of_fields(fields: Mapping[str, Any]) -> str:
+    """The spec of a fault that a plan file gives in fields: `action`, `at`, and its arguments;
+    `link` and `sides` for whom a link fault is about. Raises ValueError for no such fields."""
+    given = dict(fields)
+    action, moment = given.pop("action", None), given.pop("at", "")
+    if not isinstance(action, str):
+        raise ValueError('it has neither `spec = "kill(rank=1)"` nor `action = "kill"`')
+    parts = []
+    if "link" in given:
+        parts.append(str(given.pop("link")))
+    if "sides" in given:
+        sides = given.pop("sides")
+        if not isinstance(sides, list) or not all(isinstance(side, list) for side in sides):
+            raise ValueError("sides are lists of ranks, such as [[0, 1], [2, 3]]")
+        parts.append("|".join("{" + ",".join(map(str, side)) + "}" for side in sides))
+    known = ACTIONS.get(action)
+    for name, value in given.items():
+        argument = known.argument(name) if known else None
+        text = argument is not None and argument.kind in (Kind.ERROR, Kind.TEXT)
+        parts.append(f"{name}={_field(value, text=text)}")
+    return f"{action}({', '.join(parts)})" + (f" @ {moment}" if moment != "" else "")
+
+
+def _field(value: Any, *, text: bool) -> str:
+    if isinstance(value, list):
+        return _list(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r} is no whole number, no text and no list of numbers")
+    return quoted(value) if isinstance(value, str) and text else str(value)
+
+
+def _argument(argument: Argument, value: Any) -> str:
+    match argument.kind:
+        case Kind.SECONDS | Kind.RATE:
+            shown = seconds(value) if argument.kind is Kind.SECONDS else _number(value)
+        case Kind.ERROR | Kind.TEXT:
+            shown = quoted(str(value))
+        case Kind.VALUE:
+            shown = _list(value) if isinstance(value, list | tuple) else quoted(str(value))
+            if isinstance(value, int):
+                shown = str(value)
+        case _:
+            shown = str(value)
+    return shown if argument.positional else f"{argument.name}={shown}"
+
+
+def seconds(value: float) -> str:
+    """`200ms`, `1.5s`: exactly this number of seconds, when it is read again."""
+    thousand = round(value * 1000)
+    if value < 1 and thousand and thousand / 1000 == value:
+        return f"{thousand}ms"
+    return f"{_number(value)}s"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def _list(values: Sequence[Any]) -> str:
+    return "[" + ",".join(map(str, values)) + "]"
+
+
+def _moment(moment: Moment, action: Action) -> tuple[str, list[str]]:
+    """Writes the words behind the `@`, with it, and the argument `every` where that is needed."""
+    if moment.when is When.TIME:
+        lasting = "" if moment.for_s is None else f" for {seconds(moment.for_s)}"
+        return f" @ {seconds(moment.at_s)}{lasting}", []
+    if moment == Moment(When.FRAME, last=None):
+        return "", []
+    every: list[str] = []
+    first, last = moment.first, moment.last
+    count = str(first) if last == first else f"{first}..{'' if last is None else last}"
+    if moment.stride > 1:
+        every = [f"every={moment.stride}"]
+    whole = last is None and first == 0 and (moment.stride > 1 or action.repeats)
+    match moment.when:
+        case When.OP:
+            return f" @ {moment.op}" + ("" if whole else f"#{count}"), every
+        case When.SEQ:
+            of_group = f" of {quoted(moment.group)}" if moment.group else ""
+            return f" @ seq {count}{of_group}", every
+        case When.CALL if whole:
+            return "", every
+        case _:
+            return f" @ {moment.when.value} {count}", every
+
 
 __all__ = ["SpecError", "parse"]
 
@@ -123,7 +365,11 @@ class _Parser:
             if name.text in self.given:
                 raise cursor.error(f"{name.text} is given twice", name)
             self.given[name.text] = value
-        elif self._is_of_change(name):
+        elif (  # the short form `change(rank=1, dtype=float64)`
+            self.action.name == "change"
+            and name.text in CHANGES
+            and not {"what", "to"} & set(self.given)
+        ):
             self.given["what"] = Written("one", (name,), name.start, name.end)
             self.given["to"] = value
         else:
@@ -132,14 +378,6 @@ class _Parser:
                 name,
                 self._usage(),
             )
-
-    def _is_of_change(self, name: Token) -> bool:
-        """Whether it is the short form `change(rank=1, dtype=float64)`."""
-        return (
-            self.action.name == "change"
-            and name.text in CHANGES
-            and not {"what", "to"} & set(self.given)
-        )
 
     def _positional(self, value: Written) -> None:
         free = [one for one in self.action.arguments if one.name not in self.given]

@@ -10,22 +10,127 @@ and by those of a time.
 from __future__ import annotations
 
 import random
+import struct
+import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .packets import (
-    RST,
-    SYN,
-    Segment,
-    cut_short,
-    is_after,
-    reset_of_receiver,
-    reset_of_sender,
-    segment,
-    with_flipped_bit,
-)
-from .plan import Fault, Moment, Plan, When
+from .plan import Moment, Plan, When
+
+TCP = 6
+FIN, SYN, RST, PSH, ACK = 1, 2, 4, 8, 16
+_BEFORE_PORTS = struct.Struct("!BxHHHBBH4s4s")
+_HEAD = struct.Struct("!HHIIBBHHH")
+_MASK = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A TCP segment. `packet` is all of it; its data are `packet[data_at:]`. Ports are in
+    `ports`, source before destination, as they stand in the packet."""
+
+    packet: bytes
+    tcp_at: int
+    data_at: int
+    ports: bytes
+    seq: int
+    ack: int
+    flags: int
+
+    @property
+    def data_bytes(self) -> int:
+        return len(self.packet) - self.data_at
+
+    @property
+    def end_seq(self) -> int:
+        """The sequence number behind its data."""
+        return (self.seq + self.data_bytes) & _MASK
+
+
+def destination(packet: bytes | bytearray | memoryview) -> bytes:
+    """The four bytes of the address that an IPv4 packet goes to; b"" for what is none."""
+    if len(packet) < 20 or packet[0] >> 4 != 4:
+        return b""
+    return bytes(packet[16:20])
+
+
+def segment(packet: bytes) -> Segment | None:
+    """The whole TCP segment in the packet; None for anything else, also for a fragment."""
+    if len(packet) < 40 or packet[0] >> 4 != 4 or packet[9] != TCP:
+        return None
+    tcp_at = 4 * (packet[0] & 15)
+    total, fragment = struct.unpack_from("!H2xH", packet, 2)
+    if tcp_at < 20 or total != len(packet) or fragment & 0x3FFF or total < tcp_at + _HEAD.size:
+        return None
+    _, _, seq, ack, offset, flags, *_ = _HEAD.unpack_from(packet, tcp_at)
+    data_at = tcp_at + 4 * (offset >> 4)
+    if not tcp_at + _HEAD.size <= data_at <= total:
+        return None
+    return Segment(packet, tcp_at, data_at, packet[tcp_at : tcp_at + 4], seq, ack, flags)
+
+
+def is_after(one: int, other: int) -> bool:
+    """Whether one sequence number comes after the other, modulo 2**32."""
+    return 0 < (one - other) & _MASK < 1 << 31
+
+
+def with_flipped_bit(given: Segment, bit: int) -> bytes:
+    """The packet with this bit of its last byte changed, and a checksum that is right again: what
+    the receiver's program is given."""
+    changed = bytearray(given.packet)
+    changed[-1] ^= 1 << bit
+    return _summed(changed, given.tcp_at)
+
+
+def cut_short(given: Segment, keep_bytes: int) -> bytes:
+    """The packet with this much of its data alone, and with the end of the connection behind it."""
+    changed = bytearray(given.packet[: given.data_at + keep_bytes])
+    changed[2:4] = len(changed).to_bytes(2, "big")
+    changed[given.tcp_at + 13] |= FIN | PSH
+    return _summed(changed, given.tcp_at)
+
+
+def reset_of_receiver(given: Segment) -> bytes:
+    """A reset of the connection, as if the segment's sender had sent it in its place."""
+    source, target = given.packet[12:16], given.packet[16:20]
+    return _reset(source, target, given.ports, given.seq)
+
+
+def reset_of_sender(given: Segment) -> bytes:
+    """A reset of the connection, as if the segment's receiver had answered with it."""
+    source, target = given.packet[16:20], given.packet[12:16]
+    return _reset(source, target, given.ports[2:] + given.ports[:2], given.ack)
+
+
+def _reset(source: bytes, target: bytes, ports: bytes, seq: int) -> bytes:
+    head = _BEFORE_PORTS.pack(0x45, 40, 0, 0, 64, TCP, 0, source, target)
+    tail = _HEAD.pack(0, 0, seq, 0, 5 << 4, RST, 0, 0, 0)
+    return _summed(bytearray(head + ports + tail[4:]), 20)
+
+
+def _summed(packet: bytearray, tcp_at: int) -> bytes:
+    """The packet with the checksums of its two headers."""
+    packet[10:12] = bytes(2)
+    packet[10:12] = _checksum(packet[:tcp_at])
+    packet[tcp_at + 16 : tcp_at + 18] = bytes(2)
+    length = len(packet) - tcp_at
+    pseudo = packet[12:20] + struct.pack("!HH", TCP, length)
+    packet[tcp_at + 16 : tcp_at + 18] = _checksum(pseudo + packet[tcp_at:])
+    return bytes(packet)
+
+
+def _checksum(data: bytearray) -> bytes:
+    """Returns the checksum of RFC 1071."""
+    words = array("H", bytes(data) + bytes(len(data) % 2))
+    if sys.byteorder == "little":
+        words.byteswap()
+    total = sum(words)
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return (~total & 0xFFFF).to_bytes(2, "big")
+
 
 LEAST_CORRUPTED_BYTES = 65
 """The least data of a frame that is corrupted: what is shorter is a header of the backend's own
@@ -105,19 +210,17 @@ class Wire:
         self._clock = clock
         self._happened = happened
         self._seed = plan.seed
-        self._faults = [one for one in map(self._own, plan.faults) if one is not None]
+        self._faults = [
+            _OnWire(one.number, one.arguments.get("what", "blackhole"), one.moment, one.arguments)
+            for one in plan.faults
+            if (sender, receiver) in one.pairs
+        ]
         self._flows: dict[bytes, _Flow] = {}
         self._free_at_s = 0.0
 
     def __bool__(self) -> bool:
         """Whether any fault is about it."""
         return bool(self._faults)
-
-    def _own(self, fault: Fault) -> _OnWire | None:
-        if (self.sender, self.receiver) not in _pairs(fault):
-            return None
-        what = fault.arguments.get("what", "blackhole")
-        return _OnWire(fault.number, what, fault.moment, fault.arguments)
 
     # -- packets -----------------------------------------------------------------------------------
 
@@ -208,7 +311,9 @@ class Wire:
                 case "rate":
                     at_s += len(packet) / one.arguments["bytes_per_s"]
                 case "corrupt" if given is not None:
-                    packet = with_flipped_bit(given, self._bit(one, flow))
+                    place = (self._seed, self.sender, self.receiver, one.number, flow.frames)
+                    bit = random.Random(str(place)).randrange(8)
+                    packet = with_flipped_bit(given, bit)
                 case "truncate" if given is not None:
                     packet, flow.over = cut_short(given, given.data_bytes // 2), "truncate"
                 case "reset" if given is not None:
@@ -216,10 +321,6 @@ class Wire:
                     more.append(Leaving(now_s, reset_of_sender(given), True))
         self._free_at_s = at_s
         return [Leaving(at_s, packet)] * copies + more
-
-    def _bit(self, one: _OnWire, flow: _Flow) -> int:
-        place = (self._seed, self.sender, self.receiver, one.number, flow.frames)
-        return random.Random(str(place)).randrange(8)
 
     # -- words -------------------------------------------------------------------------------------
 
@@ -229,15 +330,3 @@ class Wire:
     def _tell(self, one: _OnWire, of: str) -> None:
         where = f"{one.what} of {of} from rank {self.sender} to rank {self.receiver}"
         self._happened(one.number, where)
-
-
-def _pairs(fault: Fault) -> set[tuple[int, int]]:
-    """Senders and receivers that a fault is about; empty for one that is not of links."""
-    arguments = fault.arguments
-    found = {(sender, receiver) for sender, receiver in arguments.get("pairs", ())}
-    sides = arguments.get("sides", ())
-    for one in sides:
-        for other in sides:
-            if one is not other:
-                found |= {(sender, receiver) for sender in one for receiver in other}
-    return found

@@ -341,7 +341,7 @@ class Job:
 
 def one_terminal() -> bool:
     """Whether the head's words stand on the terminal of this supervisor, too: they are not to be
-    said once more (see `launch.mpi_over_nodes`)."""
+    said once more (see `launch.mpi_launcher`)."""
     return bool(os.environ.get("DISTDEBUG_ONE_TERMINAL"))
 
 

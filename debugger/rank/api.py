@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..errors import UsageError
-from ..faults import adding
+from ..faults import plan
 from ..faults.plan import VARIABLE, Fault
 from ..faults.spec import SpecError, parse
 from ..record.log_file import DEBUG_LEVELS
@@ -169,7 +169,7 @@ def _write_plan(directory: Path) -> None:
     if not _asked:
         return
     try:
-        adding.add(directory, _asked)
+        plan.add(directory, _asked)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the plan of faults in {directory} cannot be written: {error}") from None
     _asked.clear()

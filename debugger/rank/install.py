@@ -54,9 +54,8 @@ from .replicas import check
 from .replicas.pairing import PositionPairing
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import probe
-from .torch_private.failures import on_failures
-from .torch_private.gloo_sockets import GlooSockets
-from .torch_private.gloo_workers import settle
+from .torch_private.calls import on_failures
+from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
 
 if TYPE_CHECKING:

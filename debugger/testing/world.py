@@ -76,7 +76,7 @@ class RankWorld:
         import torch.distributed as dist
 
         from ..rank.install import installed
-        from ..rank.torch_private.gloo_workers import settle
+        from ..rank.torch_private.gloo import settle
 
         layer = installed()
         ended = layer is not None and layer.verdict.was_raised

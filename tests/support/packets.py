@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from distdebug.faults.packets import ACK
+from distdebug.faults.wire import ACK
 
 ONE, OTHER = "10.213.0.1", "10.213.0.2"
 """Sender and receiver."""

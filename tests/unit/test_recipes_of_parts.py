@@ -236,10 +236,10 @@ from distdebug.faults.actions import ACTIONS
 from distdebug.faults.spec import parse, usage
 fault = parse("sulk(rank=1) @ all_reduce#5", world_size=4)
 print(fault.action, fault.ranks, usage(ACTIONS["sulk"]))
-from distdebug.rank.inject.injector import _ACTS
+from distdebug.rank.inject.process import ACTS
 child = os.fork()
 if not child:
-    _ACTS["sulk"](SimpleNamespace(announce=lambda: None))
+    ACTS["sulk"](SimpleNamespace(announce=lambda: None))
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """,
     "sulk (1,) sulk(rank=N)\n7",

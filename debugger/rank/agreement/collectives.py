@@ -29,7 +29,7 @@ from ..log.debug_level import DebugLevel
 from ..log.rank_log import is_interruption, say
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
-from ..torch_private.gloo_sockets import GlooSockets
+from ..torch_private.gloo import GlooSockets
 from . import deferred_work, messages
 from .deferred_work import Deferral, DeferredWork, Grace
 from .monitored_barrier import Monitor

@@ -20,7 +20,7 @@ from ...record.writing.writer import FlightWriter
 from ..checks import reads
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
-from ..torch_private.gloo_sockets import GlooSockets
+from ..torch_private.gloo import GlooSockets
 from . import outstanding
 
 

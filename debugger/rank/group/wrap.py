@@ -15,7 +15,7 @@ from .. import torch_private
 from ..checks.pipeline import Pipeline
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record.recorder import GroupRecord, Recorder
-from ..torch_private.gloo_sockets import GlooSockets
+from ..torch_private.gloo import GlooSockets
 from .checked_group import CheckedGroup
 from .forks import Forks
 from .timeouts import Timeouts

@@ -15,8 +15,7 @@ import torch.distributed as dist
 
 from ...record.ops import OPS, POINT_TO_POINT, Operand
 from ..record.describe import METHODS, tensors_in
-from .call import InjectedCall
-from .context import CannotHappen
+from .call import CannotHappen, InjectedCall
 
 Shape = tuple[int, ...]
 
@@ -309,11 +308,7 @@ def _chosen(call: InjectedCall, before: Sequence[int], to: Sequence[int] | None)
 
 def _rows(tensor: torch.Tensor, rows: int) -> torch.Tensor:
     """A new tensor with so many rows, the first of them the tensor's."""
-    shape = (rows, *tensor.shape[1:])
-    made = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
-    count = min(prod(shape), tensor.numel())
-    made.view(-1)[:count] = tensor.detach().reshape(-1)[:count]
-    return made
+    return _resized(tensor, (rows, *tensor.shape[1:]))
 
 
 _CHANGES: dict[str, Callable[[InjectedCall, Any], InjectedCall]] = {

@@ -1,10 +1,10 @@
 """Makes the faults of the run's plan happen in this rank, each at its moment.
 
-Loaded only where there is a plan: see `install`. What each fault does is in `process`, `resources`,
-`data`, `call` and `arguments`; when it is due, in `schedule`. A step is
-what `distdebug.step(n)` begins, or in a program without it the nth `step()` of its optimisers; what
-is done to a call happens at the first one from there on. What comes by the clock happens at the
-rank's next call or step, or at once where it is the whole process's.
+Loaded only where there is a plan: see `install`. What each fault does is in `process`, `data`,
+`call` and `arguments`; when it is due, in `schedule`. A step is what `distdebug.step(n)` begins, or
+in a program without it the nth `step()` of its optimisers; what is done to a call happens at the
+first one from there on. What comes by the clock happens at the rank's next call or step, or at once
+where it is the whole process's.
 """
 
 from __future__ import annotations
@@ -34,29 +34,19 @@ from ..log import user_log
 from ..log.rank_log import report_own_fault
 from ..record import call_site, describe
 from ..record.recorder import Recorder
-from . import data, links, process, resources
+from . import data, links, process
 from .arguments import change
-from .call import WAYS, InjectedCall, make_postponed
-from .context import CannotHappen, Context, TargetGroup
-from .group import InjectedGroup
+from .call import WAYS, CannotHappen, Context, InjectedCall, InjectedGroup, make_postponed
 from .schedule import Armed, CallCounts
 
-_ACTS = {**process.ACTS, **resources.ACTS}
 _DATA = frozenset({"nan", "inf", "bitflip"})
 
 
 def begin(recorder: Recorder, directory: Path, groups: Groups) -> Injector | None:
     """Begins to inject the faults of the plan in this directory into these groups. Returns None
     where it has none, or none but faults of links, which `links` gives to distcore."""
-    try:
-        found = plan.load(directory)
-        if found is None:
-            return None
-        links.observe(found, directory, groups)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        report_own_fault("fault injection", error)
-        return None
-    if all(one.action in links.ACTIONS for one in found.faults):
+    found = _observed(directory, groups)
+    if found is None or all(one.action in links.ACTIONS for one in found.faults):
         return None
     injector = Injector(recorder, directory, found)
     groups.choose_class(InjectedGroup, injector.adopt)
@@ -67,15 +57,21 @@ def begin(recorder: Recorder, directory: Path, groups: Groups) -> Injector | Non
 
 def extend(injector: Injector, directory: Path, groups: Groups) -> None:
     """The plan in this directory has more faults than when `injector` began."""
+    found = _observed(directory, groups)
+    if found is not None:
+        injector.arm(found)
+
+
+def _observed(directory: Path, groups: Groups) -> Plan | None:
+    """The plan in this directory, whose faults of links distcore is given; None without one."""
     try:
         found = plan.load(directory)
-        if found is None:
-            return
-        links.observe(found, directory, groups)
+        if found is not None:
+            links.observe(found, directory, groups)
     except (OSError, ValueError, KeyError, TypeError) as error:
         report_own_fault("fault injection", error)
-        return
-    injector.arm(found)
+        return None
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +114,6 @@ class Injector:
             self._plan = replace(faults, faults=own)
             self._armed = None
 
-    def __repr__(self) -> str:
-        return f"<Injector of rank {self._recorder.writer.rank}: {len(self._armed or ())} faults>"
-
     # -- whose faults --------------------------------------------------------------------------
 
     def _faults(self) -> Sequence[Armed]:
@@ -158,8 +151,8 @@ class Injector:
             if self._began_s is None:
                 self._began_s = time.monotonic()
 
-    def siblings(self, group: TargetGroup) -> Sequence[TargetGroup]:
-        """See `Faults`."""
+    def siblings(self, group: InjectedGroup) -> list[InjectedGroup]:
+        """The other groups of this rank that have more ranks than one."""
         return [one for one in self._usable() if one is not group and one.size() > 1]
 
     def _usable(self) -> list[InjectedGroup]:
@@ -273,7 +266,7 @@ class Injector:
             if one.fault.action in _DATA:
                 data.damage_parameter(one.fault.action, one.fault.arguments, announce)
             else:
-                _ACTS[one.fault.action](context)
+                process.ACTS[one.fault.action](context)
         except CannotHappen as error:
             self._refuse(one, error)
         except FindingRaised:

@@ -99,20 +99,9 @@ def _of_links(plan: Plan) -> list[plans.Fault]:
 def _faults(fault: plans.Fault) -> Iterator[Fault]:
     """distcore's words for it."""
     arguments = fault.arguments
-    if fault.action == "partition":
-        kind, sides = Kind.BLACKHOLE, arguments["sides"]
-        pairs = [
-            (sender, receiver)
-            for one in sides
-            for other in sides
-            if one is not other
-            for sender in one
-            for receiver in other
-        ]
-    else:
-        kind, pairs = _KINDS[arguments["what"]], arguments["pairs"]
+    kind = _KINDS[arguments.get("what", "blackhole")]
     details: dict[str, Any] = _window(fault.moment, kind) | _details(kind, arguments)
-    for sender, receiver in pairs:
+    for sender, receiver in fault.pairs:
         yield Fault(kind, sender, receiver, **details)
 
 

@@ -71,9 +71,6 @@ class Board:
         self._keys: dict[str, bytes] = {}
         self._queues: dict[str, list[bytes]] = {}
 
-    def __repr__(self) -> str:
-        return f"<Board: {len(self._slots)} collectives, {len(self._keys)} keys>"
-
     def begin(self, rank: int) -> None:
         """This rank starts, or starts anew."""
         replies = self._replies.setdefault(rank, Replies())

@@ -1,4 +1,10 @@
-"""A planned rank, from the fork to its end: what the interpreter does with a script, done here."""
+"""A planned rank, from the fork to its end: what the interpreter does with a script, done here.
+
+The program sees the node that the rank would be on: what a scheduler or an MPI has put into its
+environment, and its name where the job has several. Programs ask those beside RANK, or before it. A
+plan is made within an allocation, too, whose variables say what the shell there is; and all ranks
+of it are on one machine.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,13 @@ import random
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,20 +35,161 @@ from ...record.writing.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log import own_streams
 from ..log.rank_log import report_own_fault
+from ..record import call_site
 from ..record.exception_text import HANDS_ON
-from ..torch_private import planned_accelerator, planned_shapes, planned_streams, planning
+from ..torch_private import (
+    on_optimizer_steps,
+    planned_accelerator,
+    planned_shapes,
+    planned_streams,
+    planning,
+)
 from .decisions import Decisions
-from .exchange import PlannedExchange, Planner
+from .exchange import PlannedExchange, PlannedStore, Planner
 from .layer import PlannedLayer
-from .node import RankPlace, answer_for_host, answer_for_schedulers
-from .refusal import line_of_user, on_started_ranks, refuse
-from .sent_objects import SentObjects
 from .standing_threads import StandingThreads
-from .steps import StepLimit
-from .store import PlannedStore
 from .taint import Taint
-from .values import Values
-from .wire import PlannerLine
+from .values import Values, pickler_for_ranks
+
+_LOOKED_UP = ("gethostbyname", "gethostbyname_ex", "getaddrinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """The place of a rank among all."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    node: int
+    nodes: int
+
+
+def variables(place: RankPlace) -> dict[str, int]:
+    """Returns the variables by which schedulers and MPIs tell a rank its place."""
+    return {
+        "SLURM_PROCID": place.rank,
+        "SLURM_NTASKS": place.size,
+        "SLURM_NPROCS": place.size,
+        "SLURM_LOCALID": place.local_rank,
+        "SLURM_NODEID": place.node,
+        "SLURM_NNODES": place.nodes,
+        "SLURM_JOB_NUM_NODES": place.nodes,
+        "OMPI_COMM_WORLD_RANK": place.rank,
+        "OMPI_COMM_WORLD_SIZE": place.size,
+        "OMPI_COMM_WORLD_LOCAL_RANK": place.local_rank,
+        "OMPI_COMM_WORLD_LOCAL_SIZE": place.local_size,
+        "OMPI_COMM_WORLD_NODE_RANK": place.local_rank,
+        "PMI_RANK": place.rank,
+        "PMI_SIZE": place.size,
+        "PMIX_RANK": place.rank,
+        "MPI_LOCALRANKID": place.local_rank,
+        "MPI_LOCALNRANKS": place.local_size,
+    }
+
+
+def answer_for_schedulers(place: RankPlace, environment: MutableMapping[str, str]) -> None:
+    """Sets the variables of schedulers that there are to this rank; of a job of Slurm all of
+    them."""
+    in_a_job = "SLURM_JOB_ID" in environment or "SLURM_PROCID" in environment
+    for name, value in variables(place).items():
+        if name in environment or (in_a_job and name.startswith("SLURM_")):
+            environment[name] = str(value)
+
+
+def answer_for_host(place: RankPlace) -> None:
+    """From now on the machine has another name on each node of the job. Whoever looks it up finds
+    this one."""
+    if place.nodes < 2:
+        return
+    real = os.uname()
+    name = f"{real.nodename}-{place.node}"
+    told = os.uname_result((real.sysname, name, real.release, real.version, real.machine))
+    names = {f"{real.nodename}-{node}" for node in range(place.nodes)}
+    given: Any = os
+    given.uname = lambda: told
+    own: Any = socket
+    own.gethostname = lambda: name
+    own.getfqdn = lambda host="": name if host in ("", name) else host
+    for function in _LOOKED_UP:
+        setattr(own, function, _of_this_machine(getattr(own, function), names))
+
+
+def _of_this_machine(usual: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
+    @functools.wraps(usual)
+    def look_up(host: Any = "", *args: Any, **kwargs: Any) -> Any:
+        return usual("localhost" if host in names else host, *args, **kwargs)
+
+    return look_up
+
+
+_LAUNCHERS = ("torchrun", "mpiexec", "mpirun")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+
+
+def refuse(directory: Path, name: str, sentence: str) -> NoReturn:
+    """Leave the sentence, unless there is one, and end this process at once."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(directory / name, flags, 0o600)
+        os.write(descriptor, sentence.encode())
+    os._exit(0)
+
+
+def line_of_user() -> str:
+    """Returns where the program is, such as "train.py:30"; "" where none of it is on the stack."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith("<") and call_site.frame_kind(path) == call_site.USER:
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def on_started_ranks(tell: Callable[[str], None]) -> None:
+    """From now on `tell` hears what command is about to be started as a rank, or to start ranks."""
+    usual: Any = subprocess.Popen.__init__
+
+    def start(self: Any, args: Any, *others: Any, **named: Any) -> None:
+        env = named.get("env", others[9] if len(others) > 9 else None)
+        if _starts_ranks(args, env):
+            tell(args if isinstance(args, str) else " ".join(map(str, args))[:80])
+        usual(self, args, *others, **named)
+
+    setattr(subprocess.Popen, "__init__", start)  # noqa: B010
+
+
+def _starts_ranks(args: str | Sequence[Any], env: Mapping[str, str] | None) -> bool:
+    own = os.environ
+    if env is not None and "RANK" in env and env.get("RANK") != own.get("RANK"):
+        return True
+    words = args.split() if isinstance(args, str) else [str(word) for word in args]
+    named = {os.path.basename(word) for word in words[:1]}
+    return bool(named & set(_LAUNCHERS)) or any(word in _MODULES for word in words[:6])
+
+
+class EnoughSteps(SystemExit):
+    """The rank has made as many steps as the plan is asked for. `finally` blocks run."""
+
+
+def end_after_steps(most: int, enough: Callable[[], None]) -> None:
+    """Counts the steps of each optimiser: the first that has made so many ends the program, which
+    `enough` is told."""
+    made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def stepped(optimizer: Any) -> None:
+        made[optimizer] = made.get(optimizer, 0) + 1
+        if made[optimizer] >= most:
+            enough()
+            raise EnoughSteps(0)
+
+    on_optimizer_steps(lambda _: None, stepped)
+
 
 _STARTS_RANKS = (
     "a planned rank starts ranks itself: write `distdebug plan exec -- python script` for a script "
@@ -65,11 +214,15 @@ def main(
     entry: RankEntry | None = None,
 ) -> int:
     """Be this rank; its exit code. `found`: what others have found that comes out the same."""
-    line = PlannerLine(connection)
     # Who comes first tells the others what to share.
     tells = rank == request.ranks[0]
-    planner = Planner(line, functools.partial(_tell_modules, line) if tells else None, found)
-    place = _place(request, rank)
+    planner = Planner(connection, found)
+    if tells:
+        planner.before_wait = functools.partial(_tell_modules, planner)
+    node, local_rank = divmod(rank, request.local_size)
+    nodes = -(-request.world_size // request.local_size)
+    local_size = min(request.local_size, request.world_size - node * request.local_size)
+    place = RankPlace(rank, request.world_size, local_rank, local_size, node, nodes)
     _surroundings(request, place)
     if entry is not None:
         entry.surround(rank)
@@ -92,7 +245,7 @@ def main(
     layer = install(request.run_dir, lambda directory: PlannedLayer(directory, writer))
     if not isinstance(layer, PlannedLayer):
         raise RuntimeError("the layer of a planned rank cannot be installed")
-    line.stands = StandingThreads(
+    planner.stands = StandingThreads(
         lambda frame: layer.recorder.site(frame, of_another=True) if frame is not None else 0
     ).tell
     decisions = Decisions(request.undecided)
@@ -104,9 +257,9 @@ def main(
         writer.find_stream = planned_streams.number_at
     planned_shapes.share_shapes(planner.recall, planner.remember)
     planned_shapes.share_empty_chunks()
-    planning.write_sent_objects_with(SentObjects(taint).pickler)
+    planning.write_sent_objects_with(pickler_for_ranks(taint))
     if request.steps:
-        StepLimit(request.steps, functools.partial(writer.put, "enough")).observe()
+        end_after_steps(request.steps, functools.partial(writer.put, "enough"))
     answer_for_host(place)
     _planned_time(planner)
     _no_other_program(layer, writer)
@@ -115,19 +268,12 @@ def main(
     code = _run(request, layer, None if entry is None else lambda: entry.enter(rank))
     if tells:
         with contextlib.suppress(Exception):
-            _tell_modules(line)
+            _tell_modules(planner)
     return code
 
 
-def _tell_modules(line: PlannerLine) -> None:
-    line.tell(["modules", *sorted(sys.modules)])
-
-
-def _place(request: Request, rank: int) -> RankPlace:
-    node, local_rank = divmod(rank, request.local_size)
-    nodes = -(-request.world_size // request.local_size)
-    local_size = min(request.local_size, request.world_size - node * request.local_size)
-    return RankPlace(rank, request.world_size, local_rank, local_size, node, nodes)
+def _tell_modules(planner: Planner) -> None:
+    planner.tell(["modules", *sorted(sys.modules)])
 
 
 def _surroundings(request: Request, place: RankPlace) -> None:
@@ -321,6 +467,3 @@ def _from_the_script(error: BaseException) -> types.TracebackType | None:
     for one in reversed(frames):
         found = types.TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
     return found or error.__traceback__
-
-
-__all__ = ["main"]

@@ -33,9 +33,6 @@ class Decisions:
         self._told: set[tuple[int, str]] = set()
         self._silent = 0
 
-    def __repr__(self) -> str:
-        return f"<Decisions: {len(self._told)} told>"
-
     def tell(self, recorder: Recorder, writer: ProgramWriter) -> None:
         """Puts decisions on record there."""
         self._recorder, self._writer = recorder, writer

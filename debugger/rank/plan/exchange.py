@@ -1,8 +1,14 @@
-"""The values of this rank's calls: given to and taken from the other planned ranks."""
+"""The values of this rank's calls, and its store: given to and taken from the other planned ranks.
+
+A rank that waits for a key gives its place to another. No time passes in a plan: a wait for a key
+that nobody will set any more is over when nothing else can go on.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -10,9 +16,10 @@ from torch import Tensor
 
 from distcore.plan.packing import RATIO, packed
 
+from ..torch_private import dist
 from ..torch_private.planning import store_name
-from .origins import OWN, mixed
-from .taint import Taint
+from .board import TIMED_OUT
+from .taint import OWN, Taint, mixed
 from .wire import Message, PlannerLine
 
 FEW_ELEMENTS = 16
@@ -22,33 +29,24 @@ MOST_OBJECT_BYTES = 64 << 20
 _EXACT = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
 
 
-class Planner:
+class Planner(PlannerLine):
     """This rank's line to who runs the plan. `before_wait` is called once, before it first
     waits."""
 
-    def __init__(
-        self,
-        line: PlannerLine,
-        before_wait: Callable[[], None] | None,
-        found: Mapping[str, str],
-    ) -> None:
+    def __init__(self, connection: socket.socket, found: Mapping[str, str]) -> None:
         """`found`: what other ranks had for `recall` before this process began."""
-        self._line = line
-        self._before_wait = before_wait
+        super().__init__(connection)
+        self.before_wait: Callable[[], None] | None = None
         self._found = found
         self.kept: list[Any] = []
         """Objects that must live as long as the rank."""
 
-    def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
-        """Say something that needs no answer."""
-        self._line.tell(words, values)
-
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
         """Ask for something, and wait until it is there."""
-        if self._before_wait is not None and words[0] not in ("agree", "recall"):  # wait for nobody
-            first, self._before_wait = self._before_wait, None
+        if self.before_wait is not None and words[0] not in ("agree", "recall"):  # wait for nobody
+            first, self.before_wait = self.before_wait, None
             first()
-        return self._line.ask(words, values)
+        return super().ask(words, values)
 
     def recall(self, asked: str) -> str | None:
         """Returns a rank's result for this that is the same on all; None where none has it."""
@@ -85,9 +83,6 @@ class PlannedExchange:
         self._came = came
         self._planned = frozenset(planned)
         self._expected: dict[tuple[str, int, int, int], int] = {}
-
-    def __repr__(self) -> str:
-        return f"<PlannedExchange of up to {self._real_bytes} bytes>"
 
     def world(self, store: Any) -> str:
         return store_name(store)
@@ -154,3 +149,113 @@ class PlannedExchange:
         key = (channel, source, target, tag)
         self._expected[key] = self._expected.get(key, 0) + 1
         return source, values[0]
+
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+
+
+class PlannedStore(dist.Store):  # type: ignore[misc]
+    """`address` tells the stores of one plan apart."""
+
+    def __init__(self, planner: Planner, address: str) -> None:
+        super().__init__()
+        self._planner = planner
+        self.address = address
+        self._timeout = DEFAULT_TIMEOUT
+        planner.kept.append(self)  # C++ finds nothing of it once Python has dropped its object
+
+    def __repr__(self) -> str:
+        return f"<PlannedStore {self.address!r}>"
+
+    def _key(self, key: Any) -> str:
+        text = key.decode("latin-1") if isinstance(key, bytes) else str(key)
+        return f"{self.address}/{text}"
+
+    def _ask(
+        self,
+        words: Sequence[Any],
+        values: Sequence[bytes] = (),
+        timeout: timedelta | None = None,
+    ) -> tuple[list[Any], list[bytes]]:
+        limit_s = (timeout or self._timeout).total_seconds()
+        answer, found = self._planner.ask(["store", *words], list(values))
+        if answer[:1] == [TIMED_OUT]:
+            raise dist.DistStoreError(
+                f"wait timeout after {limit_s * 1000:.0f}ms, keys: {words[1:]}"
+            )
+        return answer, [one or b"" for one in found]
+
+    def set(self, key: Any, value: Any) -> None:
+        self._ask(["set", self._key(key)], [_bytes(value)])
+
+    def get(self, key: Any) -> bytes:
+        self._planner.tell(["limit", self._timeout.total_seconds()])
+        return self._ask(["get", self._key(key)])[1][0]
+
+    def add(self, key: Any, amount: int) -> int:
+        return int(self._ask(["add", self._key(key), int(amount)])[0][0])
+
+    def check(self, keys: Sequence[Any]) -> bool:
+        return bool(self._ask(["check", *map(self._key, keys)])[0][0])
+
+    def wait(self, keys: Sequence[Any], timeout: timedelta | None = None) -> None:
+        limit_s = (timeout or self._timeout).total_seconds()
+        self._planner.tell(["limit", limit_s])
+        self._ask(["wait", *map(self._key, keys)], (), timeout)
+
+    def compare_set(self, key: Any, expected: Any, desired: Any) -> bytes:
+        values = [_bytes(expected), _bytes(desired)]
+        return self._ask(["compare_set", self._key(key)], values)[1][0]
+
+    def delete_key(self, key: Any) -> bool:
+        return bool(self._ask(["delete", self._key(key)])[0][0])
+
+    deleteKey = delete_key  # what C++ asks for, for a store around this one
+
+    def num_keys(self) -> int:
+        return int(self._ask(["count"])[0][0])
+
+    getNumKeys = num_keys
+
+    def append(self, key: Any, value: Any) -> None:
+        self._ask(["append", self._key(key)], [_bytes(value)])
+
+    def multi_get(self, keys: Sequence[Any]) -> list[bytes]:
+        self._planner.tell(["limit", self._timeout.total_seconds()])
+        return self._ask(["get", *map(self._key, keys)])[1]
+
+    def multi_set(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def queue_push(self, key: Any, value: Any) -> None:
+        self._ask(["push", self._key(key)], [_bytes(value)])
+
+    def queue_pop(self, key: Any, block: bool = True) -> bytes:
+        del block
+        return self._ask(["pop", self._key(key)])[1][0]
+
+    def queue_len(self, key: Any) -> int:
+        return int(self._ask(["queue_length", self._key(key)])[0][0])
+
+    def has_extended_api(self) -> bool:
+        return True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def clone(self) -> PlannedStore:
+        """Another object for the same keys."""
+        twin = type(self)(self._planner, self.address)
+        twin._timeout = self._timeout
+        return twin
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    return bytes(value)

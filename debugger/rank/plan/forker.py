@@ -53,7 +53,11 @@ class Forker:
 
     def __init__(self, request: Request, entry: child.RankEntry | None = None) -> None:
         self._entry = entry
-        memory_bytes = request.memory_bytes or _usual_memory_bytes(memory.available_bytes())
+        memory_bytes = request.memory_bytes
+        if not memory_bytes:
+            available = memory.available_bytes()
+            enough = max(_ENOUGH_BYTES, int(available * _SHARE_OF_MUCH))
+            memory_bytes = min(enough, int(available * _MEMORY_SHARE))
         self._request = decided(request)
         self._fit = len(request.ranks) * _USUAL_BYTES <= memory_bytes
         limits = PlanLimits(request.jobs, memory_bytes, request.time_s)
@@ -132,12 +136,6 @@ class Forker:
         granted of those that have not come, each barrier would have most of them run again."""
         complete = len(self._request.ranks) == self._request.world_size
         return complete and (self._fit or self.scheduler.by_symmetry)
-
-
-def _usual_memory_bytes(available: int) -> int:
-    """Returns the memory that the waiting ranks may have, where no option gives it."""
-    enough = max(_ENOUGH_BYTES, int(available * _SHARE_OF_MUCH))
-    return min(enough, int(available * _MEMORY_SHARE))
 
 
 def _leave_libraries() -> None:

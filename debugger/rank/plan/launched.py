@@ -41,8 +41,8 @@ from ..record import call_site
 from ..torch_private import planned_accelerator, planning
 from . import child
 from .asked_devices import decided
+from .child import line_of_user, on_started_ranks, refuse
 from .forker import Forker
-from .refusal import line_of_user, on_started_ranks, refuse
 
 _METHODS = ("fork", "spawn", "forkserver")
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
@@ -68,10 +68,11 @@ class Launcher:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._pid = os.getpid()
-        self._started: list[Started] = []
+        self.started: list[Started] = []
         self._over = False
         self._undo: list[Callable[[], None]] = []
-        self._ends: list[int] = []
+        self.ends: list[int] = []
+        """Closed when the ranks have ended: whoever waits at the other end of one sees it."""
 
     def run(self) -> None:
         """The program to its end, and its ranks."""
@@ -90,7 +91,7 @@ class Launcher:
         except BaseException:
             code = 1
             traceback.print_exc()
-        if not self._started:
+        if not self.started:
             self._refuse(
                 f"the program ended with exit code {code} and started no rank by multiprocessing; "
                 "what it printed is in launcher.out and launcher.err of the run directory"
@@ -129,7 +130,7 @@ class Launcher:
         usual = getattr(owner, name)
 
         def first(*args: Any, **named: Any) -> Any:
-            if self._started:
+            if self.started:
                 self.plan()
             return usual(*args, **named)
 
@@ -157,20 +158,8 @@ class Launcher:
             finally:
                 context.set_spawning_popen(None)
             started.pickled = text.getvalue()
-        self._started.append(started)
-        return len(self._started) - 1
-
-    def at_the_end(self, descriptor: int) -> None:
-        """Close this when the ranks have ended: whoever waits at its other end sees it."""
-        self._ends.append(descriptor)
-
-    def pid_of(self, at: int) -> int:
-        """A number that no other process of the machine has."""
-        return (1 << 22) + 1 + at
-
-    def status_of(self, at: int) -> int | None:
-        """Returns how the process ended, as multiprocessing says it."""
-        return self._started[at].status
+        self.started.append(started)
+        return len(self.started) - 1
 
     def _it_joins(self) -> None:
         if os.getpid() == self._pid:
@@ -191,7 +180,7 @@ class Launcher:
 
     def _out_of_time(self, *_: object) -> None:
         if not self._over:
-            what = "waits for them" if self._started else "started none"
+            what = "waits for them" if self.started else "started none"
             self._refuse(f"after {self._request.time_s:g} s the process that starts ranks {what}")
         os._exit(0)  # what it does with results that no rank had is no part of the plan
 
@@ -205,7 +194,7 @@ class Launcher:
     def _plan(self) -> None:
         signal.alarm(0)
         self._over = True
-        count = len(self._started)
+        count = len(self.started)
         request = replace(
             self._request,
             world_size=count,
@@ -217,12 +206,12 @@ class Launcher:
             request, child.RankEntry(self._surround, lambda rank: self._enter(rank, stale))
         )
         forker.run()
-        for rank, started in enumerate(self._started):
+        for rank, started in enumerate(self.started):
             status = forker.scheduler.ended.get(rank, 0)
             started.status = os.waitstatus_to_exitcode(status)
-        for descriptor in self._ends:
+        for descriptor in self.ends:
             os.close(descriptor)
-        if any(started.status for started in self._started) or forker.scheduler.cut:
+        if any(started.status for started in self.started) or forker.scheduler.cut:
             _leave()  # results that it would wait for never come
         signal.alarm(AFTERWARDS_S)
 
@@ -234,16 +223,16 @@ class Launcher:
         for name in list(os.environ):
             if name.startswith(_OF_A_LAUNCHER):
                 del os.environ[name]
-        for name, value in self._started[rank].environment.items():
+        for name, value in self.started[rank].environment.items():
             if not name.startswith(_OURS):
                 os.environ[name] = value
 
     def _enter(self, rank: int, stale: Mapping[int, tuple[ModuleType, str]]) -> int:
-        started = self._started[rank]
+        started = self.started[rank]
         process = started.process
         if not started.pickled:
             planning.renew(stale, _modules_of_the_user().values())
-            return _ended(process._bootstrap(parent_sentinel=None))
+            return int(process._bootstrap(parent_sentinel=None) or 0)
         for name in _modules_of_the_user():
             del sys.modules[name]
         main = ModuleType("__main__")
@@ -254,11 +243,7 @@ class Launcher:
             process = pickle.loads(started.pickled)  # noqa: S301 - made here
         finally:
             del multiprocessing.process.current_process()._inheriting  # type: ignore[attr-defined]
-        return _ended(process._bootstrap(parent_sentinel=None))
-
-
-def _ended(code: Any) -> int:
-    return int(code or 0)
+        return int(process._bootstrap(parent_sentinel=None) or 0)
 
 
 def _modules_of_the_user() -> dict[str, ModuleType]:
@@ -296,7 +281,7 @@ class PlannedProcess:
     def __init__(self, process: Any) -> None:
         self._kept: list[int] = []
         self.sentinel, self._end = os.pipe()
-        self.launcher.at_the_end(self._end)
+        self.launcher.ends.append(self._end)
         self._at = self.launcher.start(process, self, self.method)
 
     @property
@@ -305,7 +290,7 @@ class PlannedProcess:
 
     @property
     def pid(self) -> int:
-        return self.launcher.pid_of(self._at)
+        return (1 << 22) + 1 + self._at  # which no other process of the machine has
 
     def duplicate_for_child(self, descriptor: int) -> int:
         kept = os.dup(descriptor)
@@ -315,7 +300,7 @@ class PlannedProcess:
     def poll(self, flag: int = 0) -> int | None:
         del flag
         self.launcher.plan()
-        return self.launcher.status_of(self._at)
+        return self.launcher.started[self._at].status
 
     def wait(self, timeout: float | None = None) -> int | None:
         del timeout

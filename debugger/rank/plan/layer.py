@@ -18,13 +18,13 @@ from ..group.checked_group import CPP_NAMES, CheckedGroup
 from ..install import Layer, store_watch
 from ..record.describe import METHODS
 from ..record.recorder import GroupRecord
-from ..torch_private.gloo_sockets import NoSockets
+from ..torch_private.gloo import NoSockets
 from ..torch_private.planned_devices import DevicePlaces
 from ..torch_private.planned_operators import tensors_of
 from ..torch_private.planned_streams import number_at
 from ..torch_private.planning import on_awaited_futures
 from ..torch_private.stores import watch_store
-from .store import PlannedStore
+from .exchange import PlannedStore
 
 
 class PlannedAgreement(Agreement):

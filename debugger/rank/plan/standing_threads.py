@@ -20,7 +20,7 @@ from ...system.proc import times_slept
 from ...system.threads import is_in_lock
 from ..limits import LONGEST_WAIT_S
 from ..record import call_site, frames
-from .planned_rank import ASKS, JOINS, MOVES
+from .scheduler import ASKS, JOINS, MOVES
 from .wire import PlannerLine
 
 _ASKING = frozenset({PlannerLine.ask.__code__, PlannerLine._read.__code__})

@@ -1,10 +1,16 @@
-"""Follows values that are not known through the program: between tensors, and into numbers."""
+"""Follows values that are not known through the program: between tensors, into numbers, and in the
+objects that ranks send each other.
+
+A pickle for a file holds the numbers that stand in, as any program's; one for another rank of the
+plan says of which of them nothing is known, and is longer by so much.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
 import operator
+import pickle
 import sys
 import threading
 from collections.abc import Callable
@@ -17,17 +23,16 @@ from torch.nn import Parameter
 from distcore.base.buffers import bytes_of
 
 from ..torch_private.planned_devices import DevicePlaces
-from ..torch_private.planned_graphs import FakeGraph
 from ..torch_private.planned_operators import (
     BELOW_OTHERS,
     Operator,
-    Watching,
     before_backward,
     operator_of,
     tensors_of,
     watch_thread,
 )
-from ..torch_private.planned_sizes import ask_sizes
+from ..torch_private.planned_shapes import ask_sizes
+from ..torch_private.planned_streams import FakeGraph
 from .decisions import Decisions
 from .numbers import (
     LIKELY,
@@ -35,14 +40,53 @@ from .numbers import (
     SIZE,
     UndecidedFloat,
     UndecidedInteger,
+    UndecidedNumber,
     known_as,
     plain,
     teach,
+    teach_numpy,
     unknown_in,
 )
-from .origins import OWN, OperatorCall, content, mixed, within
-from .taint import Taint
-from .to_numpy import teach_numpy
+from .taint import OWN, OperatorCall, Taint, content, mixed, within
+
+
+def pickler_for_ranks(taint: Taint) -> type[pickle.Pickler]:
+    """The pickler by which torch is to write the objects that this process sends to other ranks."""
+    Taint.of_process = taint
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, given: Any) -> Any:
+            if isinstance(given, UndecidedFloat):
+                return unknown_float, (plain(given),)
+            if isinstance(given, UndecidedNumber):
+                return unknown_integer, (plain(given),)
+            if isinstance(given, Tensor) and taint and taint.has(given):
+                tensor: Any = given
+                function, arguments, *state = tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+                return unknown_tensor, (function, arguments), *state
+            return NotImplemented
+
+    return Pickler
+
+
+def unknown_float(value: float) -> UndecidedFloat:
+    """The number as it arrives."""
+    Taint.of_process.begin()
+    return UndecidedFloat(value)
+
+
+def unknown_integer(value: int) -> UndecidedInteger:
+    """The number as it arrives."""
+    Taint.of_process.begin()
+    return UndecidedInteger(value)
+
+
+def unknown_tensor(function: Any, arguments: tuple[Any, ...]) -> Tensor:
+    """The tensor as it arrives."""
+    found: Tensor = function(*arguments)
+    Taint.of_process.add(found)
+    return found
+
 
 _SHAPED_BY_VALUES = frozenset(
     {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive"}
@@ -61,7 +105,7 @@ Agree = Callable[[str, str, bytes], bytes]
 """Returns the value given first for this name, by whichever rank (see `Exchange.agreed`)."""
 
 
-class Values(Watching):
+class Values:
     """The values of this process. `devices`: those that are pretended, where the program is to have
     any."""
 
@@ -78,9 +122,6 @@ class Values(Watching):
         self._devices = devices
         self._captured: list[Tensor] | None = None
         self._reading = threading.local()
-
-    def __repr__(self) -> str:
-        return f"<Values: {self._taint!r}, {self._decisions!r}>"
 
     def follow(self) -> None:
         """From now on, in all threads that Python starts. As long as everything is known there is
@@ -240,8 +281,9 @@ class Values(Watching):
         found = self._with_numbers(func, name, args, kwargs)
         for one in tensors_of(found):
             if not one.is_meta:
+                dense = one.layout is torch.strided and type(one) in (Tensor, Parameter)
                 # The numbers are the same on all ranks that made them of the same.
-                self._taint.add(one, mixed(content(one)) if alone and _is_dense(one) else OWN)
+                self._taint.add(one, mixed(content(one)) if alone and dense else OWN)
         if name.endswith("_") or name == "__setitem__" or name.startswith("__i"):
             for one in tensors_of(args[:1]):
                 self._taint.add(one)
@@ -338,10 +380,3 @@ class Values(Watching):
                 return original(tensor, *args, **kwargs)
 
         setattr(kind, name, show)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout is torch.strided and type(tensor) in (Tensor, Parameter)
-
-
-__all__ = ["UndecidedFloat", "Values"]

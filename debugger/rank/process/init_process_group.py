@@ -29,7 +29,7 @@ from ..group.wrap import Groups
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
-from ..torch_private.gloo_workers import settle
+from ..torch_private.gloo import settle
 from ..torch_private.stores import on_new_stores, own_address, store_address
 from .exceptions import failed_to_join
 from .exits import Exits

@@ -31,7 +31,7 @@ from ..limits import SELDOM_S, SOON_S
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder, identity
 from ..torch_private import group_hooks
-from ..torch_private.gloo_sockets import GlooSockets
+from ..torch_private.gloo import GlooSockets
 from .exceptions import Exceptions
 from .exits import Exits
 from .heartbeat import Heartbeat

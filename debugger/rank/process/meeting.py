@@ -41,8 +41,7 @@ MOST_NODES = 1 << 14
 def observe_launcher() -> None:
     """In torchrun's own process: meet in the store in which its nodes do, and tell which ranks it
     ends for a new world."""
-    from ..torch_private.agents import on_new_world
-    from ..torch_private.rendezvous import on_launcher_store
+    from ..torch_private.stores import on_launcher_store, on_new_world
 
     directory = Path(os.environ["DISTDEBUG_RUN_DIR"])
 
@@ -65,11 +64,7 @@ def meet_nodes(directory: Path) -> None:
     store."""
     several = os.environ.get(VARIABLE)
     if several and os.environ.get("DISTDEBUG_LAUNCHER") != "torchrun":
-        from ..torch_private.rendezvous import (
-            launchers_store,
-            on_rank_store,
-            store_of_environment,
-        )
+        from ..torch_private.stores import launchers_store, on_rank_store, store_of_environment
 
         nodes = nodes_of_environment(os.environ) if several == PERHAPS else None
         if nodes is not None and nodes[1] == 1:
@@ -251,7 +246,7 @@ def main() -> None:
     directory, host, port, within_s = sys.argv[1:]
     if not _is_served(host, int(port), float(within_s)):
         return
-    from ..torch_private.rendezvous import connected
+    from ..torch_private.stores import connected
 
     store = connected(host, int(port), CONNECT_S)
     NodesMeeting(Path(directory)).join(store, host, "distdebug", HEAD_COMES_S)

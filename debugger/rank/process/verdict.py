@@ -19,7 +19,7 @@ from ...errors.in_ranks import FindingRaised, error_of
 from ...record.runs.run_directory import Verdict, is_live
 from ..limits import FREED_WITHIN_S, OWN_FINDING_S
 from ..record import call_site, frames
-from ..torch_private.gloo_sockets import GlooSockets
+from ..torch_private.gloo import GlooSockets
 from .main_thread import MainThread
 
 VERDICT = "verdict.json"

@@ -18,7 +18,7 @@ from ...record.signature import hash64
 from .. import torch_private
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
-from ..torch_private.sharding import on_sharding
+from ..torch_private.ddp import on_sharding
 
 _MOST_TEXT = 1 << 14
 _MOST_NOTES = 32

@@ -1,17 +1,24 @@
-"""torch's functions of communication, where the layer must come before or behind them."""
+"""torch's functions of communication, where the layer must come before or behind them, and the
+exceptions that leave them, DDP and optimisers.
+
+For the exceptions none of these functions is wrapped: torch itself describes a call of
+torch.distributed that failed for its log, and is within a `record_function` in the others.
+"""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
+from torch.autograd.profiler import record_function
+from torch.distributed import c10d_logger
+
 from .groups import is_python_group
-from .modules import Wrapped, c10d
-from .probe import WatchedPart, before, patch, within
-from .probe import c10d as private
+from .probe import Private, WatchedPart, Wrapped, before, c10d, patch, private, within
 
 COALESCING = WatchedPart(
     "coalesced_messages",
@@ -140,3 +147,28 @@ def on_not_in_group(note: Callable[[str], None]) -> None:
     """Hear of collectives that torch skips because the rank is not in the group."""
 
     before(c10d, "_warn_not_in_group", lambda op_name, *_, **__: note(op_name))
+
+
+FAILURES = WatchedPart(
+    "caught_exceptions",
+    "exceptions that the program catches are not told",
+    Private("torch.distributed.c10d_logger", "_get_msg_dict", ("func_name",)),
+    Private("torch.autograd.profiler", "record_function.__exit__", ("self", "exc_type")),
+)
+_STEP = "Optimizer.step#"
+_NOTED = (_STEP, "DistributedDataParallel.forward")
+
+
+@FAILURES
+def on_failures(note: Callable[[str, BaseException | None], None]) -> None:
+    """`note(function, error)` hears of each exception that leaves one of them."""
+
+    def describes(function: Any, *_: Any, **__: Any) -> None:
+        note(str(function), sys.exc_info()[1])
+
+    def leaves(function: Any, _: Any = None, error: Any = None, *__: Any) -> None:
+        if error is not None and function.name.startswith(_NOTED):
+            note(function.name.removeprefix(_STEP), error)
+
+    before(c10d_logger, "_get_msg_dict", describes)
+    before(record_function, "__exit__", leaves)

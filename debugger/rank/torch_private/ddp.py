@@ -1,17 +1,20 @@
-"""Inside DistributedDataParallel: what its logger knows, what its reducer still waits for."""
+"""Inside DistributedDataParallel and FSDP: what DDP's logger knows and its reducer still waits for,
+and the parameters that FSDP, the first one and the second, shards together."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
+from functools import partial
 from traceback import walk_tb
 from typing import Any
 
 import torch.autograd
 import torch.nn.parallel
 
-from .modules import Wrapped, dist
-from .probe import DIST, Private, WatchedPart, after, patch
+from ...hook.loading import when_imported
+from .probe import DIST, Private, WatchedPart, Wrapped, after, before, dist, patch
 from .training import on_model_replicated
 
 # torch exports these names at run time, but its stubs do not say so.
@@ -132,3 +135,34 @@ def model_that_refused(error: BaseException) -> Any:
         return None
     model = frames[-1].f_locals.get("self")
     return model if isinstance(model, DDP) else None
+
+
+_LOST = "the order in which ranks shard their parameters is not compared"
+_FSDP1 = Private("torch.distributed.fsdp._flat_param", "FlatParamHandle.__init__")
+_FSDP2 = Private("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.__init__")
+SHARDING = {
+    "FullyShardedDataParallel": WatchedPart("fsdp", _LOST, _FSDP1),
+    "fully_shard": WatchedPart("fully_shard", _LOST, _FSDP2),
+}
+_GROUPS = ("shard_process_group", "replicate_process_group")
+
+
+def on_sharding(note: Callable[[str, Any, Any], None]) -> None:
+    """`note(wrapper, group, named)` hears of them, by their names in the module that is wrapped:
+    once for each group over which they are spread."""
+
+    def hear(wrapper: str, _: Any, params: Any, modules: Any, *more: Any, **__: Any) -> None:
+        with contextlib.suppress(Exception):  # another release gives them in another way
+            owners = modules if isinstance(modules, tuple) else (modules,)
+            names = {id(one): name for owner in owners for name, one in owner.named_parameters()}
+            places = (getattr(one, name, one) for one in more for name in _GROUPS)
+            for group in dict.fromkeys(one for one in places if isinstance(one, dist.ProcessGroup)):
+                note(wrapper, group, [(names[id(one)], one) for one in params])
+
+    def watch(wrapper: str, module: Any) -> None:
+        if SHARDING[wrapper].works:
+            owner = SHARDING[wrapper].needs[0].path.partition(".")[0]
+            before(getattr(module, owner), "__init__", partial(hear, wrapper))
+
+    for wrapper, part in SHARDING.items():
+        when_imported(part.needs[0].module, partial(watch, wrapper))

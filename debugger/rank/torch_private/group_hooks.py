@@ -17,8 +17,7 @@ import torch
 from ...record.snapshot import by_device
 from .groups import backend_name
 from .groups import is_python_group as is_python_group
-from .modules import c10d
-from .probe import after, before
+from .probe import after, before, c10d
 
 HOOK_ID = 1 << 62
 """Hooks are called in the order of their ids: ours come last."""

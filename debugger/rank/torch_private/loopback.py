@@ -16,9 +16,7 @@ from typing import Any
 
 from distcore.base.wrapping import around
 
-from .modules import c10d, dist
-from .probe import WatchedPart
-from .probe import c10d as private
+from .probe import WatchedPart, c10d, dist, private
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""

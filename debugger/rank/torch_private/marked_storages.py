@@ -25,9 +25,6 @@ class MarkedStorages(Generic[Mark]):
         self._marked: dict[int, tuple[StorageReference, Mark]] = {}
         self._sweep_at = _SWEEP_AT
 
-    def __repr__(self) -> str:
-        return f"<MarkedStorages: {len(self._marked)}>"
-
     def __bool__(self) -> bool:
         return bool(self._marked)
 

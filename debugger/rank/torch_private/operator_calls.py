@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from .modules import Wrapped
-from .probe import Private, WatchedPart, patch
+from .probe import Private, WatchedPart, Wrapped, patch
 
 _MODES = "torch.utils._python_dispatch"
 OPERATOR_CALLS = WatchedPart(

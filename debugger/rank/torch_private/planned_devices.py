@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import planned_attention
+from . import planned_kernels
 from .marked_storages import MarkedStorages
-from .modules import Wrapped
 from .planned_operators import tensors_of
 from .planning import storage_address
-from .probe import Private, WatchedPart, after, patch
+from .probe import Private, WatchedPart, Wrapped, after, patch
 
 CPU = -1
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -91,9 +90,6 @@ class DevicePlaces:
         self._marked: MarkedStorages[_Mark] = MarkedStorages()
         self._most_bytes: dict[int, int] = {}
         self._left_there: MarkedStorages[bool] = MarkedStorages()
-
-    def __repr__(self) -> str:
-        return f"<Places on {self.devices} devices: {self._marked!r}>"
 
     def of(self, tensor: Tensor) -> int:
         """Returns the place of a tensor. One that is spread over a mesh is on its devices, if
@@ -171,8 +167,8 @@ class DevicePlaces:
             if "device" in kwargs:
                 kwargs = {**kwargs, "device": _device_of_number(kwargs["device"])}
             return func(*args, **kwargs)
-        if name == planned_attention.NAME and args and _of_mesh(args[0]) == "cuda":
-            func = functools.partial(planned_attention.as_on_a_device, func)
+        if name == planned_kernels.NAME and args and _of_mesh(args[0]) == "cuda":
+            func = functools.partial(planned_kernels.as_on_a_device, func)
         place = self._asked(name, args, kwargs)
         given = args
         if name in ("cuda", "pin_memory") and args and isinstance(args[0], Tensor):
@@ -307,20 +303,11 @@ def _device_of_number(device: Any) -> Any:
     return torch.device("cuda", device) if type(device) is int else device
 
 
-@functools.singledispatch
 def _really(given: Any) -> Any:
     """The device where that really is which is on this one."""
-    return given
-
-
-@_really.register
-def _(given: torch.device) -> Any:
-    return _CPU if given.type == "cuda" else given
-
-
-@_really.register
-def _(given: str) -> Any:
-    return "cpu" if _CUDA.fullmatch(given) else given
+    if isinstance(given, torch.device):
+        return _CPU if given.type == "cuda" else given
+    return "cpu" if isinstance(given, str) and _CUDA.fullmatch(given) else given
 
 
 def answer(places: DevicePlaces) -> None:

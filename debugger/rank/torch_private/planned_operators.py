@@ -34,26 +34,6 @@ OVERWRITES = frozenset(
 )
 """Operators whose first argument keeps nothing of what it held."""
 
-Call = Callable[[], Any]
-
-
-class Watching:
-    """The observer of a thread's operators. The methods make the call by `call()`."""
-
-    def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
-        """An operator on plain tensors."""
-        raise NotImplementedError
-
-    def communication(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
-    ) -> Any:
-        """An operator that makes a call of a group."""
-        raise NotImplementedError
-
-    def function(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A function as Python calls it."""
-        raise NotImplementedError
-
 
 @functools.cache
 def _classes() -> tuple[Any, Any]:
@@ -65,7 +45,7 @@ def _classes() -> tuple[Any, Any]:
     function_base: Any = TorchFunctionMode
 
     class Operators(Unnoticed, dispatch_base):  # type: ignore[misc]
-        def __init__(self, watching: Watching) -> None:
+        def __init__(self, watching: Any) -> None:
             super().__init__()
             self._watching = watching
 
@@ -84,7 +64,7 @@ def _classes() -> tuple[Any, Any]:
             return self._watching.operator(func, args, given, call)
 
     class Functions(function_base):  # type: ignore[misc]
-        def __init__(self, watching: Watching) -> None:
+        def __init__(self, watching: Any) -> None:
             super().__init__()
             self._watching = watching
 
@@ -98,9 +78,13 @@ def _classes() -> tuple[Any, Any]:
     return Operators, Functions
 
 
-def watch_thread(watching: Watching) -> None:
+def watch_thread(watching: Any) -> None:
     """From now on, until it ends, the calls of this thread are told: below the modes that the
-    program is in, each of which it leaves in its turn."""
+    program is in, each of which it leaves in its turn.
+
+    `watching.operator(func, args, kwargs, call)` has operators on plain tensors, `communication`
+    with the same arguments those that make a call of a group, `function(func, args, kwargs)`
+    functions as Python calls them; each makes the call."""
     operators, functions = _classes()
     if not BELOW_OTHERS.works:
         operators(watching).__enter__()
@@ -181,9 +165,6 @@ class Operator:
         if accesses is not None:
             places = enumerate(accesses)
             self.written = tuple((at, name) for at, (name, how) in places if how == "written")
-
-    def __repr__(self) -> str:
-        return f"<Operator {self.text}>"
 
     def written_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """The tensors among its arguments that it writes."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...hook.loading import when_imported
+from .planned_devices import DEFAULT_DEVICES
 from .probe import Private, WatchedPart
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
@@ -153,3 +154,31 @@ def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
     found = list(torch.chunk(tensor, num_chunks, dim=dim))
     missing = num_chunks - len(found)
     return found + [found[0].new_empty(0)] * missing if missing > 0 else found
+
+
+_OF_TORCH = ("zeros", "ones", "empty", "rand", "randn")
+_OF_TENSORS = ("expand", "new_zeros", "new_ones", "new_empty", "resize_")
+
+
+@DEFAULT_DEVICES
+def ask_sizes(known: Callable[[Any], Any], nothing_unknown: Callable[[], bool]) -> None:
+    """From now on `known` is asked about each of their arguments, in this process; not while there
+    is `nothing_unknown`."""
+    from torch.utils import _device
+
+    home: Any = _device
+    home._device_constructors()  # which keeps the functions as they are now
+    for owner, names in ((torch, _OF_TORCH), (Tensor, _OF_TENSORS)):
+        for name in names:
+            setattr(owner, name, _asking(getattr(owner, name), known, nothing_unknown))
+
+
+def _asking(usual: Any, known: Callable[[Any], Any], nothing_unknown: Callable[[], bool]) -> Any:
+    @functools.wraps(usual)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if nothing_unknown():
+            return usual(*args, **kwargs)
+        return usual(*map(known, args), **kwargs)
+
+    return function

@@ -1,7 +1,13 @@
-"""Streams and events of pretended devices: nothing on them ever has to be waited for."""
+"""Streams, events and graphs of pretended devices: nothing on them ever has to be waited for.
+
+What is captured into a graph is done, once, as the capture makes its calls once. A replay makes no
+call that the program makes, on a real device neither; it writes what the capture has written, with
+values that nobody has here.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -9,6 +15,7 @@ from types import FrameType
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from .planned_devices import asked_by_torch
 
@@ -95,16 +102,6 @@ class FakeEvent:
     record = wait = synchronize = _nothing
 
 
-class NoStream:
-    """The context manager of `with torch.cuda.stream(None)`."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: Any) -> None:
-        del error
-
-
 def current(*device: Any) -> FakeStream:
     """The one that the program is in."""
     del device
@@ -144,4 +141,60 @@ def choose(stream: Any) -> None:
 def within(stream: Any) -> Any:
     """A context in which it is in this one."""
     current()
-    return NoStream() if stream is None else stream
+    return contextlib.nullcontext() if stream is None else stream
+
+
+_pools = itertools.count(1)
+
+
+class FakeGraph:
+    """A `torch.cuda.CUDAGraph`."""
+
+    captures: ClassVar[Any]
+    """Keeps what operators write, from `capture_begins()` to `capture_ends()`, which returns it;
+    `replayed(written)` tells that this has been written again."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        del keep_graph
+        self._written: list[Tensor] = []
+        self._pool: Any = None
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.CUDAGraph: {len(self._written)} tensors>"
+
+    def capture_begin(self, pool: Any = None, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self._pool = pool or new_pool()
+        self.captures.capture_begins()
+
+    def capture_end(self) -> None:
+        self._written = self.captures.capture_ends()
+
+    def replay(self) -> None:
+        self.captures.replayed(self._written)
+
+    def reset(self) -> None:
+        self._written = []
+
+    def pool(self) -> Any:
+        return self._pool
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+    instantiate = debug_dump = enable_debug_mode = register_generator_state = _nothing
+
+
+def new_pool() -> tuple[int, int]:
+    """A name for the memory of graphs."""
+    return (0, next(_pools))
+
+
+def on_the_cpu() -> None:
+    """Makes CUDA graphs run on the CPU in this process."""
+    cuda: Any = torch.cuda
+    own: Any = torch._C
+    own._host_emptyCache = lambda *_: None
+    for owner in (cuda, cuda.graphs):
+        setattr(owner, "CUDAGraph", FakeGraph)  # noqa: B010
+        setattr(owner, "graph_pool_handle", new_pool)  # noqa: B010

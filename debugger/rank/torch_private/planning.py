@@ -14,8 +14,7 @@ from torch import Tensor
 from distcore.torch_private import rename_backend
 
 from ...record.snapshot import by_device
-from .modules import Wrapped, c10d, dist
-from .probe import C10D, Private, WatchedPart, before, patch
+from .probe import C10D, Private, WatchedPart, Wrapped, before, c10d, dist, patch
 
 MakeStore = Callable[[str], Any]
 

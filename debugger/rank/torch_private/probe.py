@@ -21,8 +21,15 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed
+import torch.distributed.distributed_c10d
 
 from distcore.base.wrapping import around
+
+dist: Any = torch.distributed
+c10d: Any = torch.distributed.distributed_c10d
+
+Wrapped = Callable[..., Any]
+
 
 C10D = "torch.distributed.distributed_c10d"
 DIST = "torch.distributed"
@@ -209,7 +216,7 @@ class WatchedPart:
         return guarded  # type: ignore[return-value]
 
 
-def c10d(path: str, takes: Sequence[str] | None = None, **more: Any) -> Private:
+def private(path: str, takes: Sequence[str] | None = None, **more: Any) -> Private:
     """A private name of `torch.distributed.distributed_c10d`."""
     return Private(C10D, path, None if takes is None else tuple(takes), **more)
 

@@ -22,7 +22,7 @@ from ...record import torch_versions
 from ...record.streams import readable
 from ..limits import SELF_TEST_S
 from .groups import CREATION, clone_group
-from .modules import c10d, dist
+from .probe import c10d, dist
 
 _NAME = "distdebug/self-test"
 

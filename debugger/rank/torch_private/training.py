@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from .modules import Wrapped
-from .probe import Private, WatchedPart, after, before, patch
+from .probe import Private, WatchedPart, Wrapped, after, before, patch
 
 _AVERAGERS = "torch.distributed.algorithms.model_averaging.averagers"
 _LOCAL_SGD = "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook"

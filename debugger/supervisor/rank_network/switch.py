@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...faults.injected import InjectedLog
-from ...faults.packets import destination
 from ...faults.plan import Plan
-from ...faults.wire import Clock, Leaving, Wire
+from ...faults.wire import Clock, Leaving, Wire, destination
 from ...record.network import INTERFACE, LAUNCHER, NETMASK, SWITCH, Entrances, address
 from ...system.proc import namespace_path, setting
 

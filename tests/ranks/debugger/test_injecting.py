@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.faults import adding, plan
+from distdebug.faults import plan
 from distdebug.faults.plan import Plan
 from distdebug.faults.spec import parse
 from tests.support import ranks, runs
@@ -48,14 +48,14 @@ def test_ranks_that_ask_for_the_same_add_it_once(tmp_path: Path) -> None:
     asked = [parse("kill(rank=1)"), parse("kill(rank=0) @ call 7")]
     (tmp_path / plan.FILE).write_text(json.dumps(Plan((parse("skip(rank=1)"),), 5).to_json()))
     for _ in range(2):
-        adding.add(tmp_path, asked)
+        plan.add(tmp_path, asked)
     found = plan.load(tmp_path)
     assert found is not None
     assert found.seed == 5
     texts = [(fault.number, fault.text) for fault in found.faults]
     assert texts == [(0, "skip(rank=1)"), (1, "kill(rank=1)"), (2, "kill(rank=0) @ call 7")]
     assert (tmp_path / plan.FILE).stat().st_mode & 0o777 == 0o600
-    assert {path.name for path in tmp_path.iterdir()} == {plan.FILE, adding.LOCK}
+    assert {path.name for path in tmp_path.iterdir()} == {plan.FILE, plan.LOCK}
 
 
 BELOW_DISTDEBUG = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.rank.torch_private import gloo_workers
+from distdebug.rank.torch_private import gloo
 from tests.support import runs
 
 AT_THE_END = """
@@ -28,7 +28,7 @@ while name not in system_threads.names():
 
 
 @contextmanager
-def worker(busy_s: float, name: str = gloo_workers._WORKER) -> Iterator[threading.Event]:
+def worker(busy_s: float, name: str = gloo._WORKER) -> Iterator[threading.Event]:
     """A thread that looks like gloo's to the system: it works, then it sleeps. The event is set
     when its work is done."""
     started, done, stop = threading.Event(), threading.Event(), threading.Event()
@@ -54,22 +54,22 @@ def worker(busy_s: float, name: str = gloo_workers._WORKER) -> Iterator[threadin
 
 def test_a_worker_that_runs_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long it takes to get a core."""
-    monkeypatch.setattr(gloo_workers, "GLOO_WORKERS_S", 60.0)
+    monkeypatch.setattr(gloo, "GLOO_WORKERS_S", 60.0)
     with worker(0.2) as done:
-        gloo_workers.settle()
+        gloo.settle()
         assert done.is_set()
 
 
 def test_a_worker_that_never_rests_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gloo_workers, "GLOO_WORKERS_S", 0.1)
+    monkeypatch.setattr(gloo, "GLOO_WORKERS_S", 0.1)
     with worker(60.0) as done:
-        gloo_workers.settle()
+        gloo.settle()
         assert not done.is_set()
 
 
 def test_other_threads_are_not_waited_for() -> None:
     with worker(60.0, name="loader") as done:
-        gloo_workers.settle()
+        gloo.settle()
         assert not done.is_set()
 
 

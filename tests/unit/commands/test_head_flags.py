@@ -13,7 +13,7 @@ from distdebug.commands import options
 from distdebug.commands.head_flags import with_head
 from distdebug.commands.run import RunCommand
 from distdebug.errors import UsageError
-from distdebug.launch import mpi_over_nodes
+from distdebug.launch import mpi_launcher
 from distdebug.nodes.several import VARIABLE, Several
 from tests.support import mpi
 
@@ -92,13 +92,13 @@ def test_over_hosts_every_rank_gets_it_from_the_mpi_launcher(
         became.append((words, given))
         held[0].holder.close()  # which mpiexec would have
 
-    def remembered(*given: Any) -> mpi_over_nodes.MpiCommand:
+    def remembered(*given: Any) -> mpi_launcher.MpiCommand:
         held.append(made_by(*given))
         return held[0]
 
-    held: list[mpi_over_nodes.MpiCommand] = []
-    made_by = mpi_over_nodes.command_over_nodes
-    monkeypatch.setattr(mpi_over_nodes, "command_over_nodes", remembered)
+    held: list[mpi_launcher.MpiCommand] = []
+    made_by = mpi_launcher.command_over_nodes
+    monkeypatch.setattr(mpi_launcher, "command_over_nodes", remembered)
     monkeypatch.setattr(os, "execvpe", become)
     key = Path(job_key).read_text().strip()
     words = ["--launcher", "mpi", "--hostfile", "hosts", "-n", "2", "--head", "node0:29600"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.errors import UsageError
-from distdebug.launch import nodes_of_launcher, pythons, torchrun_flags
+from distdebug.launch import launchers, pythons, torchrun_flags
 from distdebug.launch.mpi_launcher import find_launcher
 from distdebug.launch.pythons import Python
 
@@ -127,7 +127,7 @@ def test_a_launcher_of_another_environment_is_read_by_its_own_torch(
     )
     torchrun = script(tmp_path / "torchrun", "")
     for command in (torchrun, f"{tmp_path}/python3 -m torch.distributed.run"):
-        found = nodes_of_launcher.nodes_of_launcher([*command.split(), "--nnodes=2", "train.py"])
+        found = launchers.nodes_of_launcher([*command.split(), "--nnodes=2", "train.py"])
         assert found is not None
         assert found.most == 2
     assert asked == [f"{tmp_path}/python", f"{tmp_path}/python3"]

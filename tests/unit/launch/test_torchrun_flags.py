@@ -13,7 +13,6 @@ import pytest
 
 from distdebug.errors import UsageError
 from distdebug.launch import torchrun_parser as parser_module
-from distdebug.launch.definitions import NotTakenError, PackageSource
 from distdebug.launch.torchrun_flags import (
     RunRequest,
     expected_world_size,
@@ -21,6 +20,7 @@ from distdebug.launch.torchrun_flags import (
     split_command_line,
     torchrun_parser,
 )
+from distdebug.launch.torchrun_parser import NotTakenError, PackageSource
 
 
 @pytest.fixture(autouse=True)

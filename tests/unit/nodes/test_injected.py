@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.faults import adding
 from distdebug.faults.injected import Injected, InjectedLog, read
 from distdebug.faults.plan import load
 from distdebug.faults.spec import parse
@@ -26,7 +25,7 @@ class Two:
         for folder, texts in ((self.node, plan), (self.head, heads)):
             folder.mkdir()
             if texts:
-                adding.add(folder, [parse(text) for text in texts])
+                plan.add(folder, [parse(text) for text in texts])
         self.source, self.copies = InjectedSource(self.node), InjectedCopies(self.head)
 
     def happens(self, fault: int, rank: int) -> None:

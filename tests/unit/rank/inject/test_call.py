@@ -10,10 +10,8 @@ import torch
 import torch.distributed as dist
 
 from distdebug.rank.inject.arguments import change
-from distdebug.rank.inject.call import InjectedCall, skip
-from distdebug.rank.inject.context import CannotHappen
+from distdebug.rank.inject.call import CannotHappen, InjectedCall, OtherWork, skip
 from distdebug.rank.inject.data import damage_call, damage_parameter
-from distdebug.rank.inject.works import OtherWork
 
 
 class Group:

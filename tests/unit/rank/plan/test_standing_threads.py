@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from distdebug.rank.plan.planned_rank import JOINS, MOVES
+from distdebug.rank.plan.scheduler import JOINS, MOVES
 from distdebug.rank.plan.standing_threads import StandingThreads
 from tests.support.waiting import until
 

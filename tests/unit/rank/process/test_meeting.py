@@ -13,7 +13,7 @@ from distdebug.nodes.job import Job
 from distdebug.nodes.several import Several, perhaps
 from distdebug.rank.process import meeting
 from distdebug.rank.process.meeting import NodesMeeting, meet_nodes, nodes_of_environment
-from distdebug.rank.torch_private import rendezvous
+from distdebug.rank.torch_private import stores
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process
 
@@ -59,8 +59,8 @@ def test_ranks_that_make_a_store_of_their_own_meet_in_the_launchers(
             raise OSError("nobody listens")
         return f"{host}'s"
 
-    monkeypatch.setattr(rendezvous, "connected", connected)
-    monkeypatch.setattr(rendezvous, "on_rank_store", lambda heard: heard(lambda: "its own", "", ""))
+    monkeypatch.setattr(stores, "connected", connected)
+    monkeypatch.setattr(stores, "on_rank_store", lambda heard: heard(lambda: "its own", "", ""))
     monkeypatch.setattr(NodesMeeting, "begin_early", lambda *_: None)
     monkeypatch.setattr(NodesMeeting, "wait", lambda _: None)
     monkeypatch.setattr(

@@ -7,7 +7,7 @@ from traceback import walk_tb
 
 import pytest
 
-from distdebug.rank.inject.context import at_users_line
+from distdebug.rank.inject.call import at_users_line
 from distdebug.rank.process.exits import _to_users_line
 
 

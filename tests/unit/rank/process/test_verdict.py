@@ -13,7 +13,7 @@ import pytest
 from distdebug.errors.in_ranks import FindingRaised
 from distdebug.rank.process.main_thread import MainThread
 from distdebug.rank.process.verdict import VerdictWatch
-from distdebug.rank.torch_private.gloo_sockets import GlooSockets
+from distdebug.rank.torch_private.gloo import GlooSockets
 
 
 @pytest.mark.parametrize(

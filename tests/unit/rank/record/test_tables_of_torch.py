@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from distcore.groups.process_group import CoreGroup
-from distdebug.rank.torch_private.modules import c10d
+from distdebug.rank.torch_private.probe import c10d
 from distdebug.record.ops import OPS, op_type
 from distdebug.record.signature import DTYPES
 

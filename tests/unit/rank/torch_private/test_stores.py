@@ -1,4 +1,5 @@
-"""What torchrun's own process tells of the workers that it ends."""
+"""The stores in which nodes and ranks meet, as torch has them; and what torchrun says of the workers
+that it ends."""
 
 from __future__ import annotations
 
@@ -8,7 +9,31 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
 
-from distdebug.rank.torch_private.agents import on_new_world
+from distdebug.rank.torch_private.stores import _host_of, on_new_world
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host"),
+    [
+        ("node0:29400", "node0"),
+        ("node0", "node0"),  # c10d has a port of its own
+        ("10.0.0.1", "10.0.0.1"),
+        ("[fd00::1]:29400", "fd00::1"),
+        ("[fd00::1]", "fd00::1"),
+        (" node0:29400 ", "node0"),
+        ("", "localhost"),
+        (":29400", "localhost"),
+    ],
+)
+def test_the_host_of_an_endpoint(endpoint: str, host: str) -> None:
+    params = SimpleNamespace(endpoint=endpoint, backend="c10d", get=lambda _name, default: default)
+    assert _host_of(params) == host
+
+
+def test_nodes_that_meet_in_a_file_have_no_host() -> None:
+    """Each would take itself for the host."""
+    params = SimpleNamespace(endpoint="/shared/x", backend="c10d", get=lambda *_: "file")
+    assert _host_of(params) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,102 @@
-"""SyncBatchNorm where GPUs are only pretended. torch has its parts for GPUs alone; here they are
-put together of what the CPU can do. Its collectives are torch's own."""
+"""What torch has for GPUs alone, made by the CPU where GPUs are only pretended: attention that is
+spread over a mesh, SyncBatchNorm, and random operators of DTensor.
+
+torch shards attention by the kernels of GPUs alone, as context parallelism does; here those compute
+by the CPU's. The parts of SyncBatchNorm are put together of what the CPU can do; its collectives
+are torch's own. Before the first random operator of DTensor the ranks agree on the state of the
+generator on GPUs, which is a call of all; then each draws its own part.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
 
-from .modules import Wrapped
-from .probe import Private, WatchedPart, patch
+from .probe import Private, WatchedPart, Wrapped, patch
+
+ATTENTION = WatchedPart(
+    "planned_attention",
+    "attention of tensors that are spread over a mesh is refused where GPUs are pretended",
+    Private("torch", "ops.aten._scaled_dot_product_flash_attention.default"),
+    Private("torch", "ops.aten._scaled_dot_product_flash_attention_backward.default"),
+    Private("torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu.default"),
+    Private("torch", "ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default"),
+)
+NAME = "scaled_dot_product_attention"
+_KERNEL = "_scaled_dot_product_flash_attention"
+_ATEN: Any = torch.ops.aten
+_libraries: list[Any] = []
+
+
+def attention_on_the_cpu() -> None:
+    """Makes attention run on the CPU in this process."""
+    if not ATTENTION.works or _libraries:
+        return
+    made: Any = torch.library.Library
+    library = made("aten", "IMPL")
+    library.impl(_KERNEL, _forward, "CPU")
+    library.impl(f"{_KERNEL}_backward", _backward, "CPU")
+    _libraries.append(library)
+
+
+def as_on_a_device(
+    usual: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Tensor:
+    """torch's function, by the kernel that a GPU has for it. With a mask, or groups of queries, it
+    is the `usual` one."""
+    if attn_mask is not None or more.get("enable_gqa") or not _libraries:
+        return usual(query, key, value, attn_mask, dropout_p, is_causal, **more)
+    kernel = getattr(_ATEN, _KERNEL)
+    scale = more.get("scale")
+    found: Tensor = kernel(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    return found
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    del dropout_p, return_debug_mask  # which needs numbers of a GPU
+    kernel = _ATEN._scaled_dot_product_flash_attention_for_cpu
+    output, summed = kernel(query, key, value, 0.0, is_causal, scale=scale)
+    state, unused = torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64)
+    return output, summed, None, None, query.size(2), key.size(2), state, unused, query.new_empty(0)
+
+
+def _backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    summed: Tensor,
+    *about: Any,
+    scale: float | None = None,
+) -> Any:
+    _, _, _, _, _, is_causal, *_ = about
+    kernel = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
+    given = (gradient, query, key, value, output, summed)
+    return kernel(*given, 0.0, is_causal, scale=scale)
+
 
 SYNC_BATCH_NORM = WatchedPart(
     "planned_batch_norm",
@@ -25,7 +111,7 @@ SYNC_BATCH_NORM = WatchedPart(
 )
 
 
-def on_the_cpu() -> None:
+def batch_norm_on_the_cpu() -> None:
     """Makes the batch norm of several ranks run on the CPU in this process."""
     if not SYNC_BATCH_NORM.works:
         return
@@ -157,3 +243,44 @@ def batch_norm_backward_elemt(
     scale = invstd if weight is None else invstd * weight
     found = (gradient - _wide(total / count, given) - centred) * _wide(scale, given)
     return found.to(given.dtype)
+
+
+_HOME = "torch.distributed.tensor._random"
+_STATE_BYTES = 16
+
+DTENSOR_RANDOM = WatchedPart(
+    "planned_random",
+    "a plan lacks the call by which the random operators of DTensor agree on GPUs",
+    Private(_HOME, "is_rng_supported_mesh", ("device_mesh",)),
+    Private(_HOME, "OffsetBasedRNGTracker.__init__", ("self", "device_mesh", "run_state_sync")),
+    Private(_HOME, "OffsetBasedRNGTracker._distribute_region", ("self", "spec", "generator")),
+    Private("torch.distributed.tensor._dispatch", "is_rng_supported_mesh", ("device_mesh",)),
+)
+
+
+@DTENSOR_RANDOM
+def random_on_the_cpu() -> None:
+    """Makes the random operators of DTensor run on the CPU in this process."""
+    from torch.distributed.tensor import _dispatch, _random
+
+    home: Any = _random
+    dispatch: Any = _dispatch
+    tracker: Any = home.OffsetBasedRNGTracker
+
+    class Tracker(tracker):  # type: ignore[misc]
+        def __init__(self, device_mesh: Any, run_state_sync: bool = True) -> None:
+            del device_mesh
+            self._device = torch.device("cpu")
+            self._device_handle = torch.cuda
+            self._use_distribute_region = True
+            if run_state_sync:
+                torch.distributed.broadcast(torch.zeros(_STATE_BYTES, dtype=torch.uint8), 0)
+
+        @contextlib.contextmanager
+        def _distribute_region(self, spec: Any, generator: Any = None) -> Iterator[None]:
+            del spec, generator
+            yield
+
+    home.OffsetBasedRNGTracker = Tracker
+    for module in (home, dispatch):
+        module.is_rng_supported_mesh = lambda _: True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distdebug.rank.plan.node import RankPlace, answer_for_schedulers
+from distdebug.rank.plan.child import RankPlace, answer_for_schedulers
 
 PLACE = RankPlace(rank=13, size=32, local_rank=5, local_size=8, node=1, nodes=4)
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distdebug.rank.plan.origins import OWN, OperatorCall, mixed
-from distdebug.rank.plan.taint import Taint
+from distdebug.rank.plan.taint import OWN, OperatorCall, Taint, mixed
 from distdebug.rank.torch_private.planned_operators import operator_of
 
 ATEN: Any = torch.ops.aten
