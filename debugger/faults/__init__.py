@@ -18,19 +18,6 @@ if TYPE_CHECKING:
     from .spec import parse
     from .tokens import SpecError
 
-__all__ = [
-    "ACTIONS",
-    "Fault",
-    "Moment",
-    "Plan",
-    "SpecError",
-    "When",
-    "draw",
-    "inject",
-    "parse",
-    "read_file",
-]
-
 _HOMES = {
     "ACTIONS": ("actions", "ACTIONS"),
     "Fault": ("plan", "Fault"),
@@ -43,6 +30,7 @@ _HOMES = {
     "read_file": ("plan_file", "read"),
 }
 """The place of each public name: a run without faults loads none of it."""
+__all__ = [*_HOMES, "inject"]
 
 
 def inject(spec: str) -> None:
