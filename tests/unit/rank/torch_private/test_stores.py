@@ -1,5 +1,4 @@
-"""The stores in which nodes and ranks meet, as torch has them; and what torchrun says of the workers
-that it ends."""
+"""The stores in which nodes and ranks meet, as torch has them; what torchrun says of its workers"""
 
 from __future__ import annotations
 
