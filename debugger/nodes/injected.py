@@ -16,10 +16,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..faults import plan
 from ..faults.fault_watch import FaultWatch
 from ..faults.injected import FILE, entry
-from ..faults.plan import Fault, load
+from ..faults.plan import Fault, add, load
 from ..faults.spec import SpecError, parse
 from ..record.safe_files import append
 from .messages import Message
@@ -45,7 +44,7 @@ def take_plan(directory: Path, data: Mapping[str, Any]) -> None:
     if len(texts) > MOST_FAULTS:
         raise ValueError("the head reports more faults than a run has")
     if texts:
-        plan.add(directory, _parsed(texts))
+        add(directory, _parsed(texts))
 
 
 def _parsed(texts: Iterable[str]) -> list[Fault]:
@@ -116,6 +115,6 @@ class InjectedCopies:
         ours = load(self.directory)
         known = {one.text for one in ours.faults} if ours is not None else set()
         new = _parsed(text for text in texts.values() if text not in known)
-        whole = plan.add(self.directory, new) if new or ours is None else ours
+        whole = add(self.directory, new) if new or ours is None else ours
         numbers = {one.text: one.number for one in whole.faults}
         self._numbers = {number: numbers[text] for number, text in texts.items()}
