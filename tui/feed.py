@@ -23,7 +23,6 @@ from ..record import steady_clock
 from ..record.exits import ExitLog
 from ..record.layout import RING
 from ..record.limits import MOST_RANKS
-from ..record.process_stat import DEAD_STATES, read_stat
 from ..record.reading.records import Records, newest_ranks
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import (
@@ -33,6 +32,7 @@ from ..record.runs.run_directory import (
     read_object,
 )
 from ..record.snapshot import Process, Rank, Snapshot
+from ..system.proc import DEAD_STATES, read_stat
 from . import files, rows
 from .files import source_of, told_in_report
 from .limits import (
@@ -61,7 +61,7 @@ class Processes:
         self._ended_ns: dict[tuple[int, int], int] = {}
 
     def observe(self, pid: int, start_ticks: int = 0) -> Process:
-        """Returns what /proc says of the process that began at these clock ticks after boot."""
+        """Returns what is known of the process that began at these clock ticks after boot."""
         stat = read_stat(pid)
         alive = (
             stat is not None

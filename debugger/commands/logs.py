@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from ..errors import UsageError
 from ..record.limits import MOST_RANKS, POLL_EVERY_S
 from ..record.log_file import LEVELS, RECORDS, STDERR, STDOUT, STREAMS, at_least, readable
-from ..record.log_reader import Entry, LogReader
 from ..record.ops import OP_CODES
 from ..record.reading import copies
+from ..record.runs.log_reader import Entry, LogReader
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
 from ..record.safe_files import whole_or_none
 from ..record.safe_text import clean_line, shown_of

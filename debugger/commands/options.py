@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
-from ..node_links.agreed import Agreed, AgreedError, job_key, place
-from ..node_links.several import MOST, Several
+from ..nodes.several import MOST, Agreed, AgreedError, Several, job_key, place
 from ..record import kinds
 from ..record.log_file import DEBUG_LEVELS, DEFAULT_MAX_MB, INFO
 from ..record.requests.breakpoints import BreakAt, canonical_file, lines_with_code, parse_break

@@ -361,7 +361,7 @@ def _planned(
     from ..diagnosis.facts.blocking import Model
     from ..plan.conclusion import PlanFacts, conclude
     from ..plan.planner import plan_ranks, shown
-    from ..plan.programs import read_programs
+    from ..plan.program import read_programs
     from ..supervisor.command import launch
     from ..supervisor.injection import Injection
 

@@ -16,9 +16,9 @@ from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
-from ..record.process_stat import TICKS_PER_S
 from ..record.safe_files import open_regular
 from ..supervisor.stacks.stacks import root_of
+from ..system.proc import age_s
 from .processes import Process
 
 PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -156,9 +156,4 @@ def _written_s(path: Path) -> float:
 
 def _began_s(one: Process) -> float:
     """When the process began, by the wall clock."""
-    try:
-        with open("/proc/stat") as file:
-            booted = next(int(line.split()[1]) for line in file if line.startswith("btime"))
-    except (OSError, StopIteration, ValueError):
-        return 0.0
-    return booted + one.start_ticks / TICKS_PER_S - 1.0  # btime is in whole seconds
+    return time.time() - age_s(one.start_ticks)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from ..diagnosis.findings import Finding
 from ..record.limits import POLL_EVERY_S
 from ..record.reading.records import newest_ranks
+from ..system.memory import OomWatch
 from .command.ending import can_raise
 from .command.interrupts import Interrupts
 from .command.launch import Launch
@@ -22,7 +23,6 @@ from .command.unrecorded import early_death
 from .guarded_watch import GuardedWatch
 from .limits import END_GRACE_S, INTERRUPTED_S, LEFT_GRACE_S, RAISE_GRACE_S, STACKS_S
 from .machine import listeners
-from .machine.oom import OomWatch
 from .own_faults import OwnFaults
 from .run_options import Options
 from .run_ranks import RunRanks

@@ -8,15 +8,16 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO
 
 from ...errors import DistdebugError, UsageError
+from ...hook import loading
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
 from ...record.streams import readable
+from ...system.processes import descendants
 from ..limits import GONE_WITHIN_S
 from . import warden
 
@@ -52,7 +53,7 @@ class Launch:
             for descriptor in (hears, writes):
                 os.set_inheritable(descriptor, True)
             self._warden = subprocess.Popen(
-                [sys.executable, "-I", "-S", warden.__file__, str(hears), str(writes)],
+                loading.command("supervisor.command.warden", str(hears), str(writes), alone=True),
                 # What a launcher above us hands down (PMI_FD, a make jobserver) must arrive below.
                 close_fds=False,
                 start_new_session=True,
@@ -125,15 +126,13 @@ class Launch:
         return self._status
 
     def descendants(self) -> list[int]:
-        """Every live process below the warden, parents first. One walk over /proc: some ms."""
+        """Every live process below the warden, parents first. One walk over all: some ms."""
         if self._warden.poll() is None:
-            return warden.descendants(self._warden.pid)
+            return descendants(self._warden.pid)
         # Without a warden its orphans are our children. They are in other sessions than we, which
         # nobody can come back from, and what we start ourselves (py-spy) is in ours.
         own = os.getsid(0)
-        orphans = [pid for pid in warden.descendants(os.getpid()) if _session(pid) not in (own, 0)]
-        below = set(warden.descendants(*orphans))
-        return [pid for pid in orphans if pid not in below] + sorted(below)
+        return [pid for pid in descendants(os.getpid()) if _session(pid) not in (own, 0)]
 
     def signal(self, number: int, pids: Iterable[int] | None = None) -> list[int]:
         """Sends a signal to the given processes, or to all below; returns who got it."""
@@ -151,7 +150,7 @@ class Launch:
         daemon does, and those below such a process."""
         own = {_session(self._warden.pid), *ranks, 0}
         left = [pid for pid in self.descendants() if _session(pid) not in own]
-        return [*left, *(pid for pid in warden.descendants(*left) if pid not in left)]
+        return list(dict.fromkeys([*left, *descendants(*left)]))
 
     def spare(self, pids: Iterable[int]) -> None:
         """Let these live on when all else is ended."""

@@ -1,5 +1,5 @@
-"""Tells which Python processes of the command are watched, and why the others are not: asked of
-/proc, and of what the hook has left where it has failed.
+"""Tells which Python processes of the command are watched, and why the others are not: asked of the
+kernel, and of what the hook has left where it has failed.
 
 A run in which nothing was observed must not look like one in which all was well.
 """
@@ -12,10 +12,17 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from ...record.process_stat import has_torch, read_stat
 from ...record.safe_files import read_regular
 from ...record.safe_text import clean, whole_number
 from ...record.secret_words import masked
+from ...system.proc import (
+    PROC,
+    command_line,
+    environment,
+    executable,
+    has_torch,
+    read_stat,
+)
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
@@ -31,11 +38,11 @@ class Reach:
     """The command's Python processes, as far as they were seen. `marker` is the run directory that
     a reached one has in its environment, `site` the folder that its PYTHONPATH begins with."""
 
-    def __init__(self, marker: str, site: str, proc: Path = Path("/proc")) -> None:
+    def __init__(self, marker: str, site: str, proc: Path = PROC) -> None:
         self._marker = marker
         self._site = site
         self._proc = proc
-        self._known: dict[int, bytes] = {}
+        self._known: dict[int, list[str]] = {}
         self._commands: dict[int, str] = {}
         self._missed: dict[int, str] = {}
         """By pid, for as long as it is the same program."""
@@ -49,15 +56,14 @@ class Reach:
     def look(self, pids: Iterable[int]) -> None:
         """Judge the processes that are new, or have become another program since the last look."""
         for pid in pids:
-            line = _read(self._proc / str(pid) / "cmdline")
+            words = self._command_line(pid)
             if pid in self.ranks and pid not in self._with_torch and has_torch(pid, self._proc):
                 self._with_torch.add(pid)
-            if not line or self._known.get(pid) == line:
+            if not words or self._known.get(pid) == words:
                 continue
-            self._known[pid] = line
+            self._known[pid] = words
             self._missed.pop(pid, None)  # what it was has become what it is: a wrapper, by exec
-            if _PYTHON.fullmatch(self._program(pid)):
-                words = tuple(os.fsdecode(word) for word in line.rstrip(b"\0").split(b"\0"))
+            if _PYTHON.fullmatch(os.path.basename(executable(pid, self._proc))):
                 self._judge(pid, words)
 
     @property
@@ -109,36 +115,38 @@ class Reach:
         return f"process {first} ({command}){more} {verb}: {self.why(first)}"
 
     def _judge(self, pid: int, words: Sequence[str]) -> None:
-        environment = self._environment(pid)
-        if environment and environment.get("DISTDEBUG_RUN_DIR", self._marker) != self._marker:
+        told: _Environment = None
+        with contextlib.suppress(OSError):
+            told = environment(pid, self._proc)
+        if told and told.get("DISTDEBUG_RUN_DIR", self._marker) != self._marker:
             return  # another distdebug below this one watches it
-        why = self._why_missed(words, environment)
+        why = self._why_missed(words, told)
         self._commands[pid] = clean(" ".join(masked(words)), 120)
         if why is None:
             self.reached += 1
         else:
             self._missed[pid] = why
-        environment = environment or {}
+        told = told or {}
         # A child of a rank has its RANK, too. The kernel shows a forked one with the environment
         # that its parent was started with.
-        rank = whole_number(next((environment[one] for one in _RANKS if one in environment), ""))
+        rank = whole_number(next((told[one] for one in _RANKS if one in told), ""))
         stat = read_stat(pid, self._proc)
         forked = stat is not None and self.ranks.get(stat.parent) == rank
-        if rank is not None and _CHILD not in environment and not forked:
+        if rank is not None and _CHILD not in told and not forked:
             self.ranks[pid] = rank
 
-    def _why_missed(self, words: Sequence[str], environment: _Environment) -> str | None:
+    def _why_missed(self, words: Sequence[str], told: _Environment) -> str | None:
         flag = _isolating_flag(words)
         if flag is not None:
             return f"Python's {flag} keeps PYTHONPATH or sitecustomize out: leave it out"
-        if environment is None:
+        if told is None:
             return "it belongs to another user"
-        if environment.get("DISTDEBUG_RUN_DIR") != self._marker:
+        if told.get("DISTDEBUG_RUN_DIR") != self._marker:
             return (
                 "it was started with an environment of its own, without DISTDEBUG_RUN_DIR and "
                 "PYTHONPATH: hand on both"
             )
-        path = environment.get("PYTHONPATH", "")
+        path = told.get("PYTHONPATH", "")
         if self._site not in path.split(os.pathsep):
             return (
                 "its PYTHONPATH was replaced: write "
@@ -146,19 +154,10 @@ class Reach:
             )
         return None
 
-    def _program(self, pid: int) -> str:
-        try:
-            return os.path.basename(os.readlink(self._proc / str(pid) / "exe"))
-        except OSError:
-            return ""
-
-    def _environment(self, pid: int) -> _Environment:
-        try:
-            raw = (self._proc / str(pid) / "environ").read_bytes()
-        except OSError:
-            return None
-        pairs = (os.fsdecode(one).partition("=") for one in raw.split(b"\0") if one)
-        return {name: value for name, _, value in pairs}
+    def _command_line(self, pid: int) -> list[str]:
+        with contextlib.suppress(OSError):
+            return command_line(pid, self._proc)
+        return []
 
 
 def _isolating_flag(words: Sequence[str]) -> str | None:
@@ -181,10 +180,3 @@ def _isolating_flag(words: Sequence[str]) -> str | None:
                     next(rest, None)
                 break
     return None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""

@@ -9,14 +9,14 @@ from typing import Any
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.story import step
-from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.runs.run_directory import RunDirectory
+from ...system.proc import TICKS_PER_S, read_stat
 from ..limits import SAMPLE_EVERY_S
 from .gpus import Gpus
 
 
 class HostSampler:
-    """Appends a line per sample to host.jsonl. One read of /proc a rank; a machine without an
+    """Appends a line per sample to host.jsonl. One read a rank; a machine without an
     NVIDIA GPU, or without its library, simply has no GPU in its samples."""
 
     def __init__(self, directory: RunDirectory) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...record.network import INTERFACE, NETMASK
+from ...system.proc import namespace_path, setting
 
 TUN = Path("/dev/net/tun")
 MTU_BYTES = 65_000
@@ -24,7 +25,6 @@ _CLONE_NEWNET = 0x4000_0000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x4004_54CA, 1, 0x1000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCSIFMTU = 0x8916, 0x891C, 0x8922
-_OWN = "/proc/self/ns/net"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,13 @@ def make(addresses: Sequence[str]) -> list[Port]:
     This process must have one thread; it is where it was before, afterwards. Raises OSError.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    home = os.open(_OWN, os.O_RDONLY)
+    own = namespace_path("self", "net")
+    home = os.open(own, os.O_RDONLY)
     try:
         ports = []
         for address in addresses:
             _check(libc.unshare(_CLONE_NEWNET), "unshare")
-            ports.append(Port(_interface(address), os.open(_OWN, os.O_RDONLY)))
+            ports.append(Port(_interface(address), os.open(own, os.O_RDONLY)))
         return ports
     finally:
         _check(libc.setns(home, _CLONE_NEWNET), "setns")
@@ -70,7 +71,7 @@ def _interface(address: str) -> int:
     fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", name, _IFF_TUN | _IFF_NO_PI))
     try:
         # It would send greetings of its own, and be a second family to choose from.
-        Path(f"/proc/sys/net/ipv6/conf/{INTERFACE}/disable_ipv6").write_text("1")
+        setting(f"net.ipv6.conf.{INTERFACE}.disable_ipv6").write_text("1")
     except OSError:
         pass  # a kernel without IPv6
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
-from ...hook.loading import dependency
 from ...record.exits import ExitStatus
-from ...record.process_stat import read_stat
 from ...record.safe_text import clean
+from ...system import proc
+from ...system.processes import Tree
 from ..limits import CHILDREN_S
 from . import stack_tree
 from .stacks import ThreadStack, capture
-
-if TYPE_CHECKING:
-    import psutil
-else:
-    psutil = dependency("psutil")
 
 MOST_CHILDREN = 8
 _WAITS_IN = re.compile(
@@ -43,17 +36,14 @@ def awaited_child(
     main = stack_tree.main_of(threads)
     if main is None or not _waits_for_process(main, threads):
         return None
-    try:
-        below = psutil.Process(pid).children(recursive=True)
-        below.sort(key=psutil.Process.create_time)
-        below = [one for one in below if one.pid not in ranks][-MOST_CHILDREN:]
-        stacks = capture([one.pid for one in below], timeout_s=CHILDREN_S)
-        for one in reversed(below):
-            stands = _stands_at(one.pid, stacks[one.pid])
-            if stands:
-                return f"its child {one.pid} ({clean(one.name(), 80)})", stands
-    except psutil.Error:
-        pass  # one of them has ended meanwhile
+    tree = Tree()
+    below = [one for one in tree.below(pid) if one not in ranks]
+    below = sorted(below, key=lambda one: tree.stats[one].start_ticks)[-MOST_CHILDREN:]
+    stacks = capture(below, timeout_s=CHILDREN_S)
+    for one in reversed(below):
+        stands = _stands_at(one, stacks[one])
+        if stands:
+            return f"its child {one} ({clean(proc.name(one), 80)})", stands
     return None
 
 
@@ -63,14 +53,12 @@ def dead_children(pid: int, threads: Sequence[ThreadStack]) -> list[str]:
     queue of one that was killed waits for ever."""
     main, found = stack_tree.main_of(threads), []
     if main is not None and _waits_for_process(main, threads):
-        with suppress(psutil.Error):
-            for one in psutil.Process(pid).children():
-                stat = read_stat(one.pid)
-                if stat is not None and stat.state == "Z" and stat.wait_status:
-                    ended = ExitStatus.from_wait(stat.wait_status)
-                    found.append(
-                        f"its child {one.pid} ({clean(one.name(), 80)}) has ended ({ended})"
-                    )
+        tree = Tree()
+        for one in tree.children.get(pid, ()):
+            stat = tree.stats[one]
+            if stat.state == "Z" and stat.wait_status:
+                ended = ExitStatus.from_wait(stat.wait_status)
+                found.append(f"its child {one} ({clean(proc.name(one), 80)}) has ended ({ended})")
     return found[-MOST_CHILDREN:]
 
 

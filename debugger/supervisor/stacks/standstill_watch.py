@@ -8,20 +8,20 @@ as they are. Whether that is a fault is for the diagnosis to say (`rules/standst
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ...diagnosis.diagnose import OnFault
 from ...diagnosis.limits import SECOND_NS, Limits
 from ...record import steady_clock
 from ...record.layout import FOR_RANKS, Activity
-from ...record.process_stat import TICKS_PER_S, read_stat
 from ...record.snapshot import Rank, Standstill
+from ...system import proc
+from ...system.proc import TICKS_PER_S
+from ...system.threads import asleep_in
 from ..limits import (
     MOVING_BYTES_PER_S,
     STANDSTILL_EVERY_S,
@@ -29,8 +29,7 @@ from ..limits import (
     TRICKLE_BYTES_PER_S,
 )
 from ..machine.processes import ProcessTable
-from ..machine.system_call import asleep_in
-from .sights import STILL_SHARE, look, moved_bytes
+from .sights import STILL_SHARE, look
 from .standing import standstill_of
 
 POLLING = ("TP_", "NCCL Pro")
@@ -81,12 +80,12 @@ class StandstillWatch:
             return
         alive = {n: one for n, one in ranks.items() if one.process.alive and not one.node}
         calls = {n: (one.pid, one.calls, one.layer_serial) for n, one in alive.items()}
-        # Their records tell of ranks that call, or wait for one another: /proc, which takes some
-        # milliseconds for each rank, is asked only where these show nothing.
+        # Their records tell of ranks that call, or wait for one another: the kernel, which takes
+        # some milliseconds for each rank, is asked only where these show nothing.
         quiet = bool(alive) and self._last is not None and self._last.calls == calls
         quiet = quiet and not any(map(_is_for_others, alive.values()))
         pids = self._descendants() if quiet else ()
-        sample = _Sample(now_s, calls, {pid: (_ticks(pid), moved_bytes(pid)) for pid in pids})
+        sample = _Sample(now_s, calls, {pid: (_ticks(pid), proc.moved_bytes(pid)) for pid in pids})
         if not quiet or self._last is None or _has_moved(self._last, sample):
             self._quiet_since_ns = steady_clock.now_ns()
             self._seen = {}
@@ -142,14 +141,13 @@ def _seen(
 def _ticks(pid: int) -> int:
     """Returns the ticks that the threads of a process have had of a core, but for those that
     poll."""
-    tasks = Path(f"/proc/{pid}/task")
-    found = 0
+    folder, found = proc.tasks(pid), 0
     with suppress(OSError):  # it has ended
-        for name in os.listdir(tasks):
-            stat = read_stat(int(name), tasks)
+        for thread in proc.threads(pid):
+            stat = proc.read_stat(thread, folder)
             if stat is None or not stat.cpu_ticks:
                 continue
-            if not (tasks / name / "comm").read_text().startswith(POLLING):
+            if not proc.name(thread, folder).startswith(POLLING):
                 found += stat.cpu_ticks
     return found
 
@@ -187,9 +185,8 @@ def _served_by(pids: Iterable[int]) -> str:
     """Names the Python that is no rank and waits for clients, or for a person: it may hand on to
     the ranks what it hears. (mpiexec and srun listen all the time, to what starts below them.)"""
     for pid in pids:
-        with suppress(OSError):
-            if "python" not in os.path.basename(os.readlink(f"/proc/{pid}/exe")):
-                continue
+        if not proc.is_python(pid):
+            continue
         asleep = asleep_in(pid, pid)
         if asleep.listens_at:
             return f"process {pid} serves at {asleep.listens_at}"
