@@ -19,11 +19,11 @@ from .base import Command
 from .flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
+    from ..faults.plan import Plan
     from ..launch.launchers import LauncherJob
     from ..launch.torchrun_flags import RunRequest
     from ..plan.program import Program
     from ..record.requests.plan_request import Request
-    from ..supervisor.injection import Plan
 
 WORD = "exec"
 _RANKS = re.compile(r"-n.*|--nproc[-_]per[-_]node(=.*)?")
