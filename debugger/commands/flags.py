@@ -1,5 +1,5 @@
-"""Flags of several commands: the numbers that they take, for argparse's `type`, read or refused in a
-sentence; the link of a table of traffic; what a run is to leave for a CI system."""
+"""Flags of several commands: the numbers that they take, for argparse's `type`, read or refused in
+a sentence; the link of a table of traffic; what a run is to leave for a CI system."""
 
 from __future__ import annotations
 
