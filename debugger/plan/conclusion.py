@@ -21,6 +21,7 @@ from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes
 from .judgement import Judgement, judge_programs
+from .limits import MOST_READ
 from .program import Program
 
 EXIT_FAILED = 1
@@ -28,15 +29,13 @@ MANY_RANKS = 256
 CALLS_OF_MANY = 256
 """Of so many ranks, records hold the last calls only: they are there to be looked at."""
 _OF_GPUS = re.compile("cuda|nvidia", re.IGNORECASE)
-MOST_READ = 4096
-"""Of what a rank wrote, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """How the ranks were planned. `command`: as it was typed; `of`: the ranks of the whole job;
-    `strict`: a warning fails the plan, too; `accelerator`: what answered calls for `cuda`, if not
-    torch ("none")."""
+    """The way in which the ranks were planned. `command`: as it was typed; `of`: the ranks of the
+    whole job; `strict`: a warning fails the plan, too; `accelerator`: what answered calls for
+    `cuda`, if not torch ("none")."""
 
     command: Sequence[str]
     of: int
@@ -132,7 +131,8 @@ def _report(
 
 @step("last words")
 def _with_last_words(finding: Finding, directory: RunDirectory) -> Finding:
-    """What a rank wrote that ended by itself is shown nowhere else: a plan keeps it in a file."""
+    """Adds what a rank wrote that ended by itself: a plan keeps it in a file, and shows it nowhere
+    else."""
     if finding.kind != "rank_died":
         return finding
     rank = finding.culprits[0]

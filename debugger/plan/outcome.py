@@ -1,4 +1,4 @@
-"""What the simulation came to, as a snapshot: each rank as a real one would be that stopped there.
+"""Makes a snapshot of what the simulation came to: each rank as a real one that stopped there.
 
 Whoever waits, waits for ever, and there are two looks, between which nothing has moved: so the
 diagnosis judges it as any run that hangs.
@@ -27,16 +27,11 @@ from ..record.snapshot import (
     Timing,
     Wait,
 )
-from .calls import hashes_of
+from .limits import LASTED_S
+from .meetings import Standing, hashes_of
 from .program import Program
-from .runnable import Thread
-from .simulation import Simulation
-from .standing import Standing
+from .simulation import Simulation, Thread
 from .threads import place_of
-
-BEGINS_NS = SECOND_NS
-LASTED_S = 1e6
-"""Between the last event and the look: longer than the bytes of any call may take."""
 
 Chains = tuple[int, int, int]
 """chain, exact and balance of a group."""
@@ -70,7 +65,7 @@ def simulate(
     programs: Mapping[int, Program], model: Model | None = None, start_ns: int = 0
 ) -> Outcome:
     """Execute the programs. `start_ns`: when they began, in Unix time."""
-    simulation = Simulation(programs, model or Model(), start_ns or BEGINS_NS)
+    simulation = Simulation(programs, model or Model(), start_ns or SECOND_NS)
     simulation.run()
     last_ns = simulation.now_ns
     taken_ns = last_ns + int(LASTED_S * SECOND_NS)

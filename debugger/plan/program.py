@@ -94,7 +94,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One rank, from its start to its end.
+    """The program of a rank, from its start to its end.
 
     `events` are in program order; the calls of several threads are in the order of their issue.
     `notes` are those of the rank's record (exceptions, invalid arguments, ...), each with the
@@ -140,7 +140,7 @@ class _Counts:
 
 
 class _Reader:
-    """One file."""
+    """Reads one file."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

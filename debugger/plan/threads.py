@@ -15,8 +15,6 @@ from ..record.notes import UnwindingNote
 from ..record.snapshot import Call, GroupKey, Note
 from .program import CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
-"""The kind of a note about the call that a rank is entering."""
-
 
 @dataclass(frozen=True, slots=True)
 class Joins:

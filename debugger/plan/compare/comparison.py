@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from ...record.snapshot import Call
 from ..traffic.calls import RankCalls
 from ..traffic.costs import Link
-from ..traffic.steps import Loop
-from ..traffic.table import Traffic, steps_of, traffic
-from .calls_alike import Actor, site_key
-from .rank_pair import BEFORE, ENDS, Difference, Walk, walk
+from ..traffic.table import Loop, Traffic, steps_of, traffic
+from .rank_pair import BEFORE, ENDS, Actor, Difference, Walk, site_key, walk
 
 UNLIKE_ANY = "unlike_any"
 """Of ranks of the first world: none of the second stands for them."""
@@ -50,7 +48,7 @@ class Comparison:
 
     @property
     def first(self) -> tuple[Pairing, Difference] | None:
-        """Where they differ first."""
+        """The place where they differ first."""
         return next(((one, one.differences[0]) for one in self.pairings if one.differences), None)
 
     @property
@@ -174,8 +172,8 @@ def _classes(actors: Mapping[int, Actor]) -> dict[_Class, list[int]]:
 
 
 def _candidates(mine: Mapping[_Class, list[int]], placement: _Placement) -> list[tuple[int, int]]:
-    """Of each class that may stand for ranks at these places: how many of its places are the same,
-    and its first rank. Those at the very same places, or all where there are none."""
+    """Returns of each class that may stand for ranks at these places how many of its places are the
+    same, and its first rank: of those at the very same places, or of all where there are none."""
     same = [
         (len(placement), ranks[0]) for (places, _), ranks in mine.items() if places == placement
     ]
@@ -194,7 +192,7 @@ def _worse(one: tuple[int, int, Walk]) -> tuple[bool, int, int, int]:
 
 
 def _alike(found: Walk) -> object:
-    """What two pairs of ranks have in common that are shown as one."""
+    """Returns what two pairs of ranks have in common that are shown as one."""
     return (
         found.alike if found.hard is not None else None,
         tuple(
@@ -206,7 +204,7 @@ def _alike(found: Walk) -> object:
 
 
 def _text(call: Call | None) -> object:
-    """Whom the call is about is another one for each rank."""
+    """Returns what calls of several ranks have in common: each is about another rank."""
     if call is None:
         return None
     return replace(call.signature, root=None, peer=None), site_key(call.site)

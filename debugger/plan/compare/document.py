@@ -1,4 +1,4 @@
-"""What a comparison found, as JSON and as text."""
+"""Shows what a comparison found, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from ...record.wording import printable, ranks_text, site_text
 from ..traffic.document import as_json as traffic_json
 from ..traffic.document import bytes_text, role_text, span_text
 from ..traffic.table import Amount, GroupRole, Traffic
-from .calls_alike import HARD
 from .comparison import UNLIKE_ANY, Comparison, Pairing
-from .rank_pair import BEFORE, ENDS, STEPS, Difference
+from .rank_pair import BEFORE, ENDS, HARD, STEPS, Difference
 
 SCHEMA = "distdebug.compare/1"
 MOST_PAIRINGS = 6
@@ -41,7 +40,7 @@ _WHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: where it lies, and whether it is a plan."""
+    """A side of the comparison: where it lies, and whether it is a plan."""
 
     place: str
     is_plan: bool = False

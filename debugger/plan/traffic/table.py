@@ -3,16 +3,16 @@ step, with what a link of given latency and bandwidth would need for them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from ...record.signature import Signature, call_bytes
 from ...record.snapshot import Call, Group
+from ..limits import MOST_PERIODS
 from .calls import UNKNOWN, RankCalls
 from .costs import Cost, Link, costs
-from .steps import Loop, loop_of
 
 Span = tuple[int, int]
 """Of the rank with the least, and of the one with the most."""
@@ -47,7 +47,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One op of one role of groups: in the whole run, and in one step."""
+    """An op of one role of groups: in the whole run, and in one step."""
 
     role: GroupRole
     op: str
@@ -84,7 +84,8 @@ class _Sum:
     time_us: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
     def amount(self) -> Amount:
-        """Of all ranks that are in it, by the algorithms that can do all of their calls."""
+        """Returns the amount of all ranks that are in it, by the algorithms that can do all of
+        their calls."""
         able = {
             algorithm
             for algorithm in {name for _, name in self.done}
@@ -210,3 +211,60 @@ def _most(values: Mapping[tuple[int, str], float], of: Container[str]) -> dict[s
         if algorithm in of:
             found[algorithm] = max(found.get(algorithm, 0.0), value)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """From the call at `start` on, `period` calls come `times` times."""
+
+    start: int
+    period: int
+    times: int
+
+    @property
+    def stop(self) -> int:
+        """The number of the first call behind it."""
+        return self.start + self.period * self.times
+
+
+def loop_of(calls: Sequence[Hashable]) -> Loop | None:
+    """The repetition that covers most of the calls, of several the one of the shortest period;
+    None where nothing comes twice in a row, or that is less than half of it all."""
+    numbers: dict[Hashable, int] = {}
+    row = [numbers.setdefault(call, len(numbers)) for call in calls]
+    best: Loop | None = None
+    for period in _periods(row):
+        found = _longest(row, period)
+        if found is None:
+            continue
+        if best is None or (found.times * period, -period) > (
+            best.times * best.period,
+            -best.period,
+        ):
+            best = found
+    if best is None or best.times * best.period * 2 < len(row):
+        return None
+    return best
+
+
+def _periods(row: Sequence[int]) -> list[int]:
+    """Distances at which calls come again, those that cover most first."""
+    last: dict[int, int] = {}
+    covered: Counter[int] = Counter()
+    for place, call in enumerate(row):
+        if call in last:
+            covered[place - last[call]] += place - last[call]
+        last[call] = place
+    return [period for period, _ in covered.most_common(MOST_PERIODS)]
+
+
+def _longest(row: Sequence[int], period: int) -> Loop | None:
+    """The first of the longest runs in which each call comes again after `period` others."""
+    best_start = best_length = start = 0
+    for place in range(len(row) - period):
+        if row[place] != row[place + period]:
+            start = place + 1
+        elif place + 1 - start > best_length:
+            best_start, best_length = start, place + 1 - start
+    times = best_length // period + 1
+    return Loop(best_start, period, times) if times > 1 else None
