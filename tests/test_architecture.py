@@ -50,6 +50,11 @@ PLANTED = [
     ("debugger/supervisor/a.py", "def f():\n    from torch import nn", "costs 2 s"),
     ("debugger/supervisor/a.py", "import importlib\nimportlib.import_module('torch')", "costs 2 s"),
     ("debugger/supervisor/a.py", "from ..diagnosis import verdict\nimport psutil", None),
+    ("debugger/supervisor/a.py", "from ..nodes import job", None),
+    ("debugger/nodes/a.py", "from ..diagnosis import verdict\nfrom ..faults import plan", None),
+    ("debugger/nodes/a.py", "from ..supervisor import watch", "downward only"),
+    ("debugger/nodes/a.py", "from ..reports import stored", "downward only"),
+    ("debugger/nodes/a.py", "from ..rank import install", "downward only"),
     ("debugger/reports/a.py", "from ..commands import run", "downward only"),
     ("debugger/commands/a.py", "from ..testing import plugin", "downward only"),
     ("debugger/commands/a.py", "import textual", "without a terminal app"),
@@ -96,7 +101,7 @@ def test_the_packages_keep_the_rules() -> None:
 def test_a_planted_violation_is_found(
     tmp_path: Path, place: str, source: str, reason: str | None
 ) -> None:
-    rooms = ("record", "diagnosis", "faults", "rank", "supervisor", "commands", "testing")
+    rooms = ("record", "diagnosis", "faults", "rank", "nodes", "supervisor", "commands", "testing")
     for room in rooms:
         (tmp_path / "debugger" / room).mkdir(parents=True)
         (tmp_path / "debugger" / room / "__init__.py").write_text('"""A room."""\n')
@@ -137,8 +142,8 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
 @pytest.mark.parametrize(
     ("package", "most_rooms", "most_arrows"),
     [
-        # 8 of them: all rooms start processes by the one loader, in hook/; and 9 ask system/.
-        ("distdebug", 19, 74),
+        # 9 of them: all rooms start processes by the one loader, in hook/; and 9 ask system/.
+        ("distdebug", 19, 77),
         ("distdebug.rank", 15, 54),
         ("distdebug.record", 29, 52),
         ("distdebug.supervisor", 30, 70),
@@ -156,7 +161,7 @@ def test_a_package_is_understood_from_its_folders(
 LIMIT_OF_TIME = re.compile(r"^_?[A-Z][A-Z0-9_]*_(?:S|NS|MS)\b(?::[^=\n]+)? =", re.MULTILINE)
 WITH_LIMITS = (
     "distcore",
-    "debugger/node_links",
+    "debugger/nodes",
     "debugger/rank",
     "debugger/supervisor",
     "debugger/testing",

@@ -21,8 +21,6 @@ SILENT_S = 3.0
 """A heartbeat older than this comes from a process that cannot run Python."""
 NOTICE_EVERY_S = 10.0
 """A notice that still holds is repeated so often."""
-REQUEST_S = 2.0
-"""How long one who has connected may take to say what it asks."""
 METRICS_EVERY_S = 10.0
 """How often the file for Prometheus is written."""
 SAMPLE_EVERY_S = 1.0

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..diagnosis.limits import Limits
-from ..node_links.several import Several
+from ..nodes.several import Several
 from ..record.log_file import DEFAULT_MAX_MB, INFO
 from .ci import Ci
 from .injection import Plan

@@ -19,9 +19,13 @@ from typing import Any
 from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
+from ..nodes.job import Job, one_terminal
+from ..nodes.late_meeting import LateMeeting
+from ..nodes.missing import Incomplete
 from ..record.collection import no_collection
 from ..record.exits import ExitLog
 from ..record.reading.records import Records
+from ..record.requests.control import ControlServer
 from ..record.requests.lifeline import Lifeline
 from ..record.runs.run_directory import BASE, RunDirectory
 from ..system.memory import OomWatch
@@ -32,9 +36,9 @@ from .command.from_outside import FromOutside
 from .command.interrupts import Interrupts
 from .command.launch import Launch, find_command
 from .command.reach import Reach
-from .control import ControlServer
 from .guarded_watch import GuardedWatch
 from .injection import Injection
+from .job_actions import JobActions
 from .limits import INTERRUPTED_S, ORPHAN_GRACE_S, OUTPUT_S, PROCESSES_EVERY_S
 from .machine.host import HostSampler
 from .machine.processes import ProcessTable
@@ -48,13 +52,7 @@ from .run_options import Options
 from .run_ranks import LocalRanks
 from .run_reader import LocalReader
 from .run_report import RunReport
-from .several_nodes.actions import JobActions
-from .several_nodes.incomplete import Incomplete
-from .several_nodes.job import Job, one_terminal
-from .several_nodes.late_meeting import LateMeeting
-from .several_nodes.orders import Orders
-from .several_nodes.ranks import JobRanks
-from .several_nodes.reader import JobReader
+from .several_nodes import JobRanks, JobReader, Orders
 from .stacks.standstill_watch import StandstillWatch
 from .terminal_app import Beside
 from .watch import Look, Policy, Watch, without_deaths_by
@@ -121,7 +119,7 @@ class Supervisor:
         self._oom = OomWatch()
         self._task_limit = TaskLimit()
         table = ProcessTable(exits, launch, self._oom)
-        self._job = Job(options.several, directory, table, self._say)
+        self._job = Job(options.several, directory, table.observe, self._say)
         within_s = options.limits.hang_timeout_s
         self._late = LateMeeting(self._job, directory.path, self._say, within_s)
         self._watch = self._watching(table)

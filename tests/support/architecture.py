@@ -20,10 +20,10 @@ FLOORS = {
     "record": 1,
     "diagnosis": 2,
     "faults": 2,
-    "node_links": 2,
     "hook": 2,
     "foreign": 3,
     "launch": 3,
+    "nodes": 3,
     "reports": 3,
     "rank": 3,
     "plan": 4,
@@ -43,8 +43,12 @@ ONLY_ROOMS = {
         "what runs in a rank and what runs outside share only record/",
     ),
     "supervisor": (
-        {"record", "diagnosis", "faults", "hook", "node_links", "reports"},
+        {"record", "diagnosis", "faults", "hook", "nodes", "reports"},
         "what watches ranks from outside never loads what runs in them: downward only",
+    ),
+    "nodes": (
+        {"record", "diagnosis", "faults", "system", "hook"},
+        "what nodes say to each other knows of no supervisor: it hands in what it has",
     ),
     "launch": ({"record", "hook"}, "launch/ only reads a command line; it shares only record/"),
 }
