@@ -6,7 +6,7 @@ diagnosis judges it as any run that hangs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,15 +23,15 @@ from ..record.snapshot import (
     Note,
     Process,
     Rank,
+    RecalledHistory,
     Snapshot,
-    Timing,
     Wait,
+    place_of,
 )
 from .limits import LASTED_S
 from .meetings import Standing, hashes_of
 from .program import Program
 from .simulation import Simulation, Thread
-from .threads import place_of
 
 Chains = tuple[int, int, int]
 """chain, exact and balance of a group."""
@@ -182,19 +182,19 @@ def _groups(
         )
 
 
-class PlannedHistory:
-    """A rank's calls, each made when it is asked for: `snapshot.History` over a `Standing`."""
+class PlannedHistory(RecalledHistory):
+    """The calls of a rank that the simulation has made."""
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
 
     @cached_property
-    def _index(self) -> tuple[dict[object, list[int]], list[Chains]]:
+    def _index(self) -> tuple[dict[Hashable, list[int]], list[Chains]]:
         """The numbers of the calls of each group and channel, in order; and after each call the
         chains of its own."""
         standing = self._standing
         hashes: dict[int, tuple[int, int]] = {}
-        numbers: dict[object, list[int]] = {}
+        numbers: dict[Hashable, list[int]] = {}
         running: dict[object, Chains] = {}
         chains = []
         for number, call in enumerate(standing.calls):
@@ -239,29 +239,16 @@ class PlannedHistory:
             completed_ns=done_ns,
         )
 
-    def at(self, group: GroupKey, seq: int) -> Call | None:
-        return self._of(group, seq)
-
-    def message(self, channel: Channel, seq: int) -> Call | None:
-        return self._of((channel.group, channel.op, channel.peer, channel.tag), seq)
-
-    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
-        if count <= 0:
-            return []
+    def numbers(self, group: GroupKey | None) -> Sequence[int]:
         everything = range(len(self._standing.calls))
-        rows = everything if group is None else self._index[0].get(group, [])
-        found = (self.call(number) for number in rows[-count:])
-        return [call for call in found if call is not None]
+        return everything if group is None else self._index[0].get(group, ())
 
-    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
+    def number_of(self, place: Hashable, seq: int) -> int | None:
+        rows = self._index[0].get(place, ())
+        return rows[seq] if 0 <= seq < len(rows) else None
 
     def chains_after(self, group: GroupKey, issued: int) -> Chains | None:
         if issued == 0:
             return (0, 0, 0)
         rows = self._index[0].get(group, ())
         return self._index[1][rows[issued - 1]] if 0 < issued <= len(rows) else None
-
-    def _of(self, where: object, seq: int) -> Call | None:
-        rows = self._index[0].get(where, ())
-        return self.call(rows[seq]) if 0 <= seq < len(rows) else None

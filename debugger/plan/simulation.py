@@ -25,11 +25,11 @@ from dataclasses import replace
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..record.layout import Activity, CallState
-from ..record.snapshot import Call, GroupKey, Note
+from ..record.snapshot import Call, GroupKey, Note, place_of
 from .limits import TICK_NS
 from .meetings import Calls, End, Kind, Meeting, MeetingPlace, Membership, Standing, Stop
 from .program import Created, CutOff, Destroyed, Ended, Made, Program, Waited
-from .threads import AllThreads, Doing, InTurn, Joins, by_thread, place_of
+from .threads import AllThreads, Doing, InTurn, Joins, by_thread
 
 
 class Thread:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..record.notes import UnwindingNote
-from ..record.snapshot import Call, GroupKey, Note
+from ..record.snapshot import GroupKey, Note, place_of
 from .program import CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
 
@@ -108,11 +108,3 @@ def by_thread(program: Program) -> list[list[Doing]]:
             found[main].append(AllThreads())
         found.setdefault(thread, []).append(row)
     return list(found.values())
-
-
-def place_of(call: Call) -> Hashable:
-    """The group or channel in which calls of a rank have an order."""
-    signature = call.signature
-    if signature.peer is None:
-        return call.group
-    return (call.group, signature.op, signature.peer, signature.tag)
