@@ -96,7 +96,9 @@ class _Pairs:
 
     def pairings(self) -> list[Pairing]:
         rows: dict[object, list[tuple[int, int, Walk]]] = defaultdict(list)
-        for rank, other, found in self._by_rank() if self.exact else self._by_role():
+        same = sorted(self.left.keys() & self.right.keys())
+        by_rank = ((rank, rank, self._walk(rank, rank)) for rank in same)
+        for rank, other, found in by_rank if self.exact else self._by_role():
             rows[_alike(found)].append((rank, other, found))
         made = [
             Pairing(
@@ -109,10 +111,6 @@ class _Pairs:
         ]
         return sorted(made, key=_weight)
 
-    def _by_rank(self) -> Iterator[tuple[int, int, Walk]]:
-        for rank in sorted(self.left.keys() & self.right.keys()):
-            yield rank, rank, self._walk(rank, rank)
-
     def _by_role(self) -> Iterator[tuple[int, int, Walk]]:
         """Ranks at the same places of their groups stand for each other; where a place is in one
         world alone, one that does the same, or else the nearest."""
@@ -124,7 +122,17 @@ class _Pairs:
                 (likeness, rank, self._walk(rank, members[0]))
                 for likeness, rank in _candidates(mine, placement)
             ]
-            _, rank, best = min(found, key=_worse)
+            # The least unlike: one that does something else at last, then the one whose places
+            # are others.
+            _, rank, best = min(
+                found,
+                key=lambda one: (
+                    one[2].hard is not None,
+                    -one[0],
+                    -one[2].alike,
+                    len(one[2].found),
+                ),
+            )
             used.add(rank)
             shown.add(_alike(best))
             for other in members:
@@ -182,13 +190,6 @@ def _candidates(mine: Mapping[_Class, list[int]], placement: _Placement) -> list
         (sum(wanted.get(label) == place for label, place in places), ranks[0])
         for (places, _), ranks in mine.items()
     ]
-
-
-def _worse(one: tuple[int, int, Walk]) -> tuple[bool, int, int, int]:
-    """Less like, the greater: one that does something else at last, then the one whose places are
-    others."""
-    likeness, _, found = one
-    return (found.hard is not None, -likeness, -found.alike, len(found.found))
 
 
 def _alike(found: Walk) -> object:

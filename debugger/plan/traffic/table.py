@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ...record.signature import Signature, call_bytes
-from ...record.snapshot import Call, Group
 from ..limits import MOST_PERIODS
 from .calls import UNKNOWN, RankCalls
 from .costs import Cost, Link, costs
 
+Priced = tuple[int, Sequence[tuple[Cost, float]], float]
+"""Bytes, the costs with their times, and the shortest time."""
 Span = tuple[int, int]
 """Of the rank with the least, and of the one with the most."""
 
@@ -109,7 +110,12 @@ def traffic(ranks: Sequence[RankCalls], link: Link | None = None) -> Traffic:
     step: dict[tuple[GroupRole, str], _Sum] = defaultdict(_Sum)
     groups: dict[GroupRole, set[tuple[object, ...]]] = defaultdict(set)
     busiest: dict[int, float] = defaultdict(float)
-    priced = cache(lambda signature, size, place: _priced(signature, size, place, link))
+
+    @cache
+    def priced(signature: Signature, size: int, place: int) -> Priced:
+        timed = [(cost, link.time_us(cost)) for cost in costs(signature, size, place)]
+        return call_bytes(signature), timed, min((time for _, time in timed), default=0.0)
+
     for one in ranks:
         names = one.group_names()
         roles = {key: GroupRole(names[key], len(group.ranks)) for key, group in one.groups.items()}
@@ -120,7 +126,10 @@ def traffic(ranks: Sequence[RankCalls], link: Link | None = None) -> Traffic:
         loop = loops.get(one.rank)
         for number, call in enumerate(one.calls):
             role = roles.get(call.group, GroupRole(UNKNOWN, 0))
-            place = _place(one, call) if "all_to_all" in call.signature.op else 0
+            group = one.groups.get(call.group) if "all_to_all" in call.signature.op else None
+            place = 0
+            if group is not None and one.rank in group.ranks:
+                place = group.ranks.index(one.rank)
             price = priced(call.signature, role.size, place)
             _add(whole[role, call.signature.op], one.rank, price)
             if loop is not None and loop.stop - loop.period <= number < loop.stop:
@@ -174,20 +183,6 @@ def steps_of(ranks: Sequence[RankCalls]) -> dict[int, Loop]:
         if least and loop.times % least == 0 and loop.times > least:
             found[rank] = Loop(loop.start, loop.period * (loop.times // least), least)
     return found
-
-
-def _place(one: RankCalls, call: Call) -> int:
-    group: Group | None = one.groups.get(call.group)
-    return group.ranks.index(one.rank) if group is not None and one.rank in group.ranks else 0
-
-
-Priced = tuple[int, Sequence[tuple[Cost, float]], float]
-"""Bytes, the costs with their times, and the shortest time."""
-
-
-def _priced(signature: Signature, size: int, place: int, link: Link) -> Priced:
-    timed = [(cost, link.time_us(cost)) for cost in costs(signature, size, place)]
-    return call_bytes(signature), timed, min((time for _, time in timed), default=0.0)
 
 
 def _add(total: _Sum, rank: int, price: Priced) -> None:

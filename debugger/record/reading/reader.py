@@ -444,7 +444,13 @@ class FlightReader(RingReader):
             if row[9] != layout.NO_CHANNEL:
                 message = messages.get(row[9])
                 if message is None:
-                    message = messages[row[9]] = self._message(row[9])
+                    text = None
+                    if row[9] < layout.CHANNELS:
+                        at = layout.CHANNELS_OFFSET + row[9] * layout.CHANNEL.size
+                        definition = layout.CHANNEL.unpack_from(self._map, at)[0]
+                        text = self._definitions.channel(definition)
+                    message = ("?", -1, 0) if text is None else (text.op, text.peer, text.tag)
+                    messages[row[9]] = message
             done = row[16]
             # A synchronous call that has started later goes on in a GPU's stream.
             handed_over = row[15] > row[14]
@@ -461,13 +467,6 @@ class FlightReader(RingReader):
                 )
             )
         return found
-
-    def _message(self, index: int) -> tuple[str, int, int]:
-        text = None
-        if index < layout.CHANNELS:
-            at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
-            text = self._definitions.channel(layout.CHANNEL.unpack_from(self._map, at)[0])
-        return ("?", -1, 0) if text is None else (text.op, text.peer, text.tag)
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """chain, exact and balance after that many collectives of the group."""
@@ -499,8 +498,5 @@ class FlightReader(RingReader):
         return None
 
 
-@functools.lru_cache(maxsize=64)
-def _identity(text: bytes) -> Mapping[str, Any]:
-    """Reads an identity; the ranks of a node, which are read one after the other, may say the
-    same."""
-    return object_of(text)
+_identity = functools.lru_cache(maxsize=64)(object_of)
+"""Reads an identity; the ranks of a node, which are read one after the other, may say the same."""
