@@ -16,7 +16,7 @@ from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from ..record.wording import printable, ranks_text
-from ..record.writing.whole_records import MOST_CALLS, write_whole
+from ..record.writing.whole_records import write_whole
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes
@@ -25,9 +25,6 @@ from .limits import MOST_READ
 from .program import Program
 
 EXIT_FAILED = 1
-MANY_RANKS = 256
-CALLS_OF_MANY = 256
-"""Of so many ranks, records hold the last calls only: they are there to be looked at."""
 _OF_GPUS = re.compile("cuda|nvidia", re.IGNORECASE)
 
 
@@ -64,9 +61,9 @@ def conclude(
     findings = [_with_last_words(one, directory) for one in judgement.findings]
     judgement = replace(judgement, findings=findings)
     for number, rank in judgement.outcome.now.ranks.items():
-        calls = CALLS_OF_MANY if len(programs) > MANY_RANKS else MOST_CALLS
         try:
-            write_whole(directory.flight(number), rank, {"argv": list(facts.command)}, calls)
+            identity = {"argv": list(facts.command)}
+            write_whole(directory.flight(number), rank, identity, len(programs))
         except OSError as error:
             directory.failures.append(f"cannot write the record of rank {number}: {error}")
             break

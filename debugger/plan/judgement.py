@@ -150,25 +150,22 @@ def _took_another_way(outcome: Outcome) -> bool:
 def _by_order_of_messages(finding: Finding) -> Finding:
     if finding.kind not in NEEDS_LUCK:
         return finding
-    order = "depends on which message a receive from any source takes first"
-    return replace(
-        finding,
-        severity="warning",
-        proven=False,
-        message=f"{order}: {finding.message}",
-        headline=f"{order}: {finding.headline or finding.message}",
-    )
+    return _warning(finding, "depends on which message a receive from any source takes first:")
 
 
 @step("needs luck")
 def _needs_luck(finding: Finding) -> Finding:
     luck = "needs luck: it ends well only where messages and roots need not wait for the others"
+    return _warning(finding, f"{luck}; else")
+
+
+def _warning(finding: Finding, when: str) -> Finding:
     return replace(
         finding,
         severity="warning",
         proven=False,
-        message=f"{luck}; else {finding.message}",
-        headline=f"{luck}; else {finding.headline or finding.message}",
+        message=f"{when} {finding.message}",
+        headline=f"{when} {finding.headline or finding.message}",
     )
 
 

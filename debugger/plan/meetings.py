@@ -42,32 +42,27 @@ from ..record.snapshot import Call, CallSite, Creation, GroupKey, Note
 from .program import CutOff, Ended, Made, Program, Waited
 
 
+@dataclass(slots=True, eq=False)
 class End:
-    """The end of a call: `done_ns` is 0 until then. Threads are parked at it (see `runnable`)."""
+    """The end of a call: `done_ns` is 0 until then. Threads are parked at it (see `simulation`)."""
 
-    __slots__ = ("done_ns",)
-
-    def __init__(self) -> None:
-        self.done_ns = 0
+    done_ns: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Meeting(End):
-    """A collective of a group. `bad`: its ranks do not fit, and nobody who waits gets out."""
+    """A collective of a group. `bad`: its ranks do not fit, and nobody who waits gets out.
+    `ready`: all have come; on a device the group's calls before this one may still be under way.
+    `of_root`: for those who wait for the root alone. `splits`: by place in the group, where what
+    one sends must be what the other expects."""
 
-    __slots__ = ("agree", "bad", "came", "of_root", "ready", "splits", "tree")
-
-    def __init__(self, agree: int) -> None:
-        super().__init__()
-        self.agree = agree
-        self.bad = False
-        self.came = 0
-        self.ready = False
-        """All have come; on a device the group's calls before this one may still be under way."""
-        self.of_root: End | None = None
-        """For those who wait for the root alone."""
-        self.tree: Tree | None = None
-        self.splits: dict[int, Signature] = {}
-        """By place in the group, where what one sends must be what the other expects."""
+    agree: int = 0
+    bad: bool = False
+    came: int = 0
+    ready: bool = False
+    of_root: End | None = None
+    tree: Tree | None = None
+    splits: dict[int, Signature] = field(default_factory=dict)
 
     def splits_fit(self) -> bool:
         """Whether each rank receives what the others send to it; all have come."""
@@ -79,14 +74,14 @@ class Meeting(End):
         return list(zip(*expected, strict=True)) == sent
 
 
+@dataclass(slots=True)
 class Tree:
     """A broadcast from hand to hand: each place of the group has an end of its own."""
 
-    def __init__(self, size: int, root: int) -> None:
-        self._size = size
-        self._root = root
-        self._ends: dict[int, End] = {}
-        self._with_data: set[int] = set()
+    _size: int
+    _root: int
+    _ends: dict[int, End] = field(default_factory=dict)
+    _with_data: set[int] = field(default_factory=set)
 
     def comes(self, place: int) -> tuple[End, list[End]]:
         """A rank comes: its end, and all ends that this brings about (its own may be one)."""
@@ -364,7 +359,7 @@ class Calls:
             member.exact = (member.exact + kind.exact * (2 * seq + 1)) & MASK
         meeting = place.meetings.get(seq)
         if meeting is None:
-            meeting = place.meetings[seq] = Meeting(kind.agree)
+            meeting = place.meetings[seq] = Meeting(agree=kind.agree)
         elif meeting.agree != kind.agree:
             meeting.bad = True
         meeting.came += 1

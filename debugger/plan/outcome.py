@@ -47,15 +47,6 @@ class Outcome:
     last_ns: int
 
     @property
-    def unknown(self) -> dict[int, str]:
-        """The ranks of which not all is known, each with the reason."""
-        return {
-            number: standing.cut.why
-            for number, standing in self.standings.items()
-            if standing.cut is not None
-        }
-
-    @property
     def through(self) -> bool:
         """Every rank has ended."""
         return all(one.exit is not None for one in self.standings.values())

@@ -209,7 +209,7 @@ class _Reader:
             self._notes.append((len(self._events), known.notes[-1]))
 
     def _on_slot(self, index: int, definition: int) -> None:
-        text = self._known.group(definition)
+        text = self._known.groups.get(definition)
         if text is None:
             raise KeyError(f"no group has the definition {definition}")
         self._slots[index] = Group(
@@ -252,7 +252,7 @@ class _Reader:
             group=self._slots[slot].key,
             seq=seq,
             signature=self._known.signatures[signature],
-            site=self._known.site(site),
+            site=self._known.sites.get(site),
             thread=thread,
             state=CallState.ISSUED,
             is_async=bool(flags & ASYNC_FLAG),
@@ -282,11 +282,11 @@ class _Reader:
             self._came_from[number] = ranks[source]
 
     def _on_wait(self, number: int, site: int, stream: int = 0) -> None:
-        self._events.append(Waited(number, self._known.site(site), _stream(stream)))
+        self._events.append(Waited(number, self._known.sites.get(site), _stream(stream)))
 
     def _on_destroyed(self, index: int, site: int) -> None:
         self._states[index] = GroupState.DESTROYED
-        self._events.append(Destroyed(self._slots[index].key, self._known.site(site)))
+        self._events.append(Destroyed(self._slots[index].key, self._known.sites.get(site)))
 
     def _on_waits(self, activity: int, detail: int, site: int) -> None:
         self._waits.append((activity, detail, site))
@@ -296,7 +296,7 @@ class _Reader:
             self._waits.pop()
 
     def _on_undecided(self, site: int, what: str) -> None:
-        said = Undecided(self._known.site(site) or CallSite("", 0, ""), str(what))
+        said = Undecided(self._known.sites.get(site) or CallSite("", 0, ""), str(what))
         if said not in self._undecided:
             self._undecided.append(said)
 
@@ -315,11 +315,11 @@ class _Reader:
         if self._ended:
             return
         self._ended = True
-        found = self._known.site(site)
+        found = self._known.sites.get(site)
         if waits and self._waits:
             activity, detail, site = self._waits[-1]
-            found = self._known.site(site) or found
-            about = self._known.detail(detail)
+            found = self._known.sites.get(site) or found
+            about = self._known.details.get(detail, {})
             self._events.append(CutOff(str(why), found, Activity(activity), about))
             return
         match self._events[-1:]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.facts.world import DEFAULT_GROUP
@@ -32,21 +32,19 @@ from .program import Created, CutOff, Destroyed, Ended, Made, Program, Waited
 from .threads import AllThreads, Doing, InTurn, Joins, by_thread
 
 
+@dataclass(slots=True, eq=False)
 class Thread:
-    """A thread of a rank. `stop`: what it stands still in."""
+    """A thread of a rank. `stop`: what it stands still in; `makes`: the group that it has when what
+    it waits for is there."""
 
-    __slots__ = ("at", "clock_ns", "doings", "makes", "order", "rank", "stop", "yielded")
-
-    def __init__(self, rank: Standing, doings: list[Doing], order: int, clock_ns: int) -> None:
-        self.rank = rank
-        self.doings = doings
-        self.order = order
-        self.clock_ns = clock_ns
-        self.at = 0
-        self.stop: Stop | None = None
-        self.makes: Membership | None = None
-        """The group that it has when what it waits for is there."""
-        self.yielded = False
+    rank: Standing
+    doings: list[Doing]
+    order: int
+    clock_ns: int
+    at: int = 0
+    stop: Stop | None = None
+    makes: Membership | None = None
+    yielded: bool = False
 
 
 class Runnable:
@@ -341,7 +339,7 @@ class Simulation:
             return True
         meeting = self._creations.get(where)
         if meeting is None:
-            meeting = self._creations[where] = Meeting(0)
+            meeting = self._creations[where] = Meeting()
         meeting.came += 1
         if meeting.came == len(self._planned.intersection(ranks)):
             self._runnable.over(meeting, thread.clock_ns)

@@ -104,10 +104,10 @@ class Definitions:
         self._damaged = 0
         self._wall_offset_ns = 0
         self.signatures: dict[int, Signature] = {}
-        self._sites: dict[int, CallSite] = {}
-        self._details: dict[int, Mapping[str, Any]] = {}
-        self._groups: dict[int, GroupText] = {}
-        self._channels: dict[int, ChannelText] = {}
+        self.sites: dict[int, CallSite] = {}
+        self.details: dict[int, Mapping[str, Any]] = {}
+        self.groups: dict[int, GroupText] = {}
+        self.channels: dict[int, ChannelText] = {}
         self.creations: list[Creation] = []
         self.notes: list[Note] = []
         self.environment: Mapping[str, str] = {}
@@ -161,40 +161,24 @@ class Definitions:
             self.signatures[number] = _signature(text)
             return
         if kind == Definition.GROUP:
-            self._groups[number] = _group(text)
+            self.groups[number] = _group(text)
             return
         if kind == Definition.SITE:
-            self._sites[number] = _site(text)
+            self.sites[number] = _site(text)
             return
         value = json.loads(text)
         if kind == Definition.CHANNEL:
-            self._channels[number] = ChannelText(
+            self.channels[number] = ChannelText(
                 key_of(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])
             )
         elif kind == Definition.CREATION:
-            self.creations.append(creation_of(value, self.site, wall_offset_ns))
+            self.creations.append(creation_of(value, self.sites.get, wall_offset_ns))
         elif kind == Definition.NOTE:
-            self.notes.append(note_of(value, self.site, wall_offset_ns))
+            self.notes.append(note_of(value, self.sites.get, wall_offset_ns))
         elif kind == Definition.ENVIRONMENT:
             self.environment = {str(name): str(value[name]) for name in value}
         elif kind == Definition.DETAIL:
-            self._details[number] = dict(value)
-
-    def site(self, number: int) -> CallSite | None:
-        """The call site with this id."""
-        return self._sites.get(number)
-
-    def detail(self, number: int) -> Mapping[str, Any]:
-        """Returns what a thread waits for where it is no call; empty when unknown."""
-        return self._details.get(number, {})
-
-    def group(self, number: int) -> GroupText | None:
-        """The group with this id."""
-        return self._groups.get(number)
-
-    def channel(self, number: int) -> ChannelText | None:
-        """The channel with this id."""
-        return self._channels.get(number)
+            self.details[number] = dict(value)
 
     def signature(self, mapped: mmap.mmap, number: int, op_code: int, call: int) -> Signature:
         """The signature of the record's call with this number; of its op alone where no more is

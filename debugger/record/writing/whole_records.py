@@ -21,7 +21,9 @@ from ..ops import OP_CODES
 from ..snapshot import Call, CallSite, GroupKey, Rank, place_of
 from .flight_file import FlightFile
 
-MOST_CALLS = layout.RING
+MANY_RANKS = 256
+CALLS_OF_MANY = 256
+"""Of so many ranks, records hold the last calls only: they are there to be looked at."""
 _NOTHING = bytes(mmap.PAGESIZE)
 
 
@@ -29,17 +31,13 @@ def write_whole(
     path: Path,
     rank: Rank,
     identity: Mapping[str, Any],
-    most_calls: int = MOST_CALLS,
-    calls: Sequence[Call] | None = None,
+    ranks: int = 1,
 ) -> None:
-    """Write the record, of its last calls at most so many: those of its history, or `calls`, where
-    it has none. Raises OSError."""
-    most_calls = min(most_calls, layout.RING)
-    if calls is None:
-        calls = [] if rank.history is None else rank.history.recent(most_calls)
+    """Writes the record, one of those of so many `ranks`. Raises OSError."""
+    most = CALLS_OF_MANY if ranks > MANY_RANKS else layout.RING
     made = _WholeRecord(path, rank)
     made.identify({"host": rank.host, "job": rank.job, **identity})
-    made.tell(calls[-most_calls:])
+    made.tell([] if rank.history is None else rank.history.recent(most))
     made.save()
 
 
