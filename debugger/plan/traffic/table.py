@@ -126,10 +126,10 @@ def traffic(ranks: Sequence[RankCalls], link: Link | None = None) -> Traffic:
         loop = loops.get(one.rank)
         for number, call in enumerate(one.calls):
             role = roles.get(call.group, GroupRole(UNKNOWN, 0))
-            group = one.groups.get(call.group) if "all_to_all" in call.signature.op else None
             place = 0
-            if group is not None and one.rank in group.ranks:
-                place = group.ranks.index(one.rank)
+            if "all_to_all" in call.signature.op and call.group in one.groups:
+                members = one.groups[call.group].ranks
+                place = members.index(one.rank) if one.rank in members else 0
             price = priced(call.signature, role.size, place)
             _add(whole[role, call.signature.op], one.rank, price)
             if loop is not None and loop.stop - loop.period <= number < loop.stop:

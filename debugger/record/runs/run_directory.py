@@ -81,7 +81,7 @@ class _Below:
 @dataclass(slots=True)
 class RunDirectory:
     """The directory of a run. `failures` are sentences about writes that did not succeed, each
-    once; `packed` is the artefact that it was unpacked from, if it was (`unpacking`)."""
+    once; `packed` is the artefact that it was unpacked from, if it was."""
 
     path: Path
     failures: list[str] = field(default_factory=list)
