@@ -4,7 +4,7 @@
 2. Where somebody stands still and nothing is proven, the clock goes on until it may be suspected:
    nothing can come any more that would say otherwise.
 3. Where nothing is wrong at best, they are executed with the calls of a device one after the other:
-   who is stuck then is stuck for ever where nothing but calls of one stream is to come (`stuck_for_ever`).
+   who is stuck then is stuck for ever where nothing but calls of one stream is to come.
 4. Where nothing is wrong then, they are executed as at worst: what is stuck by that needs luck, and
    is a warning.
 """
