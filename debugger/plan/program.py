@@ -168,8 +168,8 @@ class _Reader:
                     row = json.loads(line)
                     if row[0] in _KINDS:
                         self._define(_KINDS[row[0]], *row[1:])
-                    else:
-                        getattr(self, f"_on_{row[0]}", _nothing)(*row[1:])
+                    elif take := getattr(self, f"_on_{row[0]}", None):  # else of a newer version
+                        take(*row[1:])
                 except DAMAGED:
                     self._events.append(CutOff("its record is damaged from here on"))
                     self._ended = True
@@ -330,8 +330,3 @@ class _Reader:
 
 def _stream(number: int) -> int:
     return whole(number) if number >= 0 else -1
-
-
-def _nothing(*row: Any) -> None:
-    """A line of a newer version."""
-    del row

@@ -33,13 +33,13 @@ class RankCalls:
     def group_names(self) -> dict[GroupKey, str]:
         """Returns the name of each group of this rank: alike on all ranks, and in every run of the
         program, whatever number of ranks it has."""
-        return {key: self._name(group) for key, group in self.groups.items()}
-
-    def _name(self, group: Group) -> str:
-        if group.desc not in ("", UNDEFINED):
-            return group_name(group.key[0], group.desc)
-        site = self.sites.get(group.key)
-        return f"made at {site_text(site)}" if site is not None else "without a name"
+        found = {}
+        for key, group in self.groups.items():
+            site = self.sites.get(key)
+            found[key] = f"made at {site_text(site)}" if site is not None else "without a name"
+            if group.desc not in ("", UNDEFINED):
+                found[key] = group_name(key[0], group.desc)
+        return found
 
 
 def of_program(program: Program) -> RankCalls:
