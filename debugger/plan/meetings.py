@@ -4,9 +4,11 @@ each rank has done so far, and what its threads stand in.
 An `End` is what a thread waits for. A call that ends alike for all of its ranks is one `End` that
 they share (the `Meeting` itself); where it ends for each in its own time they have others.
 
-For whom a call waits is told by the diagnosis' model of blocking (`Model`). Which send a receive
-takes is not: the diagnosis compares how many both sides have posted when all stand still, and has
-no order of events; here each call meets its other side as it is made.
+For whom a call waits is told by the diagnosis' model of blocking (`Model`). Which calls meet is
+not: `diagnosis/facts/needs` compares how many both sides have made when all stand still, and has no
+order of events; here each call meets its other side as it is made. Of the waits in which 600 random
+plans end it lets a third go on: those in calls to which all have come that do not fit, whose
+message another receive has taken, or whose sender has ended without it. Other rules judge these.
 """
 
 from __future__ import annotations
