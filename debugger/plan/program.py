@@ -209,17 +209,7 @@ class _Reader:
             self._notes.append((len(self._events), known.notes[-1]))
 
     def _on_slot(self, index: int, definition: int) -> None:
-        text = self._known.groups.get(definition)
-        if text is None:
-            raise KeyError(f"no group has the definition {definition}")
-        self._slots[index] = Group(
-            key=text.key,
-            desc=text.desc,
-            ranks=text.ranks,
-            backend=text.backend,
-            state=GroupState.READY,
-            timeout_s=text.timeout_s,
-        )
+        self._slots[index] = self._known.groups[definition]
         self._states[index] = GroupState.READY
 
     def _on_kind(self, number: int, *row: int) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import layout
-from .layout import Definition
+from .layout import Definition, GroupState
 from .limits import MOST_RANKS
 from .ops import OP_NAMES
 from .safe_files import cost_bytes, finite, whole
@@ -72,27 +72,6 @@ class Budget:
         return self.left_bytes < 0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupText:
-    """The heap's text of a group."""
-
-    key: GroupKey
-    desc: str
-    ranks: tuple[int, ...]
-    backend: str
-    timeout_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelText:
-    """The heap's text of a point-to-point channel."""
-
-    group: GroupKey
-    op: str
-    peer: int
-    tag: int
-
-
 class Definitions:
     """The definitions read so far. `read` takes in what has been added since."""
 
@@ -106,8 +85,8 @@ class Definitions:
         self.signatures: dict[int, Signature] = {}
         self.sites: dict[int, CallSite] = {}
         self.details: dict[int, Mapping[str, Any]] = {}
-        self.groups: dict[int, GroupText] = {}
-        self.channels: dict[int, ChannelText] = {}
+        self.groups: dict[int, Group] = {}
+        self.channels: dict[int, Channel] = {}
         self.creations: list[Creation] = []
         self.notes: list[Note] = []
         self.environment: Mapping[str, str] = {}
@@ -168,8 +147,14 @@ class Definitions:
             return
         value = json.loads(text)
         if kind == Definition.CHANNEL:
-            self.channels[number] = ChannelText(
-                key_of(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])
+            self.channels[number] = Channel(
+                group=key_of(value),
+                op=str(value["op"]),
+                peer=whole(value["peer"]),
+                tag=whole(value["tag"]),
+                issued=0,
+                chain=0,
+                last=None,
             )
         elif kind == Definition.CREATION:
             self.creations.append(creation_of(value, self.sites.get, wall_offset_ns))
@@ -293,18 +278,19 @@ def note_of(value: dict[str, Any], site: Sites, wall_offset_ns: int = 0) -> Note
 
 # All ranks of a group describe it alike: of 16,384 ranks each would else keep a list of 16,384.
 @functools.lru_cache(maxsize=1024)
-def _group(text: str) -> GroupText:
+def _group(text: str) -> Group:
     return group_of(json.loads(text))
 
 
-def group_of(value: Mapping[str, Any]) -> GroupText:
-    """Reads the text of a GROUP."""
+def group_of(value: Mapping[str, Any]) -> Group:
+    """Reads the text of a GROUP, as one that is ready and has had no call."""
     timeout_s = value.get("timeout_s")
-    return GroupText(
+    return Group(
         key=key_of(value),
         desc=str(value["desc"]),
         ranks=unpacked_ranks(value["ranks"]),
         backend=str(value["backend"]),
+        state=GroupState.READY,
         timeout_s=None if timeout_s is None else finite(timeout_s),
     )
 

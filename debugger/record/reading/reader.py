@@ -276,17 +276,8 @@ class FlightReader(RingReader):
                 issued, chain, last = (newest[10] + 1) & MASK, newest[11], newest[0]
             text = self._definitions.channels.get(definition)
             if text is not None:
-                channels.append(
-                    Channel(
-                        group=text.group,
-                        op=text.op,
-                        peer=text.peer,
-                        tag=text.tag,
-                        issued=issued,
-                        chain=chain,
-                        last=last - 1 if last else None,
-                    )
-                )
+                last = last - 1 if last else None
+                channels.append(replace(text, issued=issued, chain=chain, last=last))
         return tuple(channels)
 
     def _read_waits(self, calls: Sequence[int]) -> tuple[Wait, ...]:
