@@ -6,7 +6,7 @@ calls that differ at DETAIL), and what runs in a rank shares only `record` with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 
@@ -71,19 +71,6 @@ class Kind:
         return self.family is Family.MISMATCH or self.name == "invalid_argument"
 
 
-_RANK_DIED = Kind(
-    "rank_died",
-    94,
-    Family.ABSENCE,
-    "RANK DIED",
-    ends_all=True,
-    restarted=True,
-    ends_culprits=True,
-    stack_tells=True,
-)
-_RAISED = replace(
-    _RANK_DIED, name="rank_exception", exit_code=1, family=Family.FAILURE, title="EXCEPTION"
-)
 _ALL = (
     Kind("op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
     Kind("shape_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
@@ -135,16 +122,52 @@ _ALL = (
         at_one_line=True,
     ),
     Kind("node_lost", 94, Family.ABSENCE, "NODE LOST", ends_all=True, leaves=True),
-    _RANK_DIED,
-    _RAISED,
+    Kind(
+        "rank_died",
+        94,
+        Family.ABSENCE,
+        "RANK DIED",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
+    Kind(
+        "rank_exception",
+        1,
+        Family.FAILURE,
+        "EXCEPTION",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
     Kind("nan", 95, Family.DATA, "NAN", spreads=True),
     Kind("overflow", 95, Family.DATA, "OVERFLOW", spreads=True),
     Kind("divergence", 95, Family.DATA, "DIVERGENCE"),
     Kind("inflight_write", 95, Family.DATA, "RACE IN FLIGHT", at_one_line=True),
     Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR", at_one_line=True),
-    replace(_RAISED, name="invalid_argument", title="INVALID ARGUMENT"),
+    Kind(
+        "invalid_argument",
+        1,
+        Family.FAILURE,
+        "INVALID ARGUMENT",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
     Kind("ddp_unused_parameters", 1, Family.FAILURE, "UNUSED PARAMETERS", ends_all=True),
-    replace(_RAISED, name="tool_error", exit_code=96, title="DISTDEBUG ITSELF FAILED"),
+    Kind(
+        "tool_error",
+        96,
+        Family.FAILURE,
+        "DISTDEBUG ITSELF FAILED",
+        ends_all=True,
+        restarted=True,
+        ends_culprits=True,
+        stack_tells=True,
+    ),
     Kind("not_in_group", 0, Family.USE, "NOT IN GROUP"),
     Kind("unwaited_work", 0, Family.USE, "NOT WAITED FOR"),
     Kind(
