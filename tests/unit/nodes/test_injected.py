@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.faults.injected import Injected, InjectedLog, read
-from distdebug.faults.plan import load
+from distdebug.faults.plan import add, load
 from distdebug.faults.spec import parse
 from distdebug.nodes.injected import InjectedCopies, InjectedSource
 
@@ -25,7 +25,7 @@ class Two:
         for folder, texts in ((self.node, plan), (self.head, heads)):
             folder.mkdir()
             if texts:
-                plan.add(folder, [parse(text) for text in texts])
+                add(folder, [parse(text) for text in texts])
         self.source, self.copies = InjectedSource(self.node), InjectedCopies(self.head)
 
     def happens(self, fault: int, rank: int) -> None:
