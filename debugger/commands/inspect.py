@@ -142,8 +142,7 @@ class InspectCommand(Command):
 
 def _installed(args: argparse.Namespace) -> int:
     """Put the layer into the ranks, and judge what it records: once, or until it is wrong."""
-    from ..inspection.installing import install
-    from ..inspection.recorded_since import findings_before, watched
+    from ..inspection.installing import findings_before, install, watched
     from ..record.wording import ranks_text
 
     if args.slurm is not None:

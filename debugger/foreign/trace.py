@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
-from .coalesced import without_leftovers
-from .counts import DEFAULT, Key, Own, completed, has_lost
+from .completion import DEFAULT, Key, Own, completed, has_lost, without_lag, without_leftovers
 from .flight_recorder import Dump, Entry, GroupName
-from .lag import without_lag
 
 _SEQ = attrgetter("seq")
 """Of a collective."""

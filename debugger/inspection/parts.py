@@ -11,7 +11,7 @@ from typing import Any
 from ..record.limits import MOST_RANKS
 from ..record.safe_text import clean
 from ..record.snapshot import CallSite
-from .branches import MadeCall
+from .source import MadeCall
 from .stance import Doing, Stance
 from .suspicions import Look
 

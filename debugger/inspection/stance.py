@@ -24,7 +24,7 @@ from ..supervisor.stacks.stack_tree import (
 )
 from ..supervisor.stacks.stacks import Frame
 from . import source as sources
-from .branches import MadeCall, calls_made
+from .source import MadeCall, calls_made
 
 
 class Doing(Enum):

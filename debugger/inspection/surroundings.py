@@ -12,7 +12,7 @@ from ..foreign.flight_recorder import Dump
 from ..record.safe_text import endpoint, port_of
 from ..record.wording import ranks_text, verb
 from ..supervisor.machine.connections import Link, Socket, is_this_network, links, sockets_of
-from . import debug_server, dumps, nccl_ras
+from . import dumps, nccl_ras
 from .processes import Job, Process, is_loopback
 from .stance import Doing, Stance
 from .store import Keys, keys_of
@@ -54,7 +54,7 @@ def look_around(
         communicators = []
     answers: Mapping[int, Dump] = {}
     if ask:
-        answers, said = debug_server.dumps_of(keys) if keys is not None else ({}, [])
+        answers, said = dumps.dumps_of(keys) if keys is not None else ({}, [])
         problems += said
         silent = {rank: one for rank, one in ranks.items() if rank not in answers}
         problems += dumps.ask(silent)

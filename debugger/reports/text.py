@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..diagnosis.story import STEPS
 from ..record.kinds import kind_of
 from ..record.snapshot import is_own
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
-from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Table, TableRow
 
 WIDTH = 120
@@ -21,12 +21,14 @@ MOST_HOSTS = 16
 _MOST_FURTHER = 8
 _MOST_STACK = 12
 _GAP = "   "
+BOLD, DIM = 1, 2
+RED, GREEN, YELLOW = 31, 32, 33
 
 
 def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
     """The report as text that ends with a newline. Nothing is cut off at `width` columns (0: no
     limit): rows of a table that would be longer are written on several lines."""
-    return "\n".join(_Text(document, Paint(colour), width).lines()) + "\n"
+    return "\n".join(_Text(document, colour, width).lines()) + "\n"
 
 
 def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -40,9 +42,9 @@ def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 class _Text:
-    def __init__(self, document: Mapping[str, Any], paint: Paint, width: int) -> None:
+    def __init__(self, document: Mapping[str, Any], colour: bool, width: int) -> None:
         self.document = document
-        self.paint = paint
+        self.colour = colour
         self.width = width if width > 0 else 1 << 30
         self.watched: Any = document.get("watched")
 
@@ -252,6 +254,13 @@ class _Text:
 
     # -- lines ---------------------------------------------------------------------------------
 
+    def paint(self, text: str, *attributes: int) -> str:
+        """Returns the text with these ANSI attributes, or as it is where colour is off: colour
+        marks what to read first, and means nothing that the words do not say."""
+        if not self.colour or not text:
+            return text
+        return f"\x1b[{';'.join(map(str, attributes))}m{text}\x1b[0m"
+
     def _wrapped(self, word: str, text: str) -> Iterator[str]:
         first, *rest = self._wrap(word + text, "  ", "    ")
         yield "  " + self.paint(word, DIM if word == "note: " else YELLOW) + first[2 + len(word) :]
@@ -307,3 +316,22 @@ class _Text:
             *self._wrap(what, start, indent + "  "),
             *([indent + below] if below else []),
         ]
+
+
+def story(document: Mapping[str, Any]) -> str:
+    """Returns which rule made each finding, and what has changed it since: a paragraph for each;
+    the verdict has no place of its own in it."""
+    lines = [] if document["findings"] else [f"nothing was found: {document['outcome']}"]
+    for finding in document["findings"]:
+        lines.append(f"{finding['severity']} {finding['kind']}: {finding['message']}")
+        told = finding.get("story")
+        if not isinstance(told, list) or not told:
+            lines.append("  who made it is not on record: the report is of an older version")
+            continue
+        lines.append(f"  made by {told[0]}")
+        width = max(map(len, told[1:]), default=0)
+        lines += [
+            f"  then {one:{width}}  {STEPS.get(one, 'a step of another version')}"
+            for one in told[1:]
+        ]
+    return "\n".join(lines) + "\n"

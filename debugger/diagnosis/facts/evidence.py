@@ -11,6 +11,7 @@ from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey, Standstill
 from ...record.wording import RankState, call_text, numbered, printable, ranks_text, signal_name
 from ..findings import CallIs, RankEvidence
+from ..limits import SECOND_NS
 from .world import STOPPED, Pending, World, caught_exceptions, exit_status
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
@@ -241,3 +242,23 @@ def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
     if record is None or not keys or record.history is None:
         return None
     return record.history.at(max(keys), seq)
+
+
+ENTERED = "entered_by_all"
+"""In the data of a finding whose ranks are all where they should be: no stack says more."""
+
+
+def cause_of(world: World, rank: int) -> str:
+    """Why the rank has not come, as far as the operating system and its record tell."""
+    record = world.ranks.get(rank)
+    if record is None:
+        return "unknown"
+    if record.process.state in STOPPED:
+        return "stopped"
+    until_ns = record.process.ended_ns or world.now_ns
+    silent_s = (until_ns - record.heartbeat_ns) / SECOND_NS if record.heartbeat_ns else 0.0
+    if silent_s > max(1.0, 10 * world.limits.heartbeat_s):
+        return "gil_held"
+    if world.activity(rank, Activity.STORE) is not None:
+        return "store"
+    return "user_code" if record.location else "unknown"

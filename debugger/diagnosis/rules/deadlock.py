@@ -23,9 +23,9 @@ from ...record.layout import Activity
 from ...record.signature import ANY_SOURCE
 from ...record.wording import at_site, ranks_text, verb
 from ..facts.channels import Channels
-from ..facts.cycles import find_cycle, reaching, stuck_ranks
 from ..facts.evidence import doing
 from ..facts.needs import Need, Needs
+from ..facts.waits import find_cycle, reaching, stuck_ranks
 from ..facts.world import STOPPED, Pending, World
 from ..findings import Finding, Step, group_evidence
 from ..limits import Candidate

@@ -14,6 +14,8 @@ Rules:
    likewise.
 5. A rank that finished before the send that it never waited for was through: early_exit.
 6. A message with another tag between the same two ranks explains more than the partner's end.
+7. A rank that says in a note that it hosts the rendezvous store has finished, and another one lost
+   its connection to the store after that, outside of any call of a group: early_exit.
 """
 
 from __future__ import annotations
@@ -27,12 +29,14 @@ from ...record.notes import (
     CaughtExceptionNote,
     DataExhaustedNote,
     DestroyedNote,
+    StoreHostNote,
     UnfinishedNote,
+    raised,
 )
 from ...record.signature import ANY_SOURCE
 from ...record.sizes import call_bytes
-from ...record.snapshot import Call
-from ...record.wording import RankState, at_site, call_text, numbered, ranks_text, verb
+from ...record.snapshot import Call, Note
+from ...record.wording import RankState, at_site, call_text, numbered, printable, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
@@ -469,3 +473,57 @@ def _never_arrived(
     )
     arriving_ns = ARRIVING_NS + int(call_bytes(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
     return Candidate(finding, left_ns + arriving_ns)
+
+
+SEEN_LATE_NS = SECOND_NS
+"""A connection breaks as the process that held it ends, which is seen a moment later."""
+STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError", "StoreFailed"})
+
+
+def store_hosts_that_left(world: World) -> list[Candidate]:
+    """At most one finding for each host."""
+    found = []
+    for host in world.eventful:
+        record = world.ranks[host]
+        if not world.finished(host) or not world.notes(host, StoreHostNote):
+            continue
+        ended_ns = record.process.ended_ns or record.heartbeat_ns
+        lost = {
+            rank: note
+            for rank in world.eventful
+            if rank != host and (note := _lost_store(world, rank, ended_ns)) is not None
+        }
+        if lost:
+            found.append(Candidate(_finding(world, host, lost)))
+    return found
+
+
+def _lost_store(world: World, rank: int, since_ns: int) -> Note | None:
+    note = last_exception(world, rank)
+    if (
+        note is None
+        or note.time_ns < since_ns - SEEN_LATE_NS
+        or raised(note).type not in STORE_ERRORS
+    ):
+        return None
+    call = last_call(world, rank)
+    return note if call is None or call.state is CallState.COMPLETED else None
+
+
+def _finding(world: World, host: int, lost: dict[int, Note]) -> Finding:
+    victims = tuple(sorted(lost))
+    first = min(lost, key=lambda rank: lost[rank].time_ns)
+    note = lost[first]
+    return Finding(
+        kind="early_exit",
+        message=(
+            f"rank {host} finished, and the store that it hosts ended with it, but "
+            f"rank {first} needed the store{at_site(note.site)}: {printable(note.message, 200)}; "
+            f"let rank {host} leave last, after a barrier"
+        ),
+        culprits=(host,),
+        victims=victims,
+        ranks=stand(world, chosen((host,), victims)),
+        observable_ns=note.time_ns,
+        cause="store",
+    )

@@ -29,8 +29,7 @@ from ...record.notes import StaleStoreNote, raised
 from ...record.snapshot import Note, Rank, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import chosen, stand, standing
-from ..facts.exceptions import TIMED_OUT, last_exception
-from ..facts.joins import gave_up, last_to_come
+from ..facts.exceptions import TIMED_OUT, gave_up, last_exception, last_to_come
 from ..facts.needs import Needs
 from ..facts.world import DEFAULT_GROUP, World
 from ..findings import Finding

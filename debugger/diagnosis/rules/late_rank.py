@@ -22,10 +22,15 @@ from ...record.exits import POLITE_SIGNALS
 from ...record.layout import FOR_RANKS, Activity, CallState, Phase
 from ...record.snapshot import Call, CallSite, Note, Wait
 from ...record.wording import CAUSES, RankState, at_site, printable, ranks_text, seconds, verb
-from ..facts.absence import ENTERED, cause_of
-from ..facts.evidence import chosen, doing, last_call, stand, standing
-from ..facts.exceptions import is_communication_error, last_exception, own_timeout, timed_out
-from ..facts.joins import gave_up, last_to_come
+from ..facts.evidence import ENTERED, cause_of, chosen, doing, last_call, stand, standing
+from ..facts.exceptions import (
+    gave_up,
+    is_communication_error,
+    last_exception,
+    last_to_come,
+    own_timeout,
+    timed_out,
+)
 from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import STOPPED, GroupView, Pending, World

@@ -14,10 +14,8 @@ from __future__ import annotations
 from ...record.sizes import larger_side_bytes
 from ...record.snapshot import Call, Rank
 from ...record.wording import call_text, numbered, seconds
-from ..facts.absence import ENTERED, cause_of
-from ..facts.broken_links import Link, link_of
-from ..facts.evidence import chosen, stand
-from ..facts.exceptions import last_exception, own_timeout, timed_out
+from ..facts.evidence import ENTERED, cause_of, chosen, stand
+from ..facts.exceptions import Link, last_exception, link_of, own_timeout, timed_out
 from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import GroupView, Pending, World

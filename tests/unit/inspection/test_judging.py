@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from distdebug.inspection.branches import MadeCall
 from distdebug.inspection.judging import at_work, judge
 from distdebug.inspection.lateness import Limits
+from distdebug.inspection.source import MadeCall
 from distdebug.inspection.stance import Doing, Stance
 from distdebug.inspection.suspicions import Look
 from distdebug.record.snapshot import CallSite

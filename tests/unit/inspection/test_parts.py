@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 
 from distdebug.commands.rendering import rendered
-from distdebug.inspection.branches import MadeCall
 from distdebug.inspection.inspect import of_nodes
 from distdebug.inspection.lateness import Limits
 from distdebug.inspection.parts import MARK, Part, read, whole, written
+from distdebug.inspection.source import MadeCall
 from distdebug.inspection.stance import Doing, Stance
 from distdebug.inspection.suspicions import Look
 from distdebug.record.snapshot import CallSite
