@@ -201,7 +201,18 @@ def without_lag(
     }
     lagging = {rank for at in over for rank in pend[at]}
     return {
-        rank: dump if rank not in lagging else _without_the_lagging(dump, lives[rank], over)
+        rank: dump
+        if rank not in lagging
+        else replace(
+            dump,
+            entries=[
+                entry._replace(done=True)
+                if _may_lag(dump, entry)
+                and (lives[rank][entry.pg_id, entry.group], entry.seq) in over
+                else entry
+                for entry in dump.entries
+            ],
+        )
         for rank, dump in dumps.items()
     }
 
@@ -211,20 +222,6 @@ def _may_lag(dump: Dump, entry: Entry) -> bool:
     if entry.done or entry.seq is None or entry.tells_completion:
         return False
     return 0 < dump.written_ns < entry.created_ns + LAGS_NS
-
-
-def _without_the_lagging(
-    dump: Dump, lives: Mapping[Own, Key], over: set[tuple[Key, int | None]]
-) -> Dump:
-    return replace(
-        dump,
-        entries=[
-            entry._replace(done=True)
-            if _may_lag(dump, entry) and (lives[entry.pg_id, entry.group], entry.seq) in over
-            else entry
-            for entry in dump.entries
-        ],
-    )
 
 
 Key: TypeAlias = tuple[str, str, int]

@@ -34,7 +34,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,13 @@ def inject(target: Target, text: str, folder: Path) -> Injected:
     data = text.encode()
     file.write_bytes(data if target.by_remote_exec else data + b"\0")
     if target.by_remote_exec:
-        return _by_remote_exec(target, file)
+        asking = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
+        command = [target.executable, "-I", "-S", "-c", asking, str(target.pid), str(file)]
+        done, stopped_ms = _run(command, target.pid, file.parent)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise NotInstallable(f"its interpreter does not take code from outside: {last}")
+        return Injected(stopped_ms)
     if len(data) >= _PAGE_BYTES:
         raise NotInstallable("the path of the run directory is too long")
     return _by_gdb(target, file)
@@ -126,16 +132,6 @@ def of_our_python(pid: int) -> Target:
     at = Path("/proc", str(pid))
     maps = loaded((at / "maps").read_text().splitlines())
     return by_gdb(pid, sys.version_info[:2], os.readlink(at / "exe"), maps)
-
-
-def _by_remote_exec(target: Target, file: Path) -> Injected:
-    asking = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
-    command = [target.executable, "-I", "-S", "-c", asking, str(target.pid), str(file)]
-    done, stopped_ms = _run(command, target.pid, file.parent)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise NotInstallable(f"its interpreter does not take code from outside: {last}")
-    return Injected(stopped_ms)
 
 
 def _by_gdb(target: Target, file: Path) -> Injected:
@@ -199,7 +195,11 @@ def _run(
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=_plain(os.environ),
+        env={  # without what would have gdb, or an interpreter, start otherwise than as it is
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "LD_", "GDB"))
+        },
         start_new_session=True,
     )
     stopped_s = 0.0
@@ -233,12 +233,3 @@ def _let_go(running: subprocess.Popen[str]) -> str:
         os.kill(running.pid, signal.SIGINT)
         running.communicate(timeout=_LONGEST_STOP_S)
     return "gdb was too slow with it, and has been called off: try again when the host is less busy"
-
-
-def _plain(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what would have gdb, or an interpreter, start otherwise than as it is."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith(("PYTHON", "LD_", "GDB"))
-    }

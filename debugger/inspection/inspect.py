@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -215,18 +215,16 @@ def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight]
         ranks[rank] = (talking or claimants)[0]
         if len(talking) > 1:
             twice.append(rank)
-    numbers = _told_apart([calls_itself(sight) for sight in unnumbered], ranks.keys())
+    # The numbers that these processes have for themselves, [] where they are not those of
+    # ranks: some have none, or the same, or one alone says a number of which it does not say
+    # of how many.
+    told = [calls_itself(sight) for sight in unnumbered]
+    given = [one[0] for one in told if one is not None and one[0] not in ranks]
+    sure = len(given) > 1 or any(one is not None and one[1] for one in told)
+    numbers = given if sure and len(set(given)) == len(told) else []
     free = (rank for rank in range(len(job.processes) + len(ranks) + 1) if rank not in ranks)
     ranks |= dict(zip(numbers or list(islice(free, len(unnumbered))), unnumbered, strict=True))
     return ranks, tuple(sorted(twice))
-
-
-def _told_apart(told: Sequence[tuple[int, bool] | None], taken: Container[int]) -> list[int]:
-    """The numbers that these processes have for themselves, [] where they are not those of ranks:
-    some have none, or the same, or one alone says a number of which it does not say of how many."""
-    numbers = [one[0] for one in told if one is not None and one[0] not in taken]
-    sure = len(numbers) > 1 or any(one is not None and one[1] for one in told)
-    return numbers if sure and len(set(numbers)) == len(told) else []
 
 
 def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Look:

@@ -75,12 +75,22 @@ def install(job: Job, run_dir: Path | None, wait_s: float) -> Installed:
         )
         late_install.want(run.path, loading.borrowed_from("structlog"))
         if not all(one.by_remote_exec for one in targets.values()):
-            _rehearse(run.path)
+            # Before any rank is touched.
+            try:
+                injection.rehearse(late_install.folder(run.path))
+            except NotInstallable as error:
+                raise _refusal([f"gdb was tried on a process of our own, and {error}"]) from None
         stopped_ms = _inject(targets, run.path)
         told = _await_all(targets, run.path, wait_s)
         late_install.start(run.path, late_install.first_common(told))
     except BaseException:
-        _take_out(run)
+        # No rank is to have it: those that do take their hooks out before their answers are gone.
+        late_install.give_up(run.path)
+        hooked = [one for one in late_install.answers(run.path).values() if one.state == HOOKED]
+        if hooked:
+            time.sleep(min(_GONE_WITHIN_S, 10 * _LOOK_EVERY_S))
+        run.close()
+        shutil.rmtree(run.path, ignore_errors=True)
         raise
     behind = _behind(run.path)
     ranks = sorted(one.rank for one in told.values())
@@ -106,14 +116,6 @@ def _targets(job: Job) -> dict[int, Target]:
     if problems:
         raise _refusal(problems)
     return found
-
-
-def _rehearse(run: Path) -> None:
-    """Before any rank is touched. Raises UsageError."""
-    try:
-        injection.rehearse(late_install.folder(run))
-    except NotInstallable as error:
-        raise _refusal([f"gdb was tried on a process of our own, and {error}"]) from None
 
 
 def _inject(targets: Mapping[int, Target], run: Path) -> float:
@@ -188,16 +190,6 @@ def _behind(run: Path) -> list[int]:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _take_out(run: RunDirectory) -> None:
-    """Nobody is to have it: those that do take their hooks out before their answers are gone."""
-    late_install.give_up(run.path)
-    hooked = [one for one in late_install.answers(run.path).values() if one.state == HOOKED]
-    if hooked:
-        time.sleep(min(_GONE_WITHIN_S, 10 * _LOOK_EVERY_S))
-    run.close()
-    shutil.rmtree(run.path, ignore_errors=True)
-
-
 def _who(pid: int, rank: int | None = None) -> str:
     return f"process {pid}" if rank is None else f"rank {rank} (process {pid})"
 
@@ -219,15 +211,12 @@ def findings_before(past: Path) -> Sequence[str]:
             f"before that, by torch's flight recorder: {clean(one.message)}" for one in proven
         ]
         if not proven:
+            calls = sum(len(dump.entries) for dump in job.dumps.values())
             lines.append(
-                f"torch's flight recorders hold {_calls(job)} calls from before, of which none "
+                f"torch's flight recorders hold {calls} calls from before, of which none "
                 f"contradicts another ({past})"
             )
     return lines
-
-
-def _calls(job: dump_files.Job) -> int:
-    return sum(len(dump.entries) for dump in job.dumps.values())
 
 
 def watched(run: RunDirectory, every_s: float | None) -> Document:

@@ -62,7 +62,14 @@ def asked(host: str, port: int, limit_s: float = 3.0) -> list[Communicator] | st
         with socket.create_connection((host, port), timeout=limit_s) as connection:
             connection.settimeout(limit_s)
             connection.sendall(_REQUEST)
-            data = _everything(connection)
+            parts = []
+            size = 0
+            while part := connection.recv(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > _MOST_BYTES:
+                    raise OSError(f"its answer is longer than {_MOST_BYTES} bytes")
+            data = b"".join(parts)
     except OSError as error:
         return f"NCCL's RAS at {host}:{port} does not answer: {clean(str(error), 200)}"
     start = data.find(b"{")
@@ -104,14 +111,3 @@ def _member(told: Mapping[str, Any]) -> Member:
         async_error=0 if error in (_SUCCESS, _IN_PROGRESS) else error,
         silent=silent,
     )
-
-
-def _everything(connection: socket.socket) -> bytes:
-    parts = []
-    size = 0
-    while part := connection.recv(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if size > _MOST_BYTES:
-            raise OSError(f"its answer is longer than {_MOST_BYTES} bytes")
-    return b"".join(parts)

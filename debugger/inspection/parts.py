@@ -123,7 +123,10 @@ def whole(parts: Sequence[Part]) -> Whole:
 def _part(told: Mapping[str, Any]) -> Part:
     if told["schema"] != _SCHEMA:
         raise ValueError(f"it is {told['schema']!r}, and this is {_SCHEMA}")
-    ranks = {_rank(rank): _stance(one) for rank, one in told["ranks"].items()}
+    ranks = {
+        _rank(rank): Stance(**{name: read(one[name]) for name, read in _FIELDS.items()})
+        for rank, one in told["ranks"].items()
+    }
     look = Look(
         ranks,
         tuple(map(_rank, told["missing"])),
@@ -146,10 +149,6 @@ def _rank(value: object) -> int:
     if not re.fullmatch(r"\d{1,6}", str(value)) or int(str(value)) > MOST_RANKS:
         raise ValueError(f"{value!r} is no rank")
     return int(str(value))
-
-
-def _stance(told: Mapping[str, Any]) -> Stance:
-    return Stance(**{name: read(told[name]) for name, read in _FIELDS.items()})
 
 
 def _site(told: Mapping[str, Any]) -> CallSite:

@@ -186,7 +186,8 @@ def stance(sight: Sight) -> Stance:
             longest = max(helpers, key=lambda one: one.still_s)
             # An event loop hands torch's own function to a thread: `asyncio.to_thread`.
             return longest if longest.site is not None else replace(longest, site=own.site)
-    if main is not None and own.doing in WAITS and _is_in(main, _RPC):
+    by_rpc = main is not None and any(_RPC.search(one.file) for one in main.stack.frames)
+    if own.doing in WAITS and by_rpc:
         served = [
             one
             for thread, one in zip(_others(sight), found, strict=True)
@@ -310,10 +311,6 @@ def _others(sight: Sight) -> list[Thread]:
     return [one for one in sight.threads if one is not main]
 
 
-def _is_in(thread: Thread, files: re.Pattern[str]) -> bool:
-    return any(files.search(one.file) for one in thread.stack.frames)
-
-
 def _runs_for_another(thread: Thread) -> bool:
     """Whether it runs a function that another rank has asked for, by RPC."""
     file, function = _RUNS_FOR_ANOTHER
@@ -407,7 +404,16 @@ def _reading(
         return Doing.ENDING, "destroy_process_group", "destroy_process_group()", {}
     if named and not thread.running:
         # DDP's constructor, FSDP, a device mesh, ...: they wait for others in torch's C++ code.
-        return Doing.COLLECTIVE, named[0].function, _name_of_all(named), {}
+        # It is printed as the class whose method the outermost function is (DDP here), else
+        # as the outermost function that is more than a wrapper.
+        told = dict(named[-1].values).get("self", "").strip("<").split(" ")[0]
+        if told == "cell":  # a closure below has it, too, and its value does not show
+            told = named[-1].function.rpartition(".")[0]
+        if named[0].function == "wait_tensor":
+            told = "wait_tensor"  # of a functional collective, whoever has made it
+        plain = next((one for one in reversed(named) if not is_wrapper(one)), named[-1])
+        printed = f"{(told or plain.function).rpartition('.')[2]}()"
+        return Doing.COLLECTIVE, named[0].function, printed, {}
     if not below and not thread.running and _MAKES_A_STORE.search(source):
         return Doing.JOIN, "TCPStore", "TCPStore()", {}
     if below and not thread.running and _waits_for_a_store(below[0]):
@@ -451,19 +457,6 @@ def _call_below(below: Sequence[Frame]) -> tuple[Doing, str, str, Mapping[str, s
         op = _SINGLE.get(inner.function, inner.function)
         return kind, op, _printed(outer.function, arguments), arguments
     return None
-
-
-def _name_of_all(named: Sequence[Frame]) -> str:
-    """How a call is printed of which only functions of torch's are known that have no public name:
-    the class whose method the outermost is (DDP's constructor), else the outermost function that
-    is more than a wrapper."""
-    told = dict(named[-1].values).get("self", "").strip("<").split(" ")[0]
-    if told == "cell":  # a closure below has it, too, and its value does not show
-        told = named[-1].function.rpartition(".")[0]
-    if named[0].function == "wait_tensor":
-        told = "wait_tensor"  # of a functional collective, whoever has made it
-    plain = next((one for one in reversed(named) if not is_wrapper(one)), named[-1])
-    return f"{(told or plain.function).rpartition('.')[2]}()"
 
 
 def _waits_for_a_store(frame: Frame) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..diagnosis.story import STEPS
@@ -61,7 +61,17 @@ class _Text:
             yield from self._block(verdict)
         else:
             yield from self._without_verdict()
-        yield from self._further(verdict)
+        others = [one for one in self.document["findings"] if one is not verdict]
+        errors = [one for one in others if one["severity"] == "error"]
+        warnings = [one for one in others if one["severity"] != "error"]
+        rows = [("also: ", one) for one in errors[:_MOST_FURTHER]]
+        rows += [("warning: ", one) for one in warnings[:_MOST_FURTHER]]
+        for which, finding in rows:
+            why = f"   (injected: {finding['injected']})" if finding.get("injected") else ""
+            yield from self._wrapped(which, f"{finding['title']}  {finding['message']}{why}")
+        left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
+        if left_out:
+            yield f"  ... and {left_out} more in report.json"
         if verdict is not None and outcome in ("failed", "interrupted"):
             shown = self.document["ranks"].keys() <= verdict["ranks"].keys()
             yield f"  {outcome} {self._after()}" + ("" if shown else "; where each rank was:")
@@ -79,7 +89,17 @@ class _Text:
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
         if outcome != "ok":
-            yield from self._evidence()
+            place = self._run_dir()
+            if self.document.get("stacks_file"):
+                stacks = f"{place}{self.document['stacks_file']}"
+                if self.document.get("packed"):
+                    stacks = f"distdebug stacks {shlex.quote(place)}"
+                yield f"  stacks of all ranks: {stacks}"
+            after = ""
+            if self.document["outcome"] != "running":
+                after = f"{_GAP}exit code {self.document['exit_code']}"
+            if last := f"evidence: {place}{after}" if place else after.strip():
+                yield f"  {last}"
         for line in planned.last_lines(self.document):
             yield from self._wrap(line, "", "  ")
 
@@ -178,11 +198,8 @@ class _Text:
             yield f"  ... and {rounds} more in the cycle, back to rank {first}"
         if undecided:
             yield "  no majority: any of them may be the one that is wrong"
-        yield from self._details(details, finding.get("difference"))
-        yield from self._stack(finding)
-
-    def _details(self, details: Sequence[str], difference: str | None) -> Iterator[str]:
-        """Sentences first, then the unified diff, whose lines must keep their first column."""
+        # Sentences come first, then the unified diff, whose lines must keep their first column.
+        difference = finding.get("difference")
         start = next(
             (at for at, line in enumerate(details) if line.startswith("--- ")), len(details)
         )
@@ -191,6 +208,7 @@ class _Text:
         for line in details[start:]:
             colour = {"-": RED, "+": GREEN}.get(line[:1])
             yield "    " + (self.paint(line, colour) if colour else line)
+        yield from self._stack(finding)
 
     def _stack(self, finding: Mapping[str, Any]) -> Iterator[str]:
         """Yields the stack of the first culprit alone; the others are in the file with all
@@ -211,37 +229,11 @@ class _Text:
             if len(stack) > _MOST_STACK:
                 yield f"    ... and {len(stack) - _MOST_STACK} outer calls"
 
-    def _further(self, verdict: Mapping[str, Any] | None) -> Iterator[str]:
-        others = [one for one in self.document["findings"] if one is not verdict]
-        errors = [one for one in others if one["severity"] == "error"]
-        warnings = [one for one in others if one["severity"] != "error"]
-        rows = [("also: ", one) for one in errors[:_MOST_FURTHER]]
-        rows += [("warning: ", one) for one in warnings[:_MOST_FURTHER]]
-        for word, finding in rows:
-            why = f"   (injected: {finding['injected']})" if finding.get("injected") else ""
-            yield from self._wrapped(word, f"{finding['title']}  {finding['message']}{why}")
-        left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
-        if left_out:
-            yield f"  ... and {left_out} more in report.json"
-
     # -- the last lines ------------------------------------------------------------------------
 
     def _everybody(self) -> Iterator[str]:
         shown = table.of_ranks(self.document["ranks"], self.document["world_size"])
         yield from self._table(shown)
-
-    def _evidence(self) -> Iterator[str]:
-        place = self._run_dir()
-        if self.document.get("stacks_file"):
-            stacks = f"{place}{self.document['stacks_file']}"
-            if self.document.get("packed"):
-                stacks = f"distdebug stacks {shlex.quote(place)}"
-            yield f"  stacks of all ranks: {stacks}"
-        after = ""
-        if self.document["outcome"] != "running":
-            after = f"{_GAP}exit code {self.document['exit_code']}"
-        if last := f"evidence: {place}{after}" if place else after.strip():
-            yield f"  {last}"
 
     def _run_dir(self) -> str:
         path = str(self.document["run_dir"])

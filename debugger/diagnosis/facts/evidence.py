@@ -59,7 +59,7 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         paused = next(row for row in rows if row.wait.activity is Activity.PAUSED)
         return RankEvidence(RankState.AT_BREAKPOINT, None, paused.wait.site or record.location)
     if awaited is not None and len(rows) > 1:
-        rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
+        rows = tuple(sorted(rows, key=lambda row: _place(row.call) != _place(awaited)))
     for pending in rows:
         if pending.call is not None:
             stopped = record.process.state in STOPPED
@@ -109,12 +109,8 @@ def of_call(
     return RankEvidence(state, call_text(call), site, stack, call_is, made)
 
 
-def _same(call: Call | None, awaited: Call) -> bool:
-    return call is not None and (call.group, call.seq, call.signature.peer is None) == (
-        awaited.group,
-        awaited.seq,
-        awaited.signature.peer is None,
-    )
+def _place(call: Call | None) -> tuple[object, ...]:
+    return () if call is None else (call.group, call.seq, call.signature.peer is None)
 
 
 def wait_text(activity: Activity, detail: object) -> str:

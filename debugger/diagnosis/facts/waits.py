@@ -210,10 +210,6 @@ def waits(snapshot: Snapshot, limits: Limits | None = None) -> Waits:
         if not need.any_of:
             for rank in need.ranks:
                 awaited[rank] = min(since_ns, awaited.get(rank, since_ns))
-    return Waits(rows, awaited, _cycle(world, waiting))
-
-
-def _cycle(world: World, waiting: Mapping[int, list[Need]]) -> tuple[int, ...]:
     gone = frozenset(rank for rank in world.ranks if world.ended(rank))
     stuck = stuck_ranks(waiting, gone)
-    return tuple(find_cycle(waiting, stuck) or ()) if stuck else ()
+    return Waits(rows, awaited, tuple(find_cycle(waiting, stuck) or ()))

@@ -43,7 +43,15 @@ POLITE_NS = 250_000_000
 def fold(candidates: list[Candidate]) -> list[Candidate]:
     """The causes, first by time first, and all warnings after them in order of time."""
     errors = sorted((c for c in candidates if c.finding.severity == "error"), key=_order)
-    errors = _refused(errors)
+    # Marks what the records show of a call that ranks have reported as refused: it is about
+    # the same refusal.
+    refused = {_call(one.finding) for one in errors if one.refused}
+    errors = [
+        replace(one, refused=True)
+        if one.finding.about.by_agreement and _call(one.finding) in refused
+        else one
+        for one in errors
+    ]
     warnings = sorted((c for c in candidates if c.finding.severity != "error"), key=_order)
     causes: list[Candidate] = []
     scopes: list[set[int]] = []
@@ -69,18 +77,6 @@ def each_explains_the_other(one: Candidate, other: Candidate) -> bool:
     ):
         return False
     return _follows(other, one, _ranks(one.finding)) and _follows(one, other, _ranks(other.finding))
-
-
-def _refused(errors: list[Candidate]) -> list[Candidate]:
-    """Marks what the records show of a call that ranks have reported as refused: it is about the
-    same refusal."""
-    refused = {_call(one.finding) for one in errors if one.refused}
-    return [
-        replace(one, refused=True)
-        if one.finding.about.by_agreement and _call(one.finding) in refused
-        else one
-        for one in errors
-    ]
 
 
 def _call(finding: Finding) -> tuple[object, ...]:

@@ -44,7 +44,9 @@ def all_wait(world: World, needs: Needs) -> list[Candidate]:
         waiting[rank] = [need]
     if not alone or len(fronts) < 2:
         return []
-    culprits = [rank for rank in sorted(fronts) if not _cycle_without(waiting, rank)]
+    culprits = [
+        rank for rank in sorted(fronts) if find_cycle(waiting, waiting.keys() - {rank}) is None
+    ]
     return [Candidate(_finding(world, fronts, culprits or sorted(fronts), alone))]
 
 
@@ -52,10 +54,6 @@ def _is_alone(world: World, front: Pending) -> bool:
     """A call of a group of one is never waited in."""
     view = world.view(front.rank, front.call.group) if front.call else None
     return view is not None and not view.any.members_known and len(view.ranks) == 1
-
-
-def _cycle_without(waiting: dict[int, list[Need]], rank: int) -> bool:
-    return find_cycle(waiting, waiting.keys() - {rank}) is not None
 
 
 def _finding(

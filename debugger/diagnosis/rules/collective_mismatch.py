@@ -75,33 +75,24 @@ def mismatches(world: World, needs: Needs) -> list[Candidate]:
 
 
 def _compare(world: World, needs: Needs, view: GroupView, which: int) -> Candidate | None:
-    kin = _classes(view, which)
-    if len(kin) < 2:
-        return None
-    divergence = _first_mismatch(world, view, kin, which)
-    return _judge(world, needs, view, kin, divergence, which) if divergence else None
-
-
-def _classes(view: GroupView, which: int) -> list[Kin]:
     rows: dict[tuple[int, int], Kin] = {}
     for rank, group in view.states.items():
         chain = group.exact if which else group.chain
-        kin = rows.get((group.issued, chain))
-        if kin is None:
+        row = rows.get((group.issued, chain))
+        if row is None:
             rows[group.issued, chain] = Kin(group.issued, chain, [rank])
         else:
-            kin.ranks.append(rank)
-    return sorted((kin for kin in rows.values() if kin.issued), key=lambda kin: -kin.issued)
-
-
-def _first_mismatch(world: World, view: GroupView, kin: list[Kin], which: int) -> Divergence | None:
+            row.ranks.append(rank)
+    kin = sorted((row for row in rows.values() if row.issued), key=lambda row: -row.issued)
+    if len(kin) < 2:
+        return None
     reference = _chain_of(world, view, kin[0], which)
     first: Divergence | None = None
     for other in kin[1:]:
         found = first_divergence(reference, _chain_of(world, view, other, which), other.issued)
         if found and (first is None or found.seq < first.seq):
             first = found
-    return first
+    return _judge(world, needs, view, kin, first, which) if first else None
 
 
 def _chain_of(world: World, view: GroupView, kin: Kin, which: int) -> Callable[[int], int | None]:
@@ -241,6 +232,18 @@ def _finding(
         message += " (same number of elements, other shape)"
     ranks = at_call(world, chosen(result.culprits, result.others), view.key, seq)
     parted = "" if warning else lines_part(world, view, parties[usual], parties[odd], seq)
+    # When the first two ranks of different parties had both called.
+    firsts = []
+    for _, party in result.parties:
+        times = []
+        for rank in party[:MOST_ASKED]:
+            history = world.ranks[rank].history
+            made = history.at(view.key, seq) if history else None
+            if made is not None and made.issued_ns:
+                times.append(made.issued_ns)
+        if times:
+            firsts.append(min(times))
+    firsts.sort()
     return Finding(
         kind=kind,
         message=message,
@@ -254,7 +257,7 @@ def _finding(
         details=(_agreed(divergence), *((parted,) if parted else ()), *story.details),
         headline=headline,
         difference=story.sentence,
-        observable_ns=_observable(world, view, result, seq),
+        observable_ns=firsts[1] if len(firsts) > 1 else world.now_ns,
         data={"exact_seq": divergence.exact},
     )
 
@@ -267,22 +270,6 @@ def _agreed(divergence: Divergence) -> str:
     if divergence.seq == 1:
         return "they agree on #0"
     return f"they agree on #0 to #{divergence.seq - 1}"
-
-
-def _observable(world: World, view: GroupView, result: Vote[tuple[object, ...]], seq: int) -> int:
-    """When the first two ranks of different parties had both called."""
-    firsts = []
-    for _, ranks in result.parties:
-        times = []
-        for rank in ranks[:MOST_ASKED]:
-            history = world.ranks[rank].history
-            call = history.at(view.key, seq) if history else None
-            if call is not None and call.issued_ns:
-                times.append(call.issued_ns)
-        if times:
-            firsts.append(min(times))
-    firsts.sort()
-    return firsts[1] if len(firsts) > 1 else world.now_ns
 
 
 def _overwritten(

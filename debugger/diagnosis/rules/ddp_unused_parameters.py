@@ -56,7 +56,10 @@ def unused_parameters(world: World) -> list[Candidate]:
             left_out[rank] = note
     told = f"{ranks_text(failed)} failed on it in the next forward{at_site(first.site)}"
     finding = _finding(world, left_out, members, group, [told], first.time_ns)
-    undecided = any(not _decided(world, rank) for rank in members - set(left_out))
+    undecided = any(  # it may still come to the end of its backward
+        not (world.ended(rank) or world.ranks[rank].phase >= Phase.EXITING or world.pending(rank))
+        for rank in members - set(left_out)
+    )
     return [Candidate(finding, first.time_ns + (OTHERS_NS if undecided else 0))]
 
 
@@ -109,13 +112,6 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
         return False
     call = call_of(world, finding.group.name, finding.seq, rank)
     return call is not None and _soon(call.number, note)
-
-
-def _decided(world: World, rank: int) -> bool:
-    """Whether the rank has come to the end of its backward, or will not any more."""
-    return (
-        world.ended(rank) or world.ranks[rank].phase >= Phase.EXITING or bool(world.pending(rank))
-    )
 
 
 def _group(world: World, teller: int, note: Note) -> Group | None:

@@ -64,15 +64,11 @@ def endings(world: World) -> list[Candidate]:
             continue  # the end of a helper of a rank, say, that has a world of its own
         elif rank.process.signal is not None and rank.process.signal not in WEAK_SIGNALS:
             killed.append(rank)
-        elif _died(rank):
+        elif rank.process.signal is not None or exit_status(rank):
             found.append(_ended(world, [rank], weakness=_weakness(world, rank)))
         elif exit_status(rank) is None and rank.phase < Phase.EXITING and _missed(world, number):
             found.append(_ended(world, [rank], weakness=1))
     return found + _together(world, killed)
-
-
-def _died(rank: Rank) -> bool:
-    return rank.process.signal is not None or bool(exit_status(rank))
 
 
 def _weakness(world: World, rank: Rank) -> int:
@@ -196,7 +192,12 @@ def _raised(world: World, rank: Rank, note: Note, same: tuple[int, ...], more: b
     if models is not None:
         ready_ns += world.limits.hold_ns(models)
     if weakness:
-        ready_ns += LEAVING_NS if _leaving(world) else world.limits.settle_ns
+        # How a rank ends that is about to, by itself, is known soon, and may explain the rest.
+        leaving = any(
+            one.phase >= Phase.EXITING and not world.ended(n) and not last_exception(world, n)
+            for n, one in world.ranks.items()
+        )
+        ready_ns += LEAVING_NS if leaving else world.limits.settle_ns
     return Candidate(finding, ready_ns, weakness)
 
 
@@ -231,16 +232,6 @@ def _mistake(note: Note) -> tuple[object, ...]:
     """Equal for exceptions of one type on one line, unless one of them came of another's end."""
     invalid = raised(note).invalid_argument is True
     return note.site, raised(note).type, invalid, not invalid and is_communication_error(note)
-
-
-def _leaving(world: World) -> bool:
-    """A rank is about to end by itself: how, will be known soon, and may explain the rest."""
-    return any(
-        rank.phase >= Phase.EXITING
-        and not world.ended(number)
-        and not last_exception(world, number)
-        for number, rank in world.ranks.items()
-    )
 
 
 def _alike(world: World, rank: Rank, note: Note) -> tuple[str, ...]:

@@ -79,7 +79,17 @@ def _not_completed(world: World) -> Iterator[tuple[int, Stuck]]:
             call = world.collective(rank, view, seq)
             if call is None or _is_owed(world, view, seq):
                 continue
-            ahead = _ahead(world, view, rank, call)
+            # A rank that has completed this call, or a later one of the group: nothing but its own
+            # device can keep this one in the call.
+            seqs = [call.seq]
+            if not _is_symmetric(call) and not _is_in_front(world, view, call):
+                later = range(call.seq + 1, view.states[rank].issued)
+                calls = (world.collective(rank, view, seq) for seq in later)
+                seqs = [one.seq for one in calls if one is not None and _is_symmetric(one)]
+            beyond = ((seq, other) for seq in seqs for other in view.states if other != rank)
+            ahead = next(
+                (other for seq, other in beyond if (view.states[other].completed or 0) > seq), None
+            )
             over = world.collective(ahead, view, seq) if ahead is not None else None
             if ahead is not None and not (
                 over is not None and written_before(world, rank, over.completed_ns)
@@ -110,18 +120,6 @@ def _behind_its_messages(world: World, rank: int) -> Stuck | None:
     if first is None or view is None or first.signature.peer is None:
         return None
     return Stuck(view, first, first.signature.peer)
-
-
-def _ahead(world: World, view: GroupView, rank: int, call: Call) -> int | None:
-    """Returns a rank that has completed this call, or a later one of the group, so that nothing but
-    its own device can keep this rank in the call."""
-    seqs = [call.seq]
-    if not _is_symmetric(call) and not _is_in_front(world, view, call):
-        later = range(call.seq + 1, view.states[rank].issued)
-        calls = (world.collective(rank, view, seq) for seq in later)
-        seqs = [one.seq for one in calls if one is not None and _is_symmetric(one)]
-    beyond = ((seq, other) for seq in seqs for other in view.states if other != rank)
-    return next((other for seq, other in beyond if (view.states[other].completed or 0) > seq), None)
 
 
 def _is_symmetric(call: Call) -> bool:

@@ -66,15 +66,21 @@ MOST_UNFINISHED = 64
 
 def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
     """early_exit and unmatched_p2p; one finding for each call, earliest waits first."""
-    if not _somebody_has_left(world):
+    states = (group.state for view in world.groups for group in view.states.values())
+    if not any(map(world.finished, world.eventful)) and GroupState.DESTROYED not in states:
         return []
     found: dict[tuple[object, ...], Candidate] = {}
     too_soon: set[tuple[object, ...]] = set()
     key: tuple[object, ...]
+    # Not a rank that itself destroys its groups, while this thread beside waits in one of them: one
+    # that listens as long as the program runs, say, and ends with it.
     waits = [
         (pending, needs.of(pending), False)
         for pending in world.all_pending()
-        if not _is_left_behind(world, pending)
+        if not any(
+            row.wait.activity is Activity.DESTROY and row.wait.thread != pending.wait.thread
+            for row in world.pending(pending.rank)
+        )
     ]
     waits += [(pending, None, True) for pending in failed_calls(world)]
     waits += [(pending, None, True) for pending in _failed_messages(world)]
@@ -131,23 +137,6 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
         text = f"meanwhile rank {row.rank} {doing(world, row)}{at_site(row.site)} waits for "
         return replace(finding, details=(*finding.details, f"{text}{expected}"))
     return finding
-
-
-def _somebody_has_left(world: World) -> bool:
-    return any(world.finished(rank) for rank in world.eventful) or any(
-        group.state is GroupState.DESTROYED
-        for view in world.groups
-        for group in view.states.values()
-    )
-
-
-def _is_left_behind(world: World, pending: Pending) -> bool:
-    """Whether the rank itself destroys its groups, while this thread beside waits in one of them:
-    one that listens as long as the program runs, say, and ends with it."""
-    return any(
-        row.wait.activity is Activity.DESTROY and row.wait.thread != pending.wait.thread
-        for row in world.pending(pending.rank)
-    )
 
 
 def _failed_messages(world: World) -> Iterator[Pending]:

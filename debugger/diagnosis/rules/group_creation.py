@@ -44,18 +44,7 @@ class Choice:
 def creation_mismatches(world: World) -> list[Candidate]:
     """Returns at most one finding for each life of the default group."""
     found = []
-    lives = _lives(world)
-    for sequences in lives:
-        candidate = _first_difference(world, sequences)
-        if candidate is None and world.snapshot.finished and len(lives) == 1:
-            candidate = _left_out(world, sequences)
-        if candidate:
-            found.append(candidate)
-    return found
-
-
-def _lives(world: World) -> list[Sequences]:
-    """The creations of all ranks, one dictionary for each life of the default group."""
+    # The creations of all ranks, one dictionary for each life of the default group.
     lives: list[Sequences] = []
     for number, rank in world.ranks.items():
         if number in world.unrecorded:
@@ -69,7 +58,13 @@ def _lives(world: World) -> list[Sequences]:
             if life == len(lives):
                 lives.append({})
             lives[life][number] = row
-    return lives
+    for sequences in lives:
+        candidate = _first_difference(world, sequences)
+        if candidate is None and world.snapshot.finished and len(lives) == 1:
+            candidate = _left_out(world, sequences)
+        if candidate:
+            found.append(candidate)
+    return found
 
 
 def _first_difference(world: World, sequences: Sequences) -> Candidate | None:

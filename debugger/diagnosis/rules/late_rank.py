@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import FOR_RANKS, Activity, CallState, Phase
-from ...record.snapshot import Call, CallSite, Note, Wait
+from ...record.snapshot import Call, CallSite, Note
 from ...record.wording import CAUSES, RankState, at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import ENTERED, cause_of, chosen, doing, last_call, stand, standing
 from ..facts.exceptions import (
@@ -53,7 +53,8 @@ def missing_ranks(world: World, needs: Needs) -> list[Candidate]:
     found = _own_timeout(world, needs)
     if found or world.paused:
         return found
-    last = _last_to_join(world)
+    waiting = world.engaged(Activity.INIT)
+    last = last_to_come(waiting) if waiting else None
     all_there = last is not None and world.waited_ns(last) >= world.limits.hang_ns
     late = latest(world, needs, world.limits.hang_ns, joins=all_there)
     if late:
@@ -103,11 +104,6 @@ def _in_background(world: World, pending: Pending, longer_than_ns: int) -> bool:
 
 def _joins(pending: Pending) -> bool:
     return pending.wait.activity is Activity.INIT
-
-
-def _last_to_join(world: World) -> Wait | None:
-    waiting = world.engaged(Activity.INIT)
-    return last_to_come(waiting) if waiting else None
 
 
 def _roots(

@@ -142,7 +142,10 @@ def _finding(
         links = {(peer, pending.rank), *(links or ())}
         what = f"{until}, though rank {peer} has made its part of the message"
     else:
-        links = _named(world)
+        # The connections on which nothing came, as the ranks whose time ran out say.
+        told = (last_exception(world, rank) for rank in world.eventful)
+        named = (link_of(world, note) for note in told if note is not None and timed_out(note))
+        links = {link for link in named if link is not None}
         what = f"{until}, though all {len(view.ranks)} ranks have entered it"
     culprits = tuple(sorted({rank for link in links for rank in link} or set(view.ranks)))
     if links:
@@ -175,14 +178,3 @@ def _ops(world: World, view: GroupView, call: Call) -> set[str]:
     histories = (world.ranks[rank].history for rank in view.states)
     found = (one.at(call.group, call.seq) for one in histories if one is not None)
     return {one.signature.op for one in found if one is not None}
-
-
-def _named(world: World) -> set[Link]:
-    """The connections on which nothing came, as the ranks whose time ran out say."""
-    found = set()
-    for rank in world.eventful:
-        note = last_exception(world, rank)
-        link = link_of(world, note) if note is not None and timed_out(note) else None
-        if link is not None:
-            found.add(link)
-    return found
