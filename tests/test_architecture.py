@@ -149,8 +149,12 @@ def test_a_package_is_understood_from_its_folders(
 LIMIT_OF_TIME = re.compile(r"^_?[A-Z][A-Z0-9_]*_(?:S|NS|MS)\b(?::[^=\n]+)? =", re.MULTILINE)
 WITH_LIMITS = (
     "distcore",
+    "debugger/diagnosis",
+    "debugger/foreign",
+    "debugger/inspection",
     "debugger/node_links",
     "debugger/rank",
+    "debugger/reports",
     "debugger/supervisor",
     "debugger/testing",
     "tui",
@@ -158,6 +162,7 @@ WITH_LIMITS = (
 LIMITS_OF_THEIR_OWN = {
     "debugger/supervisor/command/warden.py": "started as a file, alone: it imports nothing of ours",
     "debugger/rank/ddp/statistics.py": "how many nanoseconds a millisecond has",
+    "debugger/inspection/as_snapshot.py": "the moment of a look, which is any",
     "tui/tracks.py": "the axis of a drawing",
 }
 

@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 from ..record.ops import op_of
 from .flight_recorder import COALESCED, Dump, Entry, GroupName, launch_of
+from .limits import LAGS_NS
 
 FEWEST_PAIRS = 3
 ALL_BUT = 0.75
@@ -170,9 +171,6 @@ def _without_the_unfinished(
         return dump
     kept = [entry for entry in entries if launch_of(entry) != launch_of(last)]
     return replace(dump, entries=kept, unfinished=entries[len(kept) :])
-
-
-LAGS_NS = 10**9
 
 
 def is_symmetric(entry: Entry) -> bool:

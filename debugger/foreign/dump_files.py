@@ -19,6 +19,7 @@ from ..record.runs.run_directory import BASE, run_names
 from ..record.safe_text import clean
 from ..record.wording import ranks_text
 from .flight_recorder import Dump, NoDump, NoRecord, read
+from .limits import CLOCKS_APART_S, COPIED_EARLIER_RUN_S, EARLIER_RUN_S
 from .plain_pickle import bounded_memory
 
 NUMBER = re.compile(r"\d+")
@@ -114,10 +115,6 @@ _PACKED_NAME = re.compile(r"\.(?:gz|tgz|zip|bz2|xz|zst|tar)$")
 _RANK = re.compile(r"rank[^a-z0-9]{0,2}$", re.IGNORECASE)
 MOST_FAULTS = 5
 FEWEST_OF_A_RUN = 2
-EARLIER_RUN_S = 60.0
-COPIED_EARLIER_RUN_S = 3600.0
-CLOCKS_APART_S = 5.0
-"""So far the clock of a file system may be behind that of the rank that writes to it."""
 
 
 @dataclass(frozen=True, slots=True)

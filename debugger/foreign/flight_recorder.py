@@ -25,11 +25,10 @@ from ..record.ops import OPS
 from ..record.signature import Signature, Tensor
 from ..record.sizes import name_of
 from ..record.snapshot import CallSite
+from .limits import LAGS_NS
 from .plain_pickle import NotPlain, loads, may_be_deep, survives
 
 MOST_ENTRIES = 1 << 20
-ABORTING_NS = 10**9
-"""Before the first aborted call is found complete others may have been, in the order of looking."""
 MOST_FRAMES = 200
 _DIGITS = re.compile(r"\d+")
 _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
@@ -298,7 +297,7 @@ def _without_the_aborted(entries: Sequence[Entry]) -> Sequence[Entry]:
         return entries
     return [
         entry._replace(done=False)
-        if entry.tells_completion and entry.completed_ns >= given_up_ns - ABORTING_NS > 0
+        if entry.tells_completion and entry.completed_ns >= given_up_ns - LAGS_NS > 0
         else entry
         for entry in entries
     ]

@@ -19,17 +19,12 @@ from ..diagnosis.limits import Limits
 from ..record.kinds import Family
 from .as_snapshot import GLOO, as_snapshot
 from .flight_recorder import Entry, libraries
+from .limits import AT_WORK_S, LONGEST_STEP_S, UNKNOWN_STEP_S
 from .trace import Trace
 
 OF_A_CALL = ("reduce_op", "root", "splits", "tag")
 UNFORMED_GROUPS = "unformed_groups"
 MESSAGES = "messages"
-AT_WORK_S = 5.0
-"""Calls that were younger than this when the dump was written are a job at work; or twice as long
-as it has been without a call, or in one, more than once, up to a minute and a call's timeout."""
-LONGEST_STEP_S = 60.0
-UNKNOWN_STEP_S = 20.0
-"""Where dumps leave complete calls out, nothing tells how long a job is without one."""
 
 
 def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:

@@ -28,6 +28,7 @@ from ..record.process_stat import TICKS_PER_S
 from ..record.safe_files import open_regular
 from ..record.safe_text import clean
 from ..supervisor.stacks.stacks import root_of
+from .limits import ANSWER_S, WRITTEN_S
 from .processes import Process
 from .store import Keys, values_of
 
@@ -35,16 +36,13 @@ PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DEFAULT = "torch/comm_lib_trace_rank_"
 _MOST_RANKS_ELSEWHERE = 1 << 14
-_WAITED_S = 5.0
-_STILL_S = 1.0
-"""What has not changed for so long is being written by nobody."""
 _LAST = b"."
 """What a pickle ends with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the dumps say: their findings, and a sentence on where they are."""
+    """The dumps' findings, and a sentence on where they are."""
 
     findings: Sequence[Finding]
     notes: Sequence[str]
@@ -95,7 +93,7 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
         waiting[rank] = [_stamp(path) for path in _of(rank, one)]
         with open(pipe, "wb", buffering=0) as writing:
             writing.write(b"1\n")
-    until_s = time.monotonic() + _WAITED_S
+    until_s = time.monotonic() + ANSWER_S
     while waiting and time.monotonic() < until_s:
         time.sleep(0.05)
         for rank, before in list(waiting.items()):
@@ -108,10 +106,10 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
                 seen[rank] = now, time.monotonic()
                 continue
             fresh = [path for path, one, was in zip(paths, now, before, strict=True) if one != was]
-            if all(map(_is_whole, fresh)) or time.monotonic() - since_s >= _STILL_S:
+            if all(map(_is_whole, fresh)) or time.monotonic() - since_s >= WRITTEN_S:
                 del waiting[rank]
     problems += [
-        f"rank {rank} has not written its dump within {_WAITED_S:.0f} s" for rank in waiting
+        f"rank {rank} has not written its dump within {ANSWER_S:.0f} s" for rank in waiting
     ]
     return problems
 
@@ -177,13 +175,13 @@ def _began_s(one: Process) -> float:
 _KEY = re.compile(r"(?:^|/)debug_server/rank(\d{1,6})$")
 _HANDLER = "/handler/fr_trace_json?includestacktraces=false"
 _ADDRESS = re.compile(r"http://[\w.\-\[\]:]{1,250}:\d{1,5}/?$")
-_LIMIT_S = 5.0
 _MOST_BYTES = 1 << 26
 _WORKERS = 16
 
 
 def dumps_of(keys: Keys) -> tuple[Mapping[int, Dump], list[str]]:
-    """What the recorders of the ranks hold, by rank, and sentences about those that do not tell."""
+    """Returns the dumps of the ranks' recorders, by rank, and sentences about those that do not
+    tell."""
     names = {name: int(match[1]) for name in keys.names if (match := _KEY.search(name))}
     addresses = {names[name]: text for name, text in values_of(keys, names).items()}
     if not addresses:
@@ -207,7 +205,7 @@ def _asked(address: str) -> Dump | str:
     request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310  # see _ADDRESS
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
     try:
-        with opener.open(request, timeout=_LIMIT_S) as answer:
+        with opener.open(request, timeout=ANSWER_S) as answer:
             data = answer.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         return f"does not answer: {clean(str(error), 200)}"

@@ -41,11 +41,8 @@ from pathlib import Path
 from ..record.process_stat import read_stat
 from ..record.safe_text import clean
 from .installable import NotInstallable, Target, by_gdb, loaded
+from .limits import ANSWER_S, STOP_LOOK_EVERY_S, TOOL_S
 
-LIMIT_S = 30.0
-"""For gdb, most of which it takes before it stops the process, on a busy host."""
-_LONGEST_STOP_S = 5.0
-_LOOK_EVERY_S = 0.0005
 _PAGE_BYTES = 1 << 14
 _ADDED = re.compile(r"^distdebug: added (-?\d+)$", re.MULTILINE)
 _AT = "distdebug_page"
@@ -117,7 +114,7 @@ def rehearse(folder: Path) -> None:
         assert child.stdout is not None
         child.stdout.readline()
         inject(of_our_python(child.pid), "print('made', flush=True)\n", folder)
-        out, _ = child.communicate("on", LIMIT_S)
+        out, _ = child.communicate("on", TOOL_S)
         if child.returncode or out.split() != ["made"]:
             raise NotInstallable(f"the process was harmed by it: {clean(out, 200)}")
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -203,7 +200,7 @@ def _run(
         start_new_session=True,
     )
     stopped_s = 0.0
-    until_s = time.monotonic() + LIMIT_S
+    until_s = time.monotonic() + TOOL_S
     before_s = time.monotonic()
     try:
         while running.poll() is None:
@@ -212,9 +209,9 @@ def _run(
             if stat is not None and stat.state in "tT":
                 stopped_s += now_s - before_s
             before_s = now_s
-            if stopped_s > _LONGEST_STOP_S or now_s > until_s:
+            if stopped_s > ANSWER_S or now_s > until_s:
                 break
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(STOP_LOOK_EVERY_S)
         else:
             out, err = running.communicate()
             return subprocess.CompletedProcess(
@@ -231,5 +228,5 @@ def _let_go(running: subprocess.Popen[str]) -> str:
     """Have gdb take its call back and detach."""
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.kill(running.pid, signal.SIGINT)
-        running.communicate(timeout=_LONGEST_STOP_S)
+        running.communicate(timeout=ANSWER_S)
     return "gdb was too slow with it, and has been called off: try again when the host is less busy"

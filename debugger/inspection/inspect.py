@@ -1,4 +1,4 @@
-"""One inspection of a job: its processes, a look at them, what they let one suspect."""
+"""An inspection of a job: its processes, a look at them, what they let one suspect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from ..diagnosis.findings import Finding
 from ..record.process_stat import age_s
 from ..record.safe_text import clean
-from ..record.wording import counted, ranks_text, verb
+from ..record.wording import RankState, counted, ranks_text, verb
 from ..reports import document
 from ..reports.stored import Document
 from ..supervisor.stacks.sights import Sight, look
@@ -19,29 +19,18 @@ from ..supervisor.stacks.stack_tree import render
 from ..supervisor.stacks.stacks import ThreadStack
 from . import surroundings
 from .judging import at_work, judge
-from .lateness import Limits
+from .look import WAITS, Limits, Look, Stance, of_one_kind
 from .parts import Part, Whole
 from .processes import Job, below_launchers, find_jobs, is_loopback
 from .rights import needed
-from .stance import (
-    WAITS,
-    Doing,
-    Stance,
-    calls_itself,
-    is_helper,
-    of_threads,
-    stance,
-    started_as,
-    waits_for_children,
-)
+from .stance import calls_itself, is_helper, of_threads, stance, started_as, waits_for_children
 from .surroundings import Surroundings, look_around
-from .suspicions import NOT_IN_RECORD, Look, evidence
-from .threads import of_one_kind
+from .suspicions import NOT_IN_RECORD, evidence
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What one look at a job has shown. `pids` are by rank."""
+    """The result of one look at a job. `pids` are by rank."""
 
     job: Job
     look: Look
@@ -84,7 +73,7 @@ class Inspection:
         return render(self.stacks)
 
     def _notes(self) -> list[str]:
-        read = sum(one.doing is not Doing.UNREADABLE for one in self.look.ranks.values())
+        read = sum(one.doing is not RankState.UNREADABLE for one in self.look.ranks.values())
         notes = []
         if read:
             notes.append(
@@ -151,8 +140,8 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
 
 
 def of_processes(pids: Iterable[int], limit_s: float) -> tuple[Document, Finding | None]:
-    """What a supervisor asks of ranks below its command that have no record: they are late after
-    `limit_s` whatever they do, as those that have one are."""
+    """Returns what a supervisor asks of ranks below its command that have no record. They are late
+    after `limit_s` whatever they do, as those that have one are."""
     jobs = find_jobs(pids)
     if not jobs:
         return {"ranks": {}, "world_size": 0}, None
@@ -162,13 +151,13 @@ def of_processes(pids: Iterable[int], limit_s: float) -> tuple[Document, Finding
 
 
 def part(seen: Inspection) -> Part:
-    """What this node has seen, for one that asks all of them."""
+    """Returns what this node has seen, for a node that asks all of them."""
     signs = surroundings.details(seen.around, seen.look.ranks, seen.pids)
     recorded = seen.around.recorded
     told = [one.message for one in recorded.findings] if recorded is not None else []
     notes = [f"torch's flight recorder: {message}" for message in told]
     notes += [*surroundings.summary(seen.around, ()), *seen.problems]
-    if any(one.doing is Doing.UNREADABLE for one in seen.look.ranks.values()):
+    if any(one.doing is RankState.UNREADABLE for one in seen.look.ranks.values()):
         notes.append(needed(seen.pids.values()))
     return Part(socket.gethostname(), seen.look, seen.pids, signs, [clean(one) for one in notes])
 
@@ -288,7 +277,7 @@ def joined(
     """
     recorded = around.recorded.findings if around.recorded is not None else ()
     waits_s = max((one.still_s for one in look.ranks.values() if one.waits), default=0.0)
-    unreadable = all(one.doing is Doing.UNREADABLE for one in look.ranks.values())
+    unreadable = all(one.doing is RankState.UNREADABLE for one in look.ranks.values())
     open_ = not found or found[0].kind == "stalled"
     stands = unreadable or any(one.still_s >= limits.waiting_s for one in look.ranks.values())
     proven = next((one for one in recorded if one.proven and stands), None)

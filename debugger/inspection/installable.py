@@ -39,7 +39,7 @@ class Target:
 
 
 def target(pid: int, user: int | None = None, proc: Path = Path("/proc")) -> Target:
-    """What is to be known of this process. Raises NotInstallable."""
+    """Returns what has to be known of this process. Raises NotInstallable."""
     at = proc / str(pid)
     stat = read_stat(pid, proc)
     if stat is None or stat.state in DEAD_STATES:

@@ -30,13 +30,11 @@ from ..reports.stored import Document
 from ..supervisor import on_the_spot
 from . import injection
 from .installable import NotInstallable, Target, target
+from .limits import INSTALL_LOOK_EVERY_S, RECORDING_S, REPLY_S
 from .processes import Job
 
 BOOTSTRAP = Path(__file__).resolve().parents[1] / "hook" / "late.py"
 _AT_ONCE = 4
-_LOOK_EVERY_S = 0.02
-_GONE_WITHIN_S = 3.0
-_RECORDING_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ def install(job: Job, run_dir: Path | None, wait_s: float) -> Installed:
         late_install.give_up(run.path)
         hooked = [one for one in late_install.answers(run.path).values() if one.state == HOOKED]
         if hooked:
-            time.sleep(min(_GONE_WITHIN_S, 10 * _LOOK_EVERY_S))
+            time.sleep(min(REPLY_S, 10 * INSTALL_LOOK_EVERY_S))
         run.close()
         shutil.rmtree(run.path, ignore_errors=True)
         raise
@@ -160,7 +158,7 @@ def _await_all(targets: Mapping[int, Target], run: Path, wait_s: float) -> dict[
                     for pid in silent
                 ]
             )
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(INSTALL_LOOK_EVERY_S)
     problems = _not_whole([one for one in told.values() if one.pid in targets])
     if problems:
         raise _refusal(problems)
@@ -181,13 +179,13 @@ def _not_whole(told: Sequence[Answer]) -> list[str]:
 
 def _behind(run: Path) -> list[int]:
     """Ranks that do not record yet, a moment after the start."""
-    until_s = time.monotonic() + _RECORDING_WITHIN_S
+    until_s = time.monotonic() + RECORDING_S
     while True:
         told = late_install.answers(run)
         behind = [one.rank for one in told.values() if one.state != RECORDING]
         if not behind or time.monotonic() > until_s:
             return sorted(behind)
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(INSTALL_LOOK_EVERY_S)
 
 
 def _who(pid: int, rank: int | None = None) -> str:
@@ -201,8 +199,9 @@ def _refusal(problems: Sequence[str]) -> UsageError:
 
 
 def findings_before(past: Path) -> Sequence[str]:
-    """Of what torch's flight recorders held when the layer came: what they prove, in sentences.
-    A rank's dump is of another moment than its neighbour's, so nothing is suspected from them."""
+    """Returns, in sentences, what torch's flight recorders prove that were there when the layer
+    came. A rank's dump is of another moment than its neighbour's, so nothing is suspected from
+    them."""
     found = dump_files.of_files(sorted(past.glob("dump_*")))
     lines = []
     for job in found.jobs:

@@ -1,5 +1,5 @@
-"""What NCCL's own threads tell of their communicators (RAS, NCCL 2.24 and newer; in JSON since
-2.28.7): which ranks have launched fewer collectives than the others, or do not answer.
+"""Reads what NCCL's own threads tell of their communicators (RAS, NCCL 2.24 and newer; in JSON
+since 2.28.7): which ranks have launched fewer collectives than the others, or do not answer.
 
 It knows neither groups nor lines; processes are known by their pids. Its format is that of NCCL's
 user guide, "RAS". A process of the job has to listen on the port, else nobody is asked.
@@ -37,14 +37,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """One communicator, its members in their order."""
+    """A communicator and its members in their order."""
 
     name: str
     members: Sequence[Member]
 
     def behind(self) -> Mapping[int, Mapping[str, tuple[int, int]]]:
-        """Who has launched fewer of an operation than another member, by his place here: his count
-        and the highest, by operation."""
+        """Returns the members that have launched fewer of an operation than another one, by their
+        places here: their count and the highest, by operation."""
         told = [one for one in self.members if not one.silent]
         found: dict[int, dict[str, tuple[int, int]]] = {}
         for name in sorted({name for one in told for name in one.counts}):

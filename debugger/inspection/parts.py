@@ -1,4 +1,5 @@
-"""What each node of a job has seen, as one line of JSON, and one look at the job made of all."""
+"""Writes what a node of a job has seen as one line of JSON, and makes one look of those of all
+nodes."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from typing import Any
 from ..record.limits import MOST_RANKS
 from ..record.safe_text import clean
 from ..record.snapshot import CallSite
+from ..record.wording import RankState
+from .look import Look, Stance
 from .source import MadeCall
-from .stance import Doing, Stance
-from .suspicions import Look
 
 MARK = "distdebug-part:"
 _SCHEMA = "distdebug.look/2"
@@ -169,7 +170,7 @@ def _text(value: object) -> str:
 
 
 _FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "doing": lambda name: Doing[str(name)],
+    "doing": lambda name: RankState[str(name)],
     "op": _text,
     "call": _optional(_text),
     "site": _optional(_site),

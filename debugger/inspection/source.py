@@ -1,5 +1,5 @@
-"""What the user's source says of the line that a rank stands at: what it calls, with which group,
-keys or peers, and whether it is a loop by itself.
+"""Reads what the user's source says of the line that a rank stands at: what it calls, with which
+group, keys or peers, and whether it is a loop by itself.
 
 Of variables the values count that the frame has now; none is followed to where it was made, which
 would take an interpreter of the program.
@@ -81,7 +81,7 @@ def called_at(frame: Frame) -> list[str]:
 
 
 def made_around(frame: Frame, names: set[str]) -> set[str]:
-    """Which of these calls the user's function makes: what its handles are of."""
+    """Returns those of these calls that the user's function makes: its handles are of them."""
     calls = [one for one in _around(frame) if isinstance(one, ast.Call)]
     written = {one.func.attr for one in calls if isinstance(one.func, ast.Attribute)}
     return written & names
@@ -269,8 +269,9 @@ class _Unknown(Exception):
 
 
 def calls_made(frame: Frame, names: Collection[str]) -> tuple[MadeCall, ...]:
-    """Which of the calls named the function has made up to the frame's line, in their order; of a
-    loop around it those of this round, of another loop those of one. () where that is not known."""
+    """Returns those of the calls named that the function has made up to the frame's line, in their
+    order; of a loop around it those of this round, of another loop those of one. () where that is
+    not known."""
     body = body_of(frame)
     way = _Way(frame.line, names, dict(frame.values), _bound_at(body))
     try:

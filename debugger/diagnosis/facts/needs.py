@@ -28,12 +28,10 @@ from ...record.layout import BOUNDED_S, Activity, CallState, GroupState
 from ...record.signature import ANY_SOURCE
 from ...record.sizes import larger_side_bytes
 from ...record.snapshot import Call, Creation
-from ..limits import SECOND_NS
+from ..limits import SECOND_NS, SLOW_BYTES_PER_S
 from .blocking import WaitsFor, certainly
 from .channels import Channels
 from .world import DEFAULT_GROUP, Pending, World
-
-SLOW_BYTES_PER_S = 100e6
 
 
 @dataclass(frozen=True, slots=True)

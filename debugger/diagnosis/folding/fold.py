@@ -33,11 +33,8 @@ from ...record.layout import CallState
 from ..facts.evidence import call_of
 from ..facts.world import World
 from ..findings import Finding
-from ..limits import Candidate
+from ..limits import AFTERMATH_NS, TOGETHER_NS, Candidate
 from ..story import step
-
-SEEN_FIRST_NS = 2_000_000_000
-POLITE_NS = 250_000_000
 
 
 def fold(candidates: list[Candidate]) -> list[Candidate]:
@@ -106,7 +103,7 @@ def _seen_first(weak: Candidate, errors: list[Candidate]) -> bool:
 
 def _lead_ns(candidate: Candidate) -> int:
     polite = candidate.finding.data.get("signal") in POLITE_SIGNALS
-    return POLITE_NS if polite else SEEN_FIRST_NS
+    return TOGETHER_NS if polite else AFTERMATH_NS
 
 
 def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:

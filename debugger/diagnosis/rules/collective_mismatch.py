@@ -44,13 +44,11 @@ from ..facts.hash_chains import Divergence, first_divergence
 from ..facts.needs import Needs
 from ..facts.world import GroupView, World
 from ..findings import Finding, group_evidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import ON_CORE_NS, Candidate
 
 CHAIN, EXACT = 0, 1
 MOST_ASKED = 64
 """Ranks that speak for all that called the same."""
-ENTERING_NS = SECOND_NS // 2
-"""Nobody waits much longer than this for the processor; ranks that poll are told so much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +161,7 @@ def _judge(
     agreeing = all(call.agrees and not call.bounded for call in speakers.values())
     hold_ns = world.limits.hold_ns(result, agreeing)
     if any(_entering(world, view, ranks, seq) for _, ranks in result.parties):
-        hold_ns = max(hold_ns, ENTERING_NS)
+        hold_ns = max(hold_ns, ON_CORE_NS)
     return Candidate(finding, ready_ns=finding.observable_ns + hold_ns)
 
 

@@ -22,14 +22,12 @@ from ...record.wording import at_site, printable, ranks_text
 from ..facts.evidence import call_of, chosen, stand
 from ..facts.world import World
 from ..findings import Finding, RankEvidence, group_evidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import AFTERMATH_NS, Candidate
 from ..story import step
 
 KIND = "ddp_unused_parameters"
 MOST_CALLS = 3
 MOST_SHOWN = 8
-OTHERS_NS = 2 * SECOND_NS
-"""For so long other ranks may still come to the end of the same backward."""
 REMEDY = (
     "let the loss use them, freeze them before the model is wrapped, or pass "
     "find_unused_parameters=True to DistributedDataParallel"
@@ -60,7 +58,7 @@ def unused_parameters(world: World) -> list[Candidate]:
         not (world.ended(rank) or world.ranks[rank].phase >= Phase.EXITING or world.pending(rank))
         for rank in members - set(left_out)
     )
-    return [Candidate(finding, first.time_ns + (OTHERS_NS if undecided else 0))]
+    return [Candidate(finding, first.time_ns + (AFTERMATH_NS if undecided else 0))]
 
 
 @step("unused parameters")

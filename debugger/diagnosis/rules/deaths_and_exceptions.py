@@ -31,11 +31,10 @@ from ..facts.exceptions import broken, is_communication_error, last_exception, l
 from ..facts.needs import Needs
 from ..facts.world import GroupView, Pending, World, exit_status, exited_ns
 from ..findings import Finding, RankEvidence, group_evidence
-from ..limits import SECOND_NS, TOGETHER_NS, Candidate
+from ..limits import ANOTHER_NS, LEAVING_NS, SECOND_NS, TOGETHER_NS, Candidate
 from ..story import step
 
 WEAK_SIGNALS = POLITE_SIGNALS | {signals.SIGABRT}
-LEAVING_NS = 20_000_000_000
 
 
 def endings(world: World) -> list[Candidate]:
@@ -285,10 +284,6 @@ def models_text(result: Vote[int]) -> str:
         for count, ranks in reversed(result.parties)
     ]
     return f"ranks wrap different models: {', '.join(parts)}"
-
-
-ANOTHER_NS = 5 * SECOND_NS
-"""So long a program has time to start another thread in place of one that died."""
 
 
 def lost_threads(world: World, needs: Needs) -> list[Candidate]:

@@ -41,7 +41,7 @@ from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
-from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs
+from ..facts.needs import Need, Needs
 from ..facts.unfinished import (
     UNFINISHED,
     abandoned_calls,
@@ -52,14 +52,10 @@ from ..facts.unfinished import (
 )
 from ..facts.world import GroupView, Pending, World, exited_ns, on_nccl
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import AFTERMATH_NS, FAILING_NS, MOMENT_NS, SECOND_NS, SLOW_BYTES_PER_S, Candidate
 from ..shared_findings import not_created, tag_mismatch
 from ..story import step
 
-FAILING_NS = 10 * SECOND_NS
-"""So long a test runner may take from a test that failed to the end of its process."""
-ARRIVING_NS = 2 * SECOND_NS
-"""What has left a process that has ended may take to arrive, on a busy machine."""
 MOST_UNFINISHED = 64
 """So many of the last calls of a rank that failed are looked at: it may have been in several."""
 
@@ -460,12 +456,10 @@ def _never_arrived(
         },
         observable_ns=left_ns,
     )
-    arriving_ns = ARRIVING_NS + int(call_bytes(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
+    arriving_ns = AFTERMATH_NS + int(call_bytes(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
     return Candidate(finding, left_ns + arriving_ns)
 
 
-SEEN_LATE_NS = SECOND_NS
-"""A connection breaks as the process that held it ends, which is seen a moment later."""
 STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError", "StoreFailed"})
 
 
@@ -489,11 +483,7 @@ def store_hosts_that_left(world: World) -> list[Candidate]:
 
 def _lost_store(world: World, rank: int, since_ns: int) -> Note | None:
     note = last_exception(world, rank)
-    if (
-        note is None
-        or note.time_ns < since_ns - SEEN_LATE_NS
-        or raised(note).type not in STORE_ERRORS
-    ):
+    if note is None or note.time_ns < since_ns - MOMENT_NS or raised(note).type not in STORE_ERRORS:
         return None
     call = last_call(world, rank)
     return note if call is None or call.state is CallState.COMPLETED else None

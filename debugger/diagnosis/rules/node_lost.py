@@ -14,12 +14,8 @@ from ...record.wording import printable, ranks_text, verb
 from ..facts.evidence import chosen, stand
 from ..facts.world import World
 from ..findings import Finding
-from ..limits import Candidate
+from ..limits import UNKNOWN_NS, Candidate
 from ..story import rule
-
-UNKNOWN_NS = 6_000_000_000
-"""Ranks are told of as they load torch, which takes seconds; then nobody but those of the lost node
-is left."""
 
 
 def lost_nodes(world: World) -> list[Candidate]:

@@ -20,10 +20,7 @@ from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, group_evidence
-from ..limits import SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
-
-LATEST_NS = SECOND_NS
-"""Who came so shortly before the time was up may have been too late."""
+from ..limits import MOMENT_NS, SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
 
 
 def stuck(world: World, needs: Needs) -> list[Candidate]:
@@ -34,7 +31,7 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
     for pending in failed_calls(world):
         note = last_exception(world, pending.rank)
         if note is not None and timed_out(note) and not _seen(world, seen, pending):
-            view = _entered_by_all(world, needs, pending, before_ns=note.time_ns - LATEST_NS)
+            view = _entered_by_all(world, needs, pending, before_ns=note.time_ns - MOMENT_NS)
             if view is not None:
                 return [Candidate(_finding(world, view, pending, note.time_ns, own=True))]
     seen.clear()
@@ -52,7 +49,7 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
         if world.waited_ns(pending.wait) >= limit_ns:
             since_ns = max(pending.wait.since_ns, world.limits.clock_from_ns) + limit_ns
             hang_ns = world.limits.hang_ns
-            links = _messages_stuck_by(world, needs, max(hang_ns // 2, hang_ns - LATEST_NS))
+            links = _messages_stuck_by(world, needs, max(hang_ns // 2, hang_ns - MOMENT_NS))
             return [Candidate(_finding(world, view, pending, since_ns, own=False, links=links))]
     return []
 

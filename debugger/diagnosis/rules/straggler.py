@@ -31,6 +31,7 @@ from ...record.ops import OPS, POINT_TO_POINT
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Snapshot
 from ...record.wording import at_site, group_name, printable
 from ..findings import Finding, RankEvidence, group_evidence
+from ..limits import LEAST_NS
 from ..story import step
 
 SHARE = 0.75
@@ -48,8 +49,6 @@ FEW, FEW_FACTOR, FEW_EXCEPTIONS = 20, 3.0, 1
 """Of fewer than that it must be last at all but one, and take three times as long."""
 WARM_UP, WARM_UP_SHARE = 10, 4
 """Collectives at the beginning that do not count, but no more than one in four."""
-LEAST_NS = 100_000_000
-"""What a straggler takes more, in total."""
 MOST_CALLS = 200_000
 """To be read, of all ranks together: so that the largest run takes about a second."""
 MOST_FACTOR = 100.0
