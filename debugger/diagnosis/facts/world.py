@@ -254,18 +254,15 @@ class World:
                 return Pending(record.rank, waits, call)
         return None
 
-    def all_pending(self) -> Sequence[Pending]:
-        """Returns what the threads of all ranks wait for, in the order of `ranks`."""
-        return self._all_pending
-
     @cached_property
-    def _all_pending(self) -> Sequence[Pending]:
+    def all_pending(self) -> Sequence[Pending]:
+        """What the threads of all ranks wait for, in the order of `ranks`."""
         return [pending for rank in self.ranks for pending in self.pending(rank)]
 
     @cached_property
     def waiting(self) -> frozenset[int]:
         """The ranks that wait for anything."""
-        return frozenset(pending.rank for pending in self._all_pending)
+        return frozenset(pending.rank for pending in self.all_pending)
 
     def collective(self, rank: int, view: GroupView, seq: int) -> Call | None:
         """The rank's call with this number in the group, if it is on record."""

@@ -85,7 +85,7 @@ def _weakness(world: World, rank: Rank) -> int:
 
 def _waited_for(world: World, number: int) -> bool:
     """Another rank waits for something, or has failed."""
-    return any(pending.rank != number for pending in world.all_pending()) or any(
+    return any(pending.rank != number for pending in world.all_pending) or any(
         last_exception(world, other) is not None for other in world.ranks if other != number
     )
 
@@ -292,7 +292,7 @@ def lost_threads(world: World, needs: Needs) -> list[Candidate]:
     if not dead:
         return []
     found: dict[int, Candidate] = {}
-    for pending in world.all_pending():
+    for pending in world.all_pending:
         call = pending.call
         view = world.view(pending.rank, call.group) if call else None
         need = needs.of(pending)
@@ -311,10 +311,11 @@ def deaths(world: World, rank: int) -> list[Note]:
     return [note for note in notes if not is_communication_error(note)]
 
 
-@step("dead thread")
-def mentioned(world: World, finding: Finding) -> Finding:
-    """The finding, with the thread that its culprits lost before it, if they did."""
-    lines = [
+@step("exceptions")
+def with_exceptions(world: World, finding: Finding) -> Finding:
+    """The finding, with the threads that its culprits lost before it, and with what they, and the
+    others in it, had caught: what they did after that may be the consequence."""
+    lost = [
         f"before that, {_thread(note, whose='')} of rank {rank} died of "
         f"{printable(note.message, 200)}{at_site(note.site)}"
         for rank in finding.culprits[:4]
@@ -322,7 +323,19 @@ def mentioned(world: World, finding: Finding) -> Finding:
         for note in deaths(world, rank)[:1]
         if note.time_ns <= finding.observable_ns and note.message != finding.data.get("message")
     ]
-    return replace(finding, details=(*lines, *finding.details)) if lines else finding
+    found: dict[str, list[int]] = {}
+    for rank in dict.fromkeys((*finding.culprits, *finding.ranks)):
+        left = world.notes(rank, LeftCallNote) if rank in world.ranks else []
+        left = [note for note in left if note.time_ns <= finding.observable_ns]
+        told = LeftCallNote.read(left[-1].data) if left else None
+        if told and _went_on(world.ranks[rank], left[-1], told.call, finding.observable_ns):
+            said = printable(left[-1].message.removeprefix(told.type).removeprefix(": "), 200)
+            text = f"raised {printable(told.type, 80)} in {printable(told.function, 80)}"
+            text += f"{at_site(left[-1].site)} before this, and went on{said and f' ({said})'}"
+            found.setdefault(text, []).append(rank)
+    caught = [f"{ranks_text(ranks)} {text}" for text, ranks in found.items()][:MOST_LINES]
+    details = (*lost, *finding.details, *caught)
+    return replace(finding, details=details) if lost or caught else finding
 
 
 def _made_the_calls(
@@ -390,23 +403,6 @@ def _thread(note: Note, whose: str = "its ") -> str:
 
 _RAISED = tuple(kind.KIND for kind in RaisedNote.__subclasses__())
 MOST_LINES = 4
-
-
-@step("caught")
-def with_caught(world: World, finding: Finding) -> Finding:
-    """The finding, with what its culprits, and the others in it, have caught before it."""
-    found: dict[str, list[int]] = {}
-    for rank in dict.fromkeys((*finding.culprits, *finding.ranks)):
-        left = world.notes(rank, LeftCallNote) if rank in world.ranks else []
-        left = [note for note in left if note.time_ns <= finding.observable_ns]
-        told = LeftCallNote.read(left[-1].data) if left else None
-        if told and _went_on(world.ranks[rank], left[-1], told.call, finding.observable_ns):
-            said = printable(left[-1].message.removeprefix(told.type).removeprefix(": "), 200)
-            text = f"raised {printable(told.type, 80)} in {printable(told.function, 80)}"
-            text += f"{at_site(left[-1].site)} before this, and went on{said and f' ({said})'}"
-            found.setdefault(text, []).append(rank)
-    lines = [f"{ranks_text(ranks)} {text}" for text, ranks in found.items()][:MOST_LINES]
-    return replace(finding, details=(*finding.details, *lines)) if lines else finding
 
 
 def _went_on(rank: Rank, note: Note, call: int, now_ns: int) -> bool:

@@ -154,7 +154,7 @@ def _is_owed(world: World, view: GroupView, seq: int) -> bool:
 
 def _not_begun(world: World) -> Iterator[tuple[int, Stuck]]:
     known: dict[tuple[int, int], int | None] = {}
-    for one in world.all_pending():
+    for one in world.all_pending:
         call = one.call
         view = world.view(one.rank, call.group) if call else None
         if call is None or view is None or call.signature.peer is not None:
@@ -182,7 +182,7 @@ def _is_within(world: World, rank: int, view: GroupView, seq: int) -> bool:
 def unended(world: World, needs: Needs) -> list[Candidate]:
     """Returns one finding for each call at which rule 2 ends; one without culprits where the record
     has lost a pending call."""
-    rows = world.all_pending()
+    rows = world.all_pending
     lost = sorted(row.rank for row in rows if row.wait.call is None)
     if lost:
         text = (
@@ -241,7 +241,7 @@ def _unended(world: World, first: int, calls: Mapping[int, Call]) -> Finding:
             text += ": the network between them, or the device of one, stands still"
         return _stalled(world, text, calls, call)
     # Who is not known to wait for them may be the one that they wait for.
-    waiting = {row.rank for row in world.all_pending() if row.call is not None}
+    waiting = {row.rank for row in world.all_pending if row.call is not None}
     names = world.knows.completion and world.size == len(waiting)
     text = (
         f"{ranks_text(calls)} {verb(sorted(calls), 'waits', 'wait')} in {text}"
@@ -279,7 +279,7 @@ def _stalled(
         else None
     )
     times = [call.issued_ns for call in calls.values()] or [
-        row.wait.since_ns for row in world.all_pending()
+        row.wait.since_ns for row in world.all_pending
     ]
     return Finding(
         kind="stalled",

@@ -72,7 +72,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     # that listens as long as the program runs, say, and ends with it.
     waits = [
         (pending, needs.of(pending), False)
-        for pending in world.all_pending()
+        for pending in world.all_pending
         if not any(
             row.wait.activity is Activity.DESTROY and row.wait.thread != pending.wait.thread
             for row in world.pending(pending.rank)
@@ -122,7 +122,7 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
     if finding.kind != "early_exit" or finding.group is None:
         return finding
     victims = set(finding.victims)
-    for row in world.all_pending():
+    for row in world.all_pending:
         call = row.call if row.rank not in victims else None
         if call is None or call.signature.peer is not None or call.group[0] == finding.group.name:
             continue
@@ -161,7 +161,7 @@ def _never_created(
     gone = tuple(sorted(rank for rank in need.ranks if world.finished(rank)))
     if not gone:
         return None
-    waiting = tuple(sorted(row.rank for row in world.all_pending() if needs.of(row) is need))
+    waiting = tuple(sorted(row.rank for row in world.all_pending if needs.of(row) is need))
     ranks = stand(world, chosen(gone, waiting))
     since = _left_ns(world, list(gone), pending)
     return Candidate(not_created(needs, pending, gone, waiting, ranks, since, proven=True))

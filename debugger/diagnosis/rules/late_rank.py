@@ -69,7 +69,7 @@ def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = Tru
     an initialisation."""
     rows = [
         pending
-        for pending in world.all_pending()
+        for pending in world.all_pending
         if world.waited_ns(pending.wait) >= longer_than_ns and (joins or not _joins(pending))
     ]
     seen: set[int] = set()
@@ -193,7 +193,7 @@ def _waiting_with(world: World, pending: Pending, culprits: tuple[int, ...]) -> 
     if call is None or view is None or call.signature.peer is not None:
         alike = [
             other.rank
-            for other in world.all_pending()
+            for other in world.all_pending
             if call is None and other.wait.activity is pending.wait.activity
         ]
         return tuple(sorted({pending.rank, *alike} - set(culprits)))

@@ -35,7 +35,7 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
             if view is not None:
                 return [Candidate(_finding(world, view, pending, note.time_ns, own=True))]
     seen.clear()
-    for pending in sorted(world.all_pending(), key=lambda row: (row.wait.since_ns, row.rank)):
+    for pending in sorted(world.all_pending, key=lambda row: (row.wait.since_ns, row.rank)):
         limit_ns = world.limits.hang_ns
         if world.waited_ns(pending.wait) < limit_ns or pending.call is None:
             continue
@@ -58,7 +58,7 @@ def _messages_stuck_by(world: World, needs: Needs, limit_ns: int) -> set[Link]:
     """The ends of all messages that have stood for so long: a network that comes apart cuts several
     connections at once, and none of them is the first by more than chance."""
     found = set()
-    for pending in world.all_pending():
+    for pending in world.all_pending:
         peer = pending.call.signature.peer if pending.call is not None else None
         if peer is None or world.waited_ns(pending.wait) < limit_ns:
             continue

@@ -128,7 +128,7 @@ def stragglers(snapshot: Snapshot) -> list[Finding]:
     return [_by_its_clock(snapshot, finding) for _, finding in found.values()]
 
 
-@step("host clock")
+@step("clocks")
 def _by_its_clock(snapshot: Snapshot, finding: Finding) -> Finding:
     """Says where the clocks of its host and of another are not known as well as it is late."""
     error_ms = snapshot.between_clocks_ns(finding.culprits, finding.victims) / 1e6

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...diagnosis.diagnose import placed, refine_cause, restated
 from ...diagnosis.findings import Finding, RankEvidence
+from ...diagnosis.rules.late_rank import placed, refine_cause, restated
 from ...diagnosis.story import step
 from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
