@@ -24,6 +24,11 @@ PLANTED = [
     ("debugger/record/a.py", "import psutil", "standard library only"),
     ("debugger/record/a.py", "from ..errors import UsageError", None),
     ("debugger/record/a.py", "from ..diagnosis import verdict", "downward only"),
+    ("debugger/record/a.py", "from ..system.proc import read_stat", None),
+    ("debugger/system/a.py", "def f():\n    import psutil", "standard library only"),
+    ("debugger/system/a.py", "from ..record import layout", "downward only"),
+    ("debugger/rank/a.py", "from ..system.proc import read_stat", None),
+    ("tui/a.py", "from ..system.proc import read_stat", None),
     ("debugger/errors/__init__.py", "import structlog", "standard library only"),
     ("debugger/errors/__init__.py", "from ..record import layout", "downward only"),
     ("debugger/errors/__init__.py", "import torch", "costs 2 s"),
@@ -47,6 +52,11 @@ PLANTED = [
     ("debugger/supervisor/a.py", "def f():\n    from torch import nn", "costs 2 s"),
     ("debugger/supervisor/a.py", "import importlib\nimportlib.import_module('torch')", "costs 2 s"),
     ("debugger/supervisor/a.py", "from ..diagnosis import verdict\nimport psutil", None),
+    ("debugger/supervisor/a.py", "from ..nodes import job", None),
+    ("debugger/nodes/a.py", "from ..diagnosis import verdict\nfrom ..faults import plan", None),
+    ("debugger/nodes/a.py", "from ..supervisor import watch", "downward only"),
+    ("debugger/nodes/a.py", "from ..reports import stored", "downward only"),
+    ("debugger/nodes/a.py", "from ..rank import install", "downward only"),
     ("debugger/reports/a.py", "from ..commands import run", "downward only"),
     ("debugger/commands/a.py", "from ..testing import plugin", "downward only"),
     ("debugger/commands/a.py", "import textual", "without a terminal app"),
@@ -93,7 +103,7 @@ def test_the_packages_keep_the_rules() -> None:
 def test_a_planted_violation_is_found(
     tmp_path: Path, place: str, source: str, reason: str | None
 ) -> None:
-    rooms = ("record", "diagnosis", "faults", "rank", "supervisor", "commands", "testing")
+    rooms = ("record", "diagnosis", "faults", "rank", "nodes", "supervisor", "commands", "testing")
     for room in rooms:
         (tmp_path / "debugger" / room).mkdir(parents=True)
         (tmp_path / "debugger" / room / "__init__.py").write_text('"""A room."""\n')
@@ -134,10 +144,11 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
 @pytest.mark.parametrize(
     ("package", "most_rooms", "most_arrows"),
     [
-        ("distdebug", 18, 67),  # 8 of them: all rooms start processes by the one loader, in hook/
+        # 9 of them: all rooms start processes by the one loader, in hook/; and 9 ask system/.
+        ("distdebug", 19, 77),
         ("distdebug.rank", 15, 54),
         ("distdebug.record", 29, 52),
-        ("distdebug.supervisor", 30, 70),
+        ("distdebug.supervisor", 23, 54),
         ("distcore", 16, 55),
     ],
 )
@@ -155,7 +166,7 @@ WITH_LIMITS = (
     "debugger/diagnosis",
     "debugger/foreign",
     "debugger/inspection",
-    "debugger/node_links",
+    "debugger/nodes",
     "debugger/rank",
     "debugger/reports",
     "debugger/supervisor",
@@ -163,9 +174,9 @@ WITH_LIMITS = (
     "tui",
 )
 LIMITS_OF_THEIR_OWN = {
-    "debugger/supervisor/command/warden.py": "started as a file, alone: it imports nothing of ours",
-    "debugger/rank/ddp/statistics.py": "how many nanoseconds a millisecond has",
     "debugger/inspection/as_snapshot.py": "the moment of a look, which is any",
+    "debugger/supervisor/command/warden.py": "every run waits for it: it imports little",
+    "debugger/rank/ddp.py": "how many nanoseconds a millisecond has",
     "tui/tracks.py": "the axis of a drawing",
 }
 
@@ -228,6 +239,24 @@ def test_a_planted_table_of_ops_is_found(source: str, found: bool) -> None:
     assert bool(list(tables_of_ops(source))) is found
 
 
+READ_PROC = (
+    "debugger/system/",
+    "debugger/hook/site/",  # it is started in every Python process, and imports nothing of ours
+    "distcore/base/linux.py",  # it knows nothing of the debugger
+)
+
+
+def test_the_kernel_is_asked_in_one_place() -> None:
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for package in ("debugger", "tui", "distcore")
+        for file in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and str(node.value).startswith("/proc")
+    }
+    assert {name for name in found if not name.startswith(READ_PROC)} == set()
+
+
 def test_no_rule_uses_a_rule() -> None:
     """What several need is in `facts/`: a rule can be read, and left out, by itself."""
     found = house("distdebug.diagnosis.rules")
@@ -249,7 +278,7 @@ def test_no_rooms_use_each_other() -> None:
 KEPT_IN_RANKS = {
     "install._layer": "the one object, which has all others",
     "api._asked": "a program asks for faults before the layer is there",
-    "log/steps.of_program": "and names its steps",
+    "log/user_log.of_program": "and names its steps",
     "log/rank_log.of_this_process": "and writes to its log, before it has imported torch",
     "torch_private/": "which parts of torch are as known is found by who needs one first",
     "record/call_site.kinds": "answers kept: the same whoever asks",

@@ -1,4 +1,4 @@
-"""Whether the ranks' processes are alive, as far as /proc of this host and exits.jsonl tell."""
+"""Whether the ranks' processes are alive, as far as this host and exits.jsonl tell."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..record import steady_clock
 from ..record.exits import ExitLog
-from ..record.process_stat import DEAD_STATES, read_stat
 from ..record.snapshot import Process
+from ..system.proc import DEAD_STATES, read_stat
 
 
 class Processes:
@@ -18,7 +18,7 @@ class Processes:
         self._ended_ns: dict[tuple[int, int], int] = {}
 
     def observe(self, pid: int, start_ticks: int = 0) -> Process:
-        """Returns what /proc says of the process that began at these clock ticks after boot."""
+        """Returns what is known of the process that began at these clock ticks after boot."""
         stat = read_stat(pid)
         alive = (
             stat is not None

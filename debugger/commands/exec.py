@@ -26,7 +26,7 @@ class ExecCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `exec --help` answers at once.
         from ..launch.nodes_of_launcher import nodes_of_launcher
-        from ..node_links.several import of_tasks, perhaps
+        from ..nodes.several import of_tasks, perhaps
         from ..supervisor.run_options import Options
         from ..supervisor.supervisor import Supervisor
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..node_links.agreed import Agreed, AgreedError, job_key, place
-from ..node_links.several import MOST, Several
+from ..nodes.several import MOST, Agreed, AgreedError, Several, job_key, place
 
 if TYPE_CHECKING:
     from ..launch.nodes_of_launcher import NodesOfLauncher  # `run --help` does without

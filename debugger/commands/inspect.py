@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..system import proc
 from . import numbers
 from .base import Command
 from .rendering import add_form_arguments, rendered
@@ -222,7 +222,7 @@ def _job(args: argparse.Namespace) -> Job:
     from ..inspection.processes import find_jobs
 
     below: Sequence[int] = [args.job] if args.job is not None else args.pid or []
-    gone = [pid for pid in below if not os.path.exists(f"/proc/{pid}")]
+    gone = [pid for pid in below if not proc.exists(pid)]
     if gone:
         raise UsageError(f"there is no process {gone[0]}")
     if args.pid:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,8 +18,10 @@ from ..record.requests.breakpoints import stops
 from ..record.requests.control import ControlError, ask
 from ..record.runs.run_directory import RunDirectory, is_live, nearest
 from ..record.safe_files import MOST_JSON_BYTES, read_regular
-from ..record.safe_text import clean
+from ..record.safe_text import clean, whole_number
 from ..record.snapshot import Snapshot
+from ..system import proc
+from ..system.processes import Tree
 from .base import Command, add_run_argument
 from .whole_job import opened_whole
 
@@ -135,45 +137,29 @@ def ranks_below(pid: int) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for one in python_below(pid):
-        rank = _environment(one).get("RANK", "")
-        if rank.isascii() and rank.isdigit() and int(rank) not in found.values():
-            found[one] = int(rank)
+        rank = None
+        with contextlib.suppress(OSError):
+            rank = whole_number(proc.environment(one).get("RANK"))
+        if rank is not None and rank not in found.values():
+            found[one] = rank
     return found
 
 
 def python_below(pid: int) -> list[int]:
     """The Python processes at or below `pid`, parents before their children; without the launcher
     itself where it has any. Raises UsageError when there is no such process, or no Python."""
-    import psutil
-
-    try:
-        top = psutil.Process(pid)
-        everybody = [top, *top.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        raise UsageError(f"there is no process {pid}, and no run of that name") from None
-    except psutil.AccessDenied:
-        raise UsageError(f"process {pid} belongs to another user") from None
+    tree = Tree()
+    if not tree.lives(pid):
+        raise UsageError(f"there is no process {pid}, and no run of that name")
     found = []
-    for process in everybody:
-        try:
-            python = os.path.basename(process.exe()).startswith(("python", "pypy"))
-            helper = any(name in word for word in process.cmdline() for name in _HELPERS)
-        except psutil.Error:
-            continue  # it has ended, or is another user's
-        if python and not helper:
-            found.append(process.pid)
+    for one in (pid, *tree.below(pid)):
+        with contextlib.suppress(OSError):  # it has ended
+            words = proc.command_line(one)
+            helper = any(name in word for word in words for name in _HELPERS)
+            found += [one] * (proc.is_python(one) and not helper)
     if not found:
         raise UsageError(f"neither process {pid} nor any below it is a Python process of yours")
     return found[1:] if found[0] == pid and len(found) > 1 else found
-
-
-def _environment(pid: int) -> Mapping[str, str]:
-    import psutil
-
-    try:
-        return psutil.Process(pid).environ()
-    except (psutil.Error, OSError):
-        return {}
 
 
 def _show(

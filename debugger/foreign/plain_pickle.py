@@ -17,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from ..system.memory import address_space_bytes
+
 MOST_MEMORY_BYTES = 2 << 30
 """More than this is not taken, beyond what the process has already."""
 
@@ -94,7 +96,7 @@ def bounded_memory() -> Iterator[None]:
     """Within, this process takes at most `MOST_MEMORY_BYTES` more: beyond it, MemoryError. What
     CPython prints beside that, of a bytearray that it could not make, is not shown."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = _address_space() + MOST_MEMORY_BYTES
+    wanted = address_space_bytes() + MOST_MEMORY_BYTES
     limits = [wanted, *(one for one in (soft, hard) if one != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     shows, sys.excepthook = sys.excepthook, lambda *_: None
@@ -103,8 +105,3 @@ def bounded_memory() -> Iterator[None]:
     finally:
         sys.excepthook = shows
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

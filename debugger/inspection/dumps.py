@@ -24,10 +24,10 @@ from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump, NoDump, read
 from ..foreign.trace import traced
-from ..record.process_stat import TICKS_PER_S
 from ..record.safe_files import open_regular
 from ..record.safe_text import clean
 from ..supervisor.stacks.stacks import root_of
+from ..system.proc import age_s
 from .limits import ANSWER_S, WRITTEN_S
 from .processes import Process
 from .store import Keys, values_of
@@ -164,12 +164,7 @@ def _written_s(path: Path) -> float:
 
 def _began_s(one: Process) -> float:
     """When the process began, by the wall clock."""
-    try:
-        with open("/proc/stat") as file:
-            booted = next(int(line.split()[1]) for line in file if line.startswith("btime"))
-    except (OSError, StopIteration, ValueError):
-        return 0.0
-    return booted + one.start_ticks / TICKS_PER_S - 1.0  # btime is in whole seconds
+    return time.time() - age_s(one.start_ticks)
 
 
 _KEY = re.compile(r"(?:^|/)debug_server/rank(\d{1,6})$")

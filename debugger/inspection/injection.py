@@ -38,8 +38,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..record.process_stat import read_stat
 from ..record.safe_text import clean
+from ..system.proc import executable, mapped, read_stat
 from .installable import NotInstallable, Target, by_gdb, loaded
 from .limits import ANSWER_S, STOP_LOOK_EVERY_S, TOOL_S
 
@@ -126,9 +126,7 @@ def rehearse(folder: Path) -> None:
 
 def of_our_python(pid: int) -> Target:
     """A process that runs the Python which runs this, as gdb reaches it. Raises OSError."""
-    at = Path("/proc", str(pid))
-    maps = loaded((at / "maps").read_text().splitlines())
-    return by_gdb(pid, sys.version_info[:2], os.readlink(at / "exe"), maps)
+    return by_gdb(pid, sys.version_info[:2], executable(pid), loaded(mapped(pid)))
 
 
 def _by_gdb(target: Target, file: Path) -> Injected:

@@ -9,7 +9,6 @@ from itertools import islice
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
-from ..record.process_stat import age_s
 from ..record.safe_text import clean
 from ..record.wording import RankState, counted, ranks_text, verb
 from ..reports import document
@@ -17,6 +16,7 @@ from ..reports.stored import Document
 from ..supervisor.stacks.sights import Sight, look
 from ..supervisor.stacks.stack_tree import render
 from ..supervisor.stacks.stacks import ThreadStack
+from ..system.proc import age_s
 from . import surroundings
 from .judging import at_work, judge
 from .look import WAITS, Limits, Look, Stance, of_one_kind

@@ -1,6 +1,6 @@
 """Whether the checking layer may be put into a process that runs: one exact sentence where not.
 
-All of it is read in /proc, before anything is touched; see `injection` for how it is done then.
+All of it is read, before anything is touched; see `injection` for how it is done then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..record import torch_versions
-from ..record.process_stat import DEAD_STATES, read_stat
+from ..system.proc import (
+    DEAD_STATES,
+    PROC,
+    check_traceable,
+    command_line,
+    environment,
+    executable,
+    is_in_our,
+    mapped,
+    read_stat,
+    read_status,
+)
 from .rights import needed
 
 OLDEST_TORCH = (2, 14)
@@ -38,23 +49,22 @@ class Target:
     by_remote_exec: bool = False
 
 
-def target(pid: int, user: int | None = None, proc: Path = Path("/proc")) -> Target:
+def target(pid: int, user: int | None = None, proc: Path = PROC) -> Target:
     """Returns what has to be known of this process. Raises NotInstallable."""
-    at = proc / str(pid)
     stat = read_stat(pid, proc)
     if stat is None or stat.state in DEAD_STATES:
         raise NotInstallable("it has ended")
     if stat.state in "Tt":
         raise NotInstallable("it is stopped by a signal, or by a debugger: let it run first")
     try:
-        maps = (at / "maps").read_text().splitlines()
-        status = dict(line.split(":", 1) for line in (at / "status").read_text().splitlines())
-        with open(at / "mem", "rb"):
-            pass  # the kernel asks for the right to trace it
+        maps, status = mapped(pid, proc), read_status(pid, proc)
+        check_traceable(pid, proc)
     except PermissionError:
         raise NotInstallable(needed([pid], proc, user).replace("stacks", "it", 1)) from None
     except (OSError, ValueError):
         raise NotInstallable("it has ended") from None
+    if not status:
+        raise NotInstallable("it has ended")
     tracer = int(status.get("TracerPid", "0"))
     if tracer:
         raise NotInstallable(
@@ -68,15 +78,15 @@ def target(pid: int, user: int | None = None, proc: Path = Path("/proc")) -> Tar
             "user, so run this as that user"
         )
     for kind, what in (("mnt", "files"), ("pid", "processes")):
-        if _namespace(at, kind) != _namespace(proc / "self", kind):
+        if not is_in_our(kind, pid, proc):
             raise NotInstallable(
                 f"it is in a container that has its own {what}: run this inside that container"
             )
     places = loaded(maps)
-    return _of_places(pid, at, places)
+    return _of_places(pid, places, proc)
 
 
-def _of_places(pid: int, at: Path, places: dict[str, int]) -> Target:
+def _of_places(pid: int, places: dict[str, int], proc: Path) -> Target:
     if any(os.path.basename(path).startswith("ld-musl") for path in places):
         raise NotInstallable(
             "its C library is musl, for which torch has no release to be tried with"
@@ -100,11 +110,11 @@ def _of_places(pid: int, at: Path, places: dict[str, int]) -> Target:
     python, threaded = _python(places)
     if threaded:
         raise NotInstallable("its Python has no GIL, which the record's writer relies on")
-    executable = os.readlink(at / "exe")
-    if executable.endswith(" (deleted)"):
+    program = executable(pid, proc)
+    if program.endswith(" (deleted)"):
         raise NotInstallable("its Python was replaced since it was started (its file is gone)")
-    if python >= REMOTE_EXEC_FROM and not _refuses_remote(at):
-        return Target(pid, python, executable, by_remote_exec=True)
+    if python >= REMOTE_EXEC_FROM and not _refuses_remote(pid, proc):
+        return Target(pid, python, program, by_remote_exec=True)
     if python < (3, 10):
         raise NotInstallable(f"its Python is 3.{python[1]}: it takes 3.10 or newer")
     if shutil.which("gdb") is None:
@@ -112,7 +122,7 @@ def _of_places(pid: int, at: Path, places: dict[str, int]) -> Target:
             "there is no gdb on this host, which it takes before Python 3.14: `apt install gdb`, "
             "or the like"
         )
-    return by_gdb(pid, python, executable, places)
+    return by_gdb(pid, python, program, places)
 
 
 def by_gdb(pid: int, python: tuple[int, int], executable: str, places: dict[str, int]) -> Target:
@@ -155,20 +165,9 @@ def _is_record(path: str) -> bool:
     return name == path or os.path.isdir(os.path.dirname(name))
 
 
-def _namespace(at: Path, kind: str) -> str:
+def _refuses_remote(pid: int, proc: Path) -> bool:
     try:
-        return os.readlink(at / "ns" / kind)
-    except OSError:
-        return ""
-
-
-def _refuses_remote(at: Path) -> bool:
-    try:
-        words = (at / "environ").read_bytes().split(b"\0")
-        flags = (at / "cmdline").read_bytes()
+        off = environment(pid, proc).get("PYTHON_DISABLE_REMOTE_DEBUG")
+        return bool(off) or any("disable-remote-debug" in word for word in command_line(pid, proc))
     except OSError:
         return True
-    off = any(
-        word.startswith(b"PYTHON_DISABLE_REMOTE_DEBUG=") and word[-1:] != b"=" for word in words
-    )
-    return off or b"disable-remote-debug" in flags

@@ -8,7 +8,6 @@ again.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from ..record.safe_text import clean
 from ..record.wording import ranks_text
 from ..reports.stored import Document
 from ..supervisor import on_the_spot
+from ..system import proc
 from . import injection
 from .installable import NotInstallable, Target, target
 from .limits import INSTALL_LOOK_EVERY_S, RECORDING_S, REPLY_S
@@ -146,7 +146,7 @@ def _await_all(targets: Mapping[int, Target], run: Path, wait_s: float) -> dict[
         silent = [pid for pid in targets if pid not in told]
         if not silent:
             break
-        gone = [pid for pid in silent if not os.path.exists(f"/proc/{pid}")]
+        gone = [pid for pid in silent if not proc.exists(pid)]
         if gone:
             raise _refusal([f"{_who(pid)} has ended meanwhile" for pid in gone])
         if time.monotonic() > until_s:

@@ -12,11 +12,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..record.process_stat import DEAD_STATES, Stat, has_torch, read_stat
 from ..record.safe_text import whole_number
+from ..system.proc import (
+    DEAD_STATES,
+    PROC,
+    Stat,
+    command_line,
+    environment,
+    has_torch,
+    is_python,
+    namespace,
+)
+from ..system.processes import Tree
 
 _NUMBERED_BY = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -44,13 +55,12 @@ _TOLD = (
     "XDG_CACHE_HOME",
     "HOME",
 )
-_SERVER = b"multiprocessing.forkserver"
+_SERVER = "multiprocessing.forkserver"
 _HELPERS = (
-    b"multiprocessing.resource_tracker",
-    b"torch._inductor.compile_worker",
-    b"torch/_inductor/compile_worker",
+    "multiprocessing.resource_tracker",
+    "torch._inductor.compile_worker",
+    "torch/_inductor/compile_worker",
 )
-_MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +99,29 @@ class Job:
 
 @dataclass(slots=True)
 class _Seen:
-    """A process of this user, as /proc has it."""
+    """A process of this user."""
 
     pid: int
     stat: Stat
-    command: bytes
+    words: list[str]
     environment: dict[str, str]
     children: list[int] = field(default_factory=list)
 
     @property
+    def command(self) -> str:
+        """Its command line, printable in any encoding that has all characters."""
+        return " ".join(self.words).encode("utf-8", "replace").decode()
+
+    @property
     def is_python(self) -> bool:
-        words = self.command.split(b"\0")
-        return b"python" in os.path.basename(words[0]) or _links_to_python(self.pid)
+        return "python" in os.path.basename(next(iter(self.words), "")) or is_python(self.pid)
 
     @property
     def is_helper(self) -> bool:
         return any(word in self.command for word in _HELPERS)
 
 
-def find_jobs(below: Iterable[int] = (), proc: Path = Path("/proc")) -> list[Job]:
+def find_jobs(below: Iterable[int] = (), proc: Path = PROC) -> list[Job]:
     """The jobs on this host that this user may look at, oldest first; with `below`, those of these
     processes and their descendants only."""
     seen = _all(proc)
@@ -136,7 +150,7 @@ def _is_part(job: Job, whole: Sequence[Job]) -> bool:
     return any(mine < {one.pid for one in other.processes} for other in whole)
 
 
-def job_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Job:
+def job_of(pids: Iterable[int], proc: Path = PROC) -> Job:
     """These very processes as a job, whatever started them; those that have gone are left out."""
     seen = _all(proc)
     found = []
@@ -147,7 +161,7 @@ def job_of(pids: Iterable[int], proc: Path = Path("/proc")) -> Job:
     return _job(seen, found)
 
 
-def below_launchers(job: Job, launchers: Container[int], proc: Path = Path("/proc")) -> Job | None:
+def below_launchers(job: Job, launchers: Container[int], proc: Path = PROC) -> Job | None:
     """The job without processes of which it has turned out that they only wait for those that they
     have started: these are the ranks. None where they have started none that may be."""
     seen = _all(proc)
@@ -158,23 +172,15 @@ def below_launchers(job: Job, launchers: Container[int], proc: Path = Path("/pro
 
 
 def _all(proc: Path) -> dict[int, _Seen]:
+    tree = Tree(proc)
     found: dict[int, _Seen] = {}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit():
+    for pid, stat in tree.stats.items():
+        if stat.state in DEAD_STATES:
             continue
-        pid = int(entry.name)
-        stat = read_stat(pid, proc)
-        if stat is None or stat.state in DEAD_STATES:
-            continue
-        try:
-            environment = _read(entry / "environ")
-            command = _read(entry / "cmdline")
-        except OSError:
-            continue  # of another user, or gone
-        found[pid] = _Seen(pid, stat, command, _parsed(environment))
+        with suppress(OSError):  # of another user, or gone
+            found[pid] = _Seen(pid, stat, command_line(pid, proc), environment(pid, proc))
     for one in found.values():
-        if one.stat.parent in found:
-            found[one.stat.parent].children.append(one.pid)
+        one.children = [child for child in tree.children.get(one.pid, ()) if child in found]
     return found
 
 
@@ -221,7 +227,7 @@ def _space(one: _Seen, proc: Path) -> str:
     if not is_loopback(one.environment.get("MASTER_ADDR", "localhost")):
         return ""
     try:
-        return os.readlink(proc / str(one.pid) / "ns/net")
+        return namespace(one.pid, "net", proc)
     except OSError:
         return ""
 
@@ -295,7 +301,7 @@ def _by_parent(
         ]
         if found:
             ordered = sorted(found, key=lambda one: (one.start_ticks, one.pid))
-            jobs.append(Job(parent, _printed(seen[parent].command), tuple(ordered)))
+            jobs.append(Job(parent, seen[parent].command, tuple(ordered)))
     return _without_helpers(jobs)
 
 
@@ -317,13 +323,14 @@ def _without_helpers(jobs: Sequence[Job]) -> list[Job]:
 def _job(seen: Mapping[int, _Seen], found: Sequence[Process]) -> Job:
     parents = {one.parent for one in found}
     launcher = parents.pop() if len(parents) == 1 else 0
-    command = _printed(seen[launcher].command) if launcher in seen else ""
+    command = seen[launcher].command if launcher in seen else ""
     ordered = sorted(found, key=lambda one: (one.rank or 0, one.start_ticks))
     return Job(launcher, command, tuple(ordered))
 
 
 def _told(one: _Seen) -> Mapping[str, str]:
-    return {name: one.environment[name] for name in _TOLD if name in one.environment}
+    told = ((name, one.environment[name]) for name in _TOLD if name in one.environment)
+    return {name: text.encode("utf-8", "replace").decode() for name, text in told}
 
 
 def _numbered_by(one: _Seen) -> str:
@@ -386,13 +393,6 @@ def _descendants(seen: Mapping[int, _Seen], roots: Iterable[int]) -> set[int]:
     return found
 
 
-def _links_to_python(pid: int) -> bool:
-    try:
-        return "python" in os.path.basename(os.readlink(f"/proc/{pid}/exe"))
-    except OSError:
-        return False
-
-
 def _number(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
     numbers = (whole_number(environment.get(name)) for name in names)
     return next((one for one in numbers if one is not None), None)
@@ -404,17 +404,3 @@ def _local_size(environment: Mapping[str, str]) -> int | None:
     told = _number(environment, _LOCAL_SIZES)
     nodes = _number(environment, ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
     return told or (_number(environment, ("SLURM_NTASKS",)) if nodes == 1 else None)
-
-
-def _parsed(environment: bytes) -> dict[str, str]:
-    words = environment.decode("utf-8", "replace").split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
-
-
-def _printed(command: bytes) -> str:
-    return command.replace(b"\0", b" ").decode("utf-8", "replace").strip()
-
-
-def _read(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(_MOST_BYTES)

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..record.process_stat import read_status
+from ..system.proc import PROC, owner, read_status, setting
 
-_SCOPE = "sys/kernel/yama/ptrace_scope"
+_SCOPE = "kernel.yama.ptrace_scope"
 _CAP_SYS_PTRACE = 1 << 19
 _HOW = {
     1: "it takes root or CAP_SYS_PTRACE, or `sysctl kernel.yama.ptrace_scope=0`, or ranks started "
@@ -18,7 +18,7 @@ _HOW = {
 }
 
 
-def needed(pids: Iterable[int], proc: Path = Path("/proc"), user: int | None = None) -> str:
+def needed(pids: Iterable[int], proc: Path = PROC, user: int | None = None) -> str:
     """Returns a sentence: why these stacks cannot be read by this process, and what would help."""
     mine = os.geteuid() if user is None else user
     if _has_capability(proc):
@@ -28,13 +28,13 @@ def needed(pids: Iterable[int], proc: Path = Path("/proc"), user: int | None = N
         )
     for pid in pids:
         try:
-            owner = os.stat(proc / str(pid)).st_uid
+            user_of_it = owner(pid, proc)
         except OSError:
             continue
-        if owner != mine:
+        if user_of_it != mine:
             return (
-                f"stacks of process {pid} belong to user {owner}, and this is user {mine}: look "
-                "as that user, or as root"
+                f"stacks of process {pid} belong to user {user_of_it}, and this is user {mine}: "
+                "look as that user, or as root"
             )
     scope = _scope(proc)
     if scope in _HOW:
@@ -47,10 +47,10 @@ def needed(pids: Iterable[int], proc: Path = Path("/proc"), user: int | None = N
 
 def _scope(proc: Path) -> int:
     try:
-        return int((proc / _SCOPE).read_text())
+        return int(setting(_SCOPE, proc).read_text())
     except (OSError, ValueError):
         return 0
 
 
 def _has_capability(proc: Path) -> bool:
-    return bool(int(read_status(proc / "self/status").get("CapEff", "0"), 16) & _CAP_SYS_PTRACE)
+    return bool(int(read_status("self", proc).get("CapEff", "0"), 16) & _CAP_SYS_PTRACE)

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..record import safe_text as wholes
 from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
-from ..supervisor.stacks.source_text import text_of
-from ..supervisor.stacks.stacks import Frame
+from ..supervisor.stacks.stacks import Frame, text_of
 
 _DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
 _GROUP_IS_AT = {

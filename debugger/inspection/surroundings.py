@@ -11,7 +11,8 @@ from types import MappingProxyType
 from ..foreign.flight_recorder import Dump
 from ..record.safe_text import endpoint, port_of
 from ..record.wording import RankState, ranks_text, verb
-from ..supervisor.machine.connections import Link, Socket, is_this_network, links, sockets_of
+from ..system.proc import is_in_our
+from ..system.sockets import Link, Socket, links, sockets_of
 from . import dumps, nccl_ras
 from .look import Stance
 from .processes import Job, Process, is_loopback
@@ -145,7 +146,7 @@ def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
     environment names."""
     named = [(one.arguments.get("hostname"), one.arguments.get("port")) for one in stances.values()]
     named += [(one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT")) for one in job.processes]
-    here = all(is_this_network(one.pid) for one in job.processes)
+    here = all(is_in_our("net", one.pid) for one in job.processes)
     for host, text in named:
         port = port_of(text)
         if not host or port is None:
@@ -166,7 +167,7 @@ def _communicators(job: Job, sockets: Sequence[Socket]) -> Sequence[nccl_ras.Com
     at = next((one for one in sockets if one.listens and one.port == wanted), None)
     if at is None:
         return []
-    if not is_this_network(at.pid):
+    if not is_in_our("net", at.pid):
         return f"NCCL's RAS {_ELSEWHERE}"
     host = at.local.rpartition(":")[0]
     if ip_address(host).is_unspecified:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from ..system.proc import path_of
+
 VARIABLE = "DISTDEBUG_NETWORK"
 """In the environment of such a run: `Entrances.text`."""
 RANK_VARIABLE = "DISTDEBUG_NETWORK_RANK"
@@ -64,10 +66,10 @@ class Entrances:
     @property
     def of_launcher(self) -> str:
         """The path to open."""
-        return f"/proc/{self.pid}/fd/{self.launcher}"
+        return path_of(self.launcher, self.pid)
 
     def of_rank(self, rank: int) -> str:
         """The path to open. Raises IndexError for a rank that has none."""
         if not 0 <= rank < len(self.ranks):
             raise IndexError(f"rank {rank} has no network namespace: there are {len(self.ranks)}")
-        return f"/proc/{self.pid}/fd/{self.ranks[rank]}"
+        return path_of(self.ranks[rank], self.pid)

@@ -52,6 +52,8 @@ _STEP = APART - 1
 MARK = Struct("<Q")
 
 MOST_BYTES = 4 << 20
+MOST_REPLICA_BYTES = 72 << 20
+"""The most bytes of a file that another node is believed."""
 MOST_ENTRIES = 256
 LEAST_ENTRIES = 4
 MOST_DEFINITION_BYTES = 64 << 20

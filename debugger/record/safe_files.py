@@ -21,6 +21,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..system.proc import path_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
@@ -170,7 +172,7 @@ def short_name(folder: Path) -> Iterator[str]:
     Raises OSError, also where the folder is a link."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        yield f"/proc/self/fd/{descriptor}"
+        yield path_of(descriptor)
     finally:
         os.close(descriptor)
 

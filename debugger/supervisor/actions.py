@@ -20,11 +20,11 @@ from ..record.layout import Phase
 from ..record.limits import POLL_EVERY_S
 from ..record.requests import breakpoints
 from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
+from ..record.requests.control import Action
 from ..record.runs.run_directory import FAULTS_ASKED, RunDirectory, planned_faults
 from ..record.snapshot import Rank
 from ..record.streams import readable
 from ..record.wording import at_site, printable, spans
-from .control import Action
 from .limits import ASKED_STACKS_S, GOES_S, SILENT_S, STANDS_S
 from .stacks.evidence import gather
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..diagnosis.findings import Finding
 from ..errors import DistdebugError
+from ..faults.fault_watch import FaultWatch
 from ..faults.injected import Injected
 from ..faults.plan import FILE, VARIABLE, Plan
 from ..record import network
@@ -13,7 +14,6 @@ from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Rank
 from ..reports import injections
 from ..reports.stored import Document
-from .fault_watch import FaultWatch
 from .rank_network.network import Network
 
 __all__ = ["Injection", "Plan"]

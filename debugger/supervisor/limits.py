@@ -21,8 +21,6 @@ SILENT_S = 3.0
 """A heartbeat older than this comes from a process that cannot run Python."""
 NOTICE_EVERY_S = 10.0
 """A notice that still holds is repeated so often."""
-REQUEST_S = 2.0
-"""How long one who has connected may take to say what it asks."""
 METRICS_EVERY_S = 10.0
 """How often the file for Prometheus is written."""
 SAMPLE_EVERY_S = 1.0
@@ -109,4 +107,4 @@ STANDSTILL_EVERY_S = 5.0
 """How often a host whose ranks have made no call for some time is looked at."""
 TRICKLE_BYTES_PER_S = 1_000
 """A process that a rank has started moves something if it moves more: a slow download. (A rank's
-heartbeat alone reads 10 kB of /proc a second.)"""
+heartbeat alone reads 10 kB a second of what the kernel tells of it.)"""

@@ -17,6 +17,7 @@ from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.world import exit_status
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
+from ..faults.fault_watch import FaultWatch
 from ..record.exits import ExitLog
 from ..record.reading.records import Records, newest_ranks, unreadable_ranks
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
@@ -24,7 +25,6 @@ from ..record.safe_files import whole_or_none
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
-from .fault_watch import FaultWatch
 from .limits import SECOND_LOOK_AFTER_S
 from .machine.processes import ProcessTable
 from .own_faults import OwnFaults

@@ -24,6 +24,7 @@ import sys
 from typing import Any
 
 from ..hook import loading
+from ..system import proc
 
 _PR_SET_PDEATHSIG = 1
 
@@ -81,7 +82,7 @@ class Server:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._channel.send({"ready": len(os.listdir("/proc/self/task"))})
+        self._channel.send({"ready": len(proc.threads())})
         while not self._channel.ended:
             watched: list[Any] = [self._connection, self._woken]
             ready = select.select(watched, [], [])[0]

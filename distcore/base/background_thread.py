@@ -15,6 +15,8 @@ from collections.abc import Callable
 from os import getpid
 from typing import Any
 
+from .linux import name_this_thread
+
 _MOST_NAME_BYTES = 15
 """The longest name of a thread that Linux keeps."""
 
@@ -60,11 +62,8 @@ class BackgroundThread:
         main thread."""
         self.ident = threading.get_ident()  # who began it may be given no core to hear of that
         try:
-            with (
-                contextlib.suppress(OSError),
-                open("/proc/thread-self/comm", "wb", buffering=0) as comm,
-            ):
-                comm.write(self.name.encode()[:_MOST_NAME_BYTES])
+            with contextlib.suppress(OSError):
+                name_this_thread(self.name.encode()[:_MOST_NAME_BYTES])
             self._target(*self._args)
         except SystemExit:
             pass

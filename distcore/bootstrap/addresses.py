@@ -23,6 +23,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..base import linux
 from ..base.store import KeyValueStore
 from ..errors import RendezvousError
 from ..torch_private import dist
@@ -31,7 +32,7 @@ INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 """Linux's request for the address in a `struct ifreq`, which begins with the interface's name."""
 _LINK_LOCAL = "20"
-"""The scope of a link-local address, as /proc/net/if_inet6 writes it."""
+"""The scope of a link-local address, as the kernel writes it."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,7 @@ class Host:
 def this_host() -> Host:
     """This process's host; where the system does not tell, a value that equals no other's name."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read(64).strip()
-        return Host(boot, os.stat("/proc/self/ns/net").st_ino)
+        return Host(linux.boot_id(), linux.network_namespace())
     except (OSError, UnicodeDecodeError):
         return Host(f"name {ascii(socket.gethostname())[1:-1]}"[:64], 0)
 
@@ -122,8 +121,7 @@ def _ipv6_of(interface: str) -> str | None:
     """Returns an interface's IPv6 address. A link-local address means nothing without the peer's
     own interface name, so none is taken."""
     try:
-        with open("/proc/net/if_inet6", encoding="ascii", errors="replace") as file:
-            rows = [line.split() for line in file]
+        rows = linux.ipv6_addresses()
     except OSError:
         return None
     for digits, _, _, scope, _, name in rows:

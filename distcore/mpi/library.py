@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..base.linux import mapped_files
 from ..engine import process_exit
 from ..limits import FAILED_DRAIN_S, REST_PAUSE_S
 
@@ -164,8 +165,7 @@ def query_cuda() -> bool:
 def _mapped(prefix: str) -> list[str]:
     """The files of that name that this process has mapped."""
     try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            paths = {line.rsplit(" ", 1)[-1].strip() for line in maps}
+        paths = mapped_files()
     except OSError:
         return []
     return sorted(path for path in paths if os.path.basename(path).startswith(prefix))

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from distdebug.inspection.inspect import inspect
 from distdebug.inspection.look import Limits
 from distdebug.inspection.processes import find_jobs
-from distdebug.record.process_stat import read_stat
+from distdebug.system.proc import read_stat
 from tests.support import foreign_jobs
 
 TRAINING = """

@@ -28,7 +28,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from distdebug.record.process_stat import DEAD_STATES, read_stat
+from distdebug.system.proc import DEAD_STATES, read_stat
 from tests.support import foreign_jobs
 from tests.support.fixture_table import BUGGY, CORRECT, Expected, expected, names, patient_scripts
 from tests.support.runs import DISTDEBUG

@@ -36,15 +36,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import psutil
 import zmq
 
-from distdebug.node_links.messages import Message, message_of
-from distdebug.node_links.mirror import process_values
-from distdebug.node_links.offers import SCHEMA, Offer
-from distdebug.node_links.pace import Pace, pace_for
-from distdebug.node_links.patches import Patch, packed
-from distdebug.node_links.source import Piece, RecordSource
+from distdebug.nodes.keys import SCHEMA, Offer
+from distdebug.nodes.many_nodes import Pace, pace_for
+from distdebug.nodes.messages import Message, Patch, message_of, packed
+from distdebug.nodes.mirror import process_values
 from distdebug.record import layout, steady_clock
 from distdebug.record.layout import Definition
 from distdebug.record.ops import OP_CODES
+from distdebug.record.reading.record_source import Piece, RecordSource
 from distdebug.record.requests.control import ControlError, ask
 from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import Process

@@ -13,7 +13,7 @@ import termios
 import time
 from pathlib import Path
 
-from distdebug.record.process_stat import TICKS_PER_S, read_stat
+from distdebug.system.proc import TICKS_PER_S, read_stat
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = (50, 160)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.supervisor.command.warden import descendants
+from distdebug.system.processes import descendants
 from tests.support import runs
 
 PROGRAMS = Path(__file__).parents[1]

@@ -253,7 +253,7 @@ def test_a_supervisor_that_is_killed_with_its_warden_leaves_nobody(
     process = start(WAITS, "5", "600")
     until((tmp_path / "ready").exists, "the rank is there")
     everybody = psutil.Process(process.pid).children(recursive=True)
-    (warden,) = below(process, "warden.py")
+    (warden,) = below(process, "command.warden")
     (drain,) = below(process, "output.drain")
     (rank,) = below(process, "train.py")
     process.send_signal(signal.SIGSTOP)  # else it could end them when it sees its warden die

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from distdebug.record.process_stat import DEAD_STATES, read_stat
+from distdebug.system.proc import DEAD_STATES, read_stat
 from tests.support import runs
 from tests.support.zygote import Zygote
 

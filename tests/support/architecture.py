@@ -16,13 +16,14 @@ LONGEST_FILE_LINES = 800
 # A room may use rooms on lower floors only. Modules directly in debugger/ are floor 0.
 FLOORS = {
     "errors": 0,
+    "system": 0,
     "record": 1,
     "diagnosis": 2,
     "faults": 2,
-    "node_links": 2,
     "hook": 2,
     "foreign": 3,
     "launch": 3,
+    "nodes": 3,
     "reports": 3,
     "rank": 3,
     "plan": 4,
@@ -42,13 +43,18 @@ ONLY_ROOMS = {
         "what runs in a rank and what runs outside share only record/",
     ),
     "supervisor": (
-        {"record", "diagnosis", "faults", "hook", "node_links", "reports"},
+        {"record", "diagnosis", "faults", "hook", "nodes", "reports"},
         "what watches ranks from outside never loads what runs in them: downward only",
+    ),
+    "nodes": (
+        {"record", "diagnosis", "faults", "system", "hook"},
+        "what nodes say to each other knows of no supervisor: it hands in what it has",
     ),
     "launch": ({"record", "hook"}, "launch/ only reads a command line; it shares only record/"),
 }
 
 STANDARD_LIBRARY_ONLY = {
+    "distdebug.system": "ranks read it, and the small processes that every run starts",
     "distdebug.record": "the rank, the TUI and the reports all start with it, without torch",
     "distdebug.foreign": "a folder of dumps is judged where there is no torch",
     "distdebug.diagnosis": "a pure function over snapshots needs nothing, and starts anywhere",
@@ -164,7 +170,7 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
             yield f"{pure} is standard library only: {why}"
 
 
-_TUI_READS = {"record", "diagnosis", "hook"}
+_TUI_READS = {"record", "diagnosis", "hook", "system"}
 _OUTSIDE = "what lies above its package"
 
 

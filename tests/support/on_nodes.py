@@ -20,12 +20,12 @@ FIXTURES = ROOT / "fixtures"
 ON_TCP = ROOT / "tests" / "support" / "on_tcp"
 TORCHRUN = runs.DISTDEBUG.with_name("torchrun")
 PORT = 29_400
-_ONE_VERDICT = find_spec("distdebug.node_links") is not None
+_ONE_VERDICT = find_spec("distdebug.nodes") is not None
 needs_one_verdict = pytest.mark.xfail(
     not _ONE_VERDICT,
     run=_ONE_VERDICT,
     strict=False,
-    reason="each node's supervisor judges alone: there is no distdebug.node_links yet",
+    reason="each node's supervisor judges alone: there is no distdebug.nodes yet",
 )
 """For all tests of one verdict over all nodes: the one place that switches them on."""
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from distdebug.record.process_stat import (
+from distdebug.supervisor.stacks.stack_tree import users_frame
+from distdebug.supervisor.stacks.stacks import capture, line_of
+from distdebug.system.proc import (
     DEAD_STATES,
     TICKS_PER_S,
     Stat,
@@ -26,9 +28,6 @@ from distdebug.record.process_stat import (
     read_stat,
     wanted_core_s,
 )
-from distdebug.supervisor.stacks.source_text import line_of
-from distdebug.supervisor.stacks.stack_tree import users_frame
-from distdebug.supervisor.stacks.stacks import capture
 
 SAMPLE_S = 0.5
 SETTLED_S = 3.0

@@ -15,11 +15,11 @@ from distdebug.faults.plan import Fault
 from distdebug.record.reading.records import Records, newest_ranks
 from distdebug.record.runs.run_directory import RunDirectory, Verdict
 from distdebug.record.wording import finding_line
-from distdebug.supervisor.machine.oom import OomWatch
 from distdebug.supervisor.machine.processes import ProcessTable
 from distdebug.supervisor.run_reader import LocalReader
 from distdebug.supervisor.stacks.evidence import gather
 from distdebug.supervisor.watch import Policy, Watch
+from distdebug.system.memory import OomWatch
 from tests.support import runs
 from tests.support.ports import unclaimed_port
 from tests.support.torch_loaded import Forked, TorchLoaded, request

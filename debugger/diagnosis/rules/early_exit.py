@@ -33,8 +33,7 @@ from ...record.notes import (
     UnfinishedNote,
     raised,
 )
-from ...record.signature import ANY_SOURCE
-from ...record.sizes import call_bytes
+from ...record.signature import ANY_SOURCE, call_bytes
 from ...record.snapshot import Call, Note
 from ...record.wording import RankState, at_site, call_text, numbered, printable, ranks_text, verb
 from ..facts.call_histories import lines_part

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...record.layout import FOR_RANKS, Activity
-from ...record.sizes import larger_side_bytes
+from ...record.signature import larger_side_bytes
 from ...record.snapshot import Standstill, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import cause_of, chosen, doing, place_text, stand, standstill_text

@@ -18,11 +18,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ...system import proc
+from ...system.memory import address_space_bytes, cgroup_folders
 from ..limits import FORKED_CHILD_S
 from .context import CannotHappen, Context, TargetGroup, at_users_line
 
-_CGROUPS = Path("/sys/fs/cgroup")
 _CGROUP_PREFIX = "distdebug-oom-"
+_LIMITS = ("memory.max", "memory.limit_in_bytes")
+"""The file of a cgroup that has its limit, in version 2 and in version 1."""
 _MEMORY_BYTES = 32 << 20
 """The bytes that the process may use beyond today's until the kernel's killer comes."""
 _TOO_MUCH_BYTES = 1 << 30
@@ -46,8 +49,7 @@ def run_out_of_memory(context: Context) -> None:
 
 def _memory_error() -> MemoryError:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * mmap.PAGESIZE, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (address_space_bytes(), hard))
     try:
         bytearray(_TOO_MUCH_BYTES)
     except MemoryError:
@@ -80,36 +82,25 @@ def _be_killed(context: Context) -> None:
 def _own_cgroup() -> tuple[Path, str]:
     """A new memory cgroup below this process's own, and the name of its limit."""
     error: OSError | None = None
-    for parent, limit in _memory_cgroups():
+    for parent in cgroup_folders("self", "memory"):
         _remove_old_cgroups(parent)
         made = parent / f"{_CGROUP_PREFIX}{os.getpid()}"
         try:
             made.mkdir()
-            if (made / limit).exists():
-                return made, limit
+            for limit in _LIMITS:
+                if (made / limit).exists():
+                    return made, limit
             made.rmdir()
         except OSError as caught:
             error = caught
     raise CannotHappen(_no_cgroup(error))
 
 
-def _memory_cgroups() -> Iterator[tuple[Path, str]]:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        inside = path.strip("/")
-        if not controllers:
-            yield _CGROUPS / inside, "memory.max"
-        elif "memory" in controllers.split(","):
-            # Within a container the path may be the host's, and the mount shows its own root.
-            yield _CGROUPS / "memory" / inside, "memory.limit_in_bytes"
-            yield _CGROUPS / "memory", "memory.limit_in_bytes"
-
-
 def _remove_old_cgroups(parent: Path) -> None:
     """Removes cgroups whose only process was killed, and could not do it itself."""
     with contextlib.suppress(OSError):
         for old in parent.glob(f"{_CGROUP_PREFIX}*"):
-            if not Path(f"/proc/{old.name.removeprefix(_CGROUP_PREFIX)}").exists():
+            if not proc.exists(old.name.removeprefix(_CGROUP_PREFIX)):
                 with contextlib.suppress(OSError):
                     old.rmdir()
 
@@ -186,11 +177,11 @@ def _store_port(context: Context) -> int:
 
 def _connections(port: int) -> Iterator[socket.socket]:
     """A duplicate of each of this process's TCP connections with this port at either end."""
-    for name in os.listdir("/proc/self/fd"):
+    for number, leads_to in list(proc.open_files()):
         with contextlib.suppress(OSError):
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+            if not leads_to.startswith("socket:"):
                 continue
-            connection = socket.socket(fileno=os.dup(int(name)))
+            connection = socket.socket(fileno=os.dup(number))
             ends = _ports(connection)
             if port in ends:
                 yield connection

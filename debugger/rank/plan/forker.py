@@ -29,8 +29,9 @@ import torch.distributed
 from distcore.registration import UNBUFFERED
 
 from ...record.requests.plan_request import Outcome, Request
+from ...system import memory
 from ..record import call_site
-from . import child, memory
+from . import child
 from .asked_devices import decided
 from .scheduler import PlanLimits, Scheduler
 

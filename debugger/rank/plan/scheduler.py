@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ...record.limits import LOOK_EVERY_S
+from ...system import memory
+from ...system.proc import read_stat
 from ..limits import (
     CHECK_S,
     LONGEST_WAIT_S,
@@ -29,7 +31,6 @@ from ..limits import (
     PLANNED_GRACE_S,
     VAIN_S,
 )
-from . import memory
 from .board import Board, waits_for
 from .planned_rank import MOVES, PlannedRank, ThreadsStanding
 from .wire import LOOK, Message, Unpacker
@@ -381,7 +382,8 @@ class Scheduler:
         for planned in list(self._running.values()):
             if planned.requests and not self._answer_one(planned):
                 # One of its threads waits; whether the others do anything is seen by the clock.
-                ticks = memory.cpu_ticks(planned.pid)
+                stat = read_stat(planned.pid)
+                ticks = stat.cpu_ticks if stat is not None else 0
                 if ticks == planned.cpu_ticks:
                     self._park(planned)
                     continue

@@ -13,22 +13,20 @@ import selectors
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, auto
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ...record.process_stat import times_slept
+from ...system.proc import times_slept
+from ...system.threads import is_in_lock
 from ..limits import LONGEST_WAIT_S
 from ..record import call_site, frames
 from .planned_rank import ASKS, JOINS, MOVES
 from .wire import PlannerLine
 
-_TASKS = Path("/proc/self/task")
 _ASKING = frozenset({PlannerLine.ask.__code__, PlannerLine._read.__code__})
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown"})
 """Functions of `threading` that stand in a lock which another thread holds."""
 _IDLE = ("concurrent.futures.thread", "_worker")
-_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine)
 
 
 class _In(Enum):
@@ -73,7 +71,7 @@ class StandingThreads:
         for ident, native in names.items():
             if ident == own or stands.get(ident) is _In.TIMED_LOCK:
                 continue
-            slept = times_slept(_TASKS / str(native) / "status")
+            slept = times_slept(native)
             if slept is None:
                 word = MOVES
             rows.append([native, slept])
@@ -100,7 +98,7 @@ def _stands_in(frame: FrameType, native: int | None) -> _In:
         limit_s = frames.variables(frame).get("timeout")
         in_time = limit_s is not None and 0 <= limit_s <= LONGEST_WAIT_S
         return _In.TIMED_LOCK if in_time else _In.LOCK
-    if (module, name) == _IDLE or (native is not None and _in_lock(native)):
+    if (module, name) == _IDLE or (native is not None and is_in_lock(native)):
         return _In.LOCK
     return _In.ELSE
 
@@ -111,15 +109,6 @@ def _in_bare_loop(frame: FrameType) -> bool:
         return False
     selector = frames.variables(frame).get("self")
     return isinstance(selector, selectors.BaseSelector) and len(selector.get_map() or ()) == 1
-
-
-def _in_lock(native: int) -> bool:
-    """Whether the thread stands in a lock (a futex) without a limit of time."""
-    try:
-        words = (_TASKS / str(native) / "syscall").read_text().split()
-    except OSError:
-        return False
-    return len(words) > 4 and words[0] == _FUTEX and words[4] == "0x0"
 
 
 def _joins_who_asks(

@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Iterator
 
-_FOLDER = "/proc/self/fd"
+from ...system.proc import open_files, path_of
 
 
 class GlooSockets:
@@ -48,7 +48,7 @@ class GlooSockets:
             del self._known[number]
             with contextlib.suppress(OSError):
                 # The number may be somebody else's by now.
-                if os.readlink(f"{_FOLDER}/{number}") == name:
+                if os.readlink(path_of(number)) == name:
                     with socket.socket(fileno=os.dup(number)) as connection:
                         connection.getpeername()  # raises for gloo's listener, which must live on
                         connection.shutdown(socket.SHUT_RDWR)
@@ -71,11 +71,6 @@ class NoSockets(GlooSockets):
 
 
 def _sockets() -> dict[int, str]:
-    found = {}
     with contextlib.suppress(OSError):
-        for entry in os.listdir(_FOLDER):
-            with contextlib.suppress(OSError):
-                name = os.readlink(f"{_FOLDER}/{entry}")
-                if name.startswith("socket:"):
-                    found[int(entry)] = name
-    return found
+        return {number: to for number, to in open_files() if to.startswith("socket:")}
+    return {}

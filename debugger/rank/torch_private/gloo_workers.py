@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
-from ...record.process_stat import read_status
+from ...system import proc
 from ..limits import GLOO_LOOK_EVERY_S, GLOO_WORKERS_S
 
 _WORKER = "pt_gloo_runloop"
-_TASKS = Path("/proc/self/task")
 _CALM_LOOKS = 7
 """Longer than Python's switch interval, 5 ms: who waits for the GIL wakes up that often to ask."""
 
@@ -26,7 +24,7 @@ def settle() -> None:
     """Return when no worker of gloo has anything left to do, or is blocked in a call; after a
     second at the latest. About 8 ms for a process with groups, nothing for others."""
     with contextlib.suppress(Exception):  # the program may have replaced `open`, or the clock
-        workers = [task for task in _TASKS.glob("*") if _read(task / "comm").strip() == _WORKER]
+        workers = [one for one in proc.threads() if proc.name(one, proc.tasks()) == _WORKER]
         deadline = time.monotonic() + GLOO_WORKERS_S
         before = None
         calm = 0
@@ -37,22 +35,15 @@ def settle() -> None:
             time.sleep(GLOO_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
 
 
-def _resting_since(worker: Path) -> int | None:
+def _resting_since(worker: int) -> int | None:
     """Returns how often the thread has gone to sleep, if it sleeps; 0 when it is gone, None when it
     runs.
 
     One that is ready to run but gets no processor counts as running.
     """
-    status = read_status(worker / "status")
+    status = proc.read_status(worker, proc.tasks())
     if not status:
         return 0
     if not status.get("State", "").startswith("S"):
         return None
     return int(status.get("voluntary_ctxt_switches", 0))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""  # the thread has ended

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...system import proc
 from ..ops import OP_CODES
 from ..safe_files import parsed, read_regular, replacing, short_name, user_of
 from ..wording import RankState, printable
@@ -92,7 +93,7 @@ def stops(directory: Path) -> list[Stop]:
     found = []
     for name in names:
         match = _NAME.fullmatch(name)
-        if match is None or not os.path.exists(f"/proc/{match[2]}"):
+        if match is None or not proc.exists(match[2]):
             continue
         rank = None if match[1] == "x" else int(match[1])
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
@@ -110,7 +111,7 @@ def any_stop(directory: Path) -> bool:
     except OSError:
         return False
     matches = filter(None, map(_NAME.fullmatch, names))
-    return any(os.path.exists(f"/proc/{match[2]}") for match in matches)
+    return any(proc.exists(match[2]) for match in matches)
 
 
 def own_folder(directory: Path) -> Path:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..process_stat import has_signal, read_status
+from ...system import proc
 
 STACK_SIGNAL = signal.SIGRTMAX - 4
 """On this signal a rank writes all its stacks to `stacks/<pid>.txt`, if its layer has registered
@@ -83,7 +83,7 @@ def threads(text: str) -> Iterator[DumpedThread]:
         yield DumpedThread(int(head[2], 16), head[3] or "", frames, main)
 
 
-def _is_at_it(pid: int, deaf: frozenset[str]) -> bool:
+def _is_at_it(pid: int, deaf: frozenset[int]) -> bool:
     """Whether the signal is yet to be heard, or a thread is still in its handler: meanwhile it is
     blocked there, as it is for good in those that are `deaf` to it."""
     try:
@@ -93,27 +93,27 @@ def _is_at_it(pid: int, deaf: frozenset[str]) -> bool:
     return waits or not blocked <= deaf
 
 
-def _waits_or_blocked(pid: int) -> tuple[bool, frozenset[str]]:
+def _waits_or_blocked(pid: int) -> tuple[bool, frozenset[int]]:
     """Whether the signal waits to be heard by a thread, and the threads that have it blocked."""
     waits, blocked = False, set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        status = read_status(task / "status")  # nothing of one that has ended just now
-        waits = waits or any(has_signal(status, one, STACK_SIGNAL) for one in ("SigPnd", "ShdPnd"))
-        if has_signal(status, "SigBlk", STACK_SIGNAL):
-            blocked.add(task.name)
+    for thread in proc.threads(pid):
+        status = proc.read_status(thread, proc.tasks(pid))  # nothing of one that has just ended
+        masks = ("SigPnd", "ShdPnd")
+        waits = waits or any(proc.has_signal(status, one, STACK_SIGNAL) for one in masks)
+        if proc.has_signal(status, "SigBlk", STACK_SIGNAL):
+            blocked.add(thread)
     return waits, frozenset(blocked)
 
 
 def _has_open(pid: int, path: Path) -> bool:
     ours = path.stat()
-    folder = f"/proc/{pid}/fd"
-    for name in os.listdir(folder):
+    for number, _ in proc.open_files(pid):
         with contextlib.suppress(OSError):  # closed just now
-            found = os.stat(f"{folder}/{name}")
+            found = os.stat(proc.path_of(number, pid))
             if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
                 return True
     return False
 
 
 def _catches(pid: int) -> bool:
-    return has_signal(read_status(Path(f"/proc/{pid}/status")), "SigCgt", STACK_SIGNAL)
+    return proc.has_signal(proc.read_status(pid), "SigCgt", STACK_SIGNAL)

@@ -1,8 +1,9 @@
 """Stands between the supervisor and the command, so that nothing outlives the supervisor.
 
-It runs as a process of its own: `python -I -S warden.py CONTROL REPORTS` with two pipe ends. It
-is started before anything else, in its own session (Ctrl-C reaches the supervisor alone), and is
-the subreaper of all that the command starts. Standard library only, no relative import.
+It runs as a process of its own, with two pipe ends: `main`. It is started before anything else, in
+its own session (Ctrl-C reaches the supervisor alone), and is the subreaper of all that the command
+starts. Every run waits for it, so it imports little. It is another process than the one that drains
+the output: where the supervisor is killed, and one of the two with it, the other one ends the run.
 
 Control, one JSON line: {"path", "argv", "env", "cwd", "network", "scratch"}, byte strings as
 latin-1; and {"spare": [pid, ...]}. The end of that pipe means that the supervisor has closed it or
@@ -22,14 +23,18 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
-from typing import Any
+
+from ...system.processes import Tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from typing import Any
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _CLONE_NEWNET = 0x4000_0000
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
-_MOST_WALKS = 4
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _OUTLIVED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """A scheduler may send these to every process of a job."""
@@ -61,56 +66,14 @@ def enter_network(path: str) -> None:
         os.close(descriptor)
 
 
-def descendants(*roots: int) -> list[int]:
-    """The live processes below the roots, parents first; found in one walk over /proc, and in some
-    more while parents end during them."""
-    lost: set[int] = set()
-    for _walk in range(_MOST_WALKS):
-        parents, dead = _processes()
-        # Who was read before its parent ended is below nobody that was read after it. (0 is no
-        # process: init has it, and what was put into a container from outside.)
-        before, lost = lost, {pid for pid, one in parents.items() if one and one not in parents}
-        if lost <= before:
-            break
-    children: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    queue = list(roots)
-    while queue:
-        below = children.pop(queue.pop(0), [])
-        found += below
-        queue += below
-    return [pid for pid in found if pid not in dead]
-
-
-def _processes() -> tuple[dict[int, int], set[int]]:
-    """The parent of each process, and which of them have ended: one whose main thread alone has
-    ended (at a signal it is often the first) is a zombie that lives, and keeps its children."""
-    parents: dict[int, int] = {}
-    dead: set[int] = set()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb", buffering=0) as file:
-                fields = file.read(512)
-        except OSError:
-            continue
-        values = fields[fields.rindex(b")") + 2 :].split(None, 18)
-        parents[int(name)] = int(values[1])
-        if values[0] in (b"Z", b"X") and int(values[17]) <= 1:
-            dead.add(int(name))
-    return parents, dead
-
-
 def kill_all_below(root: int, spared: Collection[int] = ()) -> None:
     """SIGKILLs everything below `root` (this process) until the last one is reaped, but for the
     `spared` and what is below them."""
     pause_s = _FIRST_PAUSE_S
     while True:
-        kept = {*spared, *descendants(*spared)} if spared else set()
-        left = [pid for pid in descendants(root) if pid not in kept]
+        tree = Tree()
+        kept = {*spared, *tree.below(*spared)}
+        left = [pid for pid in tree.below(root) if pid not in kept]
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -226,8 +189,4 @@ def main() -> None:
     for descriptor in (control, reports):
         os.set_inheritable(descriptor, False)
     Warden(control, reports).run()
-
-
-if __name__ == "__main__":
-    main()
     os._exit(0)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
-from ...record.process_stat import DEAD_STATES, TICKS_PER_S, Stat, age_s, read_stat
 from ...record.snapshot import Process, Standstill
+from ...system.memory import OomWatch
+from ...system.proc import DEAD_STATES, PROC, TICKS_PER_S, Stat, age_s, owner, read_stat
 from ..command.launch import Launch
 from ..limits import LOOKS_APART_S, YOUNG_S
-from .oom import OomWatch
 
 BUSY_SHARE = 0.5
 """A process is busy when it used at least this share of a core over the window, or wanted to: on a
@@ -39,7 +39,7 @@ class _Seen:
 
 
 class ProcessTable:
-    """Looks at processes, one read of /proc each, and remembers how the dead ones ended.
+    """Looks at processes, one read each, and remembers how the dead ones ended.
 
     How a process ended is known from, in this order: what its parent wrote to `exits.jsonl`, what
     the warden reaped, and the zombie itself.
@@ -50,7 +50,7 @@ class ProcessTable:
         exits: ExitLog,
         launch: Launch | None = None,
         oom: OomWatch | None = None,
-        proc: Path = Path("/proc"),
+        proc: Path = PROC,
     ) -> None:
         self._exits = exits
         self._launch = launch
@@ -151,6 +151,6 @@ class ProcessTable:
     def _owned(self, pid: int) -> bool:
         """The kernel shows the status of a zombie as 0 to those who may not trace it."""
         try:
-            return os.geteuid() in (0, os.stat(f"{self._proc}/{pid}").st_uid)
+            return os.geteuid() in (0, owner(pid, self._proc))
         except OSError:
             return False

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ...diagnosis.findings import Finding
 from ...diagnosis.story import step
-from ...record.process_stat import read_stat
-from ..command import warden
+from ...system.memory import CGROUPS, cgroup_folders
+from ...system.proc import PROC, owner
+from ...system.processes import Tree
 from ..command.launch import Launch
-from . import cgroups
 
 CAUSE = "task_limit"
 _REFUSED = re.compile(r"Resource temporarily unavailable|can't start new thread")
@@ -27,11 +27,11 @@ refused may have ended since."""
 class TaskLimit:
     """The limits of this process, in which all that it starts begins."""
 
-    def __init__(self, proc: Path = cgroups.PROC, mounted: Path = cgroups.MOUNTED) -> None:
+    def __init__(self, proc: Path = PROC, mounted: Path = CGROUPS) -> None:
         self._proc = proc
         self._folders: dict[Path, None] = {}
         with contextlib.suppress(OSError):
-            for folder in cgroups.folders(os.getpid(), "pids", proc, mounted):
+            for folder in cgroup_folders(os.getpid(), "pids", proc, mounted):
                 above = [one for one in folder.parents if one.is_relative_to(mounted)]
                 self._folders.update(dict.fromkeys((folder, *above)))
         self._refused_before = self._refused()
@@ -44,8 +44,9 @@ class TaskLimit:
         limit = self.reached()
         if not limit:
             return finding
-        own = {os.getpid(), *warden.descendants(os.getpid())} - {*launch.descendants()}
-        count = sum(stat.threads for pid in own if (stat := read_stat(pid)))
+        tree = Tree()
+        own = {os.getpid(), *tree.below(os.getpid())} - {*launch.descendants()}
+        count = sum(stat.threads for pid, stat in tree.stats.items() if pid in own)
         advice = (
             f"{count} of the processes and threads are distdebug's, and one more in each rank: "
             "raise the limit by as many, or run the program without distdebug"
@@ -79,11 +80,9 @@ class TaskLimit:
 
     def _of_this_user(self) -> int:
         count = 0
-        for entry in os.scandir(self._proc):
+        for pid, stat in Tree(self._proc).stats.items():
             with contextlib.suppress(OSError):
-                if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
-                    stat = read_stat(int(entry.name), self._proc)
-                    count += stat.threads if stat else 0
+                count += stat.threads if owner(pid, self._proc) == os.getuid() else 0
         return count
 
 

@@ -41,6 +41,7 @@ from pathlib import Path
 from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.safe_files import user_of
 from ...record.streams import patient
+from ...system.processes import started_with
 from ..limits import WARDEN_ENDS_S
 from .lines import Display
 from .log import OutputLog
@@ -259,7 +260,7 @@ class Drain:
         left then is ended from here, until nobody is."""
         if self._sweep_at_s is None or time.monotonic() < self._sweep_at_s:
             return
-        left = marked(f"DISTDEBUG_RUN_DIR={self._logs.parent}")
+        left = started_with("DISTDEBUG_RUN_DIR", str(self._logs.parent))
         for pid in left:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -307,18 +308,6 @@ def terminal_size() -> bytes | None:
         with contextlib.suppress(OSError):
             return bytes(fcntl.ioctl(descriptor, termios.TIOCGWINSZ, bytes(8)))
     return None
-
-
-def marked(variable: str) -> list[int]:
-    """The live processes of this user that were started with that variable."""
-    found = []
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError, ValueError):
-            pid = int(name)
-            with open(f"/proc/{pid}/environ", "rb") as file:  # that of a zombie is empty
-                if os.fsencode(variable) in file.read().split(b"\0") and pid != os.getpid():
-                    found.append(pid)
-    return found
 
 
 def main() -> None:

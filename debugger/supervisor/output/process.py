@@ -22,11 +22,11 @@ from typing import Any
 from ...hook.loading import command
 from ...record.limits import POLL_EVERY_S
 from ...record.log_file import in_bytes
-from ...record.process_stat import read_stat
 from ...record.safe_files import short_name
+from ...system import proc
 from ..limits import RETRY_S
 from .drain import NAME, PACKET_BYTES
-from .quiet_looks import QuietLooks
+from .lines import QuietLooks
 
 _BACKLOG = 4096
 
@@ -128,9 +128,11 @@ class OutputProcess:
 
     def _drain_runs(self) -> bool:
         """Whether it is at work, or would be if it got a core."""
-        tasks = Path(f"/proc/{self._process.pid}/task")
-        threads = (read_stat(int(one.name), tasks) for one in tasks.glob("*"))
-        return any(stat is not None and stat.state == "R" for stat in threads)
+        folder = proc.tasks(self._process.pid)
+        with contextlib.suppress(OSError):
+            stats = [proc.read_stat(one, folder) for one in proc.threads(self._process.pid)]
+            return any(stat is not None and stat.state == "R" for stat in stats)
+        return False
 
     def _spawn(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

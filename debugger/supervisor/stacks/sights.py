@@ -7,16 +7,15 @@ slept is asked of the kernel; where that does not tell, only the time between tw
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ...record.process_stat import DEAD_STATES, TICKS_PER_S, read_stat, wanted_core_s
+from ...system.proc import TICKS_PER_S, moved_bytes, read_stat, wanted_core_s
+from ...system.processes import Tree
+from ...system.threads import Asleep, CoreClocks, asleep_in, slept
 from ..limits import A_SLEEP_S, LONGEST_GAP_S, LOOKS_APART_S, MOST_GAP_S, MOVING_BYTES_PER_S
-from ..machine.slept import CoreClocks, slept
-from ..machine.system_call import Asleep, asleep_in
 from .stack_tree import users_frame
 from .stacks import Frame, ThreadStack, capture
 
@@ -295,31 +294,12 @@ def _place(stack: ThreadStack) -> tuple[tuple[Frame, tuple[tuple[str, str], ...]
 def _below(pids: Sequence[int]) -> dict[int, dict[int, _Below]]:
     """Returns by process those below it, without these processes themselves and what they
     started."""
-    stats = {
-        int(name): stat
-        for name in os.listdir("/proc")
-        if name.isdigit() and (stat := read_stat(int(name))) is not None
-    }
+    tree = Tree()
     found: dict[int, dict[int, _Below]] = {pid: {} for pid in pids}
-    for pid, stat in stats.items():
-        above = stat.parent
-        seen = {pid}
-        while above in stats and above not in found and above not in seen:
-            seen.add(above)
-            above = stats[above].parent
-        if above in found and pid not in found and stat.state not in DEAD_STATES:
+    for pid in tree.below(*pids):
+        nearest = next((one for one in tree.above(pid) if one in found), None)
+        if nearest is not None and pid not in found:
+            stat = tree.stats[pid]
             wanted_s = wanted_core_s(pid, stat)
-            found[above][pid] = _Below(wanted_s, moved_bytes(pid), stat.state == "R")
+            found[nearest][pid] = _Below(wanted_s, moved_bytes(pid), stat.state == "R")
     return found
-
-
-def moved_bytes(pid: int) -> int:
-    """Returns the bytes that `read` and `write` have moved, or that came of files that are mapped:
-    0 where that is not told."""
-    try:
-        with open(f"/proc/{pid}/io") as file:
-            counted = dict(line.split(": ") for line in file if ": " in line)
-        called = int(counted["rchar"]) + int(counted["wchar"])
-        return max(called, int(counted["read_bytes"]) + int(counted["write_bytes"]))
-    except (OSError, ValueError, KeyError):
-        return 0

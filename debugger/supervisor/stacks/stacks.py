@@ -1,16 +1,19 @@
-"""Takes the stacks of all ranks from outside, whatever state they are in.
+"""Takes the stacks of all ranks from outside, whatever state they are in, and reads their source.
 
 Three ways, until one gives something. py-spy reads the process's memory without stopping it (the
 only way that also works for a stopped process; pausing would also break off system calls of the
-program) and sees who holds the GIL. A signal makes `faulthandler` in the rank write its stack.
-/proc shows at least in which system call each thread is.
+program) and sees who holds the GIL. A signal makes `faulthandler` in the rank write its stack. The
+kernel shows at least in which system call each thread is.
+
+The source is read where the process has its files: a rank in a container has files of its own, and
+what lies at the same path here may be another program. The paths are the process's own word:
+nothing but a regular file is opened, and no more than `MOST_BYTES` of it are read.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -18,12 +21,16 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
-from ...record.process_stat import read_stat
 from ...record.requests import stack_dump
+from ...record.safe_files import read_regular
 from ...record.safe_text import clean
+from ...system import proc
+from ...system.threads import kernel_wait
 from ..limits import OWN_STACK_S, STACK_ATTEMPT_S
 
 WORKERS = 8
@@ -113,7 +120,7 @@ def _capture_one(
     problems: list[str],
     values: bool,
 ) -> list[ThreadStack]:
-    stat = read_stat(pid)
+    stat = proc.read_stat(pid)
     if stat is None or stat.state in "ZX":
         return []
     stopped = stat.state in "Tt"
@@ -131,7 +138,7 @@ def _capture_one(
             if isinstance(answer, list):
                 return answer
             reason = answer
-    if read_stat(pid) is None:
+    if proc.read_stat(pid) is None:
         return []
     problems.append(f"py-spy cannot read process {pid}: {reason}")
     if directory is not None and not stopped:
@@ -170,12 +177,7 @@ def _run_py_spy(
 
 def root_of(pid: int) -> str:
     """ "" of a process that has the same files as this one."""
-    try:
-        apart = os.readlink(f"/proc/{pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt")
-        apart = apart or os.readlink(f"/proc/{pid}/root") != os.readlink("/proc/self/root")
-    except OSError:
-        return ""
-    return f"/proc/{pid}/root" if apart else ""
+    return str(proc.root(pid)) if proc.has_own_files(pid) else ""
 
 
 def _from_py_spy(pid: int, thread: dict[str, Any], root: str) -> ThreadStack:
@@ -186,7 +188,7 @@ def _from_py_spy(pid: int, thread: dict[str, Any], root: str) -> ThreadStack:
         # Of Python 3.10, without native frames, py-spy does not know which thread of the kernel is
         # which where there are several, and takes them all to run. The main one is the process.
         native_id = pid
-        stat = read_stat(pid, Path(f"/proc/{pid}/task"))
+        stat = proc.read_stat(pid, proc.tasks(pid))
         active = stat is None or stat.state == "R"
     return ThreadStack(
         thread_id=int(thread["thread_id"]),
@@ -195,7 +197,7 @@ def _from_py_spy(pid: int, thread: dict[str, Any], root: str) -> ThreadStack:
         holds_gil=bool(thread["owns_gil"]),
         active=active,
         frames=tuple(_py_spy_frame(pid, frame, root) for frame in thread["frames"]),
-        wait="" if active or not native_id else _kernel_wait(pid, native_id),
+        wait="" if active or not native_id else kernel_wait(pid, native_id),
     )
 
 
@@ -221,7 +223,7 @@ def _whole_path(pid: int, file: str, root: str) -> str:
     if file.startswith(("/", "<")):
         return file
     try:
-        whole = os.path.join(os.readlink(f"/proc/{pid}/cwd"), file)
+        whole = os.path.join(proc.working_directory(pid), file)
     except OSError:
         return file
     return whole if os.path.exists(root + whole) else file
@@ -250,18 +252,15 @@ def _from_proc(pid: int) -> list[ThreadStack]:
     """Returns what the kernel says of each thread: its name, and the function that it sleeps in."""
     threads = []
     try:
-        native_ids = sorted(int(one.name) for one in Path(f"/proc/{pid}/task").iterdir())
+        native_ids = proc.threads(pid)
     except OSError:
         return []
     for native_id in native_ids:
-        stat = read_stat(native_id, Path(f"/proc/{pid}/task"))
+        stat = proc.read_stat(native_id, proc.tasks(pid))
         if stat is None:
             continue
-        try:
-            name = Path(f"/proc/{pid}/task/{native_id}/comm").read_text().strip()
-        except OSError:
-            name = ""
-        wait = _kernel_wait(pid, native_id)
+        name = proc.name(native_id, proc.tasks(pid))
+        wait = kernel_wait(pid, native_id)
         doing = "stopped" if stat.state in "Tt" else "running" if stat.state == "R" else "waits"
         threads.append(
             ThreadStack(
@@ -278,23 +277,26 @@ def _from_proc(pid: int) -> list[ThreadStack]:
     return threads
 
 
-_FUTEX = {"x86_64": "202", "aarch64": "98", "riscv64": "98", "ppc64le": "221", "s390x": "238"}
+MOST_BYTES = 1 << 21
 
 
-def _kernel_wait(pid: int, native_id: int) -> str:
-    """The kernel function a thread sleeps in, e.g. `futex_do_wait`; "" when it does not sleep."""
+def line_of(frame: Frame) -> str:
+    """The line that the frame stands at; "" where it cannot be read."""
+    return line_at(frame.root + frame.file, frame.line)
 
-    task = Path(f"/proc/{pid}/task/{native_id}")
-    try:
-        wait = (task / "wchan").read_text().strip()
-    except OSError:
-        wait = ""
-    if wait not in ("", "0"):
-        return clean(wait, 80)
-    try:
-        number = (task / "syscall").read_text().split(None, 1)[0]
-    except (OSError, IndexError):
+
+def line_at(path: str, number: int) -> str:
+    """Line `number` of the file; "" where there is none."""
+    lines = text_of(path).splitlines()
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+@lru_cache(maxsize=64)
+def text_of(path: str) -> str:
+    """The source file; "" where it cannot be read."""
+    if not path.startswith("/"):
         return ""
-    if number == _FUTEX.get(platform.machine()):
-        return "futex"
-    return f"syscall {number}" if number.isdigit() else ""
+    try:
+        return decode_source(read_regular(path, MOST_BYTES, follow_links=True))
+    except (OSError, ValueError, SyntaxError):
+        return ""

@@ -14,8 +14,7 @@ from distdebug.commands.head_flags import with_head
 from distdebug.commands.run import RunCommand
 from distdebug.errors import UsageError
 from distdebug.launch import mpi_over_nodes
-from distdebug.node_links.agreed import VARIABLE
-from distdebug.node_links.several import Several
+from distdebug.nodes.several import VARIABLE, Several
 from tests.support import mpi
 
 KEY = "k" * 32

@@ -13,7 +13,7 @@ import pytest
 from distdebug.inspection import injection
 from distdebug.inspection.injection import of_our_python
 from distdebug.inspection.installable import NotInstallable
-from distdebug.record.process_stat import read_stat
+from distdebug.system.proc import read_stat
 from tests.support.waiting import until
 
 LIMIT_S = 60.0

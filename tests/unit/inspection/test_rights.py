@@ -12,8 +12,8 @@ from distdebug.inspection.inspect import inspect
 from distdebug.inspection.look import Limits
 from distdebug.inspection.processes import Job, Process
 from distdebug.inspection.rights import needed
-from distdebug.record.process_stat import read_stat
 from distdebug.supervisor.stacks import stacks
+from distdebug.system.proc import read_stat
 
 NOTHING, ALL = "0000000000000000", "000001ffffffffff"
 

@@ -27,9 +27,9 @@ from distdebug.inspection.look import Limits, Look, Stance
 from distdebug.inspection.processes import Job, Process
 from distdebug.inspection.store import Keys, keys_of
 from distdebug.inspection.surroundings import Surroundings
-from distdebug.record.process_stat import read_stat
 from distdebug.record.wording import RankState
-from distdebug.supervisor.machine.connections import is_this_network, links, sockets_of
+from distdebug.system.proc import is_in_our, read_stat
+from distdebug.system.sockets import links, sockets_of
 
 # -- the store ----------------------------------------------------------------------------------
 
@@ -365,13 +365,13 @@ def test_nobody_is_asked_in_another_network(
     for pid, network in (("7", "net:[1]"), ("8", "net:[2]"), ("self", "net:[1]")):
         (tmp_path / pid / "ns").mkdir(parents=True)
         os.symlink(network, tmp_path / pid / "ns" / "net")
-    assert is_this_network(7, tmp_path)
-    assert not is_this_network(8, tmp_path)
+    assert is_in_our("net", 7, tmp_path)
+    assert not is_in_our("net", 8, tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as served:
         port = served.getsockname()[1]
         told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         job = Job(1, "", [Process(os.getpid(), 1, 1, 0, told=told)])
-        monkeypatch.setattr(surroundings, "is_this_network", lambda _pid: False)
+        monkeypatch.setattr(surroundings, "is_in_our", lambda _kind, _pid: False)
         around = surroundings.look_around(job, {0: job.processes[0]})
         assert around.keys is None
         assert "is in another network" in around.problems[0]

@@ -12,8 +12,8 @@ import pytest
 
 from distdebug.record.requests import breakpoints
 from distdebug.record.requests.breakpoints import Stop
+from distdebug.record.requests.control import ControlServer
 from distdebug.record.runs.run_directory import RunDirectory
-from distdebug.supervisor.control import ControlServer
 from distdebug.tui import attaching
 from distdebug.tui.picture import Picture
 

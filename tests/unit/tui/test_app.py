@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from distdebug.record.requests.control import ControlServer
 from distdebug.record.runs.run_directory import RunDirectory
-from distdebug.supervisor.control import ControlServer
 from distdebug.tui.app import Fresh
 from distdebug.tui.keys import VIEWS
 from distdebug.tui.picture import Picture

@@ -20,7 +20,7 @@ from distcore.bootstrap.rendezvous import Rendezvous
 from distcore.engine.session import Session
 from distcore.errors import PeerLost, RendezvousError
 from distcore.tcp.connect import connect
-from distdebug.node_links.agreed import job_key as of_nodes
+from distdebug.nodes.several import job_key as of_nodes
 
 LIMIT_S = 20.0
 

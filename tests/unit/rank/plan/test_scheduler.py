@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.rank.plan import memory
 from distdebug.rank.plan.scheduler import PlanLimits, Scheduler
 from distdebug.rank.plan.wire import PlannerLine
 from distdebug.record.writing.program_writer import program_path
+from distdebug.system import memory
 
 
 def killed(directory: Path, counts: list[int], monkeypatch: pytest.MonkeyPatch) -> Scheduler:

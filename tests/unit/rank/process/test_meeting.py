@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from distdebug.node_links.several import Several, perhaps
+from distdebug.nodes.job import Job
+from distdebug.nodes.several import Several, perhaps
 from distdebug.rank.process import meeting
 from distdebug.rank.process.meeting import NodesMeeting, meet_nodes, nodes_of_environment
 from distdebug.rank.torch_private import rendezvous
 from distdebug.record.runs.run_directory import RunDirectory
-from distdebug.supervisor.machine.processes import ProcessTable
-from distdebug.supervisor.several_nodes.job import Job
+from distdebug.record.snapshot import Process
 
 ELSEWHERE = "192.0.2.7"
 """It is nobody's (RFC 5737)."""
@@ -73,8 +72,8 @@ def test_ranks_that_make_a_store_of_their_own_meet_in_the_launchers(
 
 @pytest.fixture(name="job")
 def _job(tmp_path: Path) -> Iterator[Job]:
-    table = cast(ProcessTable, SimpleNamespace(observe=None))
-    job = Job(perhaps(""), RunDirectory.create(tmp_path), table, lambda _: None)
+
+    job = Job(perhaps(""), RunDirectory.create(tmp_path), lambda *_: Process(), lambda _: None)
     yield job
     job.close()
 
@@ -103,7 +102,7 @@ def test_a_rank_knows_how_many_nodes_there_are(job: Job) -> None:
 def test_a_store_on_another_host_says_that_there_are_others(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    towards = "distdebug.supervisor.several_nodes.job.address_towards"
+    towards = "distdebug.nodes.job.address_towards"
     monkeypatch.setattr(towards, lambda *_: "127.0.0.1")
     assert meets(job, host=ELSEWHERE, nodes=None)
     assert job.several is not None

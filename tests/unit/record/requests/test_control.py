@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from distdebug.record.requests import control
-from distdebug.record.requests.control import ControlError
-from distdebug.supervisor.control import ControlServer
+from distdebug.record.requests.control import ControlError, ControlServer
 
 DONE: list[Mapping[str, Any]] = []
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from distdebug.record.exits import ExitLog, tell_asked
-from distdebug.record.process_stat import read_stat
 from distdebug.supervisor.limits import LOOKS_APART_S
-from distdebug.supervisor.machine.oom import OomWatch
 from distdebug.supervisor.machine.processes import ProcessTable
+from distdebug.system.memory import OomWatch
+from distdebug.system.proc import read_stat
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import python
 

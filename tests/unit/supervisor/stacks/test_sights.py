@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from distdebug.record.process_stat import read_stat, wanted_core_s
 from distdebug.supervisor.limits import MOST_GAP_S
-from distdebug.supervisor.machine.system_call import Asleep
 from distdebug.supervisor.stacks import sights as looks
 from distdebug.supervisor.stacks.sights import look
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.system import proc
+from distdebug.system.proc import read_stat, wanted_core_s
+from distdebug.system.threads import Asleep
 from tests.support.waiting import until
 
 NEEDED_S = 5.0
@@ -83,11 +84,11 @@ def test_what_a_process_writes_is_counted(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=pipe, stdout=pipe) as saving:
         assert saving.stdin is not None
         assert saving.stdout is not None
-        counts = [looks.moved_bytes(saving.pid)]
+        counts = [proc.moved_bytes(saving.pid)]
         saving.stdin.write(b"\n")
         saving.stdin.flush()
         saving.stdout.readline()
-        counts += [looks.moved_bytes(saving.pid), looks.moved_bytes(saving.pid)]
+        counts += [proc.moved_bytes(saving.pid), proc.moved_bytes(saving.pid)]
         saving.stdin.close()
     assert counts[1] - counts[0] >= 4_000_000
     assert counts[2] == counts[1]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from distdebug.record.process_stat import read_stat
 from distdebug.supervisor.stacks import stacks
 from distdebug.supervisor.stacks.stack_tree import render, waits_for_lock
 from distdebug.supervisor.stacks.stacks import ThreadStack, parse_faulthandler
+from distdebug.system.proc import read_stat
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(150)

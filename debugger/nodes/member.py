@@ -1,0 +1,261 @@
+"""A node that has a head: it tells what its ranks do, and does what the head has decided."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from ..diagnosis.findings import Finding
+from ..record import steady_clock
+from ..record.exits import ExitStatus
+from ..record.kinds import KINDS
+from ..record.limits import MOST_RANKS
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text import clean
+from ..record.snapshot import LostNode, Process
+from .connection import Connection
+from .files import AT_THE_END_BYTES, MOST_LOGS_BYTES, LogSource
+from .injected import InjectedSource, take_plan
+from .limits import AGAIN_EVERY_S, REPORT_S
+from .many_nodes import Pace, unpacked
+from .messages import Message
+from .prompts import NodePrompts
+from .sampler import Sampler
+from .view import View
+
+
+class Member:
+    """This node as a member of one job. Everything here is called from the supervisor's loop."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        directory: RunDirectory,
+        observe: Callable[[int, int], Process],
+        say: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._directory = directory
+        self._say = say
+        self._sampler = Sampler(directory.ranks, observe)
+        self._logs = LogSource(directory.logs)
+        self._injected = InjectedSource(directory.path)
+        self._prompts = NodePrompts(directory.path, connection.send)
+        self.view = View(directory, connection.send)
+        self._logs_s = 0.0
+        self._told_end: Mapping[str, Any] | None = None
+        self.welcomed = self.planned = False
+        self._heads_ranks: tuple[int, ...] = ()
+        self.finding: Finding | None = None
+        self.document: Mapping[str, Any] | None = None
+        self.stop_signal = self._interrupted = 0
+        self.ends = False
+        self.stacks_wanted: Mapping[str, Any] | None = None
+        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
+        """Does what the head asks of the ranks here; it answers later."""
+        self.lost = ""
+        self.lost_ns = 0
+        self._absent = False
+
+    def take(self) -> None:
+        """Take in what the head has said, and tell what is new."""
+        if self.lost:
+            return
+        for message in self._connection.received():
+            self._take(message)
+        self.lost = self._connection.lost if self.document is None else ""
+        if self.lost:
+            self._absent = self._connection.absent_s > 0
+            silent_ns = int(self._connection.silent_s * 1e9)
+            self.lost_ns = steady_clock.now_ns() - silent_ns
+            self.view.lost(self.lost)
+            self._prompts.close()
+            return
+        self.view.look()
+        if self.welcomed and self._connection.ahead < self._sampler.pace.ahead:
+            self._tell()  # else later, in one: the head is behind
+
+    def _take(self, message: Message) -> None:
+        data = message.data
+        if message.kind == "welcome":
+            ranks = data.get("ranks")
+            if isinstance(ranks, list):
+                self._heads_ranks = tuple(
+                    one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
+                )
+            if "node" in data:
+                if self.welcomed:
+                    self._again()
+                self.welcomed = True
+                self.view.headed(self.host)
+        elif message.kind == "fill":
+            number, files = data.get("number"), data.get("files")
+            self._sampler.fill(
+                number if type(number) is int else 0, files if isinstance(files, list) else None
+            )
+        elif message.kind == "pace":
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._sampler.pace = Pace.of(data)
+        elif message.kind == "tell":
+            self._sampler.hasten()
+        elif message.kind == "anew":
+            self._sampler.anew()
+        elif message.kind == "stacks":
+            self.stacks_wanted = data
+        elif message.kind == "plan":
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                take_plan(self._directory.path, data)
+            self.planned = True
+        elif message.kind == "prompt":
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self._prompts.heard(data, message.blob)
+        elif message.kind == "stops":
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                self._prompts.stand(data)
+        elif message.kind == "action":
+            number, request = data.get("number"), data.get("request")
+            if type(number) is int and isinstance(request, Mapping):
+                self.on_action(number, request)
+        elif message.kind in ("view", "reply"):
+            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                self.view.take(message)
+        elif message.kind == "verdict":
+            self.finding = _finding(data)
+        elif message.kind == "stop":
+            signal = data.get("signal")
+            self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
+        elif message.kind == "end":
+            self.ends = True
+        elif message.kind == "report":
+            self.document = unpacked(message.blob)
+            self._connection.send(Message("bye"))  # so that the head may go
+
+    def _again(self) -> None:
+        """The connection broke for a moment: what was on its way is lost."""
+        for source in (self._sampler, self._injected, self._prompts, self._logs, self.view):
+            source.anew()
+        if self._told_end is not None:
+            self._tell()  # before the end: how the ranks came to it
+            if self._told_end["over"]:
+                self._tell_all_logs()
+            self._connection.send(Message("ended", self._told_end))
+        if self._interrupted:
+            self._connection.send(Message("interrupted", {"signal": self._interrupted}))
+
+    def _tell(self) -> None:
+        digests = self._sampler.digests()
+        # Looked at after the digest was made, and told before it: whoever has that knows of all
+        # faults that had been made to happen by then.
+        injected = self._injected.next()
+        for message in (injected, *digests, self._prompts.next()):
+            if message is not None:
+                self._connection.send(message)
+        now_s = time.monotonic()
+        if now_s - self._logs_s >= max(AGAIN_EVERY_S, self._sampler.pace.idle_s):
+            self._logs_s = now_s
+            added = self._logs.next()
+            if added is not None:
+                self._connection.send(added)
+
+    # -- what it has to say --------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        """The head's."""
+        return clean(self._connection.host, 120)
+
+    @property
+    def far_stops(self) -> Collection[str]:
+        """The names of breakpoints of other nodes, as they stand in the run directory here."""
+        return self._prompts.far
+
+    def lost_node(self, own: Iterable[int]) -> LostNode:
+        """The head, that is silent; or this node, where that was suspended and the head has given
+        it up. `own`: the ranks here."""
+        if self._absent:
+            return LostNode(socket.gethostname(), self.lost_ns, tuple(own))
+        return LostNode(self.host, self.lost_ns, self._heads_ranks)
+
+    def tell_stacks(self, stacks: Mapping[str, Any]) -> None:
+        """Sends the stacks that the head has asked for."""
+        self.stacks_wanted = None
+        self._connection.send(Message("stacks", stacks))
+
+    def answer(self, number: int, ok: bool, text: str) -> None:
+        """Answers the head's request of this number."""
+        self._connection.send(Message("answer", {"number": number, "ok": ok, "text": text}))
+
+    def tell_end(self, status: ExitStatus | None, over: bool) -> None:
+        """Tells the head how the command has ended, and whether nothing is left of it; if something
+        is, it is ranks that the command has left behind."""
+        raw = None
+        if status is not None:
+            raw = status.signal if status.signal is not None else (status.code or 0) << 8
+        value = {"status": raw, "over": over, "left": not over}
+        if value == self._told_end or self.lost:
+            return
+        self._told_end = value
+        if over:
+            self._sampler.fill()
+            self._tell()
+            self._tell_all_logs()
+        self._connection.send(Message("ended", value))
+
+    def _tell_all_logs(self) -> None:
+        told_bytes = 0
+        while told_bytes < MOST_LOGS_BYTES and (added := self._logs.next(AT_THE_END_BYTES)):
+            told_bytes += len(added.blob)
+            self._connection.send(added)
+
+    def interrupted(self, signal: int) -> None:
+        """Tells the head of a Ctrl-C here, or the like: all nodes end."""
+        if not self.stop_signal:
+            self.stop_signal = self._interrupted = signal
+            self._connection.send(Message("interrupted", {"signal": signal}))
+
+    def report(self, hasten: Callable[[], bool], grace_s: float = 0.0) -> Mapping[str, Any] | None:
+        """The head's report; None where it does not come. `grace_s`: what the ranks of other nodes
+        may take to end."""
+        until_s = time.monotonic() + REPORT_S + grace_s
+        while self.document is None and not self.lost and not hasten():
+            self.take()
+            if time.monotonic() > until_s:
+                break
+            time.sleep(0.02)
+        return self.document
+
+    def close(self) -> None:
+        """Leave in good order."""
+        self.view.close()
+        self._prompts.close()
+        self._connection.send(Message("bye"))
+        self._connection.close()
+
+    @staticmethod
+    def hello(version: str, task: str, ranks: int) -> dict[str, Any]:
+        """Returns what this node says of itself. By `id` the head knows it again after a moment
+        without a connection, where all nodes have one key. `ranks`: how many it starts (0: not
+        known)."""
+        from .keys import SCHEMA
+
+        host, own = socket.gethostname(), secrets.token_hex(16)
+        about = {"host": host, "task": task, "ranks": ranks, "id": own}
+        return {"schema": SCHEMA, "version": version, **about}
+
+
+def _finding(data: Mapping[str, Any]) -> Finding:
+    """The verdict as far as the ranks need to know it; its report follows."""
+    kind, cause = str(data.get("kind")), data.get("cause")
+    culprits = data.get("culprits")
+    return Finding(
+        kind=kind if kind in KINDS else "tool_error",
+        message=clean(str(data.get("message")), 4000),
+        culprits=tuple(one for one in culprits if type(one) is int)
+        if isinstance(culprits, list)
+        else (),
+        cause=None if cause is None else clean(str(cause), 80),
+    )

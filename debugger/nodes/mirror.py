@@ -1,0 +1,303 @@
+"""The head's copies of the nodes' flight records: files like any other, in its own run directory.
+
+`ranks/node<number>-<name>` is what node <number> has told of its file <name>. So every reader of a
+run directory reads the records of all nodes. What was not told is zero, or older, and reads as
+overwritten. Times are made the head's: the copy's header has the offset that was measured between
+the two clocks, not what the node's wall clock says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..record import layout
+from ..record.reading import copies
+from ..record.reading.last_words import LastWords
+from ..record.replicas import MOST_REPLICA_BYTES
+from ..record.safe_files import whole
+from ..record.snapshot import CallSite, Process, Standstill
+from .messages import Patch
+
+RECORD = re.compile(r"(\d{1,7}|pid-\d{1,10}|\d{1,7}\.before-\d{1,10})\.flight")
+REPLICAS = re.compile(r"pid-\d{1,10}-\d{1,6}\.replicas")
+MOST_FILES = 4096
+"""The most files of one node."""
+_OFFSET_AT = 48
+"""The offset of `wall_offset_ns` in `layout.HEADER`."""
+
+
+class MirrorError(ValueError):
+    """A message of a node makes no sense; the sentence says what."""
+
+
+LIVES = Process(alive=True)
+
+
+@dataclass(slots=True)
+class Copy:
+    """The copy of a file of a node. `process` is what the node's system says of the rank's process,
+    and `last_words` what that wrote of itself as a signal ended it; `changes`: how often something
+    was told of the file; `urgent`: what that was when more was told than that ranks go on calling.
+    It is `made` under a hidden name, and `begun` as soon as a record has its own. `name`: that in
+    the head's `ranks/`."""
+
+    name: str
+    size: int
+    is_record: bool
+    process: Process = LIVES
+    last_words: LastWords | None = None
+    made: bool = False
+    begun: bool = False
+    changes: int = 0
+    urgent: int = 0
+
+
+class Mirror:
+    """All that one node has told of its files."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        """Makes a mirror in the folder `ranks/` of a run directory."""
+        self._folder = str(folder)
+        self._number = number
+        self._copies: dict[int, Copy] = {}
+        self._left_out: set[int] = set()
+        self.offset_ns = 0
+        self.news = 0
+        """The number of times that more was told than that ranks go on calling."""
+
+    @property
+    def left_out(self) -> int:
+        """The files of the node that are not copied: they are more than those of ranks can be."""
+        return len(self._left_out)
+
+    @property
+    def files(self) -> Mapping[int, Copy]:
+        """The files by the node's numbers for them."""
+        return self._copies
+
+    def copy_of(self, path: Path) -> Copy | None:
+        """Returns what was told of the file that is copied here."""
+        name = path.name
+        return next((one for one in self._copies.values() if one.name == name), None)
+
+    def numbers_of(self, path: Path) -> list[int]:
+        """Returns the numbers by which the node knows the file that is copied here."""
+        return [number for number, one in self._copies.items() if one.name == path.name]
+
+    def announced(self, number: int, name: str, size: int) -> None:
+        """The node has a file of that name. Raises MirrorError, or OSError."""
+        if number in self._copies or number in self._left_out:
+            return
+        is_record = RECORD.fullmatch(name) is not None
+        if not is_record and not REPLICAS.fullmatch(name):
+            raise MirrorError("a node reports a file that is no record")
+        if is_record:
+            size = layout.FILE_BYTES
+        if not 0 < size <= MOST_REPLICA_BYTES:
+            raise MirrorError("a node reports more than a node has")
+        if len(self._copies) >= MOST_FILES:
+            if len(self._left_out) < MOST_FILES:
+                self._left_out.add(number)
+            return
+        ours = self._place(name)
+        if any(one.name == ours for one in self._copies.values()):
+            raise MirrorError("a node reports two files of one name")
+        self._copies[number] = Copy(ours, size, is_record)
+
+    def named(self, number: int, name: str) -> None:
+        """A record has got its rank's name."""
+        copy = self._copies.get(number)
+        if copy is None or not copy.is_record or not RECORD.fullmatch(name):
+            return
+        target = self._place(name)
+        if any(one.name == target for one in self._copies.values()):
+            return
+        if copy.begun:
+            os.rename(self._path(copy.name), self._path(target))
+        copy.name = target
+
+    def apply(self, patches: Iterable[Patch], urgent: bool = True) -> None:
+        """All of a digest. `urgent`: it says more than that ranks go on calling; what is new in a
+        heap does, where notes are. Raises MirrorError, or OSError; what came before that stands."""
+        by_file: dict[int, list[Patch]] = {}
+        for patch in patches:
+            by_file.setdefault(patch.file, []).append(patch)
+        for number, rows in by_file.items():
+            copy = self._copies.get(number)
+            if number in self._left_out:
+                continue
+            if copy is None:
+                raise MirrorError("a node changes what it has not")
+            noted = any(one.offset >= layout.HEAP_OFFSET for one in rows)
+            self._apply(copy, rows, urgent or noted)
+        if urgent:
+            for copy in self._copies.values():
+                self.news += copy.urgent != copy.changes
+                copy.urgent = copy.changes  # of those, too, that had gone on calling before
+
+    def _apply(self, copy: Copy, patches: Sequence[Patch], urgent: bool) -> None:
+        descriptor = self._begin(copy)
+        try:
+            # Of a record the header comes last, which says how many calls there are: the app may
+            # read it meanwhile, and after a lost node's last digest nothing is put right.
+            for _, offset, data in reversed(patches) if copy.is_record else patches:
+                self._write(descriptor, copy, offset, data)
+            if copy.is_record and not copy.begun and any(one.offset == 0 for one in patches):
+                # The name comes last: until now nobody could have read it.
+                copy.begun = True
+                os.rename(self._path(_hidden(copy)), self._path(copy.name))
+        finally:
+            os.close(descriptor)
+            self._changed(copy, urgent)
+
+    def _changed(self, copy: Copy, urgent: bool) -> None:
+        self.news += urgent or not copy.is_record
+        # A replica's file is read with a record, which says that it is there.
+        for one in (copy,) if copy.is_record else (copy, *self._copies.values()):
+            one.changes += 1
+            one.urgent = one.changes if urgent or not copy.is_record else one.urgent
+
+    def _write(self, descriptor: int, copy: Copy, offset: int, data: bytes) -> None:
+        end = offset + len(data)
+        if end > copy.size:
+            raise MirrorError("a node changes what it has not")
+        if copy.is_record and offset < _OFFSET_AT + 8 and end > _OFFSET_AT:
+            data = self._with_our_offset(offset, data)
+        if os.pwrite(descriptor, data, offset) != len(data):
+            raise OSError(28, "no space left on device")
+
+    def correct(self, offset_ns: int) -> None:
+        """This much added to the node's monotonic clock gives our Unix time. Clocks drift apart, so
+        that this is no news where all ranks have gone on calling since more was told of them."""
+        by_ns = offset_ns - self.offset_ns
+        if not by_ns:
+            return
+        self.offset_ns = offset_ns
+        records = [one for one in self._copies.values() if one.is_record and one.begun]
+        urgent = any(one.urgent == one.changes for one in records)
+        for copy in self._copies.values():
+            if copy.process.ended_ns is not None:
+                ended_ns = copy.process.ended_ns + by_ns
+                copy.process = replace(copy.process, ended_ns=ended_ns)
+        for copy in records:
+            self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))], urgent)
+
+    def seen(self, number: int, values: Any) -> None:
+        """Takes what the node's system says of the process: `process_values`. Raises
+        MirrorError."""
+        copy = self._copies.get(number)
+        if number in self._left_out:
+            return
+        if copy is None:
+            raise MirrorError("a node reports a process without a record")
+        copy.process, copy.last_words = process_of(values, self.offset_ns)
+        self.news += 1
+
+    def ended(self, now_ns: int) -> None:
+        """The node is lost: none of its processes is known to live."""
+        self.news += 1
+        for copy in self._copies.values():
+            if copy.process.alive:
+                copy.process = Process(alive=False, ended_ns=now_ns)
+
+    def _place(self, name: str) -> str:
+        """Returns the name of the node's file here."""
+        return f"{copies.prefix(self._number)}{name}"
+
+    def _path(self, name: str) -> str:
+        # No object is kept of it: there are 16,384 ranks on 2,048 nodes.
+        return f"{self._folder}/{name}"
+
+    def _begin(self, copy: Copy) -> int:
+        """A descriptor for this digest: kept open, those of 16,384 ranks would be too many."""
+        hidden = copy.is_record and not copy.begun
+        path = self._path(_hidden(copy) if hidden else copy.name)
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        if copy.made:
+            return os.open(path, flags)
+        descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+        copy.made, copy.begun = True, not copy.is_record
+        # Not allocated: most of it stays empty. A full disk is an error of the write.
+        os.ftruncate(descriptor, copy.size)
+        return descriptor
+
+    def _with_our_offset(self, at: int, data: bytes) -> bytes:
+        ours = self.offset_ns.to_bytes(8, "little", signed=True)
+        changed = bytearray(data)
+        for index in range(8):
+            if 0 <= _OFFSET_AT + index - at < len(data):
+                changed[_OFFSET_AT + index - at] = ours[index]
+        return bytes(changed)
+
+
+def _hidden(copy: Copy) -> str:
+    return f".{copy.name}.begun"
+
+
+def process_values(process: Process, said: LastWords | None, offset_ns: int) -> list[Any]:
+    """Returns the process as it goes over the wire, with what it said of its end; times by the
+    node's monotonic clock, from which `offset_ns` leads to the Unix time in `process`."""
+    ended = None if process.ended_ns is None else process.ended_ns - offset_ns
+    still = process.standstill
+    return [
+        process.alive,
+        process.state,
+        process.exit_code,
+        process.signal,
+        process.oom_killed,
+        ended,
+        process.cpu_busy,
+        process.asked,
+        process.replaced,
+        None if still is None else astuple(replace(still, since_ns=still.since_ns - offset_ns)),
+        None if said is None else said.values(),
+    ]
+
+
+def _standstill_of(values: Any, offset_ns: int) -> Standstill | None:
+    if values is None:
+        return None
+    since, thread, site, call, leaving, locked, awaits, others, goes_on = values
+    place = None
+    if site is not None:
+        file, line, function, through = site
+        place = CallSite(str(file), whole(line), str(function), str(through))
+    return Standstill(
+        whole(since) + offset_ns,
+        str(thread),
+        place,
+        str(call),
+        leaving is True,
+        locked is True,
+        str(awaits),
+        tuple(map(str, others)),
+        str(goes_on),
+    )
+
+
+def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
+    """The opposite of `process_values`, by our clock. Raises MirrorError."""
+    try:
+        alive, state, exit_code, signal, oom_killed, ended, busy, asked, replaced, still, said = (
+            values
+        )
+        process = Process(
+            alive=alive is True,
+            state=str(state)[:1],
+            exit_code=None if exit_code is None else whole(exit_code),
+            signal=None if signal is None else whole(signal),
+            oom_killed=oom_killed is True,
+            ended_ns=None if ended is None else whole(ended) + offset_ns,
+            cpu_busy=None if busy is None else busy is True,
+            asked=asked is True,
+            replaced=replaced is True,
+            standstill=_standstill_of(still, offset_ns),
+        )
+        return process, None if said is None else LastWords.of(said)
+    except (ValueError, TypeError, OverflowError):
+        raise MirrorError("what a node reports of a process cannot be read") from None

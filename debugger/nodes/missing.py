@@ -1,0 +1,222 @@
+"""Nodes and ranks that are missing: lost with their node, not watched by anybody, or never come.
+
+Which ranks are on nodes that have fallen silent, be it that a node was lost before it told? Rules,
+for the ranks of the newest world that nobody has told of:
+1. A node owes ranks if it has told of fewer than it starts; where nobody has said how many it
+   starts, if it has told of none. One whose command has ended owes nothing.
+2. They are on the lost nodes that owe ranks, where no other node does, and either all nodes of the
+   job have come, or these nodes owe just as many. Which of them is on which node is not known.
+3. Else a lost node that has told of none has some of them in a job that has as many nodes from its
+   beginning to its end, and nobody knows which; in an elastic job it may be in no world at all.
+
+torchrun starts no rank before all nodes are there, so of one that never comes no rank can tell. A
+head knows who has come. A node that has nobody to meet (the node with the job's store is among
+those that did not come) can say that alone.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..diagnosis.findings import Finding
+from ..diagnosis.limits import Limits
+from ..diagnosis.story import rule
+from ..record.layout import GroupState
+from ..record.limits import MOST_RANKS
+from ..record.snapshot import LostNode, Rank, Snapshot
+from ..record.wording import printable, ranks_text, verb
+from .job import Job
+from .limits import AGAIN_EVERY_S, ANSWERS_S
+from .several import Several
+
+if TYPE_CHECKING:
+    from .head import Head  # with it comes ZeroMQ, which a run on one node does without
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """`nodes`: those that have, or had, ranks. `doubtful`: the hosts of others, of which nobody can
+    tell whether any of the unseen ranks are on them."""
+
+    nodes: tuple[LostNode, ...] = ()
+    doubtful: tuple[str, ...] = ()
+
+
+def lost_nodes(
+    head: Head, several: Several, told: Mapping[int, Sequence[int]], unseen: Collection[int]
+) -> Lost:
+    """Returns the lost nodes of this job. `told`: the ranks of the newest world by the number of
+    the node that has told of them (0: the head's own), `unseen`: those of which none has."""
+    lost = {
+        far.number: LostNode(far.host, far.lost_ns, tuple(told.get(far.number, ())))
+        for far in head.nodes.values()
+        if far.lost_ns
+    }
+    if head.given_up_ns:
+        lost[0] = LostNode(socket.gethostname(), head.given_up_ns, tuple(told.get(0, ())))
+    owed = _owed(head, several, told)
+    owing = [node for number, node in lost.items() if number in owed]
+    have = tuple(one for one in lost.values() if one.ranks)
+    if not owing or not unseen:
+        return Lost(have)
+    came, fixed = len(head.nodes) + 1, several.fewest == several.most
+    counts = [owed[number] for number in lost if number in owed]
+    as_many = all(counts) and sum(counts) == len(unseen)
+    if owed.keys() <= lost.keys() and (as_many or (fixed and came == several.most)):
+        others = (one for one in have if one not in owing)
+        return Lost((*others, _together(owing, unseen)))
+    without = [one for one in owing if not one.ranks]
+    if fixed and came <= several.most:
+        return Lost((*have, *without))
+    return Lost(have, tuple(one.host for one in without))
+
+
+def _owed(head: Head, several: Several, told: Mapping[int, Sequence[int]]) -> dict[int, int]:
+    """Returns by node how many ranks it owes, if any; 0: that number is not known."""
+    starts = {0: several.ranks}
+    starts |= {one.number: one.starts for one in head.nodes.values() if not (one.over or one.left)}
+    found = {}
+    for number, count in starts.items():
+        has = len(told.get(number, ()))
+        if has < (count or 1):
+            found[number] = count - has if count else 0
+    return found
+
+
+def _together(nodes: Sequence[LostNode], unseen: Collection[int]) -> LostNode:
+    ranks = {rank for one in nodes for rank in one.ranks}
+    hosts = tuple(dict.fromkeys(one.host for one in nodes))
+    heard_ns = min(one.heard_ns for one in nodes)
+    return LostNode(hosts[0], heard_ns, tuple(sorted({*ranks, *unseen})), hosts[1:])
+
+
+DEFAULT_GROUP = "default_pg"
+
+
+class Unwatched:
+    """Says once who is not watched: members of the default group, made by those who are."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._ranks: tuple[int, ...] = ()
+        self._since_s = 0.0
+        self._said: tuple[int, ...] = ()
+
+    def look(self, newest: Snapshot, lost: Collection[int] = ()) -> None:
+        """Looks at the newest world; `lost`: who is on nodes that were watched, and have been
+        lost."""
+        ranks = tuple(rank for rank in _of_group(newest) or () if rank not in lost)
+        if ranks != self._ranks:
+            self._ranks, self._since_s = ranks, time.monotonic()
+        if time.monotonic() - self._since_s >= ANSWERS_S:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tells it now, if any rank is unseen."""
+        ranks = self._ranks
+        if ranks and ranks != self._said:
+            self._said = ranks
+            self._say(
+                f"{ranks_text(ranks)} {verb(ranks, 'is', 'are')} not watched: "
+                "no distdebug of this job speaks for their node, and nothing is concluded from that"
+            )
+
+
+def unseen(snapshot: Snapshot) -> tuple[int, ...]:
+    """The ranks of this world that nobody has told of: as its default group has it, or before that
+    is made, as its ranks were told."""
+    found = _of_group(snapshot)
+    if found is None:
+        size = max((rank.world_size for rank in snapshot.ranks.values()), default=0)
+        found = tuple(sorted(set(range(min(size, MOST_RANKS))) - snapshot.ranks.keys()))
+    return found
+
+
+def _of_group(snapshot: Snapshot) -> tuple[int, ...] | None:
+    for rank in snapshot.ranks.values():
+        for group in rank.groups.values():
+            if group.desc == DEFAULT_GROUP and group.state is GroupState.READY:
+                return tuple(sorted(set(group.ranks) - snapshot.ranks.keys()))
+    return None
+
+
+class Incomplete:
+    """The wait of one run below torchrun for its nodes; `has_ranks` says whether torchrun has
+    started any here, be it that nothing is seen of them yet: then all nodes have come, with
+    distdebug or without it."""
+
+    def __init__(
+        self, job: Job, has_ranks: Callable[[], bool], limits: Limits, say: Callable[[str], None]
+    ) -> None:
+        self._job = job
+        self._has_ranks = has_ranks
+        self._limits = limits
+        self._say = say
+        self._came: tuple[str, ...] = ()
+        self._since_s = 0.0
+        self._said: tuple[str, ...] = ()
+        self._looked_s = 0.0
+        self._over = False
+
+    @rule
+    def look(self, ranks: Mapping[int, Rank]) -> Finding | None:
+        """Returns what is to be said of it, once it has taken too long since the last node came."""
+        several, now_s = self._job.several, time.monotonic()
+        if several is None or self._over or now_s - self._looked_s < AGAIN_EVERY_S:
+            return None
+        if not self._job.rendezvous_s:
+            return None  # the launcher itself is about to start
+        self._looked_s = now_s
+        head = self._job.head
+        others = head.nodes.values() if head is not None else ()
+        came = (
+            socket.gethostname(),
+            *(far.host or f"node {far.number}" for far in others if far.there),
+        )
+        if ranks or len(came) >= several.fewest or self._job.member is not None:
+            self._over = True
+            return None
+        if came != self._came:
+            self._came, self._since_s = came, now_s
+        waited_s = now_s - self._since_s
+        if waited_s < self._limits.notice_after_s:
+            return None
+        if self._has_ranks():
+            self._over = True
+            return None
+        if waited_s >= self._limits.hang_timeout_s:
+            return self._finding(came, several.fewest)
+        if came != self._said:
+            self._said = came
+            self._say(f"{self._who(came, several.fewest)}; no rank starts before all are there")
+        return None
+
+    def _who(self, came: tuple[str, ...], wanted: int) -> str:
+        names = ", ".join(printable(one, 120) for one in came)
+        verb = "has" if len(came) == 1 else "have"
+        return f"{len(came)} of {wanted} nodes {verb} come ({names})"
+
+    def _finding(self, came: tuple[str, ...], wanted: int) -> Finding:
+        missing = wanted - len(came)
+        text = (
+            f"{self._who(came, wanted)}, and {missing} more {'has' if missing == 1 else 'have'} "
+            f"not within {self._limits.hang_timeout_s:g} s: start distdebug there with the same "
+            "--rdzv-endpoint and --rdzv-id, or say a smaller --nnodes"
+        )
+        if self._job.head is None:
+            where = self._job.store_host
+            text += (
+                f"; this node has met nobody: is the job's store{f' at {where}' if where else ''} "
+                "on one of those, or is there no way to it?"
+            )
+        return Finding(
+            kind="join_timeout",
+            message=text,
+            culprits=(),
+            proven=False,
+            data={"nodes": list(came), "nodes_missing": missing},
+        )

@@ -1,0 +1,343 @@
+"""The prompts of ranks that stand at breakpoints on other nodes, on every node.
+
+A node tells the head who stands (`stops`), and the head tells each node who stands elsewhere. Every
+supervisor leaves word of those in its own run directory, as a rank does, and listens there in the
+rank's place: so whoever looks for breakpoints, or attaches to one, does as on one node, and ranks
+that wait for one that stands do not run into their timeouts. What a terminal and a rank say to each
+other goes through the head and the nodes unread (`prompt`): each connection has a number, its first
+message says to whom it leads, and its last one that one side has gone. What comes `back` is said by
+a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..record.requests import breakpoints
+from ..record.requests.breakpoints import (
+    MAX_MESSAGE_BYTES,
+    Stop,
+    announce,
+    connect,
+    listen,
+    same_user,
+    stops,
+    withdraw,
+)
+from ..record.wording import printable
+from .messages import Message
+
+MOST_STOPS = 4096
+"""The most stops of one node."""
+MOST_TEXT = 4096
+_CHUNK = 1 << 16
+
+Send = Callable[[Message], None]
+Rows = list[list[Any]]
+
+
+class Tunnels:
+    """The connections of one side, by number: what comes from each goes to the other side, by
+    `send` of that connection; a thread reads each. `more` is said with all that goes there."""
+
+    def __init__(self, **more: Any) -> None:
+        self._more = more
+        self._open: dict[int, socket.socket] = {}
+
+    def begin(
+        self, number: int, connection: socket.socket, send: Send, first: Message | None = None
+    ) -> None:
+        """Carry what comes from this connection; `first` goes before all of it."""
+        self._open[number] = connection  # before anything can be answered
+        if first is not None:
+            send(first)
+        name = f"distdebug-prompt-{number}"
+        threading.Thread(
+            target=self._read, args=(number, connection, send), name=name, daemon=True
+        ).start()
+
+    def heard(self, number: int, data: bytes, end: bool) -> None:
+        """The other side has said this, or has gone."""
+        connection = self._open.get(number)
+        if connection is None:
+            return
+        try:
+            if len(data) > MAX_MESSAGE_BYTES:
+                raise OSError("no prompt says so much")
+            connection.sendall(data)
+        except OSError:
+            end = True
+        if end:
+            self._open.pop(number, None)
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # its reader ends, and closes it
+
+    def close(self) -> None:
+        """All of them."""
+        for number in list(self._open):
+            self.heard(number, b"", True)
+
+    def _read(self, number: int, connection: socket.socket, send: Send) -> None:
+        with contextlib.closing(connection):
+            while True:
+                try:
+                    data = connection.recv(_CHUNK)
+                except OSError:
+                    data = b""
+                if not data:
+                    break
+                send(Message("prompt", {"id": number, **self._more}, data))
+            if self._open.pop(number, None) is not None:
+                send(Message("prompt", {"id": number, "end": True, **self._more}))
+
+
+class Reached:
+    """The prompts of one run directory, reached by terminals elsewhere; `send`: to there."""
+
+    def __init__(self, directory: Path, send: Send) -> None:
+        self._directory = directory
+        self._send = send
+        self._tunnels = Tunnels(back=True)
+        self.close = self._tunnels.close
+
+    def heard(self, data: Mapping[str, Any], blob: bytes) -> None:
+        """A terminal speaks. Raises TypeError and KeyError for what makes no sense."""
+        number, to = int(data["id"]), data.get("to")
+        if to is None:
+            self._tunnels.heard(number, blob, data.get("end") is True)
+            return
+        stop = next((one for one in stops(self._directory) if one.name == to), None)
+        try:
+            if stop is None:
+                raise OSError("it has gone on")
+            self._tunnels.begin(number, connect(self._directory, stop), self._send)
+        except OSError:
+            self._send(Message("prompt", {"id": number, "end": True, "back": True}))
+
+
+class Shown:
+    """The stops of other nodes, as they are seen in this run directory; `send`: to the node of that
+    number, or to where it is reached by."""
+
+    def __init__(self, directory: Path, send: Callable[[int, Message], None]) -> None:
+        self._directory = directory
+        self._send = send
+        self._stand: dict[tuple[int, str], tuple[Stop, socket.socket | None]] = {}
+        self._tunnels = Tunnels()
+        self._numbers = 0
+        self._lock = threading.Lock()
+
+    def stand(self, node: int, rows: Any) -> None:
+        """Takes the ranks that are at a breakpoint there now. Raises ValueError and TypeError for
+        what makes no sense, and OSError."""
+        now = {stop.name: stop for stop in map(_stop_of, rows[:MOST_STOPS])}
+        for key in [key for key in self._stand if key[0] == node and key[1] not in now]:
+            self._leaves(key)
+        for name, stop in now.items():
+            # By our own pid: of another node's process nobody here could say that it lives.
+            ours = replace(stop, pid=os.getpid())
+            known = self._stand.get((node, name))
+            if known is not None and known[0] == ours:
+                continue
+            if known is not None:
+                self._leaves((node, name))
+            announce(self._directory, ours)
+            listener = None
+            if not stop.address:
+                listener = listen(self._directory, ours)
+                words = (listener, node, name)
+                threading.Thread(
+                    target=self._accept, args=words, name="distdebug-prompts", daemon=True
+                ).start()
+            self._stand[node, name] = ours, listener
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the stops that hold now, as the run directory has them."""
+        return frozenset(stop.name for stop, _ in list(self._stand.values()))
+
+    def names_of(self, node: int) -> frozenset[str]:
+        """The same of one node."""
+        return frozenset(stop.name for key, (stop, _) in self._stand.items() if key[0] == node)
+
+    def gone(self, node: int) -> None:
+        """The node is not there any more."""
+        for key in [key for key in self._stand if key[0] == node]:
+            self._leaves(key)
+
+    def heard(self, data: Mapping[str, Any], blob: bytes) -> None:
+        """A rank speaks to a terminal here."""
+        self._tunnels.heard(int(data["id"]), blob, data.get("end") is True)
+
+    def close(self) -> None:
+        """Removes all stops, and closes their connections."""
+        for key in list(self._stand):
+            self._leaves(key)
+        self._tunnels.close()
+
+    def _leaves(self, key: tuple[int, str]) -> None:
+        stop, listener = self._stand.pop(key)
+        withdraw(self._directory, stop)
+        if listener is not None:
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # its thread ends, and closes it
+
+    def _accept(self, listener: socket.socket, node: int, name: str) -> None:
+        with contextlib.closing(listener):
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                if not same_user(connection):
+                    connection.close()
+                    continue
+                with self._lock:
+                    self._numbers += 1
+                    number = self._numbers
+                leads = Message("prompt", {"id": number, "to": name})
+                send = partial(self._send, node)
+                self._tunnels.begin(number, connection, send, leads)
+
+
+class NodePrompts:
+    """A node's side; `send`: to the head."""
+
+    def __init__(self, directory: Path, send: Send) -> None:
+        self._directory = directory
+        self._send = send
+        self._told: Rows = []
+        self._reached = Reached(directory, send)
+        self._shown = Shown(directory, lambda _node, message: send(message))
+
+    @property
+    def far(self) -> frozenset[str]:
+        """The names of those that stand on other nodes."""
+        return self._shown.names
+
+    def anew(self) -> None:
+        """Nothing counts as told, and terminals elsewhere are gone."""
+        self._told = []
+        self._reached.close()
+        self._shown.stand(0, ())
+
+    def next(self) -> Message | None:
+        """Returns a message with the stops here, where they have changed."""
+        rows = _rows_of(stops(self._directory), self.far)
+        if rows == self._told:
+            return None
+        self._told = rows
+        return Message("stops", {"stops": rows})
+
+    def stand(self, data: Mapping[str, Any]) -> None:
+        """Takes the stops of elsewhere, and those that are about to come. Raises what makes no
+        sense, and OSError."""
+        if data.get("asked") is True:
+            expect(self._directory)
+        else:
+            self._shown.stand(0, data["stops"])
+
+    def heard(self, data: Mapping[str, Any], blob: bytes) -> None:
+        """The head speaks for a terminal, or for a rank. Raises TypeError and KeyError."""
+        (self._shown if data.get("back") is True else self._reached).heard(data, blob)
+
+    def close(self) -> None:
+        """Ends the connections: there is no head any more, or the run is over."""
+        self._reached.close()
+        self._shown.close()
+        breakpoints.withdraw_request(self._directory, os.getpid())
+
+
+class HeadPrompts:
+    """The head's side; `send`: to the node of that number."""
+
+    def __init__(self, directory: Path, send: Callable[[int, Message], None]) -> None:
+        self._directory = directory
+        self._send = send
+        self._shown = Shown(directory, send)
+        self._reached: dict[int, Reached] = {}
+        self._told: dict[int, Rows] = {}
+        self.stand = self._shown.stand
+
+    @property
+    def far(self) -> frozenset[str]:
+        """The names of those that stand on other nodes."""
+        return self._shown.names
+
+    def tell(self, reachable: Callable[[], Iterable[int]]) -> None:
+        """The nodes that can be reached, where it has changed, who stands elsewhere."""
+        found = stops(self._directory)
+        if not found and not any(self._told.values()):
+            return
+        for node in reachable():
+            rows = _rows_of(found, self._shown.names_of(node))
+            if rows != self._told.get(node, []):
+                self._told[node] = rows
+                self._send(node, Message("stops", {"stops": rows}))
+
+    def expect(self, nodes: Iterable[int]) -> None:
+        """A rank is asked to stand: all others are to be ready to wait for it."""
+        expect(self._directory)
+        for node in nodes:
+            self._send(node, Message("stops", {"asked": True}))
+
+    def anew(self, node: int) -> None:
+        """Forgets what the node was told: it comes again, or for the first time."""
+        self._told.pop(node, None)
+        if node in self._reached:
+            self._reached.pop(node).close()
+
+    def gone(self, node: int) -> None:
+        """The node is not there any more."""
+        self.anew(node)
+        self._shown.gone(node)
+
+    def heard(self, node: int, data: Mapping[str, Any], blob: bytes) -> None:
+        """A rank of that node speaks to a terminal, or a terminal there to a rank. Raises TypeError
+        and KeyError for what makes no sense."""
+        if data.get("back") is True:
+            self._shown.heard(data, blob)
+            return
+        if node not in self._reached:
+            self._reached[node] = Reached(self._directory, partial(self._send, node))
+        self._reached[node].heard(data, blob)
+
+    def close(self) -> None:
+        """Removes all stops, and closes their connections."""
+        for one in self._reached.values():
+            one.close()
+        self._shown.close()
+        breakpoints.withdraw_request(self._directory, os.getpid())
+
+
+def expect(directory: Path) -> None:
+    """Notes that a rank of another node is asked to stop: ranks here take care of their timeouts,
+    as they do where one of themselves is asked."""
+    with contextlib.suppress(OSError):
+        breakpoints.ask_to_stop(directory, os.getpid())
+
+
+def _rows_of(found: Sequence[Stop], without: frozenset[str]) -> Rows:
+    return [
+        [one.rank, one.pid, one.file, one.line, one.function, one.why, one.address]
+        for one in found
+        if one.rank is not None and one.name not in without
+    ]
+
+
+def _stop_of(row: Any) -> Stop:
+    rank, pid, file, line, function, why, address = row
+    numbers = (rank, pid, line)
+    if any(type(one) is not int or not 0 <= one < 1 << 32 for one in numbers):
+        raise ValueError("a node reports a breakpoint that does not exist")
+    texts = (printable(str(one), MOST_TEXT) for one in (file, function, why, address))
+    file, function, why, address = texts
+    return Stop(rank, pid, file, line, function, why, address)

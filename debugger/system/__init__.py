@@ -1,0 +1,1 @@
+"""The operating system's view of processes, memory and sockets. Standard library only."""
