@@ -1,4 +1,4 @@
-"""How far apart the times of dumps may be, and how long a job at work is without a call."""
+"""Limits of time: dumps of one job are so far apart, and a job at work is so long without a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an inspection waits for what."""
+"""Limits of time: an inspection waits so long for what it asks for."""
 
 from __future__ import annotations
 

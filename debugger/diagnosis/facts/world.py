@@ -256,7 +256,7 @@ class World:
 
     @cached_property
     def all_pending(self) -> Sequence[Pending]:
-        """What the threads of all ranks wait for, in the order of `ranks`."""
+        """The waits of the threads of all ranks, in the order of `ranks`."""
         return [pending for rank in self.ranks for pending in self.pending(rank)]
 
     @cached_property
