@@ -1,4 +1,4 @@
-"""Limits of time: dumps of one job are so far apart, and a job at work is so long without a call."""
+"""Limits of time: how far apart the dumps of one job are, how long a job is without a call."""
 
 from __future__ import annotations
 
