@@ -421,7 +421,7 @@ def test_a_dump_is_awaited_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(dumps, "_stamp", counted)
     monkeypatch.setattr(dumps, "WRITTEN_S", 60.0)
-    monkeypatch.setattr(dumps, "_WAITED_S", 60.0)
+    monkeypatch.setattr(dumps, "ANSWER_S", 60.0)
     process = this_process(tmp_path / "trace_rank_")
     os.mkfifo(tmp_path / "pipe_0.pipe")
     reading = os.open(tmp_path / "pipe_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
