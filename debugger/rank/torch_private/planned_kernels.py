@@ -1,5 +1,5 @@
-"""What torch has for GPUs alone, made by the CPU where GPUs are only pretended: attention that is
-spread over a mesh, SyncBatchNorm, and random operators of DTensor.
+"""Functions that torch has for GPUs alone, made by the CPU where GPUs are only pretended: attention
+that is spread over a mesh, SyncBatchNorm, and random operators of DTensor.
 
 torch shards attention by the kernels of GPUs alone, as context parallelism does; here those compute
 by the CPU's. The parts of SyncBatchNorm are put together of what the CPU can do; its collectives
