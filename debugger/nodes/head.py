@@ -21,6 +21,7 @@ from .listener import Listener
 from .many_nodes import Pace, pace_for, packed
 from .messages import Message, PatchError, unpacked
 from .mirror import MOST_FILES, Copy, Mirror, MirrorError
+from .presence import Standing
 from .prompts import HeadPrompts
 from .viewers import Views
 
@@ -157,8 +158,8 @@ class Head:
             early, far.early = far.early, []
             for message in early:
                 self._guarded(self._read_by_its_clock, number, message)
-        if known.silent:
-            known.lost = True
+        if known.peer.standing is Standing.MISSED:
+            self._listener.give_up(number)
             self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
         self._count(far)
 
