@@ -60,10 +60,8 @@ class Job:
         """The host of the job's store, as far as the launcher has said it."""
         self.rendezvous_s = 0.0
         """When the launcher began to look for other nodes; 0: it has not."""
-        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
-        """For the member that this may become."""
         self.on_request: Callable[[Mapping[str, Any]], str] = lambda _request: ""
-        """For the head that this may become."""
+        """Does what another node asks of the head that this may become, or of the member."""
         self.head: Head | None = None
         self.member: Member | None = None
 
@@ -257,7 +255,7 @@ class Job:
         about = Member.hello(_version(), several.task, several.ranks)
         self._connection.connect(offer, about)
         self.member = Member(self._connection, self._directory, self._observe, self.say)
-        self.member.on_action = self.on_action
+        self.member.on_request = self.on_request
         return self.member
 
     def _admit(self, request: Mapping[str, Any]) -> str:

@@ -90,8 +90,12 @@ class Mirror:
         return [number for number, one in self._copies.items() if one.name == path.name]
 
     def announced(self, number: int, name: str, size: int) -> None:
-        """The node has a file of that name. Raises MirrorError, or OSError."""
-        if number in self._copies or number in self._left_out:
+        """The node has a file of that name, or a record of it has got its rank's name. Raises
+        MirrorError, or OSError."""
+        if number in self._copies:
+            self._named(self._copies[number], name)
+            return
+        if number in self._left_out:
             return
         is_record = RECORD.fullmatch(name) is not None
         if not is_record and not REPLICAS.fullmatch(name):
@@ -109,10 +113,8 @@ class Mirror:
             raise MirrorError("a node reports two files of one name")
         self._copies[number] = Copy(ours, size, is_record)
 
-    def named(self, number: int, name: str) -> None:
-        """A record has got its rank's name."""
-        copy = self._copies.get(number)
-        if copy is None or not copy.is_record or not RECORD.fullmatch(name):
+    def _named(self, copy: Copy, name: str) -> None:
+        if not copy.is_record or not RECORD.fullmatch(name):
             return
         target = self._place(name)
         if any(one.name == target for one in self._copies.values()):
