@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.architecture import violations
 from tests.support.module_state import kept
-from tests.support.rooms import house
+from tests.support.rooms import house, houses
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -146,7 +146,7 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
         ("distdebug", 19, 77),
         ("distdebug.rank", 15, 54),
         ("distdebug.record", 29, 52),
-        ("distdebug.supervisor", 30, 70),
+        ("distdebug.supervisor", 23, 54),
         ("distcore", 16, 55),
     ],
 )
@@ -169,7 +169,7 @@ WITH_LIMITS = (
 )
 LIMITS_OF_THEIR_OWN = {
     "debugger/supervisor/command/warden.py": "every run waits for it: it imports little",
-    "debugger/rank/ddp/statistics.py": "how many nanoseconds a millisecond has",
+    "debugger/rank/ddp.py": "how many nanoseconds a millisecond has",
     "tui/tracks.py": "the axis of a drawing",
 }
 
@@ -207,21 +207,22 @@ def test_no_rule_uses_a_rule() -> None:
     assert {rule: used for rule, used in found.arrows.items() if used} == {}
 
 
+CIRCLES_THAT_STAND = {"distdebug.rank.log", "distdebug.rank.record"}
+"""Rooms two of whose files use each other still; nothing is to be added here."""
+
+
 def test_no_rooms_use_each_other() -> None:
-    assert house("distcore").circles == []
-    assert house("distdebug.tui").circles == []
-    assert house("distdebug.diagnosis").circles == []
-    assert house("distdebug.plan").circles == []
-    assert house("distdebug").circles == []
-    assert house("distdebug.rank").circles == []
-    assert house("distdebug.record").circles == []
-    assert house("distdebug.supervisor").circles == []
+    """Nor do the files of a room."""
+    names = houses()
+    assert {"distdebug", "distdebug.rank", "distdebug.testing", "distdebug.tui"} <= set(names)
+    found = {name: circles for name in names if (circles := house(name).circles)}
+    assert found.keys() <= CIRCLES_THAT_STAND, found
 
 
 KEPT_IN_RANKS = {
     "install._layer": "the one object, which has all others",
     "api._asked": "a program asks for faults before the layer is there",
-    "log/steps.of_program": "and names its steps",
+    "log/user_log.of_program": "and names its steps",
     "log/rank_log.of_this_process": "and writes to its log, before it has imported torch",
     "torch_private/": "which parts of torch are as known is found by who needs one first",
     "record/call_site.kinds": "answers kept: the same whoever asks",

@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "match the programs of N ranks on one machine, before the run",
     "tui": "watch a run in the terminal, live or after the fact",
     "report": "show what was found in a run",
+    "explain": "say what a kind of finding means, what mostly causes it, and how to mend it",
     "stacks": "show where every rank stands, as one tree",
     "attach": "talk to a rank that stands at a breakpoint",
     "logs": "show what the ranks printed and logged, in time order",

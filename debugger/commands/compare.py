@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..record.safe_text import clean
 from .base import Command
-from .traffic_flags import add_link_flags, link_of
+from .flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
     from ..plan.compare.document import Side
@@ -65,7 +65,7 @@ class CompareCommand(Command):
 def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
     """The calls of all ranks of a run, or of a plan. Raises UsageError where there are none."""
     from ..plan.compare.document import Side
-    from ..plan.programs import read_programs
+    from ..plan.program import read_programs
     from ..plan.traffic import calls
     from ..record.reading.records import Records, newest_ranks
     from ..record.runs.artefact import opened

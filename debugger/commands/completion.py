@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..launch.torchrun_flags import split_at_script, torchrun_parser
-from ..record.kinds import ALL_CHECKS, CHECKS
+from ..record.kinds import ALL_CHECKS, CHECKS, KINDS
 from ..record.runs.run_directory import nearest, run_names
 from . import COMMANDS, load
 from .base import Command
@@ -97,6 +97,10 @@ def _checks(prefix: str, **_: Any) -> Iterable[str]:
     return {f"{before}{comma}{name}": "" for name in (*CHECKS, ALL_CHECKS)}
 
 
-_COMPLETERS = {"RUN": _runs, "NAMES": _checks}
+def _kinds(prefix: str, **_: Any) -> Iterable[str]:
+    return {name: "" for name in KINDS if name.startswith(prefix)}
+
+
+_COMPLETERS = {"RUN": _runs, "NAMES": _checks, "KIND": _kinds}
 """The function that completes a value, by the name that the help has for it; else choices, or
 files. They answer with texts that stand beside the words: without one zsh shows "None" there."""
