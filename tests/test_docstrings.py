@@ -21,7 +21,6 @@ VAGUE = re.compile(
 # Rooms whose docstrings are still to be read and rewritten. A room that is done leaves this table.
 NOT_YET = {
     "debugger/inspection": "becomes an adapter of snapshots",
-    "debugger/plan": "with the one model of blocking",
 }
 
 

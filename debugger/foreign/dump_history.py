@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from ..record.layout import CallState
 from ..record.signature import ANY_SOURCE
-from ..record.snapshot import Call, Channel, GroupKey, Timing
+from ..record.snapshot import Call, Channel, GroupKey, RecalledHistory
 from .flight_recorder import COALESCED, Entry, GroupName, launch_of
 from .partings import Parting, odd_message
 from .trace import Trace, TracedGroup
@@ -18,8 +18,8 @@ _Place = tuple[GroupKey, str, int]
 """Where messages are counted: in a group, op, the global rank of the peer."""
 
 
-class DumpHistory:
-    """`snapshot.History` over a dump. `groups` are those of the rank."""
+class DumpHistory(RecalledHistory):
+    """The calls of a dump. `groups` are those of the rank."""
 
     def __init__(
         self,
@@ -194,43 +194,29 @@ class DumpHistory:
                 return Call(number, key, seq, entry.signature, entry.site, THREAD, state)
         return None
 
-    def at(self, group: GroupKey, seq: int) -> Call | None:
-        """The collective with this number; where ranks differ, of those that are compared."""
-        known = self._groups.get(group)
-        calls = known.calls.get(self._rank) if known is not None else None
-        if known is None or calls is None or seq not in calls.by_seq:
-            return None
-        part = self._partings[id(known)]
-        if part is not None and part.seq == seq and self._rank not in part.made:
-            return None
-        return self.call(self.number(calls.by_seq[seq][0]))
+    def numbers(self, group: GroupKey | None) -> Sequence[int]:
+        """All calls, without what ends coalesced ones, of which the parts are there."""
+        del group
+        return [at for at, one in enumerate(self._entries) if one.signature.op != COALESCED]
 
-    def message(self, channel: Channel, seq: int) -> Call | None:
-        """The send or receive with this number in its channel. Where records have lost the first
-        ones, of those before one that is odd nobody knows which they are."""
-        wanted = (channel.group, channel.op, channel.peer)
+    def number_of(self, place: Hashable, seq: int) -> int | None:
+        """The number of a collective, where ranks differ of those that are compared, or of a
+        message. Where records have lost the first messages, of those before one that is odd nobody
+        knows which they are."""
+        known = self._groups.get(place)  # type: ignore[call-overload]
+        if known is not None:
+            calls, part = known.calls.get(self._rank), self._partings[id(known)]
+            if calls is None or seq not in calls.by_seq:
+                return None
+            if part is not None and part.seq == seq and self._rank not in part.made:
+                return None
+            return self.number(calls.by_seq[seq][0])
         for entry in self._entries if self._ends else ():
-            if self._messages.get(id(entry)) == seq and self.place(entry) == wanted:
-                known = self._trace.is_whole(self._rank, channel.peer)
-                return self.call(self.number(entry)) if known or self._chain(entry) else None
+            where = self.place(entry)
+            if where is not None and (*where, 0) == place and self._messages[id(entry)] == seq:
+                whole = self._trace.is_whole(self._rank, where[2])
+                return self.number(entry) if whole or self._chain(entry) else None
         return None
-
-    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
-        """The last calls, without what ends coalesced ones, of which the parts are there."""
-        found: list[Call] = []
-        for number in reversed(range(len(self._entries))):
-            if len(found) >= count:
-                break
-            call = self.call(number)
-            if call is None or call.signature.op == COALESCED:
-                continue
-            if group is None or (call.group == group and call.signature.peer is None):
-                found.append(call)
-        return found[::-1]
-
-    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        """When those of these calls were made that are on record."""
-        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """The first is told by where the group's ranks part, as far as the rank has a record."""

@@ -26,7 +26,7 @@ is buffered, every call waits for its whole group, and all streams of a device a
 stuck only by that needs luck.
 
 `in_order` is at best, but for what a device does: calls of one stream follow each other there, and
-so does a program that stands still at each that it waits for (`plan/streams` says where that is
+so does a program that stands still at each that it waits for (`plan/judgement` says where that is
 so).
 """
 
