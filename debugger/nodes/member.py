@@ -84,57 +84,63 @@ class Member:
 
     def _take(self, message: Message) -> None:
         data = message.data
-        if message.kind == "welcome":
-            ranks = data.get("ranks")
-            if isinstance(ranks, list):
-                self._heads_ranks = tuple(
-                    one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
-                )
-            if "node" in data:
-                if self.welcomed:
-                    self._again()
-                self.welcomed = True
-                self.view.headed(self.host)
-        elif message.kind == "fill":
-            number, files = data.get("number"), data.get("files")
-            self._sampler.fill(
-                number if type(number) is int else 0, files if isinstance(files, list) else None
+        match message.kind:
+            case "welcome":
+                self._welcome(data)
+            case "tell":
+                self._sampler.hasten()
+            case "anew":
+                self._sampler.anew()
+            case "stacks":
+                self.stacks_wanted = data
+            case "verdict":
+                self.finding = _finding(data)
+            case "stop":
+                signal = data.get("signal")
+                self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
+            case "end":
+                self.ends = True
+            case "report":
+                self.document = unpacked(message.blob)
+                self._connection.send(Message("bye"))  # so that the head may go
+            case _:
+                # What makes no sense is left out, and so is what cannot be kept.
+                with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                    self._do(message)
+
+    def _welcome(self, data: Mapping[str, Any]) -> None:
+        ranks = data.get("ranks")
+        if isinstance(ranks, list):
+            self._heads_ranks = tuple(
+                one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
             )
-        elif message.kind == "pace":
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+        if "node" in data:
+            if self.welcomed:
+                self._again()
+            self.welcomed = True
+            self.view.headed(self.host)
+
+    def _do(self, message: Message) -> None:
+        data = message.data
+        match message.kind:
+            case "fill":
+                files = data.get("files")
+                self._sampler.fill(int(data["number"]), files if isinstance(files, list) else None)
+            case "pace":
                 self._sampler.pace = Pace.of(data)
-        elif message.kind == "tell":
-            self._sampler.hasten()
-        elif message.kind == "anew":
-            self._sampler.anew()
-        elif message.kind == "stacks":
-            self.stacks_wanted = data
-        elif message.kind == "plan":
-            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
-                take_plan(self._directory.path, data)
-            self.planned = True
-        elif message.kind == "prompt":
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+            case "plan":
+                try:
+                    take_plan(self._directory.path, data)
+                finally:
+                    self.planned = True
+            case "prompt":
                 self._prompts.heard(HEAD, data, message.blob)
-        elif message.kind == "stops":
-            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+            case "stops":
                 self._prompts.stand(HEAD, data)
-        elif message.kind == "request":
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+            case "request":
                 answer(self.on_request, data, self._connection.send)
-        elif message.kind in ("view", "reply"):
-            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+            case "view" | "reply":
                 self.view.take(message)
-        elif message.kind == "verdict":
-            self.finding = _finding(data)
-        elif message.kind == "stop":
-            signal = data.get("signal")
-            self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
-        elif message.kind == "end":
-            self.ends = True
-        elif message.kind == "report":
-            self.document = unpacked(message.blob)
-            self._connection.send(Message("bye"))  # so that the head may go
 
     def _again(self) -> None:
         """The connection broke for a moment: what was on its way is lost."""

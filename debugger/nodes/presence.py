@@ -1,4 +1,4 @@
-"""Who may lead and who is lost: states, the events that change them, and what follows, as tables.
+"""Tables of states and events say who may lead, who is lost, and what a member does about it.
 
 Pure: no socket, and no clock but what is passed in. Times of the other end are seconds for which we
 have listened (`clocks.Listening`), so that a supervisor that is behind takes nobody for lost.

@@ -74,20 +74,18 @@ class ViewSource:
 
     # -- copies of other nodes' records --------------------------------------------------------
 
-    def _can_be_told(self, key: tuple[int, int]) -> bool:
-        copy = self._mirrors[key[0]].files.get(key[1])
-        return copy is not None and copy.begun
-
     def copies(self) -> Message | None:
         """The next part of what has changed in them: of one node all that fits. None where that is
         nothing."""
         node, size, patches, files = 0, 0, list[Patch](), list[list[Any]]()
-        for key in [one for one in self._dirty if self._can_be_told(one)]:
+        for key in list(self._dirty):
+            copy = self._mirrors[key[0]].files.get(key[1])
+            if copy is None or not copy.begun:
+                continue
             if node not in (0, key[0]) or size >= PART_BYTES:
                 break
             node, number = key
             blocks = self._dirty.pop(key)
-            copy = self._mirrors[node].files[number]
             if self._named.get(key) != copy.name:
                 self._named[key] = copy.name
                 files.append([number, copies.own_name(copy.name), copy.size])
