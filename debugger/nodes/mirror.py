@@ -291,7 +291,8 @@ def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
     try:
         *plain, still, said = values
         fields: list[Any] = [read(value) for read, value in zip(_READ, plain, strict=True)]
-        process = Process(*fields, _standstill_of(still))
+        fields.append(_standstill_of(still))
+        process = Process(*fields)
         return _by(process, offset_ns), None if said is None else LastWords.of(said)
     except (ValueError, TypeError, OverflowError):
         raise MirrorError("what a node reports of a process cannot be read") from None
