@@ -17,8 +17,7 @@ from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump
 from ..foreign.trace import traced
 from ..record.safe_files import open_regular
-from ..supervisor.stacks.stacks import root_of
-from ..system.proc import age_s
+from ..system.proc import age_s, root_of
 from .processes import Process
 
 PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

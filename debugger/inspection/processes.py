@@ -129,8 +129,12 @@ def find_jobs(below: Iterable[int] = (), proc: Path = PROC) -> list[Job]:
     wanted = _descendants(seen, below) & not_own if below else not_own
     jobs = _ranks_alone(seen, _numbered(seen, wanted, proc))
     if below:
-        whole = _numbered(seen, not_own, proc)
-        jobs = [replace(job, partial=_is_part(job, whole)) for job in jobs]
+        whole = [{one.pid for one in job.processes} for job in _numbered(seen, not_own, proc)]
+        parts = [{one.pid for one in job.processes} for job in jobs]
+        jobs = [
+            replace(job, partial=any(mine < others for others in whole))
+            for job, mine in zip(jobs, parts, strict=True)
+        ]
     taken = {pid for job in jobs for one in job.processes for pid in _descendants(seen, [one.pid])}
     spawned = _by_parent(seen, wanted - taken, proc)
     several = [one.pid for job in spawned if len(job.processes) > 1 for one in job.processes]
@@ -142,12 +146,6 @@ def find_jobs(below: Iterable[int] = (), proc: Path = PROC) -> list[Job]:
         if any(one.pid not in below_ranks or has_torch(one.pid, proc) for one in job.processes)
     ]
     return sorted([*jobs, *spawned], key=lambda job: min(one.start_ticks for one in job.processes))
-
-
-def _is_part(job: Job, whole: Sequence[Job]) -> bool:
-    """Whether one of these jobs has all of its processes, and others."""
-    mine = {one.pid for one in job.processes}
-    return any(mine < {one.pid for one in other.processes} for other in whole)
 
 
 def job_of(pids: Iterable[int], proc: Path = PROC) -> Job:
