@@ -18,12 +18,11 @@ from ..supervisor.stacks.stack_tree import render
 from ..supervisor.stacks.stacks import ThreadStack
 from ..system.proc import age_s
 from . import surroundings
-from .joining import joined
+from .installable import needed
 from .judging import at_work, judge
 from .lateness import Limits
 from .parts import Part, Whole
 from .processes import Job, below_launchers, find_jobs, is_loopback
-from .rights import needed
 from .stance import (
     WAITS,
     Doing,
@@ -35,7 +34,7 @@ from .stance import (
     started_as,
     waits_for_children,
 )
-from .surroundings import Surroundings, look_around
+from .surroundings import Surroundings, joined, look_around
 from .suspicions import NOT_IN_RECORD, Look, evidence
 from .threads import of_one_kind
 

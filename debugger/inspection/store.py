@@ -1,9 +1,14 @@
 """Which keys the job's TCPStore has, asked of it as one of its clients would; nothing is written.
+And what the debug servers of the ranks answer, whose addresses are there.
 
 torch's store answers, after four bytes that say what it is, a request for the list of its keys
 (torch 2.11 and newer). It does not tell who waits for which: that is on the stacks. A rank that
 comes into a gloo group sets a key with its number there, so the list also tells who has not come,
 on whatever host he is.
+
+A program that has called `start_debug_server()` (`torch.distributed.debug`) has an HTTP server in
+each rank, whose address is a key of the job's store. It is asked for the rank's flight recorder.
+The answer is made by a C++ thread: a rank that hangs, or holds its GIL, gives it as well.
 """
 
 from __future__ import annotations
@@ -11,9 +16,12 @@ from __future__ import annotations
 import re
 import socket
 import struct
+import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ..foreign.flight_recorder import Dump, NoDump, read
 from ..record.safe_text import clean
 
 LIMIT_S = 3.0
@@ -127,3 +135,53 @@ class _Answer:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
+
+
+_KEY = re.compile(r"(?:^|/)debug_server/rank(\d{1,6})$")
+_HANDLER = "/handler/fr_trace_json?includestacktraces=false"
+_ADDRESS = re.compile(r"http://[\w.\-\[\]:]{1,250}:\d{1,5}/?$")
+_LIMIT_S = 5.0
+_MOST_DUMP_BYTES = 1 << 26
+_WORKERS = 16
+
+
+def dumps_of(keys: Keys) -> tuple[Mapping[int, Dump], list[str]]:
+    """What the recorders of the ranks hold, by rank, and sentences about those that do not tell."""
+    names = {name: int(match[1]) for name in keys.names if (match := _KEY.search(name))}
+    addresses = {names[name]: text for name, text in values_of(keys, names).items()}
+    if not addresses:
+        return {}, []
+    with ThreadPoolExecutor(min(_WORKERS, len(addresses)), "distdebug-dumps") as pool:
+        answers = dict(zip(addresses, pool.map(_asked, addresses.values()), strict=True))
+    found = {rank: answer for rank, answer in answers.items() if isinstance(answer, Dump)}
+    return found, [
+        f"the debug server of rank {rank} at {clean(addresses[rank], 120)} {answer}"
+        for rank, answer in sorted(answers.items())
+        if isinstance(answer, str)
+    ]
+
+
+def _asked(address: str) -> Dump | str:
+    """A rank's dump, or what is wrong with it. The address is whatever somebody put into the store:
+    nothing but plain HTTP is spoken, and no redirect followed."""
+    if not _ADDRESS.match(address):
+        return "has an address that is none"
+    url = address.rstrip("/") + _HANDLER
+    request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310  # see _ADDRESS
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+    try:
+        with opener.open(request, timeout=_LIMIT_S) as answer:
+            data = answer.read(_MOST_DUMP_BYTES + 1)
+    except (OSError, ValueError) as error:
+        return f"does not answer: {clean(str(error), 200)}"
+    if len(data) > _MOST_DUMP_BYTES:
+        return f"answers with more than {_MOST_DUMP_BYTES} bytes"
+    try:
+        return read(data)
+    except NoDump as error:
+        return f"has given what {error}"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """None is followed: urllib then raises the answer as an error."""

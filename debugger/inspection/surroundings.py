@@ -1,5 +1,6 @@
 """What can be seen of a job beside its stacks: its store, its sockets, NCCL's own count of calls,
-dumps of torch's flight recorder. Each part may be absent, and is then silent."""
+dumps of torch's flight recorder; and one verdict of that and of the stacks. Each part may be
+absent, and is then silent."""
 
 from __future__ import annotations
 
@@ -8,15 +9,18 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from types import MappingProxyType
 
+from ..diagnosis.findings import Finding
 from ..foreign.flight_recorder import Dump
 from ..record.safe_text import endpoint, port_of
 from ..record.wording import ranks_text, verb
 from ..system.proc import is_in_our
 from ..system.sockets import Link, Socket, links, sockets_of
-from . import debug_server, dumps, nccl_ras
+from . import dumps, nccl_ras
+from .lateness import Limits
 from .processes import Job, Process, is_loopback
 from .stance import Doing, Stance
-from .store import Keys, keys_of
+from .store import Keys, dumps_of, keys_of
+from .suspicions import Look, evidence
 
 _MOST_LINES = 8
 _ELSEWHERE = "is in another network (a container's): look from inside it to ask it, too"
@@ -55,7 +59,7 @@ def look_around(
         communicators = []
     answers: Mapping[int, Dump] = {}
     if ask:
-        answers, said = debug_server.dumps_of(keys) if keys is not None else ({}, [])
+        answers, said = dumps_of(keys) if keys is not None else ({}, [])
         problems += said
         silent = {rank: one for rank, one in ranks.items() if rank not in answers}
         problems += dumps.ask(silent)
@@ -258,3 +262,54 @@ def summary(around: Surroundings, never_came: Sequence[int]) -> list[str]:
     if around.recorded is not None:
         notes += around.recorded.notes
     return [*notes, *around.problems]
+
+
+def joined(
+    found: Sequence[Finding],
+    look: Look,
+    around: Surroundings,
+    pids: Mapping[int, int],
+    limits: Limits,
+) -> list[Finding]:
+    """The findings, the verdict first, with what else bears on it.
+
+    A flight recorder proves what no stack shows: other sizes or types at one sequence number; of a
+    job in which nobody stands still that is history, which the program has outlived. What it only
+    suspects counts where the stacks have no culprit: nobody is absent, and all stand in the same
+    call. So does NCCL's own count of calls.
+    """
+    recorded = around.recorded.findings if around.recorded is not None else ()
+    waits_s = max((one.still_s for one in look.ranks.values() if one.waits), default=0.0)
+    unreadable = all(one.doing is Doing.UNREADABLE for one in look.ranks.values())
+    open_ = not found or found[0].kind == "stalled"
+    stands = unreadable or any(one.still_s >= limits.waiting_s for one in look.ranks.values())
+    proven = next((one for one in recorded if one.proven and stands), None)
+    verdict: Finding | None = found[0] if found else None
+    if proven is not None:
+        verdict = _with_stacks(proven, look)
+    elif open_ and recorded and (unreadable or waits_s >= limits.still_s):
+        verdict = _with_stacks(recorded[0], look)
+    elif found and found[0].kind == "stalled":
+        verdict = _by_nccl(found[0], lagging(around, pids))
+    if verdict is None:
+        return []
+    lines = details(around, look.ranks, pids)
+    return [replace(verdict, details=[*verdict.details, *lines])]
+
+
+def _with_stacks(found: Finding, look: Look) -> Finding:
+    """A finding of the flight recorder; of a rank of which it says nothing the stack does."""
+    stacks = {rank: evidence(one) for rank, one in sorted(look.ranks.items())}
+    return replace(found, ranks={**stacks, **found.ranks})
+
+
+def _by_nccl(found: Finding, late: Sequence[int]) -> Finding:
+    if not late or len(late) >= len(found.culprits):
+        return found
+    return replace(
+        found,
+        culprits=tuple(late),
+        victims=tuple(rank for rank in found.culprits if rank not in late),
+        message=f"{found.message}; NCCL says that {ranks_text(late)} "
+        f"{verb(late, 'is', 'are')} behind",
+    )

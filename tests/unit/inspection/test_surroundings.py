@@ -21,14 +21,13 @@ from typing import Any
 import pytest
 
 from distdebug.diagnosis.findings import Finding
-from distdebug.inspection import debug_server, dumps, nccl_ras, surroundings
+from distdebug.inspection import dumps, nccl_ras, store, surroundings
 from distdebug.inspection.inspect import Inspection
-from distdebug.inspection.joining import joined
 from distdebug.inspection.lateness import Limits
 from distdebug.inspection.processes import Job, Process
 from distdebug.inspection.stance import Doing, Stance
 from distdebug.inspection.store import Keys, keys_of
-from distdebug.inspection.surroundings import Surroundings
+from distdebug.inspection.surroundings import Surroundings, joined
 from distdebug.inspection.suspicions import Look
 from distdebug.system.proc import is_in_our, read_stat
 from distdebug.system.sockets import links, sockets_of
@@ -475,8 +474,8 @@ def of_servers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> tuple[Any, l
     """What the ranks' servers give, where the store has these addresses."""
     names = [f"/debug_server/rank{rank}" for rank in range(len(addresses))]
     told = dict(zip(names, addresses, strict=True))
-    monkeypatch.setattr(debug_server, "values_of", lambda *_: told)
-    return debug_server.dumps_of(Keys("127.0.0.1:1", [*names, "/debug_server/rank", "rank7"]))
+    monkeypatch.setattr(store, "values_of", lambda *_: told)
+    return store.dumps_of(Keys("127.0.0.1:1", [*names, "/debug_server/rank", "rank7"]))
 
 
 def test_debug_servers_are_asked_for_their_flight_recorders(
