@@ -17,7 +17,7 @@ from ..faults.spec import SpecError, parse
 from ..record.network import MOST_ADDRESSES
 from ..record.safe_text import clean, whole_number
 from ..supervisor.rank_network import switch
-from . import numbers
+from . import flags
 
 MOST_RANDOM = 1000
 _ALL_FAULTS = "tcp"
@@ -42,7 +42,7 @@ def add(parser: argparse._ArgumentGroup) -> None:
     )
     parser.add_argument(
         "--inject-random",
-        type=numbers.between(1, MOST_RANDOM, f"from 1 to {MOST_RANDOM} faults"),
+        type=flags.between(1, MOST_RANDOM, f"from 1 to {MOST_RANDOM} faults"),
         metavar="N",
         help="N faults drawn from the --seed, printed as specs",
     )
@@ -61,7 +61,7 @@ def add(parser: argparse._ArgumentGroup) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=numbers.seed,
+        type=flags.seed,
         metavar="S",
         help="of what is random in faults (default: a new one)",
     )
