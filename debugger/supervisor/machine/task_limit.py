@@ -69,11 +69,7 @@ class TaskLimit:
             where = f"pids.max is {min(limits)[0]} in {min(limits)[1]}" if limits else "pids.max"
             return f"the limit of processes and threads of this cgroup was reached ({where})"
         most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-        count = 0
-        for pid, stat in Tree(self._proc).stats.items() if os.geteuid() and most > 0 else ():
-            with contextlib.suppress(OSError):
-                count += stat.threads if owner(pid, self._proc) == os.getuid() else 0
-        if 0 < most <= count / _NEAR_SHARE:
+        if os.geteuid() and 0 < most <= self._of_this_user() / _NEAR_SHARE:
             return f"the user's limit of processes and threads was reached (`ulimit -u` is {most})"
         return ""
 
@@ -81,6 +77,13 @@ class TaskLimit:
         texts = (_read(folder / "pids.events") for folder in self._folders)
         found = (re.search(r"^max (\d+)$", text, re.MULTILINE) for text in texts)
         return sum(int(one[1]) for one in found if one)
+
+    def _of_this_user(self) -> int:
+        count = 0
+        for pid, stat in Tree(self._proc).stats.items():
+            with contextlib.suppress(OSError):
+                count += stat.threads if owner(pid, self._proc) == os.getuid() else 0
+        return count
 
 
 def _read(path: Path) -> str:
