@@ -1,5 +1,4 @@
-"""Whether the checking layer may be put into a process that runs: one exact sentence where not. And
-what it takes to read the stacks of a process, where that is refused.
+"""Whether the checking layer may be put into a process that runs: one exact sentence where not.
 
 All of it is read, before anything is touched; see `injection` for how it is done then.
 """
@@ -9,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,59 +21,10 @@ from ..system.proc import (
     executable,
     is_in_our,
     mapped,
-    owner,
     read_stat,
     read_status,
-    setting,
 )
-
-_SCOPE = "kernel.yama.ptrace_scope"
-_CAP_SYS_PTRACE = 1 << 19
-_HOW = {
-    1: "it takes root or CAP_SYS_PTRACE, or `sysctl kernel.yama.ptrace_scope=0`, or ranks started "
-    "with `distdebug run --ptrace-any`",
-    2: "it takes CAP_SYS_PTRACE, or `sysctl kernel.yama.ptrace_scope=0`",
-    3: "no process may, until the host is started again",
-}
-
-
-def needed(pids: Iterable[int], proc: Path = PROC, user: int | None = None) -> str:
-    """One sentence: why these stacks cannot be read by this process, and what would help."""
-    mine = os.geteuid() if user is None else user
-    if _has_capability(proc):
-        return (
-            "stacks cannot be read though this process has CAP_SYS_PTRACE: the system call "
-            "process_vm_readv is filtered (seccomp), or the ranks run in another user namespace"
-        )
-    for pid in pids:
-        try:
-            user_of_it = owner(pid, proc)
-        except OSError:
-            continue
-        if user_of_it != mine:
-            return (
-                f"stacks of process {pid} belong to user {user_of_it}, and this is user {mine}: "
-                "look as that user, or as root"
-            )
-    scope = _scope(proc)
-    if scope in _HOW:
-        return f"stacks cannot be read because ptrace_scope is {scope}: {_HOW[scope]}"
-    return (
-        "stacks cannot be read: it takes CAP_SYS_PTRACE, which a container has when it is started "
-        "with --cap-add SYS_PTRACE"
-    )
-
-
-def _scope(proc: Path) -> int:
-    try:
-        return int(setting(_SCOPE, proc).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def _has_capability(proc: Path) -> bool:
-    return bool(int(read_status("self", proc).get("CapEff", "0"), 16) & _CAP_SYS_PTRACE)
-
+from .rights import needed
 
 OLDEST_TORCH = (2, 14)
 REMOTE_EXEC_FROM = (3, 14)
@@ -101,7 +50,7 @@ class Target:
 
 
 def target(pid: int, user: int | None = None, proc: Path = PROC) -> Target:
-    """What is to be known of this process. Raises NotInstallable."""
+    """Returns what has to be known of this process. Raises NotInstallable."""
     stat = read_stat(pid, proc)
     if stat is None or stat.state in DEAD_STATES:
         raise NotInstallable("it has ended")
@@ -144,7 +93,20 @@ def _of_places(pid: int, places: dict[str, int], proc: Path) -> Target:
         )
     if any(map(_is_record, places)):
         raise NotInstallable("distdebug records it already")
-    _check_torch(places)
+    folders = [
+        Path(path).parents[1] for path in places if os.path.basename(path).startswith(_TORCH)
+    ]
+    if not folders:
+        raise NotInstallable("it has not loaded torch (yet)")
+    version = torch_versions.of_package(folders[0])
+    found = torch_versions.parsed(version)
+    if found is None:
+        raise NotInstallable(f"which torch it has cannot be read ({folders[0]}/version.py)")
+    if found < OLDEST_TORCH:
+        raise NotInstallable(
+            f"its torch is {version}: groups that exist already can be observed from torch "
+            f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} on, which has hooks around their calls"
+        )
     python, threaded = _python(places)
     if threaded:
         raise NotInstallable("its Python has no GIL, which the record's writer relies on")
@@ -171,23 +133,6 @@ def by_gdb(pid: int, python: tuple[int, int], executable: str, places: dict[str,
         if re.match(r"libpython3\.|libc[.-]", os.path.basename(path))
     ]
     return Target(pid, python, executable, tuple(libraries))
-
-
-def _check_torch(places: dict[str, int]) -> None:
-    folders = [
-        Path(path).parents[1] for path in places if os.path.basename(path).startswith(_TORCH)
-    ]
-    if not folders:
-        raise NotInstallable("it has not loaded torch (yet)")
-    version = torch_versions.of_package(folders[0])
-    found = torch_versions.parsed(version)
-    if found is None:
-        raise NotInstallable(f"which torch it has cannot be read ({folders[0]}/version.py)")
-    if found < OLDEST_TORCH:
-        raise NotInstallable(
-            f"its torch is {version}: groups that exist already can be observed from torch "
-            f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} on, which has hooks around their calls"
-        )
 
 
 def _python(places: dict[str, int]) -> tuple[tuple[int, int], bool]:

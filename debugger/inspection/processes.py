@@ -65,7 +65,7 @@ _HELPERS = (
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process that may be a rank. `rank` is None where only its stack can tell."""
+    """A process that may be a rank. `rank` is None where only its stack can tell."""
 
     pid: int
     parent: int
@@ -129,12 +129,8 @@ def find_jobs(below: Iterable[int] = (), proc: Path = PROC) -> list[Job]:
     wanted = _descendants(seen, below) & not_own if below else not_own
     jobs = _ranks_alone(seen, _numbered(seen, wanted, proc))
     if below:
-        whole = [{one.pid for one in job.processes} for job in _numbered(seen, not_own, proc)]
-        parts = [{one.pid for one in job.processes} for job in jobs]
-        jobs = [
-            replace(job, partial=any(mine < others for others in whole))
-            for job, mine in zip(jobs, parts, strict=True)
-        ]
+        whole = _numbered(seen, not_own, proc)
+        jobs = [replace(job, partial=_is_part(job, whole)) for job in jobs]
     taken = {pid for job in jobs for one in job.processes for pid in _descendants(seen, [one.pid])}
     spawned = _by_parent(seen, wanted - taken, proc)
     several = [one.pid for job in spawned if len(job.processes) > 1 for one in job.processes]
@@ -146,6 +142,12 @@ def find_jobs(below: Iterable[int] = (), proc: Path = PROC) -> list[Job]:
         if any(one.pid not in below_ranks or has_torch(one.pid, proc) for one in job.processes)
     ]
     return sorted([*jobs, *spawned], key=lambda job: min(one.start_ticks for one in job.processes))
+
+
+def _is_part(job: Job, whole: Sequence[Job]) -> bool:
+    """Whether one of these jobs has all of its processes, and others."""
+    mine = {one.pid for one in job.processes}
+    return any(mine < {one.pid for one in other.processes} for other in whole)
 
 
 def job_of(pids: Iterable[int], proc: Path = PROC) -> Job:
@@ -250,9 +252,10 @@ def _by_launcher(found: list[Process]) -> list[list[Process]]:
 
 
 def _ranks_alone(seen: Mapping[int, _Seen], jobs: Sequence[Job]) -> list[Job]:
-    """Of numbered jobs one below the other: where each process of the upper one has started some
-    of the lower one, those are launchers that have inherited a number (`srun torchrun`, a pod that
-    has RANK); else a rank has started a job of its own, which is its helper."""
+    """Leaves one of two numbered jobs that are one below the other. Where each process of the upper
+    one has started some of the lower one, those are launchers that have inherited a number (`srun
+    torchrun`, a pod that has RANK); else a rank has started a job of its own, which is its
+    helper."""
     left = list(jobs)
     for upper in jobs:
         below = {one.pid: _descendants(seen, [one.pid]) - {one.pid} for one in upper.processes}
@@ -309,7 +312,7 @@ def _is_server(seen: Mapping[int, _Seen], pid: int) -> bool:
 
 
 def _without_helpers(jobs: Sequence[Job]) -> list[Job]:
-    """Of jobs one below the other: what a rank of several starts are its helpers (workers of a data
+    """Leaves out jobs of helpers. What a rank of several starts are its helpers (workers of a data
     loader, a forked child), and who starts nobody but a launcher is none."""
     ranks = {one.pid for job in jobs if len(job.processes) > 1 for one in job.processes}
     left = [job for job in jobs if job.launcher not in ranks]
@@ -352,7 +355,7 @@ def _same_rank_above(seen: Mapping[int, _Seen], one: _Seen) -> bool:
 
 
 def _claim(one: _Seen) -> tuple[int, int | None] | None:
-    """Which rank of how many it is told to be."""
+    """Returns the rank that it is told to be, and of how many."""
     name = _numbered_by(one)
     return (int(one.environment[name]), _number(one.environment, _WORLD_SIZES)) if name else None
 
@@ -396,7 +399,8 @@ def _number(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
 
 
 def _local_size(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the job has on this host; of Slurm's, where the step has one node alone."""
+    """Returns how many ranks the job has on this host; of Slurm's jobs, where the step has one node
+    alone."""
     told = _number(environment, _LOCAL_SIZES)
     nodes = _number(environment, ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
     return told or (_number(environment, ("SLURM_NTASKS",)) if nodes == 1 else None)

@@ -1,14 +1,9 @@
-"""Which keys the job's TCPStore has, asked of it as one of its clients would; nothing is written.
-And what the debug servers of the ranks answer, whose addresses are there.
+"""Asks the job's TCPStore for its keys, as one of its clients would; nothing is written.
 
 torch's store answers, after four bytes that say what it is, a request for the list of its keys
 (torch 2.11 and newer). It does not tell who waits for which: that is on the stacks. A rank that
 comes into a gloo group sets a key with its number there, so the list also tells who has not come,
 on whatever host he is.
-
-A program that has called `start_debug_server()` (`torch.distributed.debug`) has an HTTP server in
-each rank, whose address is a key of the job's store. It is asked for the rank's flight recorder.
-The answer is made by a C++ thread: a rank that hangs, or holds its GIL, gives it as well.
 """
 
 from __future__ import annotations
@@ -16,16 +11,12 @@ from __future__ import annotations
 import re
 import socket
 import struct
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ..foreign.flight_recorder import Dump, NoDump, read
 from ..record.safe_text import clean
+from .limits import REPLY_S
 
-LIMIT_S = 3.0
-"""So long it may take to answer: it is a thread of a rank on a host that may be crowded."""
 _MAGIC = 0x3C85F7CE
 _VALIDATE, _GET, _LIST_KEYS = b"\x00", b"\x03", b"\x11"
 _MOST_BYTES = 1 << 24
@@ -62,7 +53,7 @@ class Keys:
         return {group: frozenset(ranks) for group, ranks in found.items()}
 
 
-def keys_of(host: str, port: int, limit_s: float = LIMIT_S) -> Keys | str:
+def keys_of(host: str, port: int, limit_s: float = REPLY_S) -> Keys | str:
     """The keys of the store there, or why they cannot be had."""
     address = f"{host}:{port}"
     try:
@@ -79,7 +70,7 @@ def keys_of(host: str, port: int, limit_s: float = LIMIT_S) -> Keys | str:
     return Keys(address, names)
 
 
-def values_of(keys: Keys, names: Iterable[str], limit_s: float = LIMIT_S) -> Mapping[str, str]:
+def values_of(keys: Keys, names: Iterable[str], limit_s: float = REPLY_S) -> Mapping[str, str]:
     """The texts that some of these keys have; empty where the store does not tell. Keys that are
     not there are not asked for: a store may make them."""
     host, _, port = keys.address.rpartition(":")
@@ -103,7 +94,7 @@ def _connected(host: str, port: int, limit_s: float) -> socket.socket:
 
 
 class _NoStoreError(Exception):
-    """It is no store that lists keys."""
+    """The peer is no store that lists keys."""
 
 
 class _Answer:
@@ -135,53 +126,3 @@ class _Answer:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
-
-
-_KEY = re.compile(r"(?:^|/)debug_server/rank(\d{1,6})$")
-_HANDLER = "/handler/fr_trace_json?includestacktraces=false"
-_ADDRESS = re.compile(r"http://[\w.\-\[\]:]{1,250}:\d{1,5}/?$")
-_LIMIT_S = 5.0
-_MOST_DUMP_BYTES = 1 << 26
-_WORKERS = 16
-
-
-def dumps_of(keys: Keys) -> tuple[Mapping[int, Dump], list[str]]:
-    """What the recorders of the ranks hold, by rank, and sentences about those that do not tell."""
-    names = {name: int(match[1]) for name in keys.names if (match := _KEY.search(name))}
-    addresses = {names[name]: text for name, text in values_of(keys, names).items()}
-    if not addresses:
-        return {}, []
-    with ThreadPoolExecutor(min(_WORKERS, len(addresses)), "distdebug-dumps") as pool:
-        answers = dict(zip(addresses, pool.map(_asked, addresses.values()), strict=True))
-    found = {rank: answer for rank, answer in answers.items() if isinstance(answer, Dump)}
-    return found, [
-        f"the debug server of rank {rank} at {clean(addresses[rank], 120)} {answer}"
-        for rank, answer in sorted(answers.items())
-        if isinstance(answer, str)
-    ]
-
-
-def _asked(address: str) -> Dump | str:
-    """A rank's dump, or what is wrong with it. The address is whatever somebody put into the store:
-    nothing but plain HTTP is spoken, and no redirect followed."""
-    if not _ADDRESS.match(address):
-        return "has an address that is none"
-    url = address.rstrip("/") + _HANDLER
-    request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310  # see _ADDRESS
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
-    try:
-        with opener.open(request, timeout=_LIMIT_S) as answer:
-            data = answer.read(_MOST_DUMP_BYTES + 1)
-    except (OSError, ValueError) as error:
-        return f"does not answer: {clean(str(error), 200)}"
-    if len(data) > _MOST_DUMP_BYTES:
-        return f"answers with more than {_MOST_DUMP_BYTES} bytes"
-    try:
-        return read(data)
-    except NoDump as error:
-        return f"has given what {error}"
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: object, **__: object) -> None:
-        """None is followed: urllib then raises the answer as an error."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from distdebug.inspection.inspect import inspect
-from distdebug.inspection.installable import needed
-from distdebug.inspection.lateness import Limits
+from distdebug.inspection.look import Limits
 from distdebug.inspection.processes import Job, Process
+from distdebug.inspection.rights import needed
 from distdebug.supervisor.stacks import stacks
 from distdebug.system.proc import read_stat
 
