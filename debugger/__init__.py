@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from . import faults
-    from .rank.log.steps import step
-    from .rank.log.user_log import log
+    from .rank.log.user_log import log, step
 
 __all__ = [
     "__version__",
@@ -101,10 +100,10 @@ def __getattr__(name: str) -> Any:
         globals()["log"] = user_log.log
         return user_log.log
     if name == "step":
-        from .rank.log import steps
+        from .rank.log import user_log
 
-        globals()["step"] = steps.step
-        return steps.step
+        globals()["step"] = user_log.step
+        return user_log.step
     if name == "faults":
         from importlib import import_module
 

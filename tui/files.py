@@ -9,7 +9,7 @@ from typing import Any
 
 from ..diagnosis.findings import CallIs
 from ..record.log_file import readable
-from ..record.log_reader import record_on
+from ..record.runs.log_reader import record_on
 from ..record.safe_files import object_of, open_regular
 from ..record.safe_text import shown_of
 from ..record.snapshot import CallSite, is_own

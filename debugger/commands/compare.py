@@ -65,7 +65,7 @@ class CompareCommand(Command):
 def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
     """The calls of all ranks of a run, or of a plan. Raises UsageError where there are none."""
     from ..plan.compare.document import Side
-    from ..plan.programs import read_programs
+    from ..plan.program import read_programs
     from ..plan.traffic import calls
     from ..record.reading.records import Records, newest_ranks
     from ..record.runs.artefact import opened

@@ -16,7 +16,7 @@ from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
 from ..record.network import MOST_ADDRESSES
 from ..record.safe_text import clean, whole_number
-from ..supervisor.rank_network import namespaces
+from ..supervisor.rank_network import switch
 from . import numbers
 
 MOST_RANDOM = 1000
@@ -101,7 +101,7 @@ def own_network(args: argparse.Namespace, world_size: int | None) -> int:
     UsageError where that cannot be."""
     if not args.netns:
         return 0
-    why = namespaces.why_impossible()
+    why = switch.why_impossible()
     if why:
         raise UsageError(
             f"--netns {why}; without it faults of links work on the backend tcp alone, which needs "

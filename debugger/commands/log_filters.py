@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 from ..errors import UsageError
 from ..record.limits import MOST_RANKS
 from ..record.log_file import at_least
-from ..record.log_reader import Entry
 from ..record.ops import OP_CODES
+from ..record.runs.log_reader import Entry
 
 PRINTED_AS = "info"
 """The level of a line that a rank has printed."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from ..errors import UsageError
 from ..record.limits import POLL_EVERY_S
 from ..record.log_file import LEVELS, RECORDS, STDERR, STDOUT, STREAMS, readable
-from ..record.log_reader import Entry, LogReader
 from ..record.reading import copies
+from ..record.runs.log_reader import Entry, LogReader
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
 from ..record.safe_files import whole_or_none
 from ..record.safe_text import clean_line, shown_of

@@ -16,10 +16,10 @@ from . import ci_flags, inject_flags, numbers, plan_exec, plan_scale
 from .base import Command
 
 if TYPE_CHECKING:
+    from ..faults.plan import Plan
     from ..plan.program import Program
     from ..record.requests.plan_request import Request
     from ..record.runs.run_directory import RunDirectory
-    from ..supervisor.injection import Plan
     from .plan_exec import Asked
 
 UNDECIDED = ("likely", "true", "false")
@@ -141,7 +141,7 @@ def _planned(
     from ..diagnosis.facts.blocking import Model
     from ..plan.conclusion import PlanFacts, conclude
     from ..plan.planner import plan_ranks, shown
-    from ..plan.programs import read_programs
+    from ..plan.program import read_programs
     from ..supervisor.command import launch
     from ..supervisor.injection import Injection
 

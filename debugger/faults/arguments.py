@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..record.signature import REDUCE_OPS
-from ..record.sizes import DTYPES
+from ..record.signature import DTYPES, REDUCE_OPS
 from .actions import Argument, Kind, exception_of
 from .cursor import Cursor, Written
 from .quantities import rate_of, seconds_of

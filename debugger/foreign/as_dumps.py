@@ -18,7 +18,7 @@ from typing import Any
 
 from ..record.layout import CallState
 from ..record.ops import POINT_TO_POINT, op_of
-from ..record.sizes import scalar_of
+from ..record.signature import scalar_of
 from ..record.snapshot import Call, Group, GroupKey, Rank
 from .torch_words import MOST_CALLS, group_word, sides_as_one
 

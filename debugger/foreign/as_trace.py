@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from ..record.ops import kineto_name
 from ..record.safe_text import clean
-from ..record.sizes import scalar_of
+from ..record.signature import scalar_of
 from ..record.snapshot import Call, Rank, tie_of
 from ..record.wording import group_name
 from .torch_words import MOST_CALLS, elements, group_word, sides

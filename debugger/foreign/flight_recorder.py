@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
-from ..record.signature import Signature, Tensor
-from ..record.sizes import name_of
+from ..record.signature import Signature, Tensor, name_of
 from ..record.snapshot import CallSite
 from .plain_pickle import NotPlain, loads, may_be_deep, survives
 

@@ -94,7 +94,7 @@ class LateMeeting:
         self._until_s = time.monotonic() + within_s + COMES_S
         try:
             self._process = subprocess.Popen(
-                command("rank.process.late_meeting", *words),
+                command("rank.process.meeting", *words),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -12,10 +12,10 @@ from ..record.signature import (
     MASK,
     Signature,
     agreement_hash,
+    call_bytes,
     exact_hash,
     hash64,
 )
-from ..record.sizes import call_bytes
 from ..record.snapshot import Call
 from .meetings import End, Meeting, MeetingPlace, Posted, Tree
 from .runnable import Runnable

@@ -27,31 +27,29 @@ from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
 from ..record.runs.run_directory import FAULTS_PLAN
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
-from . import torch_private
+from . import ddp, torch_private
 from .agreement.collectives import ISSUED_IN, Agreement
 from .breakpoints.stops import POST_MORTEM, Breakpoints
 from .checks.pipeline import Pipeline
-from .ddp import statistics
-from .ddp.unused_parameters import UnusedParameters
-from .group import gpu_completion
+from .ddp import UnusedParameters
+from .group import outstanding
 from .group.checked_group import CheckedGroup
 from .group.forks import Forks
+from .group.outstanding import UnwaitedWork
 from .group.timeouts import Timeouts
 from .group.wrap import Groups
-from .log import python_warnings, rank_log
+from .log import rank_log
 from .log.debug_level import DebugLevel
-from .log.own_faults import at_exit, report_own_fault, say
-from .process import cleanup_calls, init_process_group, init_rpc, meeting, ptrace
+from .log.rank_log import at_exit, report_own_fault, say
+from .process import cleanup_calls, init_process_group, last_words, meeting
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
 from .process.last_words import CrashWriter
 from .process.main_thread import MainThread
-from .process.unwaited_work import UnwaitedWork
 from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.identity import identity
-from .record.recorder import Recorder
+from .record.recorder import Recorder, identity
 from .replicas import check
 from .replicas.pairing import PositionPairing
 from .replicas.reduced_gradients import ReducedGradients
@@ -188,7 +186,7 @@ class Layer:
             lambda what, why: recorder.part_off(what, why, said=True),
             (FindingRaised,),
         )
-        python_warnings.observe()
+        rank_log.observe_warnings()
         init_process_group.observe(
             recorder, directory, self.groups, self.forks, self.exits, self.unwaited
         )
@@ -224,7 +222,7 @@ class Layer:
             "watching compiled programs": lambda: torch_private.keep_uncompiled(
                 call_site.DIRECTORIES
             ),
-            "what is told of DistributedDataParallel": lambda: statistics.observe(
+            "what is told of DistributedDataParallel": lambda: ddp.observe(
                 recorder, self.level, self.unused
             ),
             "watching calls on other groups": lambda: torch_private.on_not_in_group(
@@ -233,7 +231,7 @@ class Layer:
             "comparing what is paired by position": PositionPairing(recorder).observe,
             "watching exceptions that are caught": lambda: on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
-            "watching init_rpc": lambda: init_rpc.observe(
+            "watching init_rpc": lambda: init_process_group.observe_rpc(
                 recorder, self.directory, self.forks, self.exits
             ),
             "watching the end of data": lambda: torch_private.on_data_end(_note_data_end(recorder)),
@@ -266,7 +264,7 @@ class Layer:
 
     def _begin(self) -> None:
         """Start the threads of a rank: now, and again in a forked child that becomes one."""
-        ptrace.open_to_all()
+        last_words.open_to_all()
         self._heartbeat = Heartbeat(self.recorder, self.unwaited, self._look)
         self._heartbeat.start()
         self.last_words.begin()
@@ -296,8 +294,8 @@ class Layer:
         ended_well = not (self.exits.failed or self.verdict.was_raised)
         if ended_well:
             # A program that never asks for what its GPU does ends well: no other rank would tell.
-            gpu_completion.poll()
-            numbers = gpu_completion.unfinished()
+            outstanding.poll_streams()
+            numbers = outstanding.unfinished()
             if numbers:
                 self.recorder.note(UnfinishedNote(numbers), "ended before its GPU was through")
         self.unwaited.last_report(ended_well)

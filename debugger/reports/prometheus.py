@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import UsageError
 from ..record.layout import RING, Activity, CallState, Phase
 from ..record.safe_files import read_regular, replacing
-from ..record.sizes import call_bytes
+from ..record.signature import call_bytes
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import printable
 

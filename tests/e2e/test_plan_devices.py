@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.plan.program import Ended, Made
-from distdebug.plan.programs import read_programs
+from distdebug.plan.program import Ended, Made, read_programs
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 

@@ -9,8 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from distdebug.plan.program import CutOff, Ended, Made, Program, Waited
-from distdebug.plan.programs import read_programs
+from distdebug.plan.program import CutOff, Ended, Made, Program, Waited, read_programs
 from tests.support import runs
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded

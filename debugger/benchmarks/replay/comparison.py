@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...record.layout import RING, CallState
-from ...record.sizes import call_bytes
+from ...record.signature import call_bytes
 from ...record.snapshot import GroupKey, Rank, tie_of
 from ...record.wording import group_name
 from .plan import DEFAULT

@@ -20,8 +20,7 @@ from ...record.kinds import Kind, kind_of
 from ...record.layout import RING, CallState
 from ...record.ops import POINT_TO_POINT
 from ...record.safe_text import clean
-from ...record.signature import ANY_SOURCE, Signature
-from ...record.sizes import tensors_bytes
+from ...record.signature import ANY_SOURCE, Signature, tensors_bytes
 from ...record.snapshot import Call, CallSite, GroupKey, Rank
 from ...record.wording import ranks_text
 

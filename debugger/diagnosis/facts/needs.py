@@ -25,8 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...record.layout import BOUNDED_S, Activity, CallState, GroupState
-from ...record.signature import ANY_SOURCE
-from ...record.sizes import larger_side_bytes
+from ...record.signature import ANY_SOURCE, larger_side_bytes
 from ...record.snapshot import Call, Creation
 from ..limits import SECOND_NS
 from .blocking import WaitsFor, certainly

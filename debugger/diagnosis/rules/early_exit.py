@@ -29,8 +29,7 @@ from ...record.notes import (
     DestroyedNote,
     UnfinishedNote,
 )
-from ...record.signature import ANY_SOURCE
-from ...record.sizes import call_bytes
+from ...record.signature import ANY_SOURCE, call_bytes
 from ...record.snapshot import Call
 from ...record.wording import RankState, at_site, call_text, numbered, ranks_text, verb
 from ..facts.call_histories import lines_part

@@ -15,8 +15,7 @@ from dataclasses import replace
 from ...record.dispute import message_difference
 from ...record.layout import RING, CallState
 from ...record.notes import raised
-from ...record.signature import ANY_SOURCE
-from ...record.sizes import call_bytes
+from ...record.signature import ANY_SOURCE, call_bytes
 from ...record.snapshot import Call, Channel, GroupKey
 from ..facts.channels import ChannelKey, Channels
 from ..facts.evidence import of_call

@@ -14,7 +14,7 @@ Rules:
 from __future__ import annotations
 
 from ...record.layout import Activity
-from ...record.sizes import larger_side_bytes
+from ...record.signature import larger_side_bytes
 from ...record.snapshot import Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.absence import cause_of

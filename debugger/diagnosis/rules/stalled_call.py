@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from ...record.sizes import larger_side_bytes
+from ...record.signature import larger_side_bytes
 from ...record.snapshot import Call, Rank
 from ...record.wording import call_text, numbered, seconds
 from ..facts.absence import ENTERED, cause_of

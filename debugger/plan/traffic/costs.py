@@ -18,8 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...record.ops import Pattern, op_of
-from ...record.signature import Signature
-from ...record.sizes import call_bytes, item_bytes, tensors_bytes
+from ...record.signature import Signature, call_bytes, item_bytes, tensors_bytes
 
 
 @dataclass(frozen=True, slots=True)

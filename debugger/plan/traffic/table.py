@@ -8,8 +8,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from ...record.signature import Signature
-from ...record.sizes import call_bytes
+from ...record.signature import Signature, call_bytes
 from ...record.snapshot import Call, Group
 from .calls import UNKNOWN, RankCalls
 from .costs import Cost, Link, costs

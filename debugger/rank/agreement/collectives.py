@@ -12,7 +12,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,17 +20,17 @@ from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.tcp.side_channel import SideChannel
 
 from ...record.dispute import settle
-from ...record.signature import Signature, hash64
+from ...record.ops import op_type
+from ...record.signature import Signature, hash64, scalar_of
 from ...record.snapshot import by_device
-from ..checks import memory_layout, refusals
+from ..checks import argument_checks, memory_layout
 from ..limits import JOIN_S
 from ..log.debug_level import DebugLevel
-from ..log.interruptions import is_interruption
-from ..log.own_faults import say
+from ..log.rank_log import is_interruption, say
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
-from . import deferred_work, messages, torchs_words
+from . import deferred_work, messages
 from .deferred_work import Deferral, DeferredWork, Grace
 from .monitored_barrier import Monitor
 
@@ -186,7 +186,7 @@ class GroupGuard:
         ranks need not know; else what is to be called when they agree."""
         record, args = self._record, (*forward.args, *forward.keywords.values())
         method, size = forward.func.__name__, len(record.ranks)
-        if not refusals.expected(self._backend, method, args, size, record.group_rank):
+        if not argument_checks.expected(self._backend, method, args, size, record.group_rank):
             return forward
         work = forward()  # raises; if not, the backend has it, and the ranks agree afterwards
         return partial(_taken, work, *args)
@@ -246,7 +246,7 @@ class GroupGuard:
             finding.put_on_record(self._recorder, self._recorder.site(sys._getframe(1)))
         device = "cuda" if known.streams else "cpu"
         raise finding.raised(
-            torchs_words.of_mismatch(signatures, record.ranks, dispute.culprits, seq, device)
+            _in_torchs_words(signatures, record.ranks, dispute.culprits, seq, device)
         )
 
     def _stop(self) -> None:
@@ -280,3 +280,60 @@ class GroupGuard:
 def _taken(work: Any, *_args: Any) -> Any:
     """Returns what the backend has made of a call already."""
     return work
+
+
+def _in_torchs_words(
+    calls: Sequence[Signature], ranks: Sequence[int], culprits: Sequence[int], seq: int, device: str
+) -> str:
+    """Returns a disagreement as torch's own DETAIL says it, for programs and tests look for those
+    words: the calls of a culprit and of a rank whose call is another one; the same on all ranks.
+
+    `calls` are those of the `ranks`, in this order; `device` is that of their tensors.
+    """
+    odd = next((rank for rank in ranks if rank in culprits), ranks[0])
+    first = calls[list(ranks).index(odd)]
+    place = next((at for at, call in enumerate(calls) if call != first), None)
+    if place is None:
+        return ""
+    other = calls[place]
+    rows = sorted([(odd, first), (ranks[place], other)], key=lambda row: row[0])
+    (one, its), (another, theirs) = rows
+    return (
+        f"Detected mismatch between collectives on ranks. Rank {one} is running collective: "
+        f"{_fingerprint(its, seq, device)}, but Rank {another} is running collective: "
+        f"{_fingerprint(theirs, seq, device)}.Collectives differ in the following aspects: "
+        + "  ".join(_differences(its, theirs))
+    )
+
+
+def _fingerprint(call: Signature, seq: int, device: str) -> str:
+    fields = [f"SequenceNumber={seq}", f"OpType={_op(call)}"]
+    if call.tensors:
+        fields.append(f"TensorShape={_shapes(call)}")
+        fields.append(f"TensorDtypes={_dtypes(call)}")
+        fields.append(f"TensorDeviceTypes=TensorOptions(device={device})")
+    return f"CollectiveFingerPrint({', '.join(fields)})"
+
+
+def _differences(one: Signature, other: Signature) -> list[str]:
+    return [
+        f"{what}: {its} vs {theirs}"
+        for what, its, theirs in (
+            ("Op type", _op(one), _op(other)),
+            ("Tensor Tensor shapes", _shapes(one), _shapes(other)),
+            ("Tensor Tensor dtypes", _dtypes(one), _dtypes(other)),
+        )
+        if its != theirs
+    ]
+
+
+def _op(call: Signature) -> str:
+    return op_type(call.op)
+
+
+def _shapes(call: Signature) -> str:
+    return ", ".join(str(list(shape)) for shape in call.shapes)
+
+
+def _dtypes(call: Signature) -> str:
+    return ", ".join(scalar_of(dtype) for dtype in call.dtypes)

@@ -19,10 +19,9 @@ import torch
 from distcore.engine.call_queue import CallQueue
 
 from ..limits import IN_CALL_S, MOST_IN_VAIN_S, SHORT_IN_CALL_S
-from ..log.interruptions import is_interruption
+from ..log.rank_log import is_interruption
 from ..record.describe import tensors_in
-from ..record.forwarding_work import ForwardingWork
-from ..record.waiting import NO_TIMEOUT
+from ..record.waiting import NO_TIMEOUT, ForwardingWork
 
 
 class Grace:

@@ -27,8 +27,7 @@ from ...record.dispute import message_difference
 from ...record.limits import LOOK_EVERY_S, MOST_S
 from ...record.signature import ANY_SOURCE, Signature
 from .. import torch_private
-from ..log.interruptions import is_interruption
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import is_interruption, report_own_fault
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
 

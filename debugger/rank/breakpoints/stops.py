@@ -11,22 +11,23 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from os import getpid
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ...record.layout import Activity
+from ...record.ops import OP_CODES
 from ...record.requests import breakpoints as standing
-from ...record.requests.breakpoints import Stop
+from ...record.requests.breakpoints import BreakAt, Stop
 from ...record.runs.run_directory import is_live
 from ...record.safe_text import whole_number
 from ...record.wording import printable
 from ...system import proc
 from .. import torch_private
 from ..limits import SELDOM_S
-from ..log.own_faults import at_exit, report_own_fault, say
+from ..log.rank_log import at_exit, report_own_fault, say
 from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
 from ..record import call_site
@@ -35,7 +36,6 @@ from . import editors
 from .console import Console
 from .editors import Editors
 from .on_demand import LookOnce, OnDemand
-from .places import BreakPlaces
 
 if TYPE_CHECKING:
     from .prompt import RankPdb
@@ -387,3 +387,48 @@ class _TorchsPdb:
     def set_trace(self) -> None:
         frame = sys._getframe(1)
         self._stop(frame.f_back or frame)
+
+
+BREAK = "DISTDEBUG_BREAK"
+"""The places, one a line, with absolute names of files."""
+
+
+class BreakPlaces:
+    """Places as they were given, by what they are about."""
+
+    def __init__(self, places: Sequence[BreakAt]) -> None:
+        self._calls = [one for one in places if one.op]
+        self._ranks: dict[tuple[str, int], list[int | None]] = {}
+        for one in places:
+            if one.file:
+                key = (standing.canonical_file(one.file), one.line)
+                self._ranks.setdefault(key, []).append(one.rank)
+
+    @classmethod
+    def from_environment(cls) -> BreakPlaces:
+        """Reads what the command line said. What cannot be read was not written by it."""
+        found = []
+        for text in filter(None, os.environ.get(BREAK, "").split("\n")):
+            with contextlib.suppress(ValueError):
+                found.append(standing.parse_break(text))
+        return cls(found)
+
+    def lines_on(self, rank: int | None) -> list[tuple[str, int]]:
+        """(file, line) at which this rank may stop; all of them while it is not known."""
+        return [
+            place
+            for place, ranks in self._ranks.items()
+            if rank is None or None in ranks or rank in ranks
+        ]
+
+    def on_rank(self, file: str, line: int, rank: int | None) -> bool:
+        """Whether to stop at this line on this rank, if pdb has a breakpoint there: its user may
+        have set it."""
+        ranks = self._ranks.get((file, line), [None])
+        return None in ranks or rank in ranks
+
+    def calls_on(self, rank: int) -> frozenset[tuple[int, int]]:
+        """(code of the op, sequence number) of the calls before which this rank stops."""
+        return frozenset(
+            (OP_CODES[one.op], one.seq) for one in self._calls if one.rank in (None, rank)
+        )

@@ -26,7 +26,7 @@ from ...record.wording import ranks_text, verb
 from ..record.describe import tensors_in
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
-from . import refusals
+from . import argument_checks
 
 TENSORS = "tensors"
 
@@ -43,7 +43,7 @@ class TensorCheck:
         """Tell the finding if the group's `method` would get these arguments wrong."""
         record = self._record
         wrong = unsafe(self._backend, record.group_rank, method, args)
-        if wrong is None or refusals.expected(
+        if wrong is None or argument_checks.expected(
             self._backend, method, args, len(record.ranks), record.group_rank
         ):
             return

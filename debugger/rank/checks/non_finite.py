@@ -25,8 +25,7 @@ from ...record.ops import op_of
 from ...record.signature import SUMS, Signature
 from .. import torch_private
 from ..log import rank_log
-from ..log.interruptions import is_interruption
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import is_interruption, report_own_fault
 from ..record.describe import METHODS, tensors_in
 from ..record.exception_text import text_of
 from ..record.findings import OwnFinding

@@ -7,17 +7,20 @@ pays nothing.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from ...errors.in_ranks import FindingRaised
+from ...record.signature import Signature
+from ..log import rank_log
 from ..log.debug_level import DebugLevel
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
-from . import call_log, in_flight, memory_layout, non_finite, reads
+from . import in_flight, memory_layout, non_finite, reads
 from .non_finite import After, Inspect
 
 CHECKS = "DISTDEBUG_CHECK"
@@ -91,7 +94,7 @@ class Pipeline:
         tensors = memory_layout.TensorCheck(recorder, record).before if strided else None
         replicas = self._gradients(record) if several and REPLICAS in asked() else None
         looks: dict[str, Inspect | None] = {
-            "the log of calls": call_log.before_calls(record),
+            "the log of calls": _log_of_calls(record),
             "the check of tensors": tensors,
             "the check of replicas": replicas,
             "the check of data": non_finite.inspector(names, recorder, record, self._scaling),
@@ -147,3 +150,22 @@ class InOrder:
 def _each(afters: Sequence[After]) -> None:
     for after in afters:
         after()
+
+
+def _log_of_calls(record: GroupRecord) -> Callable[..., None] | None:
+    """Returns what logs each call of the group, at level trace (TORCH_CPP_LOG_LEVEL=INFO, debug
+    level DETAIL); None while the level says otherwise."""
+    if rank_log.file_level() != "trace":
+        return None
+    group = record.shown_name
+
+    def before(_method: str, _args: tuple[Any, ...], known: Known, seq: int) -> None:
+        frame = call_site.find(sys._getframe(1))
+        place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
+        signature = Signature.from_json(known.text)
+        fields: dict[str, Any] = {"group": group, "op": signature.op, "call": str(signature)}
+        if known.channel is None:
+            fields["seq"] = seq
+        rank_log.write("call", "trace", **fields, **rank_log.at(place))
+
+    return before

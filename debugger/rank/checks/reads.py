@@ -5,8 +5,10 @@ the new ones, or some of each. Nothing in torch counts reads; so while such a ca
 every operator that its thread calls is looked at, and none at any other time. Only the program's
 own calls count: what torch.distributed, this layer or the autograd engine reads has its own order.
 
-What numpy does with an array that lies there is heard of as `numpy_reads` says. Unseen are numpy's
-operators and ufuncs, an array of which a tensor was made (`from_numpy`), and who takes an address.
+`t.numpy()` reads nothing: what is done with the array does, and torch has no part in that. Python
+tells a profiler of each call of a method, with the array that it belongs to, and of those functions
+of numpy that are written in Python. Unseen are numpy's operators (`array + 1`, `array[0]`) and
+ufuncs, an array of which a tensor was made (`from_numpy`), and who takes an address.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Parameter
 
 from ...errors.in_ranks import FindingRaised
 from ...record.ops import OF_METHOD, Operand
@@ -29,9 +34,7 @@ from ..record import call_site
 from ..record.describe import METHODS, tensors_in
 from ..record.findings import OwnFinding
 from ..record.recorder import GroupRecord, Known, Recorder
-from . import in_flight, layout, numpy_reads
-from .layout import Range, overlap
-from .numpy_reads import Access
+from . import in_flight
 
 _MOST_ARRAYS = 1000
 _NOT_THE_PROGRAM = ("torchinductor_", "/torch/autograd/", "/torch/_inductor/", "/torch/_dynamo/")
@@ -155,13 +158,13 @@ def written(method: str, args: tuple[Any, ...], record: GroupRecord, known: Know
     if not mine or not args:
         return []
     in_place = op.is_in_place or op.inputs is Operand.NONE
-    outputs = [(one, layout.of_tensor(one)) for one in tensors_in(args[0])]
+    outputs = [(one, of_tensor(one)) for one in tensors_in(args[0])]
     if not in_place and METHODS[method].gives_at != 1:
         return []
     if not all(place and tensor.is_contiguous() for tensor, place in outputs):
         return []
     given = [] if in_place else [one for one in tensors_in(args[1]) if one.numel()]
-    sent = [place.range for place in map(layout.of_tensor, given) if place is not None]
+    sent = [place.range for place in map(of_tensor, given) if place is not None]
     if len(sent) != len(given):
         return []
     written = [place.range for _, place in outputs if place is not None]
@@ -174,7 +177,7 @@ def _look(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
     def of_operator() -> Iterator[Access]:
         for given, how, whole in torch_private.accesses(operator, args, kwargs):
-            for place in map(layout.of_tensor, tensors_in(given)):
+            for place in map(of_tensor, tensors_in(given)):
                 if place is not None:
                     yield place, how, whole
 
@@ -193,9 +196,9 @@ def _look_past_operators(what: Any, whole: bool) -> None:
 def _of(what: Any, whole: bool) -> Iterator[Access]:
     place = None
     if isinstance(what, torch.Tensor):
-        place = layout.of_tensor(what)
+        place = of_tensor(what)
     elif isinstance(what, torch.UntypedStorage):
-        place = layout.of_storage(what)
+        place = of_storage(what)
     if place is not None:
         yield place, "read", whole
 
@@ -203,13 +206,13 @@ def _of(what: Any, whole: bool) -> Iterator[Access]:
 def _gave(_tensor: Any, given: Any) -> None:
     """A tensor has given its memory; `given`, where it is an array, may be looked at later."""
     try:
-        if numpy_reads.is_array(given):
+        if is_array(given):
             arrays = _thread.arrays
             if len(arrays) >= _MOST_ARRAYS:
                 arrays.pop(next(iter(arrays)))
             mark = id(given)
             arrays[mark] = weakref.ref(given, lambda _: arrays.pop(mark, None))
-        if _thread.pending and (not numpy_reads.is_array(given) or _lies_in_pending(given)):
+        if _thread.pending and (not is_array(given) or _lies_in_pending(given)):
             _profile()
     except Exception as error:
         if _thread.recorder is not None:
@@ -217,7 +220,7 @@ def _gave(_tensor: Any, given: Any) -> None:
 
 
 def _lies_in_pending(array: Any) -> bool:
-    place = layout.of_array(array).range
+    place = of_array(array).range
     return any(overlap(place, one) for pending in _thread.pending for one in pending.writes)
 
 
@@ -229,7 +232,7 @@ def _profile() -> None:
 
 def _hear(frame: FrameType, event: str, called: Any) -> None:
     if _thread.pending:
-        _look_at(lambda: numpy_reads.accesses(frame, event, called), frame)
+        _look_at(lambda: accesses(frame, event, called), frame)
 
 
 def _look_at(accesses: Callable[[], Iterable[Access]], frame: FrameType) -> None:
@@ -278,3 +281,156 @@ def _reader(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+Range = tuple[int, int]
+"""Addresses in memory: of the first byte, and behind the last one."""
+_MOST_ELEMENTS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLayout:
+    """`start` is the address of the element whose indices are all 0; strides are in bytes."""
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+
+    @property
+    def range(self) -> Range:
+        """From the first byte to behind the last one; there may be gaps. (0, 0): no element."""
+        if 0 in self.shape:
+            return 0, 0
+        steps = [(size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)]
+        first = self.start + sum(step for step in steps if step < 0)
+        return first, self.start + sum(step for step in steps if step > 0) + self.item_bytes
+
+    def lies_in(self, memory: Range) -> bool:
+        """Whether all of it does, so that to look at any element is to look there."""
+        first, end = self.range
+        return first < end and memory[0] <= first and end <= memory[1]
+
+    def touches(self, memory: Range) -> bool:
+        """Whether an element lies there."""
+        if not overlap(self.range, memory):
+            return False
+        if self._has_no_gaps():
+            return True
+        if torch.Size(self.shape).numel() > _MOST_ELEMENTS:
+            return False
+        addresses = torch.full((), self.start, dtype=torch.int64, device="cpu")
+        for size, step in zip(self.shape, self.strides, strict=True):
+            addresses = addresses.unsqueeze(-1) + torch.arange(size, device="cpu") * step
+        ends = addresses + self.item_bytes
+        return bool(((addresses < memory[1]) & (ends > memory[0])).any())
+
+    def _has_no_gaps(self) -> bool:
+        sizes = zip(self.strides, self.shape, strict=True)
+        expected = self.item_bytes
+        for step, size in sorted((abs(step), size) for step, size in sizes if size > 1):
+            if step != expected:
+                return False
+            expected *= size
+        return True
+
+
+def overlap(one: Range, other: Range) -> bool:
+    """Whether a byte lies in both."""
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def of_tensor(tensor: Tensor) -> MemoryLayout | None:
+    """None where its memory is not the processor's, or not known."""
+    if (
+        type(tensor) not in (Tensor, Parameter)
+        or not tensor.is_cpu
+        or tensor.layout != torch.strided
+        or tensor.numel() == 0
+    ):
+        return None
+    size = tensor.element_size()
+    steps = tuple(step * size for step in tensor.stride())
+    return MemoryLayout(tensor.data_ptr(), tuple(tensor.shape), steps, size)
+
+
+def of_storage(storage: torch.UntypedStorage) -> MemoryLayout | None:
+    """Returns the layout of all of a storage."""
+    size = storage.nbytes()
+    if storage.device.type != "cpu" or not size:
+        return None
+    return MemoryLayout(storage.data_ptr(), (size,), (1,), 1)
+
+
+def of_array(array: Any) -> MemoryLayout:
+    """Returns the layout of an array of numpy's."""
+    start = int(array.__array_interface__["data"][0])
+    return MemoryLayout(start, tuple(array.shape), tuple(array.strides), int(array.itemsize))
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WHOLE = _names(
+    "all any argmax argmin argsort clip copy cumprod cumsum dot dump dumps flatten max mean min "
+    "nonzero prod ptp repeat round std sum tobytes tofile tolist var"
+)
+"""Methods that look at each element, and functions of the same names."""
+_FUNCTIONS = _names(
+    "allclose amax amin array_equal array_equiv assert_array_compare average bincount corrcoef cov "
+    "diff histogram isclose median nanmax nanmean nanmin nanstd nansum nanvar norm percentile "
+    "quantile savetxt sort trapezoid unique write_array"
+)
+_IN_PART = _names("choose compress item searchsorted take trace")
+"""Methods that look at some elements, and functions of the same names."""
+_SHOWN = _names(
+    "array2string array_repr array_str _array_repr_implementation _array_str_implementation"
+)
+"""Functions that show an array, a large one in part."""
+_WRITES = {"fill": True, "partition": True, "sort": True, "put": False}
+"""Methods that write: whether each element."""
+
+Access = tuple[MemoryLayout, str, bool]
+"""The memory accessed, "read" or "written", and whether each element of it is."""
+
+
+def is_array(given: Any) -> bool:
+    """Whether it is one of numpy's, which the program has loaded then."""
+    kind = getattr(sys.modules.get("numpy"), "ndarray", None)
+    return kind is not None and isinstance(given, kind)
+
+
+def accesses(frame: FrameType, event: str, called: Any) -> Iterator[Access]:
+    """The arrays whose elements this call looks at; given is what a profiler is."""
+    if event == "c_call":
+        yield from _of_method(called)
+    elif event == "call":
+        yield from _of_function(frame)
+
+
+def _of_method(called: Any) -> Iterator[Access]:
+    name = called.__name__
+    array = getattr(called, "__self__", None)
+    if name in _WHOLE or name in _IN_PART:
+        how, whole = "read", name in _WHOLE
+    elif name in _WRITES:
+        how, whole = "written", _WRITES[name]
+    else:
+        return
+    if is_array(array):
+        yield of_array(array), how, whole
+
+
+def _of_function(frame: FrameType) -> Iterator[Access]:
+    code = frame.f_code
+    name = code.co_name
+    whole = name in _WHOLE or name in _FUNCTIONS
+    if not whole and name not in _IN_PART and name not in _SHOWN:
+        return
+    if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "numpy":
+        return
+    given = frame.f_locals
+    for parameter in code.co_varnames[: code.co_argcount]:
+        if parameter != "out" and is_array(given.get(parameter)):
+            yield of_array(given[parameter]), "read", whole

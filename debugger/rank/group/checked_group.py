@@ -19,8 +19,7 @@ from ...record.layout import AGREES_FLAG, ASYNC_FLAG, BOUNDED_FLAG
 from ...record.ops import POINT_TO_POINT
 from ..checks import argument_checks, in_flight, non_finite, reads
 from ..checks.argument_checks import InvalidArgumentError
-from ..log.interruptions import is_interruption
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import is_interruption, report_own_fault
 from ..record import lost_connections
 from ..record.describe import METHODS, Facts, Method
 from ..record.lanes import Lane, stands_below
@@ -29,7 +28,7 @@ from ..record.recorder import GroupRecord, Known, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
 from ..torch_private import record_boxed_groups, tensor_guard
-from . import gpu_completion, outstanding
+from . import outstanding
 from .tracked_work import WAITED_FOR, track
 
 _getframe = sys._getframe
@@ -387,8 +386,8 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if after is not None:
                 after()
             # On a GPU it goes on after its wait: the heartbeat sees its end.
-            if known.streams and work is not None and gpu_completion.goes_on(work):
-                gpu_completion.follow(recorder, known.counted, number, work)
+            if known.streams and work is not None and outstanding.goes_on(work):
+                outstanding.follow(recorder, known.counted, number, work)
                 writer.hand_over(number, thread)
                 return work
         except BaseException as error:

@@ -18,7 +18,7 @@ from ...record.layout import Role
 from ...record.notes import ForkedNote
 from ...record.writing.writer import FlightWriter
 from ..checks import reads
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.gloo_sockets import GlooSockets
 from . import outstanding

@@ -20,12 +20,12 @@ from ...record.layout import ASYNC_FLAG
 from ...record.ops import OPS, POINT_TO_POINT, Pattern, op_type
 from ...record.writing.slots import Place, ThreadSlot
 from .. import torch_private
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record import describe
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private import group_hooks
 from ..torch_private.group_hooks import FoundGroup
-from . import gpu_completion, outstanding
+from . import outstanding
 
 _MOST_KEPT = 100_000
 HOOKED = {op_type(op).lstrip("_"): op for op in OPS if op not in POINT_TO_POINT}
@@ -52,12 +52,12 @@ class HookedWork:
         if self._number not in outstanding.works or not self._work.is_completed():
             return False
         outstanding.remove(self._number)
-        error = gpu_completion.failure_of(self._work, self._known.streams)
+        error = outstanding.failure_of(self._work, self._known.streams)
         if error is not None:
             writer.break_off(self._number, None)
             self._recorder.failed(self._number, error)
         else:
-            times = gpu_completion.times_ns(self._work) if self._known.streams else (0, 0)
+            times = outstanding.times_ns(self._work) if self._known.streams else (0, 0)
             writer.finish(self._number, None, *times)
         return True
 

@@ -3,6 +3,10 @@
 The one table of them that a process has: it is used in every call, where a way to an object that
 would be handed in costs more than the table itself. A test of one part of it begins with `forget`.
 
+A wait for a call on CUDA tensors makes a stream wait, and returns at once: the call is over when
+its stream has come to its end, which the heartbeat asks for. When it began and ended is taken from
+the events of the backend where it tells.
+
 The heartbeat looks at them, so that the record tells of their completion although the program
 never waits, or waits where this layer cannot see it (a future inside DDP's C++ reducer).
 """
@@ -10,13 +14,21 @@ never waits, or waits where this layer cannot see it (a future inside DDP's C++ 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
+from time import monotonic_ns
 from types import CodeType
 from typing import Any, Protocol
 
+from torch.distributed import Work
+
+from ...record.notes import UnwaitedWorkNote
+from ...record.ops import OP_NAMES, POINT_TO_POINT
 from ...record.writing.slots import GroupSlot
+from .. import torch_private
 from ..record import call_site
 from ..record.recorder import Recorder
 
@@ -172,3 +184,195 @@ def forget() -> None:
     unwaited.clear()
     followed.clear()
     broken.clear()
+
+
+def goes_on(work: Any) -> bool:
+    """Whether the call is still under way though its wait has returned. In the capture of a CUDA
+    graph nobody can tell."""
+    if torch_private.capturing():
+        return False
+    try:
+        return not work.is_completed()
+    except Exception:
+        return False  # the call's own failure, which the program gets to see elsewhere
+
+
+def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) -> None:
+    """Record the end of this call when its stream has come to it."""
+    key = group if group is not None else number
+    followed.setdefault(key, deque()).append(Followed(recorder, group, number, work))
+
+
+def failure_of(work: Any, streams: bool = False) -> BaseException | None:
+    """Returns the error of the work, if it failed. `streams`: it is that of a call on a GPU.
+
+    Asked of the work's futures: torch's own `Work.exception` and `is_success` print a warning that
+    they are deprecated. NCCL's future is done as soon as the call is queued, whatever comes of it;
+    what has come is in another one, as a number, 0 for success. gloo's sends and receives have no
+    future; they become complete only in `wait()`, whose caller sees the error.
+    """
+    if type(work).exception is not Work.exception:
+        failure: BaseException | None = work.exception()
+        return failure
+    try:
+        result = work.get_future_result() if streams else None  # other backends would raise
+        if result is not None and result.done() and result.value():
+            return RuntimeError(f"the call failed on its GPU (torch's WorkResult {result.value()})")
+    except Exception:  # nor has every backend of GPUs that
+        pass
+    try:
+        future = work.get_future()
+        if not future.done():
+            return None
+    except Exception:
+        return None
+    try:
+        future.value()
+    except Exception as error:
+        return error
+    return None
+
+
+def times_ns(work: Any) -> tuple[int, int]:
+    """When a call that is over began and ended, by time.monotonic_ns(); 0 where nobody knows.
+
+    distcore's works know both. torch's know how long it took, if it was told to take the time; the
+    end is then when it was noticed.
+    """
+    known = getattr(work, "times_ns", None)
+    if known is not None:
+        span = known()
+        return span if span is not None else (0, 0)
+    try:
+        duration_ns = round(float(work._get_duration()) * 1e6)
+    except Exception:  # not timed, or a backend that does not
+        return 0, 0
+    now_ns = monotonic_ns()
+    return now_ns - duration_ns, now_ns
+
+
+def poll_streams() -> None:
+    """Record the ends of calls whose streams have come to them."""
+    for key, calls in list(followed.items()):
+        while calls and _is_over(calls[0]):
+            calls.popleft()
+        if not calls:
+            followed.pop(key, None)
+
+
+def _is_over(call: Followed) -> bool:
+    writer = call.recorder.writer
+    try:
+        if not call.work.is_completed():
+            return False
+        failed = failure_of(call.work, streams=True) is not None
+    except Exception:  # the GPU cannot be asked any more
+        failed = True
+    if failed:
+        broken.append(call.number)
+        writer.break_off(call.number, None)
+        return True
+    started_ns, ended_ns = times_ns(call.work)
+    if not started_ns and hasattr(call.work, "times_ns") and not call.asked_again:
+        call.asked_again = True  # it ended just now, and its own watchdog has not seen it yet
+        return False
+    writer.finish(call.number, None, started_ns, ended_ns)
+    return True
+
+
+def unfinished() -> tuple[int, ...]:
+    """The calls that are followed, and those that have failed meanwhile, in their order; of many
+    the first ones of each group."""
+    going_on = [
+        call.number for calls in list(followed.values()) for call in islice(calls, MOST_UNFINISHED)
+    ]
+    return tuple(sorted({*broken, *going_on}))[:MOST_UNFINISHED]
+
+
+def oldest() -> int | None:
+    """The first call that is followed."""
+    going_on = list(followed.values())
+    return min((calls[0].number for calls in going_on if calls), default=None)
+
+
+Key = tuple[int, int, bool]
+"""Op, line, and whether the handles were kept to the end."""
+
+
+class UnwaitedWork:
+    """The handles that the program dropped, or kept to its end, while their calls were not
+    complete. A send or a receive cannot tell before wait() whether it is complete: of those only
+    dropped handles count.
+
+    Nobody can tell when the result of such a call may be used, and nobody hears of its failure.
+    Each line is put on record once, and again with the count of its handles when the program ends.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._held: dict[tuple[Key, int], tuple[int, int]] = {}
+        """Dropped handles of calls that a barrier may yet complete, by line and group: how many,
+        and the number of the last one. The barrier of gloo, tcp and mpi waits for all calls before
+        it, and a function that drops handles and comes to a barrier relies on that; what another
+        one has done meanwhile, nobody knows."""
+        self._counts: dict[Key, int] = {}
+        self._noted: dict[Key, int] = {}
+        self._lock = threading.RLock()
+        """The heartbeat's thread looks, and so does the one that destroys a group."""
+
+    def report(self, over: bool = False) -> None:
+        """Put the lines on record that were not known before. `over`: no barrier is to come."""
+        with self._lock:
+            while unwaited:
+                number = unwaited.popleft()
+                group, message = self._recorder.writer.group_of(number)
+                if message or group not in barriers:
+                    self._count(number, kept=False)
+                else:
+                    self._hold(number, group)
+            if over:
+                for (key, group), (count, last) in self._held.items():
+                    if last > self._barrier_of(key[1], group):
+                        self._counts[key] = self._counts.get(key, 0) + count
+                self._held.clear()
+            for key in self._counts.keys() - self._noted.keys():
+                self._note(key)
+
+    def last_report(self, ended_well: bool) -> None:
+        """The program has ended: what is still under way was never waited for. Not so where it has
+        failed, for then nobody came to wait."""
+        if ended_well:
+            self.report(over=True)
+            for number in pending():
+                self._count(number, kept=True)
+            for key, count in self._counts.items():
+                if self._noted.get(key) != count:
+                    self._note(key)
+        forget()  # no handle may be dropped while the interpreter is finalised
+
+    def _count(self, number: int, kept: bool) -> None:
+        call = self._recorder.writer.call_at(number)
+        if call is not None and not (kept and OP_NAMES[call[0]] in POINT_TO_POINT):
+            key = (*call, kept)
+            self._counts[key] = self._counts.get(key, 0) + 1
+
+    def _hold(self, number: int, group: int) -> None:
+        call = self._recorder.writer.call_at(number)
+        if call is None:
+            return
+        barrier = self._barrier_of(call[1], group)
+        if number < barrier:
+            return
+        key = ((*call, False), group)
+        count, last = self._held.get(key, (0, -1))
+        self._held[key] = (count + 1 if last > barrier else 1, number)
+
+    def _barrier_of(self, site: int, group: int) -> int:
+        """The last barrier that the function of this line has come to; -1 for none."""
+        return barriers.get(group, {}).get(self._recorder.function_of(site), -1)
+
+    def _note(self, key: Key) -> None:
+        op_code, site, kept = key
+        count = self._noted[key] = self._counts[key]
+        op = OP_NAMES[op_code]
+        self._recorder.note(UnwaitedWorkNote(op, count, kept), f"{op} was not waited for", site)

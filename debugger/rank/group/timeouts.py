@@ -30,7 +30,7 @@ from distcore.base import deadline
 from ...record.requests.breakpoints import any_asked, any_stop
 from .. import torch_private
 from ..limits import LONGEST_STEP_NS
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private.gloo_sockets import GlooSockets

@@ -13,11 +13,10 @@ from ...errors.in_ranks import FindingRaised
 from ...record.writing.slots import ThreadSlot
 from ..checks import reads
 from ..checks.in_flight import Held
-from ..record.forwarding_work import ForwardingWork, OverWork
 from ..record.lanes import NOWHERE, CallLine
 from ..record.recorder import Known, Recorder
-from ..record.waiting import NO_TIMEOUT, whole
-from . import gpu_completion, outstanding
+from ..record.waiting import NO_TIMEOUT, ForwardingWork, OverWork, whole
+from . import outstanding
 from .outstanding import AskedHandle, Handle, dropped
 
 _getframe = sys._getframe
@@ -66,19 +65,19 @@ class TrackedWork(ForwardingWork):
             if failed:
                 writer.break_off(self._number, thread)
             else:
-                times = gpu_completion.times_ns(self._work) if self._known.streams else (0, 0)
+                times = outstanding.times_ns(self._work) if self._known.streams else (0, 0)
                 writer.finish(self._number, thread, *times)
         elif thread is not None:
             writer.leave_call(thread, self._number + 1)
 
     def _was_waited_for(self, thread: ThreadSlot | None = None) -> None:
         """`thread` has waited for the call, or has a stream that does: then it may not be over."""
-        if not (self._open and self._known.streams and gpu_completion.goes_on(self._work)):
+        if not (self._open and self._known.streams and outstanding.goes_on(self._work)):
             self._close(thread=thread)
             return
         self._open = False
         outstanding.remove(self._number)
-        gpu_completion.follow(self._recorder, self._known.counted, self._number, self._work)
+        outstanding.follow(self._recorder, self._known.counted, self._number, self._work)
         if thread is not None:
             self._recorder.writer.leave_call(thread, self._number + 1)
 
@@ -227,7 +226,7 @@ class TrackedWork(ForwardingWork):
         """Whether the call is complete, which is put on record if so; asked by the layer itself."""
         done = bool(self._work.is_completed())
         if done and self._open and not self._waiting:
-            error = gpu_completion.failure_of(self._work, self._known.streams)
+            error = outstanding.failure_of(self._work, self._known.streams)
             self._close(failed=error is not None)
             if error is not None:
                 self._recorder.failed(self._number, error)

@@ -13,8 +13,7 @@ from ...record.layout import Activity
 from ...record.notes import SplitNote
 from .. import torch_private
 from ..checks.pipeline import Pipeline
-from ..log.interruptions import is_interruption
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import is_interruption, report_own_fault
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
 from .checked_group import CheckedGroup

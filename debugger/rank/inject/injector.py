@@ -30,8 +30,8 @@ from ...record.runs.run_directory import FAULTS_ASKED
 from ...record.safe_files import object_of
 from .. import torch_private
 from ..group.wrap import Groups
-from ..log import steps
-from ..log.own_faults import report_own_fault
+from ..log import user_log
+from ..log.rank_log import report_own_fault
 from ..record import call_site, describe
 from ..record.recorder import Recorder
 from . import data, links, process, resources
@@ -60,7 +60,7 @@ def begin(recorder: Recorder, directory: Path, groups: Groups) -> Injector | Non
         return None
     injector = Injector(recorder, directory, found)
     groups.choose_class(InjectedGroup, injector.adopt)
-    steps.of_program.observer = injector.at_named_step
+    user_log.of_program.observer = injector.at_named_step
     torch_private.on_optimizer_steps(injector.at_optimizer_step, lambda _optimizer: None)
     return injector
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ..record.forwarding_work import ForwardingWork, OverWork
-from ..record.waiting import NO_TIMEOUT
+from ..record.waiting import NO_TIMEOUT, ForwardingWork, OverWork
 
 
 class NotMade(OverWork):

@@ -1,29 +1,35 @@
 """The rank's log: what the layer, the program and Python's warnings say in it, a JSON line each.
 
 It goes to `logs/<rank>.jsonl` of the run directory, and from the level of torch's two variables on
-to stderr as well. While TORCH_CPP_LOG_LEVEL is not set the file has more: from info on. Imports no
-torch: the program may log before it does.
+to stderr as well. While TORCH_CPP_LOG_LEVEL is not set the file has more: from info on. What goes
+wrong in the layer itself is said here, too. Imports no torch: the program may log before it does.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
 import reprlib
+import signal
 import socket
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from os import getpid
 from pathlib import Path
 from time import time_ns
+from traceback import walk_tb
+from types import CodeType
 from typing import Any
 
 from ...record import log_file
 from ...record.log_file import at_least, chosen_level, readable
 from ...record.notes import NoteData
-from .interruptions import is_interruption
 
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 EMPTY: Mapping[str, Any] = {}
@@ -195,8 +201,6 @@ def _chain() -> Made | None:
             if isinstance(error, of_this_process.passing) or is_interruption(error):
                 raise
             of_this_process.broken = True
-            from .own_faults import report_own_fault
-
             report_own_fault("the rank's log", error)
         finally:
             of_this_process.thread.imports = False
@@ -251,3 +255,89 @@ def _rank() -> int:
     if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
         return int(os.environ["RANK"])
     return -1
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether the handler of a signal has raised it.
+
+    A handler runs between two lines of whatever the main thread executes, which may be ours, and
+    what it raises is meant for the program: Ctrl-C, or torchrun's SignalException upon SIGTERM.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    codes = {frame.f_code for frame, _ in walk_tb(error.__traceback__)}
+    # Raised where it was caught, it is no handler's, which has a frame of its own.
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    return len(codes) > 1 and not codes.isdisjoint(
+        code
+        for handler in handlers
+        if callable(handler) and isinstance(code := _code(handler), CodeType)
+    )
+
+
+def _code(handler: Any) -> Any:
+    """Returns the code of a function, a method, a partial of one, or an object that can be
+    called."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    if not hasattr(function, "__code__"):
+        function = type(handler).__call__
+    return getattr(function, "__code__", None)
+
+
+RAISED = "DISTDEBUG_RAISE_OWN_FAULTS"
+"""Set where a fault of the layer is to fail the program: in its own tests."""
+
+
+def report_own_fault(what: str, error: BaseException) -> None:
+    """Prints one line on stderr: a part of the layer is switched off, the program goes on. Raises
+    what the handler of a signal has raised, which is the program's."""
+    if os.environ.get(RAISED) or is_interruption(error):
+        raise error
+    note_part_off = of_this_process.note_part_off
+    if note_part_off is not None:
+        note_part_off(what, f"{what} is switched off: {error!r}")
+    text = f"{what} is switched off in process {getpid()}: {error!r}"
+    say(text)
+    put("own_fault", "warning", {"message": text}, printed=True)
+
+
+def at_exit(handler: Callable[[], object]) -> None:
+    """Have the handler called when the process ends. What the program has replaced by then (`open`,
+    `os.getpid`, a clock) may make it fail, which must not show in what the program prints."""
+
+    def guarded() -> None:
+        with contextlib.suppress(Exception):
+            handler()
+
+    atexit.register(guarded)
+
+
+def say(text: str) -> None:
+    """Prints one line on stderr, from the layer to the user."""
+    with contextlib.suppress(OSError, ValueError):
+        os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))
+
+
+_SHOWS = "_showwarnmsg_impl"
+"""Private, for a replaced `warnings.showwarning` is not told the object that a ResourceWarning is
+about, and Python would no longer say where it was allocated. `catch_warnings` keeps this name, too,
+in all versions of Python that have it."""
+
+
+def observe_warnings() -> None:
+    """Puts Python's warnings, which are shown as before, into the log as well. A program that
+    replaces `warnings.showwarning` itself takes them away again."""
+    original = getattr(warnings, _SHOWS, None)
+    if original is None:
+        return
+
+    def show(message: warnings.WarningMessage) -> None:
+        original(message)
+        if message.file is None and at_least("warning", file_level()):
+            place = at((message.filename, message.lineno))
+            text = {"category": message.category.__name__, "message": str(message.message), **place}
+            put("python_warning", "warning", text, printed=True)
+
+    setattr(warnings, _SHOWS, show)

@@ -1,14 +1,14 @@
-"""`distdebug.log`: the program's own events, in the log of its rank."""
+"""`distdebug.log`, the program's own events in the log of its rank, and `distdebug.step`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 from ...record.log_file import at_least
-from . import rank_log, steps
+from . import rank_log
 
 
 class Log:
@@ -33,7 +33,7 @@ class Log:
     @staticmethod
     def step(number: int) -> None:
         """Begins a step, as `distdebug.step`: all events of this process carry it now."""
-        steps.step(number)
+        step(number)
 
     def trace(self, event: str, /, **fields: Any) -> None:
         """Logs what is of use only to follow each single thing."""
@@ -62,7 +62,7 @@ class Log:
     def _put(self, frame: FrameType, event: str, level: str, fields: dict[str, Any]) -> None:
         if not at_least(level, "info") and not at_least(level, rank_log.file_level()):
             return
-        step = steps.of_program.current
+        step = of_program.current
         stepped = {} if step is None else {"step": step}
         given = rank_log.renamed({**stepped, **self._fields, **fields})
         place = rank_log.at((frame.f_code.co_filename, frame.f_lineno))
@@ -70,3 +70,24 @@ class Log:
 
 
 log = Log()
+
+
+class NamedSteps:
+    """The steps of this process's program, which may name them before the layer is there. Without
+    a plan of faults nothing but a number is kept."""
+
+    def __init__(self) -> None:
+        self.current: int | None = None
+        """The step that the program has named last; None before the first."""
+        self.observer: Callable[[int], None] | None = None
+        """Called on the program's own thread when a step begins."""
+
+
+of_program = NamedSteps()
+
+
+def step(number: int) -> None:
+    """Step `number` begins now, in all threads of this process."""
+    of_program.current = number
+    if of_program.observer is not None:
+        of_program.observer(number)

@@ -26,7 +26,7 @@ from ...record.requests.plan_request import Outcome, Request
 from ...record.writing.program_writer import ProgramWriter, program_path
 from ..install import RUN_DIRECTORY, install
 from ..log import own_streams
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record.exception_text import HANDS_ON
 from ..torch_private import planned_accelerator, planned_shapes, planned_streams, planning
 from .decisions import Decisions

@@ -16,15 +16,13 @@ from collections.abc import Callable
 from traceback import walk_tb
 from types import FrameType
 
-from ...errors.in_ranks import FindingRaised
 from ...record.notes import UnwindingNote
 from ..record import call_site
 from ..record.exception_text import name_of, stack_of, titled
-from ..record.recorder import Recorder
+from ..record.recorder import ORDINARY, Recorder
 from .exceptions import Exceptions, users_site
 
 _MOST_NOTES = 64
-_ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)
 _EXITS = ("sys.exit", "os._exit", "exit")
 
 
@@ -36,7 +34,7 @@ def noting(recorder: Recorder, exceptions: Exceptions) -> Callable[[int, bool], 
     def look(number: int, destroys: bool) -> None:
         with contextlib.suppress(Exception):
             error = sys.exc_info()[1]
-            if not isinstance(error, Exception) or isinstance(error, _ORDINARY):
+            if not isinstance(error, Exception) or isinstance(error, ORDINARY):
                 return
             key = (id(error), id(error.__traceback__))
             cleanup = _in_cleanup(sys._getframe(2), error)

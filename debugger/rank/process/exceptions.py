@@ -1,4 +1,9 @@
-"""Puts an exception on record: where the user's own code raised it, and whose fault it is."""
+"""Puts an exception on record: where the user's own code raised it, what it came of, and whose
+fault it is.
+
+`asyncio.TaskGroup` and its like raise a group, whose own text and line say nothing of what went
+wrong; trainers wrap what their loop raises in an error of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,9 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import getpid
+from typing import Any
 
 from ...errors.in_ranks import FindingRaised
 from ...record.notes import (
@@ -20,14 +26,13 @@ from ...record.notes import (
 )
 from ...record.snapshot import CallSite
 from ...record.wording import at_site
-from ..group import checked_group, gpu_completion, outstanding
+from ..group import checked_group, outstanding
 from ..record import call_site, lost_connections, waiting
-from ..record.exception_chain import came_of, leaf_of
 from ..record.exception_text import name_of, stack_of, text_of, titled
 from ..record.findings import OwnFinding
+from ..record.lost_connections import is_lost
 from ..record.recorder import Recorder
 from . import blame
-from .checkpoint_failures import failures_of
 
 _WAITED_IN = waiting.__file__
 _RENDEZVOUS = "_distdebug_rendezvous"
@@ -124,7 +129,7 @@ class Exceptions:
         recorder = self._recorder
         # DDP hears of a failure from the call's future, before the call counts as complete.
         for number, handle in list(outstanding.works.items()):
-            error = gpu_completion.failure_of(handle.work)
+            error = outstanding.failure_of(handle.work)
             if error is not None:
                 recorder.failed(number, error)
         lost, recorder.lost_call = recorder.lost_call, None
@@ -220,3 +225,66 @@ def _users_line(error: BaseException) -> CallSite | None:
     if library is not None:
         by = call_site.through(library.tb_frame.f_code.co_filename, library.tb_lineno)
     return CallSite(code.co_filename, best.tb_lineno, code.co_name, by)
+
+
+_MOST = 100
+"""The most exceptions of one chain, and of all groups together: a program may raise thousands."""
+
+
+def leaf_of(error: BaseException) -> BaseException:
+    """The exception in a group that says most: a finding, else the first that is no lost
+    connection, else the first. Any other exception is its own leaf."""
+    leaves = list(_leaves(error))
+    for wanted in (
+        lambda one: isinstance(one, FindingRaised) or hasattr(one, "finding"),
+        lambda one: not is_lost(one),
+    ):
+        if found := next(filter(wanted, leaves), None):
+            return found
+    return leaves[0] if leaves else error
+
+
+def came_of(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions for which this one was raised, or while they were handled, nearest first.
+    `from None` hides them from the reader, not from the record."""
+    seen = {id(error)}
+    while len(seen) < _MOST:
+        before = error.__cause__ or error.__context__
+        if before is None or id(before) in seen:
+            return
+        seen.add(id(before))
+        error = before
+        yield leaf_of(error)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """By their shape: Python 3.10 has no groups of its own, but a package that brings them."""
+    waiting, left = [error], _MOST
+    while waiting and left:
+        left -= 1
+        one = waiting.pop()
+        inner = getattr(one, "exceptions", None)
+        if isinstance(inner, tuple) and inner and all(isinstance(x, BaseException) for x in inner):
+            waiting.extend(reversed(inner[:_MOST]))
+        else:
+            yield one
+
+
+def failures_of(error: BaseException) -> Mapping[int, BaseException]:
+    """Returns the exceptions of the ranks that failed in a checkpoint of
+    torch.distributed.checkpoint, by their numbers in its group; nothing, if the error is no such
+    exception. It gathers what any rank raised, and has all ranks raise one exception, the right
+    ones as well as the wrong one. The module is the program's to import.
+    """
+    module = sys.modules.get("torch.distributed.checkpoint.api")
+    gathered = getattr(module, "CheckpointException", None)
+    if gathered is None or not isinstance(error, gathered):
+        return {}
+    failures: Any = getattr(error, "failures", None)
+    if not isinstance(failures, dict):
+        return {}
+    return {
+        rank: pair[0]
+        for rank, pair in failures.items()
+        if isinstance(rank, int) and isinstance(pair, tuple) and isinstance(pair[0], BaseException)
+    }

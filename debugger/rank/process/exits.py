@@ -22,19 +22,18 @@ from typing import Any, NoReturn
 from distcore.base.wrapping import around
 
 from ...errors.in_ranks import FindingRaised
+from ...hook.loading import when_imported
 from ...record.exits import tell_asked
 from ...record.layout import Phase
 from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
 from ...record.runs.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
-from ..log.interruptions import is_interruption
-from ..log.own_faults import at_exit, report_own_fault
+from ..log.rank_log import at_exit, is_interruption, report_own_fault
 from ..record import call_site, lost_connections
 from ..record.exception_text import text_of
 from ..record.recorder import Recorder
 from ..torch_private.probe import before
-from . import unittests
 from .exceptions import Exceptions
 from .verdict import VerdictWatch
 
@@ -74,7 +73,7 @@ class Exits:
         self._wrap_terminate()
         self._wrap_sys_exit()
         self._wrap_os_exit()
-        unittests.observe(self.caught)
+        _observe_unittest(self.caught)
         at_exit(self._at_exit)
 
     def caught(self, error: BaseException) -> None:
@@ -415,3 +414,24 @@ def _came_through_users_code(error: BaseException) -> bool:
     own into an exit."""
     names = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     return any(call_site.frame_kind(name) != call_site.OWN for name in names)
+
+
+def _observe_unittest(caught: Callable[[BaseException], None]) -> None:
+    """Calls `caught` with each error that makes a test fail: unittest keeps what a test raised to
+    itself, and ends the rank with status 1 for it. (pytest's is reported by the plugin.)"""
+
+    def watch(module: Any) -> None:
+        # (test, error), (test, error), (test, subtest, error or None for one that has passed)
+        for name, position in {"addError": 1, "addFailure": 1, "addSubTest": 2}.items():
+            before(module.TestResult, name, partial(_tell, caught, position))
+
+    when_imported("unittest.result", watch)
+
+
+def _tell(
+    caught: Callable[[BaseException], None], position: int, _: Any, *args: Any, **kwargs: Any
+) -> None:
+    with contextlib.suppress(Exception):
+        error = (*args, *kwargs.values())[position]
+        if error is not None:
+            caught(error[1])

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
+from ...hook.loading import when_imported
 from ...record.layout import Activity
 from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from ...record.requests.lifeline import tie
@@ -22,15 +24,15 @@ from ...system.proc import age_s, read_stat
 from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks
+from ..group.outstanding import UnwaitedWork
 from ..group.wrap import Groups
 from ..log import rank_log
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.gloo_workers import settle
 from ..torch_private.stores import on_new_stores, own_address, store_address
 from .exceptions import failed_to_join
 from .exits import Exits
-from .unwaited_work import UnwaitedWork
 
 _MOST_BYTES = 1 << 20
 """The most bytes of a FileStore's file that are read."""
@@ -319,3 +321,49 @@ def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: b
         int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
     recorder.writer.take_name(directory / "ranks" / f"{rank}.flight")
+
+
+def observe_rpc(recorder: Recorder, directory: Path, forks: Forks, exits: Exits) -> None:
+    """Watches each init_rpc: which rank this is, of a program that has workers of
+    torch.distributed.rpc and no group, where its launcher has not said so before the process began.
+    The package is imported by programs that use it."""
+
+    def watch(package: ModuleType) -> None:
+        torch_private.patch(
+            package,
+            "init_rpc",
+            lambda original: _init_rpc(recorder, directory, forks, exits, original),
+        )
+
+    when_imported("torch.distributed.rpc", watch)
+
+
+def _init_rpc(
+    recorder: Recorder,
+    directory: Path,
+    forks: Forks,
+    exits: Exits,
+    original: Callable[..., Any],
+) -> Callable[..., Any]:
+    def init_rpc(*args: Any, **kwargs: Any) -> Any:
+        try:
+            forks.revive()
+            if recorder.writer.rank < 0:
+                names = ("name", "backend", "rank", "world_size", "rpc_backend_options")
+                given = {**dict(zip(names, args, strict=False)), **kwargs}
+                options = given.get("rpc_backend_options")
+                claim_as_worker(
+                    recorder,
+                    directory,
+                    int(given.get("rank", -1)),
+                    given.get("world_size"),
+                    getattr(options, "init_method", None),
+                )
+            tie(directory)
+        except Exception as error:
+            report_own_fault("watching init_rpc", error)
+        result = original(*args, **kwargs)
+        exits.group_made()
+        return result
+
+    return init_rpc

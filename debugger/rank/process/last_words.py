@@ -7,6 +7,7 @@ process itself can tell, by `faulthandler`, in the moment between the signal and
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
 import os
@@ -88,3 +89,23 @@ def _is_caught(number: int) -> bool:
     """Also where the system does not tell: then what there may be is left alone."""
     status = read_status()
     return not status or has_signal(status, "SigCgt", number)
+
+
+VARIABLE = "DISTDEBUG_PTRACE_ANY"
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+def open_to_all(libc: ctypes.CDLL | None = None) -> bool:
+    """Says, where the environment asks for it (`--ptrace-any`), that stacks of this process may be
+    taken from outside by any process of the user. Returns False where it is not asked for, or where
+    the kernel has no Yama, which then forbids nothing either.
+
+    Where Yama restricts ptrace (`ptrace_scope` 1), only those above a process may read it; a shell
+    that somebody opens on the host hours later is not above it. The kernel lets a process say that
+    it does not mind, at once and for itself alone: a forked child has to say so again.
+    """
+    if not os.environ.get(VARIABLE):
+        return False
+    library = libc or ctypes.CDLL(None)
+    return bool(library.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0) == 0)

@@ -26,18 +26,16 @@ from ...record.writing.flight_file import place_of_this_process
 from ...record.writing.writer import FlightWriter
 from ..group import outstanding
 from ..group.hooked_group import NOT_SEEN, HookedGroup
+from ..group.outstanding import UnwaitedWork
 from ..limits import SELDOM_S, SOON_S
-from ..log.own_faults import report_own_fault
-from ..record.identity import identity
-from ..record.recorder import Recorder
+from ..log.rank_log import report_own_fault
+from ..record.recorder import Recorder, identity
 from ..torch_private import group_hooks
 from ..torch_private.gloo_sockets import GlooSockets
 from .exceptions import Exceptions
 from .exits import Exits
 from .heartbeat import Heartbeat
-from .main_thread import MainThread
-from .main_thread_call import MainThreadCall, others_in_torch
-from .unwaited_work import UnwaitedWork
+from .main_thread import MainThread, MainThreadCall, others_in_torch
 from .verdict import VerdictWatch
 
 

@@ -15,6 +15,8 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +29,8 @@ from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text import whole_number
-from ..limits import MEET_S, OTHERS_COME_S, QUICK_S, SELDOM_S
-from ..log.own_faults import at_exit
+from ..limits import CONNECT_S, HEAD_COMES_S, MEET_S, OTHERS_COME_S, QUICK_S, SELDOM_S
+from ..log.rank_log import at_exit
 
 VARIABLE = "DISTDEBUG_MEET"
 """Set where the job has more nodes than this supervisor sees."""
@@ -237,3 +239,32 @@ class NodesMeeting:
 def _text(value: Any) -> str:
     raw = value if isinstance(value, bytes) else str(value).encode()
     return raw[:MOST_KEY_BYTES].decode("utf-8", "replace")
+
+
+def main() -> None:
+    """Meets the other nodes for a supervisor whose ranks have all ended before one of them did.
+
+    A short-lived process of that supervisor's, which itself imports no torch, and so cannot come to
+    the store in which the others have met: `RUN_DIR HOST PORT SECONDS`. Torch is imported only
+    where somebody listens there by then.
+    """
+    directory, host, port, within_s = sys.argv[1:]
+    if not _is_served(host, int(port), float(within_s)):
+        return
+    from ..torch_private.rendezvous import connected
+
+    store = connected(host, int(port), CONNECT_S)
+    NodesMeeting(Path(directory)).join(store, host, "distdebug", HEAD_COMES_S)
+
+
+def _is_served(host: str, port: int, within_s: float) -> bool:
+    """Whether somebody listens there, or does so soon; one try is made in any case."""
+    until_s = time.monotonic() + within_s
+    while True:
+        try:
+            socket.create_connection((host, port), CONNECT_S).close()
+            return True
+        except OSError:
+            if time.monotonic() > until_s:
+                return False
+            time.sleep(LOOK_EVERY_S)

@@ -20,7 +20,7 @@ from distcore.base.call_text import REDUCE_OPS
 
 from ...record.ops import OPS, POINT_TO_POINT, Op, Operand, Pattern, op_of
 from ...record.signature import ANY_SOURCE, Signature, Tensor
-from ..log.interruptions import is_interruption
+from ..log.rank_log import is_interruption
 
 Facts = tuple[Any, ...]
 Arguments = tuple[Any, ...]

@@ -9,19 +9,25 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
+import torch
+
+from ...errors.in_ranks import FindingRaised
 from ...record import layout, wording
 from ...record.layout import Activity, Definition, GroupState
 from ...record.notes import (
     LayerOffNote,
+    LeftCallNote,
     NoteData,
     OwnFindingNote,
     PairedNote,
@@ -29,21 +35,23 @@ from ...record.notes import (
     WithoutGradientNote,
 )
 from ...record.ops import OP_CODES, OP_NAMES
-from ...record.secret_words import allowed_variables
+from ...record.secret_words import allowed_variables, masked
 from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
 from ...record.snapshot import by_device
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
 from ..limits import GROUP_TIMEOUT_S
 from ..log import rank_log
-from ..log.interruptions import is_interruption
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import is_interruption, report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
-from .left_calls import LeftCalls
+from .exception_text import name_of, titled
 from .waiting import BackendWaits, NoVerdict, WaitEnd, WaitFunction
 
 _MOST_SITES = 10_000
+_MOST_LEFT = 256
+ORDINARY = (StopIteration, StopAsyncIteration, FindingRaised)
+"""Exceptions that leave calls though nothing has gone wrong there."""
 LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
 _OWN, _USER = call_site.OWN, call_site.USER
 
@@ -169,7 +177,8 @@ class Recorder:
         """Kinds and lines of what this process has found itself, where the run goes on."""
         self._namesakes: dict[tuple[int, str], int] = {}
         self._creations = 0
-        self.left_call = LeftCalls(self)
+        self._left: Counter[tuple[str, str, int]] = Counter()
+        """The calls that exceptions have left, by function, error and line."""
         self._blind = False
         writer.identify(self._identity)
         self._record_environment()
@@ -433,6 +442,20 @@ class Recorder:
         if made is not None:
             self.left_call(OP_NAMES[made[0]], error)
 
+    def left_call(self, function: str, error: BaseException | None) -> None:
+        """The exception leaves this function of torch's, which this thread has called: most are
+        caught, and what a rank does after that may be what goes wrong. One that leaves a line again
+        and again, as in a loop that tries anew, is noted ever more seldom."""
+        with contextlib.suppress(Exception):
+            if not isinstance(error, Exception) or isinstance(error, ORDINARY):
+                return
+            key = (function, name_of(error), self.site(sys._getframe(1)))
+            self._left[key] += 1
+            seldom = self._left[key] & (self._left[key] - 1) or len(self._left) > _MOST_LEFT
+            if not (seldom or self.writer.heap_half_full or self.writer.detached):
+                note = LeftCallNote(key[1], function, self.writer.calls)
+                self.note(note, titled(error), key[2])
+
     # -- waits that are no call ----------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -490,3 +513,14 @@ class Recorder:
 
 def _main_ident() -> int:
     return threading.main_thread().ident or 0
+
+
+def identity() -> dict[str, Any]:
+    """Its host, command, parent, and the versions of what it runs on."""
+    return {
+        "host": socket.gethostname(),
+        "argv": [argument[:200] for argument in masked(sys.argv[:20])],
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "parent": os.getppid(),
+    }

@@ -39,7 +39,7 @@ from ..checks import pipeline
 from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private import ddp
 from . import quantities

@@ -14,19 +14,21 @@ mistake. Either way all of the model must be equal again by the next step.
 
 from __future__ import annotations
 
+import gc
+import sys
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..group.checked_group import CheckedGroup
 from ..record.recorder import GroupRecord
-from . import parameter_names, quantities
-from .forgotten import forgotten
+from . import quantities
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
 
@@ -109,16 +111,18 @@ def _by_gradients(
     for group in gradients.groups():
         held = zip(parameters, gradients.held(group, every), strict=True)
         reduced[group] = {id(one): one for one, known in held if known}
-    names = parameter_names.find_whole(optimizer) if any(reduced.values()) else None
+    names = find_whole(optimizer) if any(reduced.values()) else None
     if names is None:
         return
     trained = {id(one) for one in parameters if one.grad is not None}
-    modules = parameter_names.modules()
-    of_all = [one.grad for each in modules for one in each.parameters(recurse=False) if one.is_leaf]
+    every_module = modules()
+    of_all = [
+        one.grad for each in every_module for one in each.parameters(recurse=False) if one.is_leaf
+    ]
     for group, of_group in reduced.items():
         yield Declared(BY_GRADIENTS, group, [(names[key], one) for key, one in of_group.items()])
         if gradients.passes_activations(group, [*every, *of_all]):
-            left_out, like = forgotten(modules, trained, reduced, group)
+            left_out, like = forgotten(every_module, trained, reduced, group)
             named = [(names[id(one)], one) for one in parameters if id(one) in left_out]
             summed = [names[key] for key in of_group if key in like]
             yield Declared(BY_EQUALITY, group, named, like=summed)
@@ -130,8 +134,110 @@ def _by_placement(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> I
         for axis in quantities.axes_of(one):
             if quantities.part(one, axis) is not None:
                 replicated.setdefault(axis, []).append(one)
-    names = parameter_names.find(optimizer) if replicated else {}
+    names = find(optimizer) if replicated else {}
     for axis, tensors in replicated.items():
         if isinstance(axis.group, CheckedGroup):
             named = [(names[id(one)], one) for one in tensors]
             yield Declared(BY_PLACEMENT, axis.group._record, named, axis)
+
+
+def forgotten(
+    modules: Sequence[nn.Module],
+    trained: Set[int],
+    reduced: Mapping[GroupRecord, Mapping[int, object]],
+    group: GroupRecord,
+) -> tuple[set[int], set[int]]:
+    """Finds parameters whose gradients a program seems to have forgotten to sum: the ids of those
+    that this group has not summed, and of those of their like that it has. `trained`: of an
+    optimiser's parameters that have gradients; `reduced`: by the groups that have summed these.
+
+    Ranks that hold parts of one model sum the gradients of what each of them has whole: of norms,
+    say. A gradient that is not summed tells nothing by itself. Shards have such, experts, and heads
+    of one's own, and equal seeds make them equal at the start. So it must be of a module
+
+    - without a matrix, as norms and scales are: it is matrices that are cut into shards;
+    - of which there is another, of the same class and layout, whose gradients the group has summed;
+    - that stands in a module of which the group sums gradients: an expert's norm is as alone as its
+      matrices are;
+    - and whose gradients no other group has summed than those that have summed its like's: what is
+      reduced among fewer or other ranks is so by choice.
+
+    That such parameters were equal at the start, and part, is what the diagnosis sees.
+    """
+    alike: dict[object, list[tuple[nn.Module, set[int]]]] = {}
+    for module in modules:
+        own = dict(module.named_parameters(recurse=False))
+        ids = {id(one) for one in own.values()}
+        if own and ids <= trained and all(one.dim() < 2 for one in own.values()):
+            layout = tuple((name, one.shape, one.dtype) for name, one in own.items())
+            alike.setdefault((type(module), layout), []).append((module, ids))
+
+    def groups(ids: set[int]) -> set[GroupRecord]:
+        return {one for one, of_it in reduced.items() if not ids.isdisjoint(of_it)}
+
+    left_out: set[int] = set()
+    summed: set[int] = set()
+    for owners in alike.values():
+        like = [ids for _, ids in owners if ids <= reduced[group].keys()]
+        of_like = [groups(ids) for ids in like]
+        for module, ids in owners:
+            of_own = groups(ids)
+            misses = group not in of_own and any(of_own <= one for one in of_like)
+            if misses and _is_among(module, modules, reduced[group]):
+                left_out |= ids
+                summed.update(*like)
+    return left_out, summed
+
+
+def _is_among(
+    module: nn.Module, modules: Sequence[nn.Module], reduced: Mapping[int, object]
+) -> bool:
+    """Whether it stands in a module that has some of these parameters."""
+    parents = (one for one in modules if any(child is module for child in one.children()))
+    return any(id(one) in reduced for parent in parents for one in parent.parameters())
+
+
+SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+
+
+def find_whole(optimizer: Optimizer) -> dict[int, str] | None:
+    """Finds names as `find` does; None where a module has cut the parameters into shards, which are
+    no replicas."""
+    wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    for module in modules():
+        if _is_sharded(module) and any(id(one) in wanted for one in module.parameters()):
+            return None
+    return find(optimizer)
+
+
+def find(optimizer: Optimizer) -> dict[int, str]:
+    """Returns names by the parameter's id. Looks at all objects of the process: some hundredths of
+    a second."""
+    names = {
+        id(one): f'param_groups[{number}]["params"][{index}]'
+        for number, group in enumerate(optimizer.param_groups)
+        for index, one in enumerate(group["params"])
+    }
+    wanted = set(names)
+    every = modules()
+    children = {id(child) for module in every for child in module.children()}
+    roots = [module for module in every if id(module) not in children]
+    # Of several modules that hold a parameter (an average of models, say), the one with the most.
+    found = [
+        {id(one): name for name, one in root.named_parameters() if id(one) in wanted}
+        for root in roots
+    ]
+    for of_root in sorted(found, key=len):
+        names.update(of_root)
+    return names
+
+
+def modules() -> list[nn.Module]:
+    """Returns all modules of this process."""
+    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+
+
+def _is_sharded(module: Any) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = tuple(kind for name in SHARDED if (kind := getattr(fsdp, name, None)) is not None)
+    return isinstance(module, kinds)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...record.notes import PairedNote
 from ...record.signature import hash64
 from .. import torch_private
-from ..log.own_faults import report_own_fault
+from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.sharding import on_sharding
 

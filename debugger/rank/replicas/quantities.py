@@ -12,6 +12,7 @@ placement along that axis is `Replicate()`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import sys
@@ -33,7 +34,6 @@ from ...record.replicas import (
 )
 from ...record.signature import hash64
 from ...record.snapshot import Column
-from . import digest
 
 _ODD = 0x9E3779B97F4A7C15
 _ABSENT = 0
@@ -121,9 +121,9 @@ class ReplicaReading:
     def values(self, count: int) -> list[int]:
         """64 bits for each of `count` columns: digests, and of a number its bits as a float64.
         Reads every element once, and waits for the devices that have them."""
-        digests = iter(digest.digests(list(itertools.chain(*self._tensors))))
+        found_digests = iter(digests(list(itertools.chain(*self._tensors))))
         found = [
-            _folded([next(digests) for _ in tensors] + [bits_of(one) for one in numbers])
+            _folded([next(found_digests) for _ in tensors] + [bits_of(one) for one in numbers])
             for tensors, numbers in zip(self._tensors, self._numbers, strict=True)
         ]
         kind = type(self._optimizer)
@@ -208,7 +208,7 @@ def _state(optimizer: Optimizer, parameter: Tensor) -> list[Any]:
 def _folded(parts: Sequence[int]) -> int:
     total = _ABSENT
     for one in parts:
-        total = (total * _ODD + one) & digest.MASK
+        total = (total * _ODD + one) & MASK
     return total
 
 
@@ -228,3 +228,80 @@ def _numbers(value: Any) -> Iterator[tuple[str, float]]:
     elif isinstance(value, (tuple, list)):
         for index, one in enumerate(value):
             yield from ((f"[{index}]{where}", number) for where, number in _numbers(one))
+
+
+MASK = (1 << 64) - 1
+ROW = 1 << 16
+ROWS_AT_ONCE = 64
+_SEED = 0x5EED
+_WORDS = {1: torch.int8, 2: torch.int16}
+"""By the size of an element in bytes; larger ones are cut into 32 bits: of 64, two changed signs
+would make up for each other."""
+
+
+def digests(tensors: Sequence[Tensor]) -> list[int]:
+    """Returns 64 bits of each: equal for equal bits, other when any single element is another.
+    Reads every element once, and waits for the devices that have them.
+
+    Each element's bits, as an integer, times an odd number of its position, are added up modulo
+    2**64. Integer arithmetic gives the same on every device and in every order of addition. All
+    NaNs count as one: which of them an addition gives depends on the order of its operands.
+    """
+    with torch.no_grad():
+        found = _values([_digest(tensor) for tensor in tensors])
+        sums = _values([_not_a_number(tensor) for tensor in tensors])
+        for index, has_nan in enumerate(sums):
+            if has_nan:
+                tensor = tensors[index].detach()
+                one_nan = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
+                found[index] = _values([_digest(one_nan)])[0]
+    return [value & MASK for value in found]
+
+
+def _digest(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return _fold(flat.view(_WORDS.get(flat.element_size(), torch.int32)))
+
+
+def _fold(words: Tensor) -> Tensor:
+    """The weighted sum, by rows so that the weights stay few: those of its row and its column."""
+    weights = _weights_on(words.device)
+    count = words.numel()
+    if count <= ROW:
+        return (words * weights[:count]).sum()
+    rows, rest = divmod(count, ROW)
+    table = words[: rows * ROW].view(rows, ROW)
+    sums = [
+        (table[first : first + ROWS_AT_ONCE] * weights).sum(1)
+        for first in range(0, rows, ROWS_AT_ONCE)
+    ]
+    if rest:
+        sums.append((words[rows * ROW :] * weights[:rest]).sum().view(1))
+    return _fold(torch.cat(sums))
+
+
+@functools.cache
+def _weights_on(device: torch.device) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(_SEED)  # not the program's own
+    made = torch.randint(-(1 << 63), (1 << 63) - 1, (ROW,), generator=generator, device="cpu")
+    return (made | 1).to(device)
+
+
+def _not_a_number(tensor: Tensor) -> Tensor:
+    """Whether the sum is NaN: so it is where an element is, and seldom else."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
+        return torch.zeros((), dtype=torch.bool, device=tensor.device)
+    return tensor.detach().sum().isnan()
+
+
+def _values(results: Sequence[Tensor]) -> list[int]:
+    """Numbers from tensors, with one wait for each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for index, result in enumerate(results):
+        by_device.setdefault(result.device, []).append(index)
+    found = [0] * len(results)
+    for indices in by_device.values():
+        together = torch.stack([results[index] for index in indices]).tolist()
+        for index, value in zip(indices, together, strict=True):
+            found[index] = int(value)
+    return found

@@ -2,7 +2,7 @@
 
 The hooks are called by the dispatcher for every caller of a group that exists already: Python,
 DDP's C++ reducer, functional collectives, compiled code. Their table has no lock: they are to be
-set where no other thread makes a call, see `process.main_thread_call`.
+set where no other thread makes a call, see `process.main_thread.MainThreadCall`.
 """
 
 from __future__ import annotations

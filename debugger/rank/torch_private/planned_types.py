@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...record.sizes import DTYPES
+from ...record.signature import DTYPES
 from .planned_devices import CPU, DevicePlaces
 
 _TYPES: dict[str, torch.dtype] = {

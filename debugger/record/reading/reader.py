@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import layout, steady_clock
+from ..definitions import Budget, Definitions
 from ..layout import Activity, CallState, GroupState, Phase, Role
 from ..limits import MOST_RANKS
 from ..notes import ReplicasNote
@@ -23,7 +24,6 @@ from ..safe_files import object_of
 from ..signature import MASK
 from ..snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
 from . import copies
-from .definitions import Budget, Definitions
 from .ring import MESSAGES, OpenMaps, RingReader
 from .ring import FlightError as FlightError
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 from .. import steady_clock
+from ..definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from ..layout import Phase, Role
 from ..notes import CrashNote, ForkedNote, LayerOffNote
 from ..snapshot import Note, Process, Rank, Snapshot
 from .copies import far_heartbeat_s, node_of, own_name
-from .definitions import MOST_EACH_TOGETHER_BYTES, Budget
 from .last_words import LastWords, WrittenLastWords
 from .reader import FlightError, FlightReader
 from .ring import NoHeaderError, OpenMaps, Window

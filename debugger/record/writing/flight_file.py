@@ -19,7 +19,8 @@ from struct import Struct
 from typing import Any
 
 from ...system import proc
-from .. import layout, rank_runs
+from .. import layout
+from ..definitions import packed_ranks
 from ..layout import Definition, GroupState, Phase, Role
 from ..lost_pages import keep
 from ..notes import NoteData
@@ -50,7 +51,8 @@ class FlightFile:
         self.rank = -1
         self._role = role
         self._started_ns = _now()
-        self._start_ticks = _process_start_ticks()
+        stat = proc.read_stat("self")
+        self._start_ticks = stat.start_ticks if stat is not None else 0
         self._world_size = self._local_rank = -1
         self._restart_count = self._max_restarts = 0
         self._lock = threading.RLock()
@@ -217,7 +219,7 @@ class FlightFile:
     def add_group(self, record: Mapping[str, Any]) -> GroupSlot | None:
         """A place for a new group; None when all are in use (its calls are then not recorded)."""
         with self._lock:
-            definition = self._add(Definition.GROUP, _described(record))
+            definition = self._add(Definition.GROUP, described(record))
             if not definition:
                 return None
             if self._next_group < layout.GROUPS:
@@ -275,7 +277,7 @@ class FlightFile:
     def add_creation(self, record: Mapping[str, Any]) -> bool:
         """Put a group creation, in which every rank must take part, on record; False when there is
         no room for it."""
-        return self._add(Definition.CREATION, _described(record)) != 0
+        return self._add(Definition.CREATION, described(record)) != 0
 
     def add_channel(self, record: Mapping[str, Any]) -> ChannelSlot:
         """A place for a new point-to-point channel. When all are in use, the calls of further ones
@@ -310,12 +312,5 @@ def _written_by_the_living(path: Path) -> bool:
     return proc.exists(layout.HEADER.unpack(header)[2])
 
 
-def _process_start_ticks() -> int:
-    """Returns when this process began, in clock ticks since boot (field 22 of its stat); 0
-    elsewhere."""
-    stat = proc.read_stat("self")
-    return stat.start_ticks if stat is not None else 0
-
-
-def _described(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**record, "ranks": rank_runs.packed(record["ranks"])}
+def described(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**record, "ranks": packed_ranks(record["ranks"])}

@@ -39,22 +39,14 @@ from typing import Any
 
 from .. import layout
 from ..layout import ASYNC_FLAG, Activity, Definition, GroupState, Phase
+from .flight_file import described
 from .slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
 from .writer import FlightWriter
 
 FOLDER = "programs"
 """Below the run directory; a rank's file is `<rank>.program`."""
 FILES = "program"
-WORDS = {
-    Definition.SIGNATURE: "signature",
-    Definition.SITE: "site",
-    Definition.GROUP: "group",
-    Definition.CHANNEL: "channel",
-    Definition.CREATION: "creation",
-    Definition.DETAIL: "detail",
-    Definition.ENVIRONMENT: "environment",
-    Definition.NOTE: "note",
-}
+WORDS = {kind: kind.name.lower() for kind in Definition}
 _IN_CALL = int(Activity.IN_CALL)
 
 
@@ -132,7 +124,7 @@ class ProgramWriter(FlightWriter):
 
     def add_group(self, record: Mapping[str, Any]) -> GroupSlot | None:
         with self._lock:
-            definition = self._add(Definition.GROUP, record)
+            definition = self._add(Definition.GROUP, described(record))
             slot = GroupSlot(self._next_group)
             self._next_group += 1
             self._group_slots[slot.index] = slot

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from distdebug.rank import limits
-from distdebug.rank.checks import refusals
+from distdebug.rank.checks import argument_checks
 from distdebug.record import layout
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
@@ -85,7 +85,7 @@ RIGHT = [
 def test_a_right_call_is_not_foretold_to_be_refused(
     backend: str, method: str, args: tuple[Any, ...]
 ) -> None:
-    assert not refusals.expected(backend, method, args, 2, 0)
+    assert not argument_checks.expected(backend, method, args, 2, 0)
 
 
 @pytest.mark.parametrize("backend", ["tcp", "mpi"])
@@ -93,17 +93,17 @@ def test_ranks_may_have_more_or_less_than_others(backend: str) -> None:
     row = [T, torch.ones(3)]
     for rank, own in enumerate(row):
         for method, args in (("allgather", ([row], [own])), ("reduce_scatter", ([own], [row]))):
-            assert not refusals.expected(backend, method, args, 2, rank)
-            assert refusals.expected(backend, method, args, 2, 1 - rank)
+            assert not argument_checks.expected(backend, method, args, 2, rank)
+            assert argument_checks.expected(backend, method, args, 2, 1 - rank)
 
 
 def test_of_a_backend_or_a_form_that_is_not_known_nothing_is_foretold() -> None:
-    assert refusals.expected("gloo", "allreduce", ([],), 2, 0)
-    assert not refusals.expected("nccl", "allreduce", ([],), 2, 0)
-    assert not refusals.expected("gloo", "allreduce", (), 2, 0)
-    assert not refusals.expected("gloo", "scatter", (None, 3), 2, 0)
+    assert argument_checks.expected("gloo", "allreduce", ([],), 2, 0)
+    assert not argument_checks.expected("nccl", "allreduce", ([],), 2, 0)
+    assert not argument_checks.expected("gloo", "allreduce", (), 2, 0)
+    assert not argument_checks.expected("gloo", "scatter", (None, 3), 2, 0)
     meta = torch.ones(3, device="meta")
-    assert not refusals.expected("gloo", "_allgather_base", (meta, meta), 2, 0)
+    assert not argument_checks.expected("gloo", "_allgather_base", (meta, meta), 2, 0)
 
 
 def test_the_bound_on_record_is_the_one_that_is_kept() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import distcore  # noqa: F401 - registers tcp
-from distdebug.rank.log import steps
+from distdebug.rank.log import user_log
 
 STEPS = int(os.environ.get("STEPS") or 6)
 
@@ -52,7 +52,7 @@ def train():
 
 for number in range(STEPS):
     if os.environ.get("STEPS_ARE_NAMED"):
-        steps.step(number)  # a step begins
+        user_log.step(number)  # a step begins
     train()
     tensor = torch.ones(4, 2)
     dist.all_reduce(tensor)  # the all_reduce

@@ -9,7 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from distdebug.rank.checks import refusals
+from distdebug.rank.checks import argument_checks
 
 backend = sys.argv[1]
 dist.init_process_group(backend)
@@ -86,7 +86,7 @@ if rank == 0:
     for what, (method, *args) in WRONG.items():
         row = {"what": what, "call": said(getattr(group, method), args)}
         row["backend"] = said(getattr(group._inner, method), args)
-        row["foretold"] = refusals.expected(backend, method, tuple(args), 2, 0)
+        row["foretold"] = argument_checks.expected(backend, method, tuple(args), 2, 0)
         print(json.dumps(row), flush=True)
 # What the first rank has made in vain counts for nothing.
 dist.all_reduce(t, async_op=True).wait()

@@ -12,7 +12,7 @@ import pytest
 
 from distdebug.cli import main
 from distdebug.errors import UsageError
-from distdebug.record.log_reader import LogReader
+from distdebug.record.runs.log_reader import LogReader
 from distdebug.supervisor.stacks.evidence import keep
 
 from . import runs_on_disk

@@ -19,7 +19,7 @@ from distdebug.faults.spec import SpecError, parse
 from distdebug.faults.written import written
 from distdebug.record.ops import OPS
 from distdebug.record.safe_text import clean
-from distdebug.record.sizes import DTYPES
+from distdebug.record.signature import DTYPES
 
 from .test_spec import ACTIONS_READ, WRONG
 

@@ -13,8 +13,7 @@ from distcore.algorithms import bruck, pairwise, recursive, ring, tree
 from distcore.base.reduction import Reduction, reduction_for
 from distdebug.plan.traffic.costs import Cost, Link, costs
 from distdebug.record.ops import OPS
-from distdebug.record.signature import Signature
-from distdebug.record.sizes import item_bytes
+from distdebug.record.signature import Signature, item_bytes
 from tests.support.threads_transport import ThreadTransport, run_ranks
 
 BYTES = 840 * 4

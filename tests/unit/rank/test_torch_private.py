@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup, Work
 from distdebug.rank import torch_private
 from distdebug.rank.group import checked_group
 from distdebug.rank.record.describe import METHODS
-from distdebug.rank.record.forwarding_work import ForwardingWork
+from distdebug.rank.record.waiting import ForwardingWork
 from distdebug.rank.torch_private import groups, probe, self_test
 from distdebug.rank.torch_private.probe import Private, WatchedPart
 from distdebug.record import torch_versions

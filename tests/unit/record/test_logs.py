@@ -21,7 +21,7 @@ from distdebug.record.log_file import (
     readable,
     times_path,
 )
-from distdebug.record.log_reader import LogReader, Tail
+from distdebug.record.runs.log_reader import LogReader, Tail
 
 
 @pytest.mark.parametrize(

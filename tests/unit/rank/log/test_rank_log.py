@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import os
 import signal
@@ -10,15 +11,17 @@ import subprocess
 import sys
 import tracemalloc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
 import distdebug
-from distdebug.rank.log import own_faults, python_warnings, rank_log
+from distdebug.rank.log import rank_log
+from distdebug.rank.log.rank_log import is_interruption
 from distdebug.record.notes import ReplicasNote
 
 Capture = pytest.CaptureFixture[str]
@@ -38,7 +41,7 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("TORCH_CPP_LOG_LEVEL", "DISTDEBUG_LEVEL", "DISTDEBUG_LOG_MAX_MB"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rank_log, "of_this_process", rank_log.ThisProcess())
-    monkeypatch.setattr("distdebug.rank.log.steps.of_program.current", None)
+    monkeypatch.setattr("distdebug.rank.log.user_log.of_program.current", None)
     return tmp_path / "logs"
 
 
@@ -236,7 +239,7 @@ def test_pythons_warnings_are_shown_as_before_and_logged(
 ) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(warnings, "_showwarnmsg_impl", shown.append)
-    python_warnings.observe()
+    rank_log.observe_warnings()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warnings, "filters", [("always", None, Warning, None, 0)])
         warnings.warn("careful", FutureWarning, stacklevel=1)
@@ -252,8 +255,8 @@ def test_pythons_warnings_are_shown_as_before_and_logged(
 WARNS = """
 import logging, sys, warnings
 if sys.argv[1] == "watched":
-    from distdebug.rank.log import python_warnings
-    python_warnings.observe()
+    from distdebug.rank.log import rank_log
+    rank_log.observe_warnings()
 
 def lose():
     file = open(sys.executable, "rb")
@@ -334,7 +337,7 @@ def test_an_interrupt_while_the_last_words_are_written_is_not_told(
 
 def test_without_its_chain_there_is_no_log(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(own_faults, "report_own_fault", lambda what, _error: told.append(what))
+    monkeypatch.setattr(rank_log, "report_own_fault", lambda what, _error: told.append(what))
     monkeypatch.setitem(sys.modules, "_distdebug.rank.log.encoding", None)
     distdebug.log.info("x")
     distdebug.log.info("y")
@@ -415,3 +418,55 @@ def test_what_a_signals_handler_raises_is_the_programs(
     monkeypatch.setattr(rank_log, "_chain", lambda: _on_signal(0, None))
     rank_log.put("event", "error", {})
     assert "lacks a record of 'event'" in capfd.readouterr().err, "the twin: nobody handles it"
+
+
+class TimeIsUpError(RuntimeError):
+    pass
+
+
+def handler(_number: int, _frame: FrameType | None, *_more: object) -> None:
+    raise TimeIsUpError("by the handler")
+
+
+class Watchdog:
+    def bark(self, _number: int, _frame: FrameType | None) -> None:
+        raise TimeIsUpError("by a method")
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.bark(number, frame)
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        handler,
+        functools.partial(functools.partial(handler)),
+        Watchdog().bark,
+        Watchdog(),
+        lambda number, frame: handler(number, frame),
+    ],
+    ids=["function", "partial", "method", "object", "lambda"],
+)
+def test_what_a_handler_raises(act: Callable[..., Any]) -> None:
+    signal.signal(signal.SIGUSR1, act)
+    with pytest.raises(TimeIsUpError) as found:
+        signal.raise_signal(signal.SIGUSR1)
+    assert is_interruption(found.value)
+
+
+def test_what_the_code_itself_raises() -> None:
+    signal.signal(signal.SIGUSR1, handler)
+    with pytest.raises(TimeIsUpError) as found:
+        Watchdog().bark(0, None)
+    assert not is_interruption(found.value)
+    with pytest.raises(ValueError, match="invalid literal") as wrong:
+        int("x")
+    assert not is_interruption(wrong.value)
+    assert is_interruption(KeyboardInterrupt())

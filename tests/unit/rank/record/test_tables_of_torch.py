@@ -8,7 +8,7 @@ import torch
 from distcore.groups.process_group import CoreGroup
 from distdebug.rank.torch_private.modules import c10d
 from distdebug.record.ops import OPS, op_type
-from distdebug.record.sizes import DTYPES
+from distdebug.record.signature import DTYPES
 
 NEWER = {"gather_into_tensor"}
 """Of torch's releases after the oldest that is tried."""

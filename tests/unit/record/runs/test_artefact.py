@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from distdebug.record.log_file import TIMES_ENTRY
-from distdebug.record.log_reader import LogReader
 from distdebug.record.runs import artefact
 from distdebug.record.runs.artefact import SUFFIX, ArtefactError, name_of, opened, pack, unpack
+from distdebug.record.runs.log_reader import LogReader
 from distdebug.record.runs.run_directory import RunDirectory, RunDirectoryError
 from distdebug.record.safe_files import short_name
 from tests.unit.commands import runs_on_disk

@@ -7,7 +7,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from distdebug.record.log_reader import LogReader
+from distdebug.record.runs.log_reader import LogReader
 from distdebug.supervisor.output.log import OutputLog
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from distdebug.rank.process import ptrace
+from distdebug.rank.process import last_words
 
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 ASKING = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from distdebug.rank.process import ptrace
-print(ptrace.open_to_all())
+from distdebug.rank.process import last_words
+print(last_words.open_to_all())
 """
 
 
@@ -39,8 +39,8 @@ def test_it_says_so_where_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, answer: int, expected: bool
 ) -> None:
     kernel = Kernel(answer)
-    monkeypatch.setenv(ptrace.VARIABLE, "1")
-    assert ptrace.open_to_all(SimpleNamespace(prctl=kernel.prctl)) is expected  # type: ignore[arg-type]
+    monkeypatch.setenv(last_words.VARIABLE, "1")
+    assert last_words.open_to_all(SimpleNamespace(prctl=kernel.prctl)) is expected  # type: ignore[arg-type]
     all_ones = ctypes.c_ulong(-1).value
     assert kernel.said == [(int.from_bytes(b"Yama", "big"), all_ones, 0, 0, 0)]
 
@@ -49,10 +49,10 @@ def test_it_says_so_where_it_is_asked_for(
 def test_it_says_nothing_otherwise(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     kernel = Kernel(0)
     if value is None:
-        monkeypatch.delenv(ptrace.VARIABLE, raising=False)
+        monkeypatch.delenv(last_words.VARIABLE, raising=False)
     else:
-        monkeypatch.setenv(ptrace.VARIABLE, value)
-    assert not ptrace.open_to_all(SimpleNamespace(prctl=kernel.prctl))  # type: ignore[arg-type]
+        monkeypatch.setenv(last_words.VARIABLE, value)
+    assert not last_words.open_to_all(SimpleNamespace(prctl=kernel.prctl))  # type: ignore[arg-type]
     assert kernel.said == []
 
 
@@ -63,6 +63,6 @@ def test_the_kernel_of_this_machine_takes_it_where_it_restricts_anything() -> No
         capture_output=True,
         text=True,
         check=True,
-        env={ptrace.VARIABLE: "1"},
+        env={last_words.VARIABLE: "1"},
     )
     assert done.stdout.strip() == str(YAMA.exists())

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .log_file import RECORDS, STDERR, STREAMS, TIMES_ENTRY, older, times_path
-from .safe_files import cost_bytes, open_regular
+from ..log_file import RECORDS, STDERR, STREAMS, TIMES_ENTRY, older, times_path
+from ..safe_files import cost_bytes, open_regular
 
 MAX_LINE_BYTES = 1 << 19
 READ_BYTES = 1 << 16

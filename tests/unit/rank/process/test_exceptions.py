@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.rank.record.exception_chain import came_of, leaf_of
+from distdebug.rank.process.exceptions import came_of, leaf_of
 
 
 class Group(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distdebug.rank.replicas.forgotten import forgotten
+from distdebug.rank.replicas.declarations import forgotten
 
 GROUP: Any = "world"
 OTHER: Any = "expert's"

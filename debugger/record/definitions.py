@@ -1,7 +1,14 @@
-"""Reads the heap of a flight record: the texts that its numbers stand for.
+"""The definitions of a record: the texts that its numbers stand for, in the heap of a flight record
+and in the program of a planned rank alike. Here they are written and read.
 
 Everything is checked and given its type when it is read. A definition that a newer, faulty or
 hostile writer made is left out, and its id reads as unknown.
+
+The ranks of a group are a few numbers, however many ranks it has. Each of 16,384 ranks describes
+the group of all; as a list that is 100 KB in each record, and a gigabyte for whoever reads them
+all, or gets them from other nodes. Groups are runs of ranks with one stride, or a few of them, so
+that is what is written: `{"runs": [[first, count, step]]}`. Small groups, and those that are no
+such runs, stay plain lists.
 """
 
 from __future__ import annotations
@@ -9,16 +16,17 @@ from __future__ import annotations
 import functools
 import json
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import layout, rank_runs
-from ..layout import Definition
-from ..ops import OP_NAMES
-from ..safe_files import cost_bytes, finite, whole
-from ..signature import Signature
-from ..snapshot import CallSite, Creation, GroupKey, Note
+from . import layout
+from .layout import Definition
+from .limits import MOST_RANKS
+from .ops import OP_NAMES
+from .safe_files import cost_bytes, finite, whole
+from .signature import Signature
+from .snapshot import CallSite, Channel, Creation, Group, GroupKey, Note
 
 UNKNOWN_SIGNATURE = Signature("?")
 MOST_COST_BYTES = 20 << 20
@@ -31,6 +39,12 @@ LEAST_COST_BYTES = 400
 """The least memory of any definition, as the object that is kept of it."""
 Sites = Callable[[int], CallSite | None]
 """The call site with an id."""
+FEW_RANKS = 64
+"""Up to so many ranks are written one by one."""
+_SHORTER = 8
+"""A list stays one unless it takes so many times as much."""
+SPREAD_BYTES = 40
+"""The memory for each rank of a run that is read."""
 MOST_DAMAGED = 100
 """Behind so many definitions that make no sense the rest of a heap is not read."""
 DAMAGED = (
@@ -89,7 +103,7 @@ class Definitions:
         self._cost_bytes = 0
         self._damaged = 0
         self._wall_offset_ns = 0
-        self._signatures: dict[int, Signature] = {}
+        self.signatures: dict[int, Signature] = {}
         self._sites: dict[int, CallSite] = {}
         self._details: dict[int, Mapping[str, Any]] = {}
         self._groups: dict[int, GroupText] = {}
@@ -124,7 +138,7 @@ class Definitions:
             shared = _SHARED.get(kind)
             known = shared.cache_info().hits if shared else 0
             try:
-                self._define(kind, number, raw.decode("utf-8", "replace"), wall_offset_ns)
+                self.define(kind, number, raw.decode("utf-8", "replace"), wall_offset_ns)
             except DAMAGED:
                 self._damaged += 1
             if shared and shared.cache_info().hits != known:
@@ -141,9 +155,10 @@ class Definitions:
             self.notes = [replace(one, time_ns=one.time_ns + by_ns) for one in self.notes]
             self.creations = [replace(one, time_ns=one.time_ns + by_ns) for one in self.creations]
 
-    def _define(self, kind: int, number: int, text: str, wall_offset_ns: int) -> None:
+    def define(self, kind: int, number: int, text: str, wall_offset_ns: int = 0) -> None:
+        """Takes in one definition. Raises one of `DAMAGED` where it makes no sense."""
         if kind == Definition.SIGNATURE:
-            self._signatures[number] = _signature(text)
+            self.signatures[number] = _signature(text)
             return
         if kind == Definition.GROUP:
             self._groups[number] = _group(text)
@@ -185,7 +200,7 @@ class Definitions:
         """The signature of the record's call with this number; of its op alone where no more is
         known."""
         if number != layout.VOLATILE_SIGNATURE:
-            found = self._signatures.get(number)
+            found = self.signatures.get(number)
             if found is not None:
                 return found
         else:
@@ -196,6 +211,67 @@ class Definitions:
             except (ValueError, RecursionError):
                 pass  # cut off: it did not fit
         return Signature(OP_NAMES[op_code]) if op_code < len(OP_NAMES) else UNKNOWN_SIGNATURE
+
+
+# The texts, as they are written.
+
+
+def site_row(site: CallSite) -> list[Any]:
+    """Returns what a SITE says."""
+    return [site.file, site.line, site.function, *([site.through] if site.through else [])]
+
+
+def group_row(group: Group) -> dict[str, Any]:
+    """Returns what a GROUP says."""
+    return {
+        "name": group.key[0],
+        "incarnation": group.key[1],
+        "desc": group.desc,
+        "ranks": group.ranks,
+        "backend": group.backend,
+        "timeout_s": group.timeout_s,
+    }
+
+
+def creation_row(creation: Creation, site: int) -> dict[str, Any]:
+    """Returns what a CREATION says; `site`: the id of its line."""
+    return {
+        "index": creation.index,
+        "name": creation.group[0],
+        "incarnation": creation.group[1],
+        "ranks": creation.ranks,
+        "backend": creation.backend,
+        "site": site,
+        "world_seq": creation.world_seq,
+        "t_ns": creation.time_ns,
+    }
+
+
+def channel_row(channel: Channel, group: int) -> dict[str, Any]:
+    """Returns what a CHANNEL says; `group`: the slot of its group."""
+    name, incarnation = channel.group
+    ends = {"op": channel.op, "peer": channel.peer, "tag": channel.tag}
+    return {"group": group, "name": name, "incarnation": incarnation, **ends}
+
+
+def packed_ranks(ranks: Sequence[int]) -> Any:
+    """Returns the ranks for JSON, in the order that they have."""
+    if len(ranks) <= FEW_RANKS:
+        return list(ranks)
+    runs: list[list[int]] = []
+    for rank in ranks:
+        last = runs[-1] if runs else None
+        if last is None:
+            runs.append([rank, 1, 1])
+        elif last[1] == 1:
+            last[1:] = [2, rank - last[0]]
+        elif rank == last[0] + last[1] * last[2]:
+            last[1] += 1
+        else:
+            runs.append([rank, 1, 1])
+    if 3 * len(runs) * _SHORTER > len(ranks):
+        return list(ranks)
+    return {"runs": runs}
 
 
 # What follows raises one of `DAMAGED` where a definition makes no sense.
@@ -212,7 +288,7 @@ def creation_of(value: Mapping[str, Any], site: Sites, wall_offset_ns: int = 0) 
     return Creation(
         index=whole(value["index"]),
         group=key_of(value),
-        ranks=rank_runs.unpacked(value["ranks"]),
+        ranks=unpacked_ranks(value["ranks"]),
         backend=str(value["backend"]),
         site=site(whole(value["site"])),
         world_seq=whole(value["world_seq"]),
@@ -243,7 +319,7 @@ def group_of(value: Mapping[str, Any]) -> GroupText:
     return GroupText(
         key=key_of(value),
         desc=str(value["desc"]),
-        ranks=rank_runs.unpacked(value["ranks"]),
+        ranks=unpacked_ranks(value["ranks"]),
         backend=str(value["backend"]),
         timeout_s=None if timeout_s is None else finite(timeout_s),
     )
@@ -255,7 +331,7 @@ def _spread_bytes(raw: bytes) -> int:
     if b'"runs"' not in raw:
         return 0
     try:
-        return rank_runs.spread_bytes(json.loads(raw)["ranks"])
+        return spread_bytes(json.loads(raw)["ranks"])
     except (*DAMAGED, UnicodeDecodeError):
         return 0  # it is left out when it is read
 
@@ -274,3 +350,40 @@ _SHARED = {Definition.SIGNATURE: _signature, Definition.GROUP: _group, Definitio
 def key_of(value: Mapping[str, Any]) -> GroupKey:
     """The name and incarnation that several texts say."""
     return (str(value["name"]), whole(value["incarnation"]))
+
+
+def unpacked_ranks(value: Any) -> tuple[int, ...]:
+    """The opposite; groups of the same ranks share one tuple. Raises ValueError, TypeError."""
+    if isinstance(value, dict):
+        return _spread(tuple((whole(a), whole(n), whole(step)) for a, n, step in value["runs"]))
+    if not isinstance(value, list) or len(value) > MOST_RANKS:
+        raise ValueError("not a list of ranks")
+    return _shared(tuple(whole(rank) for rank in value))
+
+
+def spread_bytes(value: Any) -> int:
+    """Returns about how much memory `unpacked_ranks` takes beyond what the text says. Raises as it
+    does."""
+    if not isinstance(value, dict):
+        return 0
+    count = sum(whole(row[1]) for row in value["runs"])
+    if not 0 <= count <= MOST_RANKS:
+        raise ValueError("more ranks than any run has")
+    return SPREAD_BYTES * count
+
+
+@functools.lru_cache(maxsize=1024)
+def _spread(runs: tuple[tuple[int, int, int], ...]) -> tuple[int, ...]:
+    if any(count < 1 for _, count, _ in runs) or sum(count for _, count, _ in runs) > MOST_RANKS:
+        raise ValueError("not runs of ranks")
+    ranks = tuple(
+        rank
+        for first, count, step in runs
+        for rank in (first + step * index for index in range(count))
+    )
+    return _shared(tuple(whole(rank) for rank in ranks))
+
+
+@functools.lru_cache(maxsize=4096)
+def _shared(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    return ranks

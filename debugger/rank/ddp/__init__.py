@@ -1,1 +1,0 @@
-"""DistributedDataParallel: how a model was made, its times, and its unused parameters."""
