@@ -1,4 +1,4 @@
-"""Each kind of finding has a page, whose program gives that verdict and prints what it says."""
+"""The pages for users: each kind has one, whose program gives that verdict and prints what it says."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from distdebug.commands.explain import PAGES, page
 from distdebug.record.kinds import KINDS
 from tests.support.zygote import Zygote
 
+HOWTO = PAGES.parent / "howto"
+REFERENCE = {"changelog", "formats"}
+TEXTS = [path for path in sorted(PAGES.parent.rglob("*.md")) if path.stem not in REFERENCE]
 MOST_WORDS = 700
 NO_PROGRAM = {
     "node_lost": "takes two nodes: tests/e2e/test_nodes.py",
@@ -50,15 +53,20 @@ def test_every_kind_has_a_page_and_every_page_a_kind() -> None:
     assert {path.stem for path in PAGES.glob("*.md")} == set(KINDS)
 
 
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_a_page_is_short_and_its_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.split()) <= MOST_WORDS
+    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
+        assert link.startswith("https://") or (path.parent / link).is_file(), link
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_a_page_is_short_and_leads_on(name: str) -> None:
+def test_the_page_of_a_kind_says_what_to_do(name: str) -> None:
     text = page(name)
     assert text.startswith(f"# {name}: ")
-    assert len(text.split()) <= MOST_WORDS
     code = KINDS[name].exit_code
     assert f"Exit code {code}." in text if code else "does not change the exit code" in text
-    for link in re.findall(r"\]\(([^)]+)\)", text):
-        assert (PAGES / link).is_file(), link
     assert "## Usual causes, and how to mend them" in text
     assert "## What it is not" in text
     assert ("```python" in text) is (name not in NO_PROGRAM)
@@ -68,11 +76,19 @@ def test_a_page_is_short_and_leads_on(name: str) -> None:
 def test_the_program_of_a_page_prints_what_the_page_says(
     name: str, tmp_path: Path, zygote: Zygote
 ) -> None:
-    program, shown = re.findall(r"```(?:python|console)\n(.*?)```", page(name), re.DOTALL)
+    _run_as_shown(page(name), KINDS[name].exit_code, tmp_path, zygote)
+
+
+def test_the_program_that_hangs_prints_what_the_page_says(tmp_path: Path, zygote: Zygote) -> None:
+    _run_as_shown((HOWTO / "hangs.md").read_text(), 91, tmp_path, zygote)
+
+
+def _run_as_shown(text: str, exit_code: int, tmp_path: Path, zygote: Zygote) -> None:
+    program, shown = re.findall(r"```(?:python|console)\n(.*?)```", text, re.DOTALL)
     command, _, report = shown.partition("\n")
     words = shlex.split(command.removeprefix("$ distdebug run -n "))
     script = tmp_path / "train.py"
     script.write_text(program)
     done = zygote.run(int(words[0]), [str(script)], tmp_path, words[1:-1])
-    assert done.exit_code == KINDS[name].exit_code, done.explain()
+    assert done.exit_code == exit_code, done.explain()
     assert told((done.directory / "report.txt").read_text()) == told(report)
