@@ -1,4 +1,5 @@
-"""From a snapshot to what the overview shows of each rank: its state, its call, how far behind."""
+"""From a snapshot to what screens show: of each rank its state, its call, how far behind; and for
+one screen alone a group's last collectives, or a rank in detail."""
 
 from __future__ import annotations
 
@@ -6,14 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..diagnosis.facts.waits import Waits
 from ..diagnosis.facts.world import DEFAULT_GROUP, exit_status
+from ..record.dispute import vote
 from ..record.kinds import kind_of
 from ..record.layout import Activity, GroupState, Phase
+from ..record.limits import SHOWN_RANKS
 from ..record.notes import FindingRaisedNote
-from ..record.ops import POINT_TO_POINT
+from ..record.ops import OPS, POINT_TO_POINT
+from ..record.reading.reader import FlightReader
+from ..record.signature import exact_key
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import RankState, call_text, group_name, signal_name, site_text, spans
+from .files import RankLogs
 from .limits import LATE_AFTER_NS
-from .picture import Problem, Progress, RankRow, State, Stood, Usage
+from .picture import Matrix, Problem, Progress, RankDetail, RankRow, State, Stood, Usage
 from .text import apart, safe
 
 MOST_ROWS = 64
@@ -47,7 +53,11 @@ def state_of(
         ended = status == 0 or (status is None and rank.phase is Phase.ENDED)
         if ended and not failed:
             return State.FINISHED
-        consequence = (found or stopped) and not _own_end(rank, found)
+        # Whether a finding says that the process ended by itself. Else it raised what was found, or
+        # was stopped for it, by distdebug or by a launcher: consequences are no findings.
+        consequence = (found or stopped) and not any(
+            kind_of(one.kind).ends_culprits and rank.rank in one.culprits for one in found
+        )
         return State.ENDED if consequence else State.DEAD
     if rank.process.state in _STOPPED:
         return State.STOPPED
@@ -64,12 +74,6 @@ def state_of(
     if not rank.groups:
         return State.STARTING
     return State.COMPUTING
-
-
-def _own_end(rank: Rank, found: Sequence[Problem]) -> bool:
-    """Whether a finding says that the process ended by itself. Else it raised what was found, or
-    was stopped for it, by distdebug or by a launcher: consequences are no findings."""
-    return any(kind_of(one.kind).ends_culprits and rank.rank in one.culprits for one in found)
 
 
 def told(rank: Rank) -> bool:
@@ -151,6 +155,11 @@ def row_of(
     where = safe(site_text(site)) if site else ""
     if state in OVER and stood is not None and stood.site:
         where = stood.site
+    ending, status = "", _status(rank)
+    if state is State.DEAD and rank.process.signal is not None and not rank.exit_code:
+        ending = signal_name(rank.process.signal)
+    elif state is State.DEAD and status is not None:
+        ending = f"status {status}"
     return RankRow(
         rank=number,
         state=state,
@@ -167,15 +176,8 @@ def row_of(
         host=safe(rank.host, 80),
         pid=rank.pid,
         is_message=call is not None and call.signature.op in POINT_TO_POINT,
-        ending=_ending(rank) if state is State.DEAD else "",
+        ending=ending,
     )
-
-
-def _ending(rank: Rank) -> str:
-    if rank.process.signal is not None and not rank.exit_code:
-        return signal_name(rank.process.signal)
-    status = _status(rank)
-    return "" if status is None else f"status {status}"
 
 
 def _status(rank: Rank) -> int | None:
@@ -237,3 +239,62 @@ def groups_of(ranks: Mapping[int, Rank]) -> list[tuple[GroupKey, str]]:
                 found[key] = (group.desc != DEFAULT_GROUP, name)
     order: Sequence[GroupKey] = sorted(found, key=lambda key: (found[key][0], len(key[0]), key))
     return list(zip(order, apart([found[key][1] for key in order], MOST_NAME), strict=True))
+
+
+COLUMNS = 64
+"""The number of a group's last collectives that are shown."""
+RECENT = 64
+
+
+def matrix_of(
+    key: GroupKey, name: str, ranks: Mapping[int, Rank], first: Sequence[int]
+) -> Matrix | None:
+    """The last collectives of the group; of a large one the ranks `first`, then the lowest."""
+    states = {number: rank.groups[key] for number, rank in ranks.items() if key in rank.groups}
+    if not states:
+        return None
+    members = sorted({rank for group in states.values() for rank in group.ranks} | set(states))
+    shown = list(dict.fromkeys([*(rank for rank in first if rank in members), *members]))
+    rows = tuple(members if len(members) <= SHOWN_RANKS else shown[:SHOWN_RANKS])
+    front = max(group.issued for group in states.values())
+    start = max(0, front - COLUMNS)
+    seqs = tuple(range(start, front))
+    calls = {}
+    for number in rows:
+        history = ranks[number].history if number in states else None
+        if history is not None:
+            for call in history.recent(front - start, key):
+                if start <= call.seq < front:
+                    calls[number, call.seq] = call
+    odd = {}
+    for seq in seqs:
+        answers: dict[tuple[object, ...], list[int]] = {}
+        for number in rows:
+            if (number, seq) in calls:
+                signature = calls[number, seq].signature
+                answer = exact_key(signature) if signature.op in OPS else (signature.op,)
+                answers.setdefault(answer, []).append(number)
+        if len(answers) > 1:
+            odd[seq] = frozenset(vote(answers, 0).culprits)
+    return Matrix(
+        group=key,
+        name=name,
+        size=len(members),
+        ranks=rows,
+        seqs=seqs,
+        calls=calls,
+        issued={number: group.issued for number, group in states.items()},
+        odd=odd,
+    )
+
+
+def detail_of(number: int, rank: Rank | None, logs: RankLogs) -> RankDetail:
+    """Returns the details of one rank."""
+    history = rank.history if rank is not None else None
+    return RankDetail(
+        rank=number,
+        calls=tuple(history.recent(RECENT)) if history is not None else (),
+        identity=dict(history.identity) if isinstance(history, FlightReader) else {},
+        environment=dict(history.environment) if isinstance(history, FlightReader) else {},
+        logs=logs.lines(number),
+    )

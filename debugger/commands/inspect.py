@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..system import proc
-from . import numbers
+from . import flags
 from .base import Command
 from .rendering import add_form_arguments, rendered
 
 if TYPE_CHECKING:
     from ..inspection.inspect import Inspection
-    from ..inspection.lateness import Limits
+    from ..inspection.look import Limits
     from ..inspection.processes import Job
 
 WATCH_EVERY_S = 5.0
@@ -43,12 +43,12 @@ class InspectCommand(Command):
     def configure(self, parser: argparse.ArgumentParser) -> None:
         which = parser.add_mutually_exclusive_group()
         which.add_argument(
-            "--job", metavar="PID", type=numbers.pid, help="the pid of the job's launcher"
+            "--job", metavar="PID", type=flags.pid, help="the pid of the job's launcher"
         )
         which.add_argument(
             "--pid",
             metavar="PID",
-            type=numbers.pid,
+            type=flags.pid,
             action="append",
             help="the pid of a rank; may be given several times",
         )
@@ -60,7 +60,7 @@ class InspectCommand(Command):
             "--watch",
             nargs="?",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             const=WATCH_EVERY_S,
             help="look again every so many seconds (5), until something stands still or the job "
             "has ended",
@@ -68,7 +68,7 @@ class InspectCommand(Command):
         parser.add_argument(
             "--still",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             default=5.0,
             help="a rank that sleeps at one place while others wait is late after so long (5), one "
             "that goes round there after twice that",
@@ -76,7 +76,7 @@ class InspectCommand(Command):
         parser.add_argument(
             "--hang-timeout",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             default=60.0,
             help="any rank is late after so long (60)",
         )
@@ -97,7 +97,7 @@ class InspectCommand(Command):
             "--install",
             nargs="?",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             const=INSTALL_WITHIN_S,
             help="put the checking layer into the ranks, which run on: from then on their calls "
             "are recorded and judged (torch 2.14 or newer; gdb, or Python 3.14). Each rank has so "
@@ -117,7 +117,7 @@ class InspectCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..inspection.lateness import Limits
+        from ..inspection.look import Limits
 
         limits = Limits(
             still_s=args.still,
@@ -142,8 +142,7 @@ class InspectCommand(Command):
 
 def _installed(args: argparse.Namespace) -> int:
     """Put the layer into the ranks, and judge what it records: once, or until it is wrong."""
-    from ..inspection.installing import install
-    from ..inspection.recorded_since import findings_before, watched
+    from ..inspection.installing import findings_before, install, watched
     from ..record.wording import ranks_text
 
     if args.slurm is not None:

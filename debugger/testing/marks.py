@@ -1,16 +1,21 @@
-"""The arguments of `@pytest.mark.distributed`: how many ranks, on which backend, for how long."""
+"""The marks of a test: the arguments of `@pytest.mark.distributed`, how many ranks, on which
+backend, for how long; and whether there are the GPUs or the MPI that it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib.util
+import os
+import shutil
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from ..record import kinds
-from ..record.kinds import KINDS
+from ..hook.loading import dependency
+from ..record.kinds import KINDS, chosen_checks
 from ..record.log_file import DEBUG_LEVELS
+from ..record.safe_text import whole_number
 from .pytest_private import value_of
 
 MARK = "distributed"
@@ -73,14 +78,23 @@ def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) ->
     level = given.get("level")
     if level is not None and str(level).upper() not in DEBUG_LEVELS:
         raise ValueError(f"wants a level of {', '.join(DEBUG_LEVELS)}, not {level!r}")
+    check, ignored = given.get("check", ""), given.get("ignore", ())
+    try:
+        checks = ",".join(chosen_checks(check if isinstance(check, str) else repr(check)))
+    except ValueError as error:
+        raise ValueError(f"wants check as --check takes it: {error}") from None
+    ignores = (ignored,) if isinstance(ignored, str) else tuple(ignored)
+    for kind in ignores:
+        if kind not in KINDS:
+            raise ValueError(f"cannot ignore {kind!r}, which is no kind of finding")
     return Wanted(
         nproc,
         backend,
         _seconds("timeout", given.get("timeout", timeout_s)) or timeout_s,
         _seconds("hang_timeout", given.get("hang_timeout", hang_timeout_s)),
         None if level is None else str(level).upper(),
-        _checks(given.get("check", "")),
-        _kinds(given.get("ignore", ())),
+        checks,
+        ignores,
     )
 
 
@@ -92,16 +106,54 @@ def _seconds(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def _checks(value: Any) -> str:
+GPUS = "requires_gpus"
+MPI = "requires_mpi"
+
+
+def missing(item: pytest.Item) -> str | None:
+    """Why the test cannot run here; None if it can."""
+    marks = list(item.iter_markers(GPUS))
+    if marks:
+        count = max(int(mark.kwargs.get("n", mark.args[0] if mark.args else 1)) for mark in marks)
+        found = usable_gpus()
+        if found < count:
+            return (
+                f"needs {count} GPU{'s' if count > 1 else ''}; {found or 'none'} can be used here"
+            )
+    if item.get_closest_marker(MPI) is not None:
+        return missing_mpi()
+    return None
+
+
+def usable_gpus() -> int:
+    """Returns how many NVIDIA GPUs a process of this environment sees; asked without CUDA, which a
+    process that forks must not start."""
     try:
-        return ",".join(kinds.chosen_checks(value if isinstance(value, str) else repr(value)))
-    except ValueError as error:
-        raise ValueError(f"wants check as --check takes it: {error}") from None
+        pynvml = dependency("pynvml")
+        pynvml.nvmlInit()
+        try:
+            count = int(pynvml.nvmlDeviceGetCount())
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:
+        return 0  # no driver, or no library for it
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return count
+    usable = 0
+    for name in (one.strip() for one in visible.split(",")):
+        number = whole_number(name)
+        if not name or name == "-1" or (name.isdigit() and (number is None or number >= count)):
+            break  # CUDA sees nothing from the first wrong one on
+        usable += 1
+    return min(usable, count)
 
 
-def _kinds(value: str | Sequence[str]) -> tuple[str, ...]:
-    kinds = (value,) if isinstance(value, str) else tuple(value)
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ValueError(f"cannot ignore {kind!r}, which is no kind of finding")
-    return kinds
+def missing_mpi() -> str | None:
+    """Why MPI cannot be used; None if it can."""
+    places = os.path.dirname(sys.executable) + os.pathsep + os.environ.get("PATH", os.defpath)
+    absent = [] if importlib.util.find_spec("mpi4py") else ["mpi4py"]
+    absent += [] if shutil.which("mpiexec", path=places) else ["mpiexec"]
+    if absent:
+        return f"needs MPI; there is no {' and no '.join(absent)}: pip install 'distdebug[mpi]'"
+    return None

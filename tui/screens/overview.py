@@ -2,14 +2,97 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from ..picture import Picture, RankRow, Source
+from ..picture import Letter, Picture, RankRow, Source, Timeline, Track
 from ..rows import MOST_ROWS
-from ..text import Line, clip, line
-from ..widgets import heat, strip
+from ..text import Line, Piece, add_piece, clip, fit, line
+from ..widgets import heat
 from .base import Body, Key, View, moved, no_rank
 from .columns import COLUMNS, SORTS, RankTable
+
+LABEL = 6
+SHARE = 13
+LEAST_CELLS = 20
+LOOKS: dict[Letter, tuple[str, str, str]] = {
+    Letter.COMPUTING: ("─", "good", "computing"),
+    Letter.BACKGROUND: ("═", "good", "computing, with a call in the background"),
+    Letter.CALLING: ("█", "busy", "in a call"),
+    Letter.WAITING: ("▒", "warn", "waiting for others"),
+    Letter.PAUSED: ("B", "warn", "breakpoint"),
+    Letter.NOTHING: (" ", "", ""),
+}
+"""By doing: the sign, its tone, its meaning."""
+_BY_LETTER = {doing.value: (sign, tone) for doing, (sign, tone, _) in LOOKS.items()}
+_FIRST = "".join(
+    doing.value
+    for doing in (
+        Letter.WAITING,
+        Letter.PAUSED,
+        Letter.CALLING,
+        Letter.BACKGROUND,
+        Letter.COMPUTING,
+        Letter.NOTHING,
+    )
+)
+"""The order of doings that took equally long: the first of these is shown."""
+
+
+def cells(width: int) -> int:
+    """Returns how many cells a strip has on a screen of that width."""
+    return max(LEAST_CELLS, width - LABEL - SHARE)
+
+
+def strip_lines(
+    timeline: Timeline, rows: Sequence[RankRow], width: int, chosen: int | None
+) -> list[Line]:
+    """A line for each of these ranks: its strip, and the share of its time that it waited."""
+    count, lines = cells(width), []
+    for row in rows:
+        track = timeline.tracks.get(row.rank)
+        name = f"▸{row.rank}" if row.culprit else f" {row.rank}"
+        tone = "mark" if row.culprit else "cursor" if row.rank == chosen else ""
+        label: list[Piece] = [(fit(name, LABEL - 1), tone), (" ", "")]
+        if track is None:
+            lines.append((*label, ("nothing on record", "dim")))
+            continue
+        strip: list[Piece] = []
+        size = len(track.letters)
+        for cell in range(count):  # each shows what prevails in it, a wait before what is as long
+            start = cell * size // count
+            part = track.letters[start : max(start + 1, (cell + 1) * size // count)]
+            same = part == part[0] * len(part)
+            add_piece(strip, *_BY_LETTER[part[0] if same else max(_FIRST, key=part.count)])
+        share = f" {track.waits:4.0%} waiting" if track.waits >= 0.005 else ""
+        lines.append(clip((*label, *strip, (share, "dim")), width))
+    return lines
+
+
+def axis(timeline: Timeline, width: int, over: bool = False) -> Line:
+    """The time axis below the strips: how long before now, or before the end of a run that is
+    `over`."""
+    count = cells(width)
+    text = [" "] * count
+    span_s = timeline.span_ns // 10**9
+    ticks = 4 if span_s == 1 else 5 if span_s % 3 else 3
+    for at in range(ticks):
+        label = f"│-{timeline.span_ns * (ticks - at) / ticks / 1e9:g} s"
+        start = count * at // ticks
+        text[start : start + len(label)] = label
+    text[count - 4 :] = " end" if over else " now"
+    return ((" " * LABEL, ""), ("".join(text), "dim"))
+
+
+def legend(width: int, shown: Iterable[Track] = ()) -> Line:
+    """Returns a line with the meanings of the signs that are there."""
+    letters = set().union(*(track.letters for track in shown))
+    pieces: list[Piece] = []
+    for doing, (sign, tone, words) in LOOKS.items():
+        if words and doing.value in letters:
+            pieces += [(sign * 2, tone), (f" {words}   ", "dim")]
+    return clip(tuple(pieces), width)
+
 
 HEADER = 6
 """Lines of the header and the foot, where nothing was found."""
@@ -61,40 +144,23 @@ class Overview(View):
         if not rows:
             return Body(top=[head], lines=[self.nothing_matches()])
         at = self._row = self._at(picture, rows)
-        if self.strips:
-            return self._strips(picture, rows, width)
-        below = self._below(picture, rows, width, self.room or height - HEADER)
-        return Body(
-            top=[head],
-            lines=[table.row(row) for row in rows],
-            below=below,
-            cursor=at,
-        )
-
-    def _below(self, picture: Picture, rows: list[RankRow], width: int, room: int) -> list[Line]:
-        """The strips, where all rows and all strips fit on the screen."""
         timeline = picture.timeline
-        if timeline is None or 2 * len(rows) + AROUND > room:
-            return []
-        return [
-            strip.legend(width, timeline.tracks.values()),
-            *strip.strip_lines(timeline, rows, width, self.chosen.rank),
-            strip.axis(timeline, width, picture.is_over),
-        ]
-
-    def _strips(self, picture: Picture, rows: list[RankRow], width: int) -> Body:
-        timeline = picture.timeline
-        if timeline is None:
+        if self.strips and timeline is None:
             why = "reading ..."
             if picture.source is Source.DUMPS:
                 why = "dumps do not say when calls ended: what each rank did is not known"
             return Body(lines=[line((why, "dim"))])
-        return Body(
-            top=[strip.legend(width, timeline.tracks.values())],
-            lines=strip.strip_lines(timeline, rows, width, None),
-            below=[strip.axis(timeline, width, picture.is_over)],
-            cursor=self._row,
-        )
+        lines, below = [table.row(row) for row in rows], []
+        # Both, where all rows and all strips fit on the screen.
+        room = self.room or height - HEADER
+        if timeline is not None and (self.strips or 2 * len(rows) + AROUND <= room):
+            meanings = legend(width, timeline.tracks.values())
+            ends = axis(timeline, width, picture.is_over)
+            if self.strips:
+                strips = strip_lines(timeline, rows, width, None)
+                return Body(top=[meanings], lines=strips, below=[ends], cursor=at)
+            below = [meanings, *strip_lines(timeline, rows, width, self.chosen.rank), ends]
+        return Body(top=[head], lines=lines, below=below, cursor=at)
 
     def told(self) -> str:
         plain_order = self.sort == "rank" and not self.reverse
@@ -113,7 +179,14 @@ class Overview(View):
         if self.reverse:
             rows.reverse()
         wanted = self.filter.lower()
-        return [row for row in rows if wanted in _searched(row)] if wanted else rows
+        if not wanted:
+            return rows
+        found = []
+        for row in rows:
+            words = (f"rank {row.rank}", row.state.value, row.words, row.call, row.group)
+            if wanted in " ".join((*words, row.site, row.host)).lower():
+                found.append(row)
+        return found
 
     def _at(self, picture: Picture, rows: list[RankRow]) -> int:
         """The cursor's row. It stays with the rank when that is followed, else where it is."""
@@ -189,16 +262,3 @@ class Overview(View):
         rows = self.rows(picture)
         if row < len(rows):
             self._row, self.chosen.rank = row, rows[row].rank
-
-
-def _searched(row: RankRow) -> str:
-    words = (
-        f"rank {row.rank}",
-        row.state.value,
-        row.words,
-        row.call,
-        row.group,
-        row.site,
-        row.host,
-    )
-    return " ".join(words).lower()

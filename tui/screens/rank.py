@@ -3,20 +3,90 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
 
 from ...diagnosis.facts.world import exit_status
-from ...record.snapshot import GroupKey
-from ...record.wording import group_name, ranks_text, signal_name
-from ..picture import LogLine, Picture, RankDetail, StackNode, Stage
+from ...record.layout import CallState
+from ...record.snapshot import Call, GroupKey
+from ...record.wording import call_text, group_name, ranks_text, signal_name, site_text
+from ..picture import LogLine, Picture, RankDetail, Stage
 from ..rows import OVER
-from ..text import Line, called_at, duration, fit, fold, line, safe, standing, width_of, wrap
+from ..text import Line, apart, called_at, duration, fit, fold, line, safe, standing, width_of, wrap
 from ..widgets import heat
-from ..widgets.timeline import timeline_lines
 from .base import Body, Key, View, moved, no_rank, taken
 from .columns import figures
+
+MOST_NAME = 12
+
+MARKS = {
+    CallState.ISSUED: "…",
+    CallState.STARTED: "…",
+    CallState.COMPLETED: " ",
+    CallState.FAILED: "!",
+}
+
+
+def timeline_lines(
+    calls: Sequence[Call],
+    now_ns: int,
+    width: int,
+    ended: bool,
+    groups: Mapping[GroupKey, str] | None = None,
+) -> list[Line]:
+    """The calls, newest first. The bars share one scale, from the first call's start to the last
+    moment known. `ended`: an open call never came to its end. `groups`: what to call the group of
+    each call, where there is more than one."""
+    if not calls:
+        return [(("no calls on record", "dim"),)]
+    bar = max(10, min(50, (width - 60) // 2))
+    from_ns = min(call.issued_ns for call in calls)
+    until_ns = max(max(call.completed_ns or call.issued_ns for call in calls), from_ns + 1)
+    open_calls = any(not call.completed_ns for call in calls)
+    if open_calls and not ended:
+        until_ns = max(until_ns, now_ns)
+    groups = groups or {}
+    short = dict(
+        zip(groups, apart([safe(name) for name in groups.values()], MOST_NAME), strict=True)
+    )
+    names = [short.get(call.group, "") for call in calls]
+    column = max(map(cell_len, names))
+    width -= column + 1 if column else 0
+    rows = [_line(call, from_ns, until_ns, bar, width, ended) for call in calls]
+    if column:
+        rows = [
+            ((f"{fit(name, column)} ", "dim"), *row) for name, row in zip(names, rows, strict=True)
+        ]
+    return rows[::-1]
+
+
+def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: bool) -> Line:
+    done = call.completed_ns
+    failed = call.state is CallState.FAILED
+    tone = "bad" if failed or (ended and not done) else "busy" if not done else ""
+    took = duration((done or until_ns) - call.issued_ns) if done or not ended else "no end"
+    if done == call.issued_ns:
+        took = ""  # read from a dump, which tells that it ended and not when
+    number = f"#{call.seq}"
+    room = width - bar - 22
+    site = safe(site_text(call.site)) if call.site else ""
+    said = called_at(safe(call_text(call)), site, max(10, room) + 2)[2:]
+    span = until_ns - from_ns
+    first = min(bar - 1, (call.issued_ns - from_ns) * bar // span)
+    last = min(bar, max(first + 1, -(-((done or until_ns) - from_ns) * bar // span)))
+    drawn = "·" * first + "█" * (last - first) + "·" * (bar - last)
+    return (
+        (fit(number, 7), "dim"),
+        (f"{MARKS[call.state]} ", tone),
+        (fit(took, 8, right=True), tone),
+        (" ", ""),
+        (drawn, tone or "good"),
+        (" ", ""),
+        (fit(said, max(10, room)), tone),
+    )
+
 
 PARTS = ("calls", "stack", "log", "about")
 SOURCES = ("stdout", "stderr", "log")
@@ -88,7 +158,10 @@ class RankView(View):
         if self.part == "about":
             return Body(top=top, lines=self.matching(about_lines(picture, detail, width)))
         ended = picture.states[number] in OVER
-        lines = timeline_lines(detail.calls, picture.now_ns, width, ended, self._groups(picture))
+        rank = picture.ranks.get(number)
+        own = rank.groups if rank is not None and len(rank.groups) > 1 else ()
+        groups = {key: name for key, name in picture.groups if key in own}
+        lines = timeline_lines(detail.calls, picture.now_ns, width, ended, groups)
         return Body(top=top, lines=self.matching(lines))
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
@@ -100,12 +173,6 @@ class RankView(View):
         room = width - len(mark) - len(title) - cell_len(words)
         more = called_at(row.call, row.site, room) if row else ""
         return line(*mark, (title, "title"), (words, heat.TONE[state]), more)
-
-    def _groups(self, picture: Picture) -> dict[GroupKey, str]:
-        """The names of the rank's groups, where it has more than one."""
-        rank = picture.ranks.get(self.chosen.rank) if self.chosen.rank is not None else None
-        own = rank.groups if rank is not None else ()
-        return {key: name for key, name in picture.groups if key in own} if len(own) > 1 else {}
 
     def _tabs(self) -> Line:
         pieces = [(f" {part} ", "cursor" if part == self.part else "dim") for part in PARTS]
@@ -178,25 +245,16 @@ def stack_lines(picture: Picture, number: int) -> list[Line]:
     for name, ranks, tree in stacks.threads if stacks else ():
         if number in ranks and not name.startswith("distdebug"):
             lines.append(line((name, "title")))
-            for node in _path(tree, number):
+            while (node := next((one for one in tree if number in one.ranks), None)) is not None:
                 for frame, quiet in zip(node.frames, node.quiet, strict=True):
                     lines.append(line("  ", (frame, "dim" if quiet else "")))
                 if node.notes and not any(number in child.ranks for child in node.children):
                     lines.append(line((f"  [{', '.join(node.notes)}]", "warn")))
+                tree = node.children
     if lines and stacks:
         return [taken(picture, stacks), *lines]
     hint = "press S to take them" if picture.stage is Stage.LIVE else "none were taken in this run"
     return [line((f"no stack of rank {number}: {hint}", "dim"))]
-
-
-def _path(tree: tuple[StackNode, ...], number: int) -> list[StackNode]:
-    found: list[StackNode] = []
-    while True:
-        node = next((one for one in tree if number in one.ranks), None)
-        if node is None:
-            return found
-        found.append(node)
-        tree = node.children
 
 
 def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:
