@@ -1,4 +1,4 @@
-"""The pages for users: each kind has one, whose program gives that verdict and prints what it says."""
+"""Pages for users: each kind of finding has one, whose program prints what the page says."""
 
 from __future__ import annotations
 
