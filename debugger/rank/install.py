@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distcore.registration import stand_by
+from distcore.backend import stand_by
 
 from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
