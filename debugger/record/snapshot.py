@@ -332,13 +332,9 @@ class History(Protocol):
         """chain, exact and balance after that many collectives of the group."""
 
 
-class RecalledHistory(ABC):
-    """`History` of a rank whose calls are known from elsewhere: a plan, the dump of another
+class RecalledHistory(History, ABC):
+    """The history of a rank whose calls are known from elsewhere: a plan, the dump of another
     recorder. Each is made when it is asked for, since of most nobody asks."""
-
-    @abstractmethod
-    def call(self, number: int) -> Call | None:
-        """The call with this number."""
 
     @abstractmethod
     def numbers(self, group: GroupKey | None) -> Sequence[int]:
@@ -347,10 +343,6 @@ class RecalledHistory(ABC):
     @abstractmethod
     def number_of(self, place: Hashable, seq: int) -> int | None:
         """The number of a call, by its `place_of` and its sequence number there."""
-
-    @abstractmethod
-    def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
-        """chain, exact and balance after that many collectives of the group."""
 
     def at(self, group: GroupKey, seq: int) -> Call | None:
         """The collective with this sequence number."""
