@@ -17,10 +17,9 @@ from pathlib import Path
 from ..record.layout import Activity, GroupState
 from ..record.snapshot import Group, GroupKey, Knows, Process, Rank, Snapshot, Wait
 from ..record.writing.whole_records import write_whole
-from .dump_history import THREAD, DumpHistory
+from .completion import is_symmetric
+from .dump_history import THREAD, DumpHistory, parting
 from .flight_recorder import Entry, launch_of, libraries
-from .lag import is_symmetric
-from .partings import parting
 from .trace import Trace, TracedGroup
 
 GLOO = "gloo"
