@@ -18,7 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import GroupFailed
 from .frames import (
@@ -33,9 +33,6 @@ from .frames import (
     failure,
     send_some,
 )
-
-if TYPE_CHECKING:
-    from .matching import Matching
 
 EAGER, OFFER, BODY, WITHDRAW, ACCEPT, REFUSE, FAILED = range(16, 23)
 """A short message; the offer of a long one; a piece of that; a message is taken back; it was taken
@@ -89,14 +86,12 @@ class _Body:
 
 class ParcelStream:
     """Both directions of the connection to the rank `peer`. Who inherits says what becomes of what
-    comes, and tells `events`."""
+    comes, and tells `events`, a `Matching`."""
 
     taken: frozenset[int]
     """The kinds of frames that may come."""
 
-    def __init__(
-        self, connection: socket.socket, checked: bool, peer: int, events: Matching
-    ) -> None:
+    def __init__(self, connection: socket.socket, checked: bool, peer: int, events: Any) -> None:
         connection.setblocking(False)
         self._peer = peer
         self._events = events
@@ -364,9 +359,7 @@ class Receiver(ParcelStream):
 
     taken = frozenset((EAGER, OFFER, BODY, WITHDRAW, FAILED))
 
-    def __init__(
-        self, connection: socket.socket, checked: bool, peer: int, events: Matching
-    ) -> None:
+    def __init__(self, connection: socket.socket, checked: bool, peer: int, events: Any) -> None:
         super().__init__(connection, checked, peer, events)
         self._targets: dict[int, _Target] = {}
 
