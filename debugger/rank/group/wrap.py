@@ -6,7 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
@@ -27,22 +27,10 @@ _MOST_SPLITS = 64
 """The most splits of a group on record: programs make them at the start."""
 
 
-class GroupAgreement(Protocol):
-    """The agreement of a group's ranks on what they do."""
-
-    def guard(self, record: GroupRecord, store: Any) -> None:
-        """Stand before the calls of this new group."""
-
-    def monitored_barrier(
-        self, record: GroupRecord, store: Any, backends: Callable[..., None]
-    ) -> Callable[..., None]:
-        """The group's monitored_barrier; `backends`: the one of its backend."""
-
-
 class Groups:
     """The observer of the groups of this process, with all that each of them is given.
 
-    `in_cleanup`: see `CheckedGroup.attach`.
+    `agreement`: see `agreement.collectives`; `in_cleanup`: see `CheckedGroup.attach`.
     """
 
     def __init__(
@@ -52,7 +40,7 @@ class Groups:
         forks: Forks,
         timeouts: Timeouts,
         pipeline: Pipeline,
-        agreement: GroupAgreement,
+        agreement: Any,
         in_cleanup: Callable[[int, bool], None],
     ) -> None:
         self._recorder = recorder
@@ -124,7 +112,12 @@ class Groups:
                     self._before_default.pop()()
                 with sockets.remembered(name):
                     created = original(*args, **kwargs)
-                self._tell_of_default(created, backend)
+                for tell in self._told_of_default:
+                    try:
+                        group = created[0]
+                        tell(torch_private.backend_name(group) or backend, int(group.rank()))
+                    except Exception as error:
+                        report_own_fault("telling of the default group", error)
                 return self._wrapped(created, ranks, name, backend, given)
             site = recorder.safe_site(_getframe(1))
             if not torch_private.is_hashed_name(name):
@@ -142,14 +135,6 @@ class Groups:
 
         return create
 
-    def _tell_of_default(self, created: Any, backend: str) -> None:
-        for tell in self._told_of_default:
-            try:
-                group = created[0]
-                tell(torch_private.backend_name(group) or backend, int(group.rank()))
-            except Exception as error:
-                report_own_fault("telling of the default group", error)
-
     def _wrapped(
         self, created: Any, ranks: list[int], name: str, backend: str, given: dict[str, Any]
     ) -> Any:
@@ -162,7 +147,11 @@ class Groups:
             size = torch_private.own_size(inner)
             if size is None or (ranks and len(ranks) != size):
                 # torchft's: it has one rank for torch, and gets others whenever it is configured.
-                self._leave_alone(name, backend, ranks, size)
+                sizes = "does not say how many ranks it has"
+                if size is not None:
+                    sizes = f"says that its size is {size}, and torch that it is {len(ranks)}"
+                why = f"group {name!r} is not recorded: its backend {backend!r} {sizes}"
+                recorder.part_off(f"recording of group {name!r}", why, gaps=True)
                 return created
             ranks = ranks or list(range(size))
             desc = str(given.get("group_desc") or "undefined")
@@ -182,14 +171,6 @@ class Groups:
             report_own_fault(f"recording of group {name!r}", error)
             return created
         return outer, store
-
-    def _leave_alone(self, name: str, backend: str, ranks: list[int], size: int | None) -> None:
-        """Say of a group that chooses its ranks itself that it is not recorded."""
-        sizes = "does not say how many ranks it has"
-        if size is not None:
-            sizes = f"says that its size is {size}, and torch that it is {len(ranks)}"
-        why = f"group {name!r} is not recorded: its backend {backend!r} {sizes}"
-        self._recorder.part_off(f"recording of group {name!r}", why, gaps=True)
 
     def _checked(
         self,

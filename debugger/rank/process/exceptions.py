@@ -167,12 +167,12 @@ class Exceptions:
         inside = call_site.is_distributed(innermost)
         lost = lost_connections.is_lost(error)
         if blame.is_own_fault(error):
-            return {
-                "own_fault": True,
+            nature: Nature = {
                 "invalid_argument": False,
                 "communication": False,
                 "address_in_use": False,
             }
+            return {"own_fault": True, **nature}
         refused = isinstance(error, (ValueError, TypeError, IndexError))
         unsaid = blame.is_unmeant(error) or blame.is_of_another_worker(error)
         wrong_argument = inside and refused and not unsaid

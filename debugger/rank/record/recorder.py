@@ -15,10 +15,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -46,7 +46,7 @@ from ..log.rank_log import is_interruption, report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
 from .exception_text import name_of, titled
-from .waiting import BackendWaits, NoVerdict, WaitEnd, WaitFunction
+from .waiting import BackendWaits, NoVerdict, WaitFunction
 
 _MOST_SITES = 10_000
 _MOST_LEFT = 256
@@ -71,66 +71,39 @@ class Known(CallDescription):
     """Whether its tensors are a GPU's: then it goes on after a wait for it has returned."""
 
 
-class Keeper(Protocol):
-    """The guard that is asked before a call of a group enters the backend."""
-
-    coalesces: bool
-    """Whether the backend gathers the calls that are made now."""
-
-    def enter(
-        self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
-    ) -> Any:
-        """`forward()`, at once or later."""
-
-    def retract(self) -> None:
-        """This is a forked child."""
-
-    def abort(self) -> None:
-        """The group is aborted."""
-
-    def close(self) -> None:
-        """The group ends on this rank."""
-
-
+@dataclass(eq=False)
 class GroupRecord:
     """A group under observation: its slot, its ranks, and the distinct calls seen on it."""
 
-    def __init__(
-        self,
-        name: str,
-        desc: str,
-        incarnation: int,
-        ranks: Sequence[int],
-        group_rank: int,
-        slot: GroupSlot,
-        backend: str,
-        timeout_s: float | None,
-    ) -> None:
-        self.name = name
-        self.desc = desc
-        self.shown_name = wording.group_name(name, desc)
-        self.incarnation = incarnation
-        self.ranks = tuple(ranks)
-        self.group_rank = group_rank
-        self.slot = slot
-        self.backend = backend
-        self.timeout_s = timeout_s or GROUP_TIMEOUT_S
-        self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
-        """By op, and by the `Method.key` of a call."""
-        self.distinct_calls = 0
-        self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
-        self.guard: Keeper | None = None
-        """The guard that is asked before each collective, at DETAIL."""
-        self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
-        """The guard that is asked before each message, at DETAIL."""
-        self.inspect: Callable[..., Callable[[], None] | None] | None = None
-        """The check of the data of each call: see `checks.pipeline`."""
-        self.holds = False
-        """Whether buffers in flight are looked at below DETAIL, too."""
-        self.kept = False
-        """Whether `timeouts` keeps the timeout in place of the backend."""
-        self.keeper: Keeper | None = None
-        """The same at every level."""
+    name: str
+    desc: str
+    incarnation: int
+    ranks: tuple[int, ...]
+    group_rank: int
+    slot: GroupSlot
+    backend: str
+    timeout_s: float
+    known: defaultdict[str, dict[describe.Facts, Known]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """By op, and by the `Method.key` of a call."""
+    distinct_calls: int = 0
+    channels: dict[tuple[str, int, int], ChannelSlot] = field(default_factory=dict)
+    guard: Any = None
+    """The `agreement.collectives.GroupGuard` that is asked before each collective, at DETAIL."""
+    pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
+    """The guard that is asked before each message, at DETAIL."""
+    inspect: Callable[..., Callable[[], None] | None] | None = None
+    """The check of the data of each call: see `checks.pipeline`."""
+    holds: bool = False
+    """Whether buffers in flight are looked at below DETAIL, too."""
+    kept: bool = False
+    """Whether `timeouts` keeps the timeout in place of the backend."""
+    keeper: Any = None
+    """The same guard, at every level."""
+
+    def __post_init__(self) -> None:
+        self.shown_name = wording.group_name(self.name, self.desc)
 
     def place(self, seq: int) -> str:
         """`#17 of group "tp"`."""
@@ -152,10 +125,10 @@ class Recorder:
     line says nothing, and the graph below tells (see `_in_graph`)."""
 
     def __init__(
-        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: WaitEnd | None = None
+        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: NoVerdict | None = None
     ) -> None:
         """`verdict`: what may end the waits of this process, if anything does."""
-        self.waits = BackendWaits(verdict if verdict is not None else NoVerdict())
+        self.waits = BackendWaits(verdict or NoVerdict())
         self.lines_in_graph: LinesInGraph = lambda _frame: ()
         """The lines of a call that the code of a graph makes, innermost first."""
         self.off: set[str] = set()
@@ -319,7 +292,10 @@ class Recorder:
         )
         if slot is None:
             return None
-        record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend, timeout_s)
+        record = GroupRecord(
+            *(name, desc, incarnation, tuple(ranks), group_rank, slot, backend),
+            timeout_s or GROUP_TIMEOUT_S,
+        )
         self._shown_names[name, incarnation] = record.shown_name
         if desc == "default_pg":
             self.world = record
