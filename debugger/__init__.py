@@ -57,9 +57,9 @@ def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
     """`torch.distributed.monitored_barrier`, which `install` opens to every backend."""
-    from .rank.api import barrier
+    import torch.distributed
 
-    barrier(group, timeout, wait_all_ranks)
+    torch.distributed.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def breakpoint(  # noqa: A001 - as torch's

@@ -168,9 +168,6 @@ class Layer:
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
 
-    def __repr__(self) -> str:
-        return f"<Layer of rank {self.recorder.writer.rank}, in {self.directory}>"
-
     def observe(self) -> None:
         """Begin. What begins later comes in front of torch's functions, and runs earlier at the
         end of the process."""

@@ -27,8 +27,7 @@ from ..checks import argument_checks, memory_layout
 from ..limits import JOIN_S
 from ..log.debug_level import DebugLevel
 from ..log.rank_log import is_interruption, say
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from ..torch_private.gloo_sockets import GlooSockets
 from . import deferred_work, messages
 from .deferred_work import Deferral, DeferredWork, Grace
@@ -104,10 +103,6 @@ class GroupGuard:
         self._alone = False
         self._grace = Grace()
         self.coalesces = False
-
-    def __repr__(self) -> str:
-        state = "ended" if self._ended else "open" if self._channel else "not open yet"
-        return f"<Guard of group {self._record.name!r}: {state}>"
 
     def switch(self, on: bool, at_once: bool = False) -> None:
         """Whether the group's calls come here. `at_once`: not from the group's beginning, so that

@@ -26,8 +26,7 @@ from ...record.snapshot import Process, Rank
 from ...record.wording import at_site, call_text, numbered, printable
 from ...system import proc
 from .. import torch_private
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Recorder
+from ..record.recorder import GroupRecord, OwnFinding, Recorder
 
 
 def monitor(recorder: Recorder, record: GroupRecord, store: Any) -> Callable[..., None]:

@@ -93,9 +93,6 @@ class Breakpoints:
             own.prompt = f"({self._prompt()}) "
         self.on_demand.adopt()
 
-    def __repr__(self) -> str:
-        return f"<Breakpoints of {self._prompt()}: {'left' if self._console.left else 'on'}>"
-
     # -- ways to stop --------------------------------------------------------------------------
 
     def stop_or_other(self, frame: FrameType, *args: Any, **kwargs: Any) -> Any:

@@ -23,8 +23,7 @@ from ...record.snapshot import CallSite
 from ...record.wording import at_site
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 
 INFLIGHT = "inflight"
 CHECK = "the check of buffers in flight"

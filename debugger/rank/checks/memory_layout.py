@@ -24,8 +24,7 @@ from ...record.signature import Signature
 from ...record.snapshot import by_device
 from ...record.wording import ranks_text, verb
 from ..record.describe import tensors_in
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from . import argument_checks
 
 TENSORS = "tensors"

@@ -28,8 +28,7 @@ from ..log import rank_log
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record.describe import METHODS, tensors_in
 from ..record.exception_text import text_of
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 
 NAN, OVERFLOW = NAMES = ("nan", "overflow")
 

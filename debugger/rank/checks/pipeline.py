@@ -10,6 +10,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,24 +46,22 @@ LooksAt = Callable[[GroupRecord], Inspect | None]
 """Returns what looks at the calls of a group; None where nothing is to look."""
 
 
+@dataclass(eq=False, repr=False)
 class Pipeline:
     """The looks at the calls of this process's groups.
 
     `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced.
     """
 
-    def __init__(
-        self, recorder: Recorder, level: DebugLevel, at_calls: LooksAt, gradients: LooksAt
-    ) -> None:
-        self._recorder = recorder
-        self._level = level
-        self._at_calls = at_calls
-        self._gradients = gradients
-        self._scaling = non_finite.LossScaling()
-        self._groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
-        self._once: Callable[[], None] | None = None
-        self._off: set[tuple[GroupRecord, str]] = set()
-        """What has failed by its own fault, and looks no more at the calls of that group."""
+    _recorder: Recorder
+    _level: DebugLevel
+    _at_calls: LooksAt
+    _gradients: LooksAt
+    _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
+    _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
+    _once: Callable[[], None] | None = None
+    _off: set[tuple[GroupRecord, str]] = field(default_factory=set)
+    """What has failed by its own fault, and looks no more at the calls of that group."""
 
     def observe(self) -> None:
         """Lets the level switch what belongs to it, in all groups."""

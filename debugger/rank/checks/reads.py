@@ -32,8 +32,7 @@ from ...record.signature import Signature
 from .. import torch_private
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from . import in_flight
 
 _MOST_ARRAYS = 1000

@@ -23,8 +23,7 @@ from ..checks.argument_checks import InvalidArgumentError
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record import lost_connections
 from ..record.describe import METHODS, Facts, Method
-from ..record.lanes import Lane, stands_below
-from ..record.likeness import FORMS, never
+from ..record.lanes import FORMS, Lane, never, stands_below
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole

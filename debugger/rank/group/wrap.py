@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -27,34 +28,25 @@ _MOST_SPLITS = 64
 """The most splits of a group on record: programs make them at the start."""
 
 
+@dataclass(eq=False, repr=False)
 class Groups:
     """The observer of the groups of this process, with all that each of them is given.
 
     `agreement`: see `agreement.collectives`; `in_cleanup`: see `CheckedGroup.attach`.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        sockets: GlooSockets,
-        forks: Forks,
-        timeouts: Timeouts,
-        pipeline: Pipeline,
-        agreement: Any,
-        in_cleanup: Callable[[int, bool], None],
-    ) -> None:
-        self._recorder = recorder
-        self._sockets = sockets
-        self._forks = forks
-        self._timeouts = timeouts
-        self._pipeline = pipeline
-        self._agreement = agreement
-        self._in_cleanup = in_cleanup
-        self._class: type[CheckedGroup] = CheckedGroup
-        self._adopt: Callable[[Any], None] | None = None
-        self._told_of_default: list[Callable[[str, int], None]] = []
-        self._before_default: list[Callable[[], None]] = []
-        self._creation_was_seen = False
+    _recorder: Recorder
+    _sockets: GlooSockets
+    _forks: Forks
+    _timeouts: Timeouts
+    _pipeline: Pipeline
+    _agreement: Any
+    _in_cleanup: Callable[[int, bool], None]
+    _class: type[CheckedGroup] = CheckedGroup
+    _adopt: Callable[[Any], None] | None = None
+    _told_of_default: list[Callable[[str, int], None]] = field(default_factory=list)
+    _before_default: list[Callable[[], None]] = field(default_factory=list)
+    _creation_was_seen: bool = False
 
     def on_default_group(self, tell: Callable[[str, int], None]) -> None:
         """`tell(backend, rank)` is called when a default group is there."""

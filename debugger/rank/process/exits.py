@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from traceback import walk_tb
 from types import TracebackType
@@ -44,25 +45,19 @@ PostMortem = Callable[[BaseException, Callable[[], None]], None]
 """Called with an error before the process ends with it, and what puts it on record."""
 
 
+@dataclass(eq=False, repr=False)
 class Exits:
     """The ends of this process."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        exceptions: Exceptions,
-        verdict: VerdictWatch,
-        post_mortem: PostMortem | None,
-    ) -> None:
-        self._recorder = recorder
-        self._exceptions = exceptions
-        self._verdict = verdict
-        self._post_mortem = post_mortem
-        self._exit_code = 0
-        self._sites: set[int] = set()
-        self._caught = 0
-        self._hook: Callable[..., None] | None = None
-        self._may_leave = False
+    _recorder: Recorder
+    _exceptions: Exceptions
+    _verdict: VerdictWatch
+    _post_mortem: PostMortem | None
+    _exit_code: int = 0
+    _sites: set[int] = field(default_factory=set)
+    _caught: int = 0
+    _hook: Callable[..., None] | None = None
+    _may_leave: bool = False
 
     def observe(self) -> None:
         """Puts the end of this process on record, from now on."""

@@ -82,9 +82,6 @@ class LateLayer:
         self._unwaited = UnwaitedWork(self.recorder)
         self._heartbeat = Heartbeat(self.recorder, self._unwaited, lambda: None)
 
-    def __repr__(self) -> str:
-        return f"<LateLayer of rank {self.rank}, in {self.directory}>"
-
     # -- coming --------------------------------------------------------------------------------
 
     def come(self) -> None:
