@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.architecture import violations
 from tests.support.module_state import kept
-from tests.support.rooms import house
+from tests.support.rooms import house, houses
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -146,7 +146,7 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
         ("distdebug", 19, 77),
         ("distdebug.rank", 15, 54),
         ("distdebug.record", 29, 52),
-        ("distdebug.supervisor", 30, 70),
+        ("distdebug.supervisor", 23, 54),
         ("distcore", 16, 55),
     ],
 )
@@ -207,15 +207,16 @@ def test_no_rule_uses_a_rule() -> None:
     assert {rule: used for rule, used in found.arrows.items() if used} == {}
 
 
+CIRCLES_THAT_STAND = {"distdebug.rank.log", "distdebug.rank.record"}
+"""Rooms two of whose files use each other still; nothing is to be added here."""
+
+
 def test_no_rooms_use_each_other() -> None:
-    assert house("distcore").circles == []
-    assert house("distdebug.tui").circles == []
-    assert house("distdebug.diagnosis").circles == []
-    assert house("distdebug.plan").circles == []
-    assert house("distdebug").circles == []
-    assert house("distdebug.rank").circles == []
-    assert house("distdebug.record").circles == []
-    assert house("distdebug.supervisor").circles == []
+    """Nor do the files of a room."""
+    names = houses()
+    assert {"distdebug", "distdebug.rank", "distdebug.testing", "distdebug.tui"} <= set(names)
+    found = {name: circles for name in names if (circles := house(name).circles)}
+    assert found.keys() <= CIRCLES_THAT_STAND, found
 
 
 KEPT_IN_RANKS = {

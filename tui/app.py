@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar, cast
 
 from textual.app import App, ComposeResult, SuspendNotSupported
 from textual.binding import BindingType
@@ -21,7 +23,6 @@ from ..record.runs.run_directory import planned_faults
 from ..record.snapshot import GroupKey
 from . import actions, attaching
 from .feed import Feed
-from .guard import Guard, guarded
 from .keys import KEYS, VIEWS, bar_keys, bindings
 from .picture import Focus, Picture, Stage
 from .screens.base import Body, Chosen, Key, View
@@ -29,8 +30,63 @@ from .screens.collectives import CollectivesView
 from .terminal import LastingDriver
 from .text import Line, line, plain, safe, wrap
 from .widgets.header import banner_lines, bar_lines, header_lines, missed_text
-from .widgets.palette import palette_of
-from .widgets.sheet import Lines, Pressed, Sheet
+from .widgets.sheet import Lines, Pressed, Sheet, palette_of
+
+Result = TypeVar("Result")
+MOST_SENTENCE = 600
+
+
+class Guard:
+    """The net below what draws and what answers keys: a fault becomes a sentence, and the app goes
+    on. The first fault of each place is kept with its traceback, for `main` to print when the app
+    is left: while it runs, the terminal is its own."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        """Place -> the traceback of its first fault."""
+
+    def noted(self, place: str, error: Exception) -> str:
+        """The sentence to show for it."""
+        if place not in self.kept:
+            lines = traceback.format_exception(error)
+            self.kept[place] = "".join(safe(row, 2000) + "\n" for row in "".join(lines).split("\n"))
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return safe(
+            f"{place} failed, a bug of distdebug's app ({what}); the rest goes on", MOST_SENTENCE
+        )
+
+    def run(
+        self, place: str, make: Callable[[], Result], otherwise: Callable[[str], Result]
+    ) -> Result:
+        """Returns what `make` returns; where it raises, what `otherwise` makes of the sentence."""
+        try:
+            return make()
+        except Exception as error:
+            return otherwise(self.noted(place, error))
+
+
+Method = TypeVar("Method", bound=Callable[..., None])
+
+
+def guarded(place: str, again: bool = True) -> Callable[[Method], Method]:
+    """A method that tells its fault instead of raising it; without `again` the first one alone:
+    it is not the user who calls it, and it may be called very often."""
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: TerminalApp, *arguments: Any, **named: Any) -> None:
+            try:
+                method(self, *arguments, **named)
+            except Exception as error:
+                known = place in self.guard.kept
+                sentence = self.guard.noted(place, error)
+                if again or not known:
+                    self.say(sentence, "error")
+
+        return cast(Method, call)
+
+    return decorate
+
 
 SCROLLBAR = 1
 LINES_PER_BAR = 8

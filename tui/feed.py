@@ -20,6 +20,7 @@ from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.waits import Waits, waits
 from ..diagnosis.limits import Limits
 from ..record import steady_clock
+from ..record.exits import ExitLog
 from ..record.layout import RING
 from ..record.limits import MOST_RANKS
 from ..record.reading.records import Records, newest_ranks
@@ -30,8 +31,10 @@ from ..record.runs.run_directory import (
     is_live,
     read_object,
 )
-from ..record.snapshot import Rank, Snapshot
+from ..record.snapshot import Process, Rank, Snapshot
+from ..system.proc import DEAD_STATES, read_stat
 from . import files, rows
+from .files import source_of, told_in_report
 from .limits import (
     END_S,
     EVERY_S,
@@ -43,13 +46,46 @@ from .limits import (
     SMALL_S,
 )
 from .picture import Focus, Picture, Problem, Progress, RankRow, Source, Stage, Usage
-from .processes import Processes
 from .text import safe
-from .told import source_of, told_in_report
 from .tracks import Tracks
 
 if TYPE_CHECKING:
     from .judging import LiveJudge
+
+
+class Processes:
+    """Answers for one run; asked only while the run lives on this host."""
+
+    def __init__(self, exits: Path, steady: bool = False) -> None:
+        self.exits = ExitLog(exits, steady)
+        self._ended_ns: dict[tuple[int, int], int] = {}
+
+    def observe(self, pid: int, start_ticks: int = 0) -> Process:
+        """Returns what is known of the process that began at these clock ticks after boot."""
+        stat = read_stat(pid)
+        alive = (
+            stat is not None
+            and stat.state not in DEAD_STATES
+            and start_ticks in (0, stat.start_ticks)  # else the pid was given to another process
+        )
+        if stat is not None and alive:
+            return Process(alive=True, state=stat.state)
+        seen_ns = self._ended_ns.setdefault((pid, start_ticks), steady_clock.now_ns())
+        return self.gone(pid, seen_ns)
+
+    def gone(self, pid: int, ended_ns: int | None = None, started_ns: int = 0) -> Process:
+        """A process that is no more, with its exit status where its parent has told it."""
+        status = self.exits.find(pid, started_ns)
+        if status is None:
+            return Process(alive=False, ended_ns=ended_ns)
+        times = [one for one in (status.time_ns, ended_ns) if one]
+        return Process(
+            alive=False,
+            exit_code=status.code,
+            signal=status.signal,
+            ended_ns=min(times) if times else None,
+        )
+
 
 SHARE = 4
 """A look is followed by a rest of so many times its own length."""
@@ -428,21 +464,21 @@ class _Run:
         focus = picture.focus
         if focus.view not in ("collectives", "rank", "stacks"):
             return picture
-        from . import details
+        from . import rows
 
         if focus.view == "collectives" and picture.groups:
             names = dict(picture.groups)
             key = focus.group if focus.group in names else picture.groups[0][0]
             assert key is not None
             first = [*sorted(picture.culprits), *picture.rows]
-            return replace(picture, matrix=details.matrix_of(key, names[key], picture.ranks, first))
+            return replace(picture, matrix=rows.matrix_of(key, names[key], picture.ranks, first))
         if focus.view in ("rank", "stacks"):
             path = self.directory.stacks_json
             stacks = files.stacks_of(self._document(path), files.mark_of(path)[0])
             if focus.view == "stacks" or focus.rank is None:
                 return replace(picture, stacks=stacks)
             rank = picture.ranks.get(focus.rank)
-            detail = details.detail_of(focus.rank, rank, self._logs)
+            detail = rows.detail_of(focus.rank, rank, self._logs)
             return replace(picture, stacks=stacks, detail=detail)
         return picture
 

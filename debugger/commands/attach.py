@@ -11,7 +11,7 @@ from ..record.runs.job_view import node_of_view
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from ..supervisor.terminal import show_prompt
-from . import numbers
+from . import flags
 from .base import Command, add_run_argument
 
 
@@ -31,7 +31,7 @@ class AttachCommand(Command):
         add_run_argument(parser, packed=False)
         parser.add_argument(
             "--rank",
-            type=numbers.rank,
+            type=flags.rank,
             metavar="R",
             help="which rank (default: the only one at a breakpoint)",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..record.safe_text import clean
 from .base import Command
-from .traffic_flags import add_link_flags, link_of
+from .flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
     from ..plan.compare.document import Side

@@ -6,7 +6,7 @@ import argparse
 import os
 
 from ..errors import UsageError
-from . import head_flags, inject_flags, options
+from . import inject_flags, options
 from .base import Command
 
 
@@ -41,8 +41,8 @@ class ExecCommand(Command):
         size = inject_flags.known_world_size(os.environ)
         several = of_tasks(os.environ, args.interface)
         if several is None:
-            several = head_flags.of_launcher(nodes_of_launcher(command), args.interface)
-        several = head_flags.with_head(args, several) or perhaps(args.interface)
+            several = options.of_launcher(nodes_of_launcher(command), args.interface)
+        several = options.with_head(args, several) or perhaps(args.interface)
         return Supervisor(
             Options(
                 command=command,

@@ -16,8 +16,8 @@ from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
 from ..record.network import MOST_ADDRESSES
 from ..record.safe_text import clean, whole_number
-from ..supervisor.rank_network import namespaces
-from . import numbers
+from ..supervisor.rank_network import switch
+from . import flags
 
 MOST_RANDOM = 1000
 _ALL_FAULTS = "tcp"
@@ -42,7 +42,7 @@ def add(parser: argparse._ArgumentGroup) -> None:
     )
     parser.add_argument(
         "--inject-random",
-        type=numbers.between(1, MOST_RANDOM, f"from 1 to {MOST_RANDOM} faults"),
+        type=flags.between(1, MOST_RANDOM, f"from 1 to {MOST_RANDOM} faults"),
         metavar="N",
         help="N faults drawn from the --seed, printed as specs",
     )
@@ -61,7 +61,7 @@ def add(parser: argparse._ArgumentGroup) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=numbers.seed,
+        type=flags.seed,
         metavar="S",
         help="of what is random in faults (default: a new one)",
     )
@@ -101,7 +101,7 @@ def own_network(args: argparse.Namespace, world_size: int | None) -> int:
     UsageError where that cannot be."""
     if not args.netns:
         return 0
-    why = namespaces.why_impossible()
+    why = switch.why_impossible()
     if why:
         raise UsageError(
             f"--netns {why}; without it faults of links work on the backend tcp alone, which needs "

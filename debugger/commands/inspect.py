@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..system import proc
-from . import numbers
+from . import flags
 from .base import Command
 from .rendering import add_form_arguments, rendered
 
@@ -43,12 +43,12 @@ class InspectCommand(Command):
     def configure(self, parser: argparse.ArgumentParser) -> None:
         which = parser.add_mutually_exclusive_group()
         which.add_argument(
-            "--job", metavar="PID", type=numbers.pid, help="the pid of the job's launcher"
+            "--job", metavar="PID", type=flags.pid, help="the pid of the job's launcher"
         )
         which.add_argument(
             "--pid",
             metavar="PID",
-            type=numbers.pid,
+            type=flags.pid,
             action="append",
             help="the pid of a rank; may be given several times",
         )
@@ -60,7 +60,7 @@ class InspectCommand(Command):
             "--watch",
             nargs="?",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             const=WATCH_EVERY_S,
             help="look again every so many seconds (5), until something stands still or the job "
             "has ended",
@@ -68,7 +68,7 @@ class InspectCommand(Command):
         parser.add_argument(
             "--still",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             default=5.0,
             help="a rank that sleeps at one place while others wait is late after so long (5), one "
             "that goes round there after twice that",
@@ -76,7 +76,7 @@ class InspectCommand(Command):
         parser.add_argument(
             "--hang-timeout",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             default=60.0,
             help="any rank is late after so long (60)",
         )
@@ -97,7 +97,7 @@ class InspectCommand(Command):
             "--install",
             nargs="?",
             metavar="SECONDS",
-            type=numbers.seconds,
+            type=flags.seconds,
             const=INSTALL_WITHIN_S,
             help="put the checking layer into the ranks, which run on: from then on their calls "
             "are recorded and judged (torch 2.14 or newer; gdb, or Python 3.14). Each rank has so "

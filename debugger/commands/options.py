@@ -5,51 +5,112 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..diagnosis.limits import Limits
 from ..errors import UsageError
+from ..nodes.several import MOST, Agreed, AgreedError, Several, job_key, place
 from ..record import kinds
 from ..record.log_file import DEBUG_LEVELS, DEFAULT_MAX_MB, INFO
+from ..record.requests.breakpoints import BreakAt, canonical_file, lines_with_code, parse_break
 from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
-from . import break_flags, ci_flags, head_flags, inject_flags, numbers
+from . import flags, inject_flags
+
+if TYPE_CHECKING:
+    from ..launch.nodes_of_launcher import NodesOfLauncher  # `run --help` does without
+
+
+def places(
+    texts: Sequence[str], command: Sequence[str], world_size: int | None = None
+) -> tuple[str, ...]:
+    """Returns what the ranks of this command are told: with absolute names of files. `world_size`:
+    where it is known, a rank beyond it is refused. Raises UsageError."""
+    found = tuple(_place(text, command) for text in texts)
+    for text, asked in zip(texts, found, strict=True):
+        if world_size is not None and asked.rank is not None and asked.rank >= world_size:
+            raise UsageError(
+                f"--break {text}: there is no rank {asked.rank}; ranks count from 0 to "
+                f"{world_size - 1}"
+            )
+    return tuple(map(str, found))
+
+
+def _place(text: str, command: Sequence[str]) -> BreakAt:
+    try:
+        asked = parse_break(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if asked.op:
+        return asked
+    found = next((one for one in _candidates(asked.file, command) if one.is_file()), None)
+    if found is None:
+        raise UsageError(
+            f"--break {text}: there is no file {asked.file} here, beside the script, or where "
+            "Python looks for modules"
+        )
+    try:
+        lines = lines_with_code(found.read_text(encoding="utf-8"), str(found))
+    except (OSError, ValueError, SyntaxError) as error:
+        raise UsageError(f"--break {text}: {found} cannot be read as Python: {error}") from None
+    if asked.line not in lines:
+        after = min((line for line in lines if line > asked.line), default=max(lines, default=0))
+        near = f"; line {after} has" if after else ""
+        raise UsageError(f"--break {text}: line {asked.line} has no code at which to stop{near}")
+    return replace(asked, file=canonical_file(str(found)))
+
+
+def _candidates(file: str, command: Sequence[str]) -> Iterator[Path]:
+    yield Path(file)
+    if not os.path.isabs(file):
+        for word in command:
+            if word.endswith(".py"):
+                yield Path(word).parent / file
+        folders = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
+        yield from (Path(folder) / file for folder in folders if folder)
+
+
+def of_launcher(nodes: NodesOfLauncher | None, interface: str) -> Several | None:
+    """Returns what the launcher's flags say of the job's nodes; `interface`: where to listen, if
+    that was said."""
+    if nodes is None:
+        return None
+    return Several(nodes.fewest, nodes.most, interface, nodes.node, nodes.ranks)
+
+
+def with_head(args: argparse.Namespace, several: Several | None) -> Several | None:
+    """Returns what is known of the job's nodes, and where they meet if that was said. Raises
+    UsageError."""
+    if args.head is None:
+        if args.job_key is not None:
+            raise UsageError("--job-key is of --head HOST:PORT, which was not given")
+        return several
+    try:
+        host, port = place(args.head)
+        agreed = Agreed(host, port, job_key(args.job_key, os.environ))
+    except AgreedError as error:
+        raise UsageError(str(error)) from None
+    several = several or Several(1, MOST, args.interface)
+    return replace(several, agreed=agreed, guessed=False)
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add distdebug's own flags."""
     group = parser.add_argument_group("distdebug")
-    _add_judging(group)
-    _add_looking(group)
-    break_flags.add(group)
-    inject_flags.add(group)
-    group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
-    group.add_argument(
-        "--keep-runs", type=numbers.count, metavar="N", help="remove older runs without findings"
-    )
-    group.add_argument(
-        "--interface",
-        default="",
-        metavar="NAME",
-        help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
-    )
-    head_flags.add(group)
-    _add_reporting(group)
-
-
-def _add_judging(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--hang-timeout",
-        type=numbers.seconds,
+        type=flags.seconds,
         default=60.0,
         metavar="S",
         help="suspect a rank that is late by this many seconds (default 60)",
     )
     group.add_argument(
         "--notice-after",
-        type=numbers.seconds,
+        type=flags.seconds,
         default=10.0,
         metavar="S",
         help="say who is late after this many seconds (default 10)",
@@ -60,9 +121,6 @@ def _add_judging(group: argparse._ArgumentGroup) -> None:
         default="stop",
         help="stop the run at an error (default), or let it go on and report at the end",
     )
-
-
-def _add_looking(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--debug-level",
         choices=DEBUG_LEVELS,
@@ -78,21 +136,65 @@ def _add_looking(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--check-every",
-        type=numbers.steps,
+        type=flags.steps,
         default=1,
         metavar="K",
         help="with --check replicas: look after one step in K (default 1)",
     )
     group.add_argument(
         "--log-max-mb",
-        type=numbers.mebibytes(0.01, 1e6),
+        type=flags.mebibytes(0.01, 1e6),
         default=DEFAULT_MAX_MB,
         metavar="MB",
         help=f"keep at most the last MB MiB of each rank's records (default {DEFAULT_MAX_MB:.0f})",
     )
-
-
-def _add_reporting(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--break",
+        dest="breaks",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help=(
+            "stop before FILE:LINE, or before the call OP#SEQ of any group, such as all_reduce#12; "
+            "every rank that comes there, or with @RANK that one (may be repeated)"
+        ),
+    )
+    group.add_argument(
+        "--pdb",
+        action="store_true",
+        help="stop where an uncaught exception was raised, on the first rank that raises one",
+    )
+    group.add_argument(
+        "--debugger",
+        choices=("pdb", "debugpy"),
+        default="pdb",
+        help="what breakpoints wait for: `distdebug attach` (default), or an editor",
+    )
+    inject_flags.add(group)
+    group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
+    group.add_argument(
+        "--keep-runs", type=flags.count, metavar="N", help="remove older runs without findings"
+    )
+    group.add_argument(
+        "--interface",
+        default="",
+        metavar="NAME",
+        help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
+    )
+    group.add_argument(
+        "--head",
+        metavar="HOST:PORT",
+        help=(
+            "where the supervisors of the job's nodes meet that have no store in common: the same "
+            "on all nodes, and the one that is HOST listens (needs --job-key or DISTDEBUG_JOB_KEY)"
+        ),
+    )
+    group.add_argument(
+        "--job-key",
+        type=Path,
+        metavar="FILE",
+        help="with --head: a secret that all nodes share, which only its owner can read",
+    )
     group.add_argument("--strict", action="store_true", help="a warning fails the run too")
     group.add_argument(
         "--allow-unwatched",
@@ -105,7 +207,7 @@ def _add_reporting(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="keep FILE, a Prometheus textfile, up to date: written anew every 10 s",
     )
-    ci_flags.add(group)
+    flags.add_ci(group)
     group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
     group.add_argument(
         "--native-stacks", action="store_true", help="show C and C++ frames in stacks"
@@ -131,17 +233,29 @@ def common(
         raise UsageError(
             f"TORCH_DISTRIBUTED_DEBUG is {level!r}; it may be {', '.join(DEBUG_LEVELS)}"
         )
+    try:
+        checks = kinds.chosen_checks(args.check)
+    except ValueError as error:
+        raise UsageError(f"--check {args.check}: {error}") from None
     if args.tui:
         need_terminal()
+    if args.prom is not None:
+        prometheus.check(args.prom)
+
+    def of_processes(pids: Sequence[int], limit_s: float) -> Any:
+        from ..inspection import inspect  # which a run whose ranks are watched never needs
+
+        return inspect.of_processes(pids, limit_s)
+
     return {
         "run_dir": args.run_dir,
         "keep_runs": args.keep_runs,
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
         "level": level,
         "level_asked": bool(asked),
-        "checks": _checks(args.check),
+        "checks": checks,
         "log_max_mb": args.log_max_mb,
-        "breaks": break_flags.places(args.breaks, command, world_size),
+        "breaks": places(args.breaks, command, world_size),
         "post_mortem": args.pdb,
         "debugger": args.debugger,
         "check_every": args.check_every,
@@ -149,30 +263,11 @@ def common(
         "strict": args.strict,
         "allow_unwatched": args.allow_unwatched,
         "tui": args.tui,
-        "ci": ci_flags.chosen(args),
-        "prom": _prom(args.prom),
+        "ci": flags.ci_of(args),
+        "prom": args.prom and args.prom.absolute(),
         "faults": inject_flags.plan(args, world_size),
         "own_network": inject_flags.own_network(args, world_size),
         "ptrace_any": args.ptrace_any,
-        "inspect": _inspect,
+        "inspect": of_processes,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
-
-
-def _inspect(pids: Sequence[int], limit_s: float) -> Any:
-    from ..inspection.inspect import of_processes  # which a run whose ranks are watched never needs
-
-    return of_processes(pids, limit_s)
-
-
-def _prom(path: Path | None) -> Path | None:
-    if path is not None:
-        prometheus.check(path)
-    return path and path.absolute()
-
-
-def _checks(text: str) -> tuple[str, ...]:
-    try:
-        return kinds.chosen_checks(text)
-    except ValueError as error:
-        raise UsageError(f"--check {text}: {error}") from None

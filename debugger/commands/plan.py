@@ -4,23 +4,163 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UsageError
-from . import ci_flags, inject_flags, numbers, plan_exec, plan_scale
+from ..record.runs.run_directory import RunDirectory
+from . import flags, inject_flags
 from .base import Command
+from .flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
+    from ..faults.plan import Plan
+    from ..launch.launchers import LauncherJob
+    from ..launch.torchrun_flags import RunRequest
     from ..plan.program import Program
     from ..record.requests.plan_request import Request
-    from ..record.runs.run_directory import RunDirectory
-    from ..supervisor.injection import Plan
-    from .plan_exec import Asked
+
+WORD = "exec"
+_RANKS = re.compile(r"-n.*|--nproc[-_]per[-_]node(=.*)?")
+_NODES = re.compile(r"--(nodes|local[-_]size)(=.*)?")
+_SCALE = re.compile(r"--scale(=.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The request of a command line of `plan`. `job` is what the command behind `exec` would start;
+    None without it."""
+
+    request: RunRequest
+    job: LauncherJob | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> list[str]:
+        """The words behind `plan`, for reports."""
+        if self.job is None:
+            return self.request.command_line
+        return [*self.request.own_arguments, WORD, "--", *self.command]
+
+
+def read(argv: Sequence[str], own: argparse.ArgumentParser) -> Asked:
+    """Raises UsageError as `split_command_line` does, and for a command that cannot be planned."""
+    # Imported here, so that `--help` of other commands answers at once.
+    from ..launch import launchers
+    from ..launch.torchrun_flags import split_at_script, split_command_line
+
+    if argv[:1] == [WORD] and argv[1:2] in (["-h"], ["--help"]):
+        argv = argv[1:]
+    if argv[:1] in (["-h"], ["--help"]) or WORD not in argv:
+        return Asked(split_command_line(argv, own))
+    given, rest = split_at_script(argv, own)
+    if rest == [WORD] and not os.path.exists(WORD):
+        raise UsageError(
+            "no command was given; write one after `--`, "
+            "for example: distdebug plan exec -- torchrun --nproc-per-node 8 train.py"
+        )
+    if rest[:1] != [WORD] or "--" not in rest:
+        return Asked(split_command_line(argv, own))
+    # `plan exec -n 4 -- CMD` means the same as `plan -n 4 exec -- CMD`.
+    at = rest.index("--")
+    more, behind = split_at_script(rest[1:at], own)
+    if behind:
+        raise UsageError(f"plan exec: write `--` before the command, not {behind[0]!r}")
+    given = [flag for flag in given if flag != "--"] + more
+    job = launchers.read(rest[at + 1 :])
+    scaled = any(map(_SCALE.fullmatch, given))
+    if job.starts_itself:
+        if any(map(_RANKS.fullmatch, given)) or scaled:
+            raise UsageError(
+                "plan exec: the script says how many ranks it starts, so leave -n and --scale out"
+            )
+    elif not any(map(_RANKS.fullmatch, given)) and not scaled:
+        if job.ranks is None:
+            raise UsageError(f"how many ranks? {job.unsaid}: write `plan exec -n 64 -- ...`")
+        given += ["-n", str(job.ranks)]
+    if job.local_size is not None and not any(map(_NODES.fullmatch, given)):
+        given += ["--local-size", str(job.local_size)]
+    return Asked(split_command_line([*given, *job.program], own), job, tuple(rest[at + 1 :]))
+
+
+PLAN_JSON = "plan.json"
+SCHEMA = "distdebug.plan/1"
+_TWO_SIZES = re.compile(r"([1-9]\d{0,6}):([1-9]\d{0,6})", re.ASCII)
+
+
+class Scale(NamedTuple):
+    """The number of ranks that run, and of those that are planned."""
+
+    run: int
+    plan: int
+
+    @classmethod
+    def parse(cls, text: str) -> Scale:
+        """Reads `8:1024`. Raises UsageError."""
+        found = _TWO_SIZES.fullmatch(text)
+        if found is None:
+            raise UsageError(f"--scale takes two numbers of ranks, such as 8:1024, not {text!r}")
+        return cls(int(found[1]), int(found[2]))
+
+
+def run_really(request: Any) -> tuple[int, Path]:
+    """Run the smaller number of ranks, as `distdebug run` does: the exit code, and the run
+    directory."""
+    from .run import RunCommand
+
+    own = request.own
+    words = ["-n", str(own.scale.run)]
+    beside = None
+    if own.run_dir is not None:
+        beside = own.run_dir.with_name(f"{own.run_dir.name}-run-of-{own.scale.run}")
+        words += ["--run-dir", str(beside)]
+    words += ["-m"] * bool(request.torchrun.module)
+    words += [request.script, *request.script_arguments]
+    command = RunCommand()
+    code = command.run(command.parse(command.parser(), words))
+    return code, RunDirectory.latest() if beside is None else beside
+
+
+def tell(
+    directory: RunDirectory,
+    programs: Mapping[int, Program],
+    report: Mapping[str, Any],
+    own: argparse.Namespace,
+    run: Path | None,
+) -> None:
+    """Write plan.json and traffic.txt; print the table where nothing is wrong, and the comparison
+    where there is a run to compare with."""
+    from ..plan.traffic import calls, document, table
+
+    ranks = calls.of_programs(programs)
+    found = table.traffic(ranks, link_of(own))
+    written: dict[str, Any] = {
+        "schema": SCHEMA,
+        **{name: report.get(name) for name in ("plan", "undecided", "classes")},
+        "traffic": document.as_json(found),
+    }
+    table_lines = list(document.lines(found))
+    directory.write_text(directory.traffic_text.name, "\n".join(table_lines) + "\n")
+    lines = table_lines if report["outcome"] == "ok" else []
+    if run is not None:
+        from ..plan.compare import document as comparison
+        from ..plan.compare.comparison import compare
+        from .compare import read
+
+        side, real = read(str(run))
+        compared = compare(real, ranks, link=link_of(own))
+        sides = (side, comparison.Side(str(directory.path), is_plan=True))
+        written["scale"] = comparison.as_json(compared, sides)
+        lines += comparison.lines(compared, sides)
+    directory.write_json(PLAN_JSON, written)
+    if lines:
+        sys.stderr.write("\n".join(lines) + "\n")
+
 
 UNDECIDED = ("likely", "true", "false")
 ACCELERATORS = ("auto", "none", "cuda")
@@ -48,8 +188,74 @@ class PlanCommand(Command):
         )
         parser.add_argument("-n", metavar="N", dest="nproc", help="ranks of the whole job")
         group = parser.add_argument_group("distdebug")
-        _add_which(group)
-        _add_how(group)
+        group.add_argument(
+            "--nodes", type=flags.count, metavar="M", help="spread the ranks over M nodes"
+        )
+        group.add_argument(
+            "--local-size",
+            type=flags.count,
+            metavar="K",
+            help="ranks on a node (default 8, or all)",
+        )
+        group.add_argument(
+            "--steps",
+            type=flags.count,
+            default=0,
+            metavar="K",
+            help="end each rank after K steps of an optimiser (default: where it ends by itself)",
+        )
+        group.add_argument(
+            "--ranks",
+            default="",
+            metavar="LIST",
+            help="plan these only, such as 0-7,1016-1023; nothing is known of the others",
+        )
+        group.add_argument(
+            "--jobs", type=flags.count, default=0, metavar="J", help="run J ranks at a time"
+        )
+        group.add_argument(
+            "--real-bytes",
+            type=flags.size_bytes,
+            default=65536,
+            metavar="B",
+            help="exchange tensors of integers of up to B bytes for real (default 65536)",
+        )
+        group.add_argument(
+            "--undecided",
+            choices=UNDECIDED,
+            default="likely",
+            help="which way to go where a decision depends on a value that a plan does not have: "
+            "the likely one (default), or as if every such condition were true, or false",
+        )
+        group.add_argument(
+            "--time-limit",
+            type=flags.seconds,
+            default=120.0,
+            metavar="S",
+            help="give a rank up that runs for longer than S seconds (default 120)",
+        )
+        group.add_argument(
+            "--memory",
+            type=flags.mebibytes(1, 1e8),
+            default=0.0,
+            metavar="MB",
+            help="what all ranks that wait for others may have together (default: half of what "
+            "is free, up to 2.5 GiB, or an eighth of it); those beyond it are run again later",
+        )
+        group.add_argument(
+            "--accelerator",
+            choices=ACCELERATORS,
+            default="auto",
+            help="answer calls for cuda, on the CPU: where the program, as its script and its own "
+            "modules say, is for GPUs (default), never, or always",
+        )
+        group.add_argument(
+            "--buffered-sends",
+            type=flags.size_bytes,
+            metavar="N",
+            help="sends of up to N bytes a channel do not wait for their receives (default: as the "
+            "backend does: none on gloo and tcp, which never send before, 65536 on others)",
+        )
         group.add_argument("--strict", action="store_true", help="fail for warnings, too")
         group.add_argument(
             "--inject",
@@ -60,27 +266,37 @@ class PlanCommand(Command):
             help="what would it do if: ACTION(rank=N, ...) @ MOMENT, such as "
             "'skip(rank=7) @ all_reduce#5' (may be repeated)",
         )
-        ci_flags.add(group)
-        plan_scale.add_flags(group)
+        flags.add_ci(group)
+        group.add_argument(
+            "--scale",
+            type=Scale.parse,
+            metavar="A:B",
+            help="run A ranks for real, plan B, and tell where the program depends on their number",
+        )
+        add_link_flags(group)
         group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         """Everything behind the script is the script's, so argparse must not see it."""
-        return argparse.Namespace(asked=plan_exec.read(argv, parser))
+        return argparse.Namespace(asked=read(argv, parser))
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
-        from ..record.runs.run_directory import RunDirectory
         from ..reports import text
         from ..supervisor.output.lines import colour_wanted
 
         own = args.asked.request.own
         asked = _request(args.asked)
-        ci = ci_flags.chosen(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
-        faults = inject_flags.plan(_with_no_other_faults(own), asked.world_size or None)
+        ci = flags.ci_of(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
+        # A plan has no links, and nothing in it happens by chance.
+        chance = dict.fromkeys(("inject_file", "inject_random", "seed"))
+        wanted = argparse.Namespace(
+            injected=own.injected, inject_backend="gloo", netns=False, **chance
+        )
+        faults = inject_flags.plan(wanted, asked.world_size or None)
         run = None
         if own.scale is not None:
-            code, run = plan_scale.run_really(args.asked.request)
+            code, run = run_really(args.asked.request)
             if code:
                 return code
         directory = RunDirectory.create(explicit=own.run_dir)
@@ -89,7 +305,7 @@ class PlanCommand(Command):
         finally:
             directory.close()
         sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
-        plan_scale.tell(directory, programs, report, own, run)
+        tell(directory, programs, report, own, run)
         for failure in directory.failures:
             _say(failure)
         if ci is not None:
@@ -105,12 +321,16 @@ def _request(asked: Asked) -> Request:
 
     request, job = asked.request, asked.job
     own = request.own
-    plan_scale.check(own)
+    link_of(own)  # which may be one that cannot be: that is said before anything runs
     if job is not None and job.starts_itself:
-        plan_exec.check_of_itself(own)
+        for flag, given in (("--ranks", own.ranks), ("--nodes", own.nodes)):
+            if given:
+                raise UsageError(
+                    f"{flag} needs the number of ranks, which the script says: leave it out"
+                )
         size, local_size = 0, own.local_size or 0
     else:
-        size = plan_scale.planned_size(request) or _world_size(request)
+        size = _world_size(request)
         local_size = _local_size(own, size)
     try:
         ranks = chosen_ranks(own.ranks, size) if own.ranks else ()
@@ -167,111 +387,36 @@ def _planned(
     )
     programs = read_programs(directory.path)
     if itself:
-        plan_exec.check_programs(programs)
+        joined = any(program.groups for program in programs.values())
+        ends = [program.events[-1] if program.events else None for program in programs.values()]
+        well = all(
+            getattr(end, "exit_code", 0) == 0 and getattr(end, "signal", None) is None
+            for end in ends
+        )
+        if well and not joined:
+            raise UsageError(
+                f"none of the {len(programs)} processes that the script starts joined a group"
+            )
         directory.write_json("run.json", {**told, "world_size": outcome.world_size})
     model = Model(own.buffered_sends, unbuffered=outcome.unbuffered)
     return programs, conclude(directory, programs, model, facts, injection.settle)
-
-
-def _with_no_other_faults(own: argparse.Namespace) -> argparse.Namespace:
-    """A plan has no links, and nothing in it happens by chance."""
-    return argparse.Namespace(
-        injected=own.injected,
-        inject_file=None,
-        inject_random=None,
-        inject_backend="gloo",
-        netns=False,
-        seed=None,
-    )
 
 
 def _say(sentence: str) -> None:
     print(f"distdebug: {sentence}", file=sys.stderr)
 
 
-def _world_size(request: object) -> int:
-    given = getattr(request, "torchrun").nproc_per_node  # noqa: B009
+def _world_size(request: RunRequest) -> int:
+    if request.own.scale is not None:
+        if "nproc_per_node" in request.given:
+            raise UsageError("--scale says how many ranks are planned: leave -n out")
+        return int(request.own.scale.plan)
+    given = request.torchrun.nproc_per_node
     if not str(given).isdigit() or int(given) < 1:
         raise UsageError(f"-n {given}: a plan needs the number of all ranks, such as -n 64")
-    if "nproc_per_node" not in getattr(request, "given"):  # noqa: B009
+    if "nproc_per_node" not in request.given:
         raise UsageError("say how many ranks the job has, such as: distdebug plan -n 64 train.py")
     return int(given)
-
-
-def _add_which(group: argparse._ArgumentGroup) -> None:
-    """Adds the flags for which ranks, how far, and how many at a time."""
-    group.add_argument(
-        "--nodes", type=numbers.count, metavar="M", help="spread the ranks over M nodes"
-    )
-    group.add_argument(
-        "--local-size",
-        type=numbers.count,
-        metavar="K",
-        help="ranks on a node (default 8, or all)",
-    )
-    group.add_argument(
-        "--steps",
-        type=numbers.count,
-        default=0,
-        metavar="K",
-        help="end each rank after K steps of an optimiser (default: where it ends by itself)",
-    )
-    group.add_argument(
-        "--ranks",
-        default="",
-        metavar="LIST",
-        help="plan these only, such as 0-7,1016-1023; nothing is known of the others",
-    )
-    group.add_argument(
-        "--jobs", type=numbers.count, default=0, metavar="J", help="run J ranks at a time"
-    )
-
-
-def _add_how(group: argparse._ArgumentGroup) -> None:
-    """Adds the flags for how a rank runs without its peers."""
-    group.add_argument(
-        "--real-bytes",
-        type=numbers.size_bytes,
-        default=65536,
-        metavar="B",
-        help="exchange tensors of integers of up to B bytes for real (default 65536)",
-    )
-    group.add_argument(
-        "--undecided",
-        choices=UNDECIDED,
-        default="likely",
-        help="which way to go where a decision depends on a value that a plan does not have: "
-        "the likely one (default), or as if every such condition were true, or false",
-    )
-    group.add_argument(
-        "--time-limit",
-        type=numbers.seconds,
-        default=120.0,
-        metavar="S",
-        help="give a rank up that runs for longer than S seconds (default 120)",
-    )
-    group.add_argument(
-        "--memory",
-        type=numbers.mebibytes(1, 1e8),
-        default=0.0,
-        metavar="MB",
-        help="what all ranks that wait for others may have together (default: half of what "
-        "is free, up to 2.5 GiB, or an eighth of it); those beyond it are run again later",
-    )
-    group.add_argument(
-        "--accelerator",
-        choices=ACCELERATORS,
-        default="auto",
-        help="answer calls for cuda, on the CPU: where the program, as its script and its own "
-        "modules say, is for GPUs (default), never, or always",
-    )
-    group.add_argument(
-        "--buffered-sends",
-        type=numbers.size_bytes,
-        metavar="N",
-        help="sends of up to N bytes a channel do not wait for their receives (default: as the "
-        "backend does: none on gloo and tcp, which never send before, 65536 on others)",
-    )
 
 
 def _local_size(own: argparse.Namespace, size: int) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..record.snapshot import by_device
-from . import numbers, options
+from . import flags, options
 from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class ReplayCommand(Command):
             "-n",
             metavar="N",
             dest="nproc",
-            type=numbers.count,
+            type=flags.count,
             help="ranks: as many as the run had",
         )
         parser.add_argument(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from .base import Command, add_run_argument
+from .flags import add_link_flags, link_of
 from .rendering import add_form_arguments, rendered
-from .traffic_flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
     from ..record.runs.run_directory import RunDirectory

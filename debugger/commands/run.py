@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError
-from . import head_flags, options
+from . import options
 from .base import Command
 
 
@@ -64,14 +64,14 @@ class RunCommand(Command):
             raise UsageError("--hostfile is of --launcher mpi; torchrun is started on each node")
         torchrun = request.torchrun
         size = expected_world_size(torchrun)
-        several = head_flags.of_launcher(nodes_of_torchrun(torchrun), request.own.interface)
+        several = options.of_launcher(nodes_of_torchrun(torchrun), request.own.interface)
         if request.own.launcher == "mpi" and request.own.head is not None and not over_hosts:
             raise UsageError(
                 "--head with --launcher mpi needs --hostfile: without it all ranks are on this "
                 "host, and where another mpiexec starts them, give it `distdebug exec --head ...`"
             )
         environment = dict(os.environ)  # with the key, which `with_head` takes out
-        several = head_flags.with_head(request.own, several)
+        several = options.with_head(request.own, several)
         alone = not _several_nodes(torchrun.nnodes) and not over_hosts
         if request.own.head is not None and alone:
             size = None  # of the whole job: nobody has said it

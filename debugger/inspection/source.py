@@ -16,8 +16,7 @@ from typing import TypeVar
 from ..record import safe_text as wholes
 from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
-from ..supervisor.stacks.source_text import text_of
-from ..supervisor.stacks.stacks import Frame
+from ..supervisor.stacks.stacks import Frame, text_of
 
 _DEFAULT_GROUPS = {"", "None", "dist.group.WORLD", "group.WORLD", "torch.distributed.group.WORLD"}
 _GROUP_IS_AT = {

@@ -15,14 +15,13 @@ from ..record.ops import OPS, POINT_TO_POINT
 from ..record.safe_text import whole_number
 from ..record.snapshot import CallSite
 from ..supervisor.stacks.sights import Sight, Thread, is_a_sleep
-from ..supervisor.stacks.source_text import line_of
 from ..supervisor.stacks.stack_tree import (
     is_wrapper,
     users_frame,
     waits_for_lock,
     waits_for_thread,
 )
-from ..supervisor.stacks.stacks import Frame
+from ..supervisor.stacks.stacks import Frame, line_of
 from . import source as sources
 from .branches import MadeCall, calls_made
 

@@ -1,15 +1,92 @@
-"""The watch of a run for its supervisor: news are announced; what fails costs that one look."""
+"""The watch of a run for its supervisor: news are announced on the terminal, and kept among the
+events of the run; what fails costs that one look."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 
 from ..diagnosis.findings import Finding
-from ..record.reading.records import newest_ranks
+from ..record.reading.records import newest_ranks, unreadable_ranks
+from ..record.requests.breakpoints import Stop, stops
+from ..record.runs.run_directory import RunDirectory
+from ..record.safe_text import clean
 from ..record.snapshot import Rank
-from .announcements import Announcements
+from ..reports import off
+from .limits import NOTICE_EVERY_S
 from .own_faults import OwnFaults
 from .watch import Look, Watch
+
+
+class Pauses:
+    """Looks into the run directory. `run`: how `distdebug attach` is given this run."""
+
+    def __init__(self, directory: Path, run: str, find: Callable[[Path], Sequence[Stop]] = stops):
+        self._directory = directory
+        self._run = run
+        self._find = find
+        self._told: dict[str, Stop] = {}
+
+    def look(self, told_elsewhere: Collection[str] = ()) -> tuple[list[str], bool]:
+        """Notices of what has changed since the last look; whether somebody stands now.
+        `told_elsewhere`: the names of those of which another supervisor gives notice."""
+        found = self._find(self._directory)
+        now = {stop.name: stop for stop in found if stop.name not in told_elsewhere}
+        before, self._told = self._told, now
+        left = [stop for name, stop in before.items() if name not in now]
+        came = [stop for name, stop in now.items() if before.get(name) != stop]
+        notices = [f"{stop.who} has left its breakpoint ({stop.place})" for stop in left]
+        return notices + [stop.notice(self._run) for stop in came], bool(found)
+
+
+class Announcements:
+    """The announcements of one run: a sentence that was printed is not printed again, or not so
+    soon."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory = directory
+        self._announced_s: dict[str, float] = {}
+        self._recorded: set[tuple[object, ...]] = set()
+
+    @staticmethod
+    def say(sentence: str) -> None:
+        """Prints one line on the terminal."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(f"distdebug: {clean(sentence)}\n")
+            sys.stderr.flush()
+
+    def keep(self, kind: str, sentence: str) -> None:
+        """Say it, and keep it as an event of that kind."""
+        self.say(sentence)
+        self._directory.append_event(kind, sentence)
+
+    def announce(self, look: Look) -> None:
+        """Notices at most every ten seconds each; findings once."""
+        now_s = time.monotonic()
+        for notice in look.notices:
+            if now_s - self._announced_s.get(notice.what, -1e9) >= NOTICE_EVERY_S:
+                self._announced_s[notice.what] = now_s
+                self.keep("notice", notice.text)
+        unreadable = unreadable_ranks(look.snapshots)
+        for why in off.news(newest_ranks(look.snapshots), self._announced_s, unreadable):
+            self.keep("off", why)
+        for finding in look.findings:
+            if finding.identity not in self._recorded and (
+                finding.severity == "warning" or finding is look.verdict
+            ):
+                self._recorded.add(finding.identity)
+                self._directory.append_event(
+                    "finding",
+                    finding.message,
+                    finding=finding.kind,
+                    severity=finding.severity,
+                    culprits=list(finding.culprits),
+                )
+                if finding.severity == "error":
+                    self.say(f"{finding.kind}: {finding.message}")
 
 
 class GuardedWatch:

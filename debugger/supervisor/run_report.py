@@ -18,9 +18,8 @@ from ..record.safe_text import clean
 from ..record.wording import ranks_text, verb
 from ..reports import document, junit, text
 from ..reports.stored import Document
-from .command.from_outside import FromOutside
 from .command.interrupts import Interrupts
-from .command.reach import Reach
+from .command.reach import FromOutside, Reach
 from .guarded_watch import GuardedWatch
 from .injection import Injection
 from .output.lines import colour_wanted

@@ -1,5 +1,5 @@
 """A run that may be a part of a job of several nodes: how its ranks are read, looked into and ended
-(`run_reader.RunReader` and `run_ranks.RunRanks` of all nodes), and what the job orders."""
+(`run_reader.RunReader` and `run_end.RunRanks` of all nodes), and what the job orders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..record.snapshot import LostNode, Rank, Snapshot
 from ..reports.stored import Document, received
 from .command.interrupts import Interrupts
 from .limits import ASKED_STACKS_S
-from .run_ranks import LocalRanks
+from .run_end import LocalRanks
 from .run_reader import LocalReader
 from .stacks.evidence import Evidence, keep
 from .stacks.stacks import Frame, ThreadStack

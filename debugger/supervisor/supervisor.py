@@ -1,8 +1,8 @@
 """A supervised run, from the command to the exit code: started, watched, ended, reported.
 
 The supervisor decides when. How is elsewhere, each part in a place of its own, so that a run may
-have its ranks on several hosts: `run_reader` (where ranks are read), `run_ranks` (where they are
-looked into and ended), `announcements` (what is said while it goes on), `run_end` and `run_report`.
+have its ranks on several hosts: `run_reader` (where ranks are read), `guarded_watch` (what is said
+while it goes on), `run_end` (where they are looked into and ended) and `run_report`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ from ..record.requests.control import ControlServer
 from ..record.requests.lifeline import Lifeline
 from ..record.runs.run_directory import BASE, RunDirectory
 from ..system.memory import OomWatch
-from . import garbage, job_key, surroundings
-from .announcements import Announcements
+from . import garbage
 from .ci import defused
-from .command.from_outside import FromOutside
 from .command.interrupts import Interrupts
 from .command.launch import Launch, find_command
-from .command.reach import Reach
-from .guarded_watch import GuardedWatch
+from .command.reach import FromOutside, Reach
+from .guarded_watch import Announcements, GuardedWatch, Pauses
 from .injection import Injection
 from .job_actions import JobActions
 from .limits import INTERRUPTED_S, ORPHAN_GRACE_S, OUTPUT_S, PROCESSES_EVERY_S
@@ -46,10 +44,8 @@ from .machine.task_limit import TaskLimit
 from .metrics_file import MetricsFile
 from .output.process import OutputProcess
 from .own_faults import OwnFaults
-from .pauses import Pauses
-from .run_end import RunEnd
-from .run_options import Options
-from .run_ranks import LocalRanks
+from .run_end import LocalRanks, RunEnd
+from .run_options import Options, about, environment, here, key_variables
 from .run_reader import LocalReader
 from .run_report import RunReport
 from .several_nodes import JobRanks, JobReader, Orders
@@ -83,8 +79,8 @@ class Supervisor:
     def _run(self) -> int:
         options = self._options
         exits = ExitLog(steady=True)
-        here, base = surroundings.here()
-        find_command(options.command, os.environ, here)
+        cwd, base = here()
+        find_command(options.command, os.environ, cwd)
         with (
             Lifeline() as lifeline,  # let go of when the others have ended all that there is
             Launch(exits, self._app.aside) as launch,
@@ -98,7 +94,7 @@ class Supervisor:
             exits.follow(self._directory.exits)
             started_s = time.monotonic()
             end = self._prepared(launch, exits, base)
-            look, finding = self._until_it_ends(launch, end, here)
+            look, finding = self._until_it_ends(launch, end, cwd)
             if finding is None and not self._job.judged_elsewhere:
                 with self._faults.guard("rule stragglers"):
                     slow = slow_ranks(look.snapshots)
@@ -109,7 +105,7 @@ class Supervisor:
     def _prepared(self, launch: Launch, exits: ExitLog, base: Path) -> RunEnd:
         """All parts of the run are made; how it will be ended."""
         options, faults, directory = self._options, self._faults, self._directory
-        directory.write_json(directory.run_json.name, surroundings.about(options))
+        directory.write_json(directory.run_json.name, about(options))
         self._reach = Reach(str(directory.path), str(hook.SITE))
         self._announcements = Announcements(directory)
         self._say = self._announcements.say
@@ -163,14 +159,14 @@ class Supervisor:
             self._oom,
         )
 
-    def _until_it_ends(self, launch: Launch, end: RunEnd, here: str) -> tuple[Look, Finding | None]:
+    def _until_it_ends(self, launch: Launch, end: RunEnd, cwd: str) -> tuple[Look, Finding | None]:
         """The command is run; the last look, and the finding that ended it, if one did."""
         with self._beside() as host:
             self._job.begin(lambda: self._interrupts.signal is not None)
             launch.start(
                 self._options.command,
                 self._environment(),
-                here,
+                cwd,
                 network=self._injection.network,
                 scratch=self._options.scratch,
             )
@@ -262,14 +258,14 @@ class Supervisor:
 
     def _environment(self) -> dict[str, str]:
         aside = self._app.aside
-        found = surroundings.environment(
+        found = environment(
             self._options,
             self._directory.path,
             None if aside is None else aside.fileno(),
             self._output is not None,
             {**self._injection.environment, **self._job.environment},
         )
-        return {**found, **job_key.variables(found, self._directory)}
+        return {**found, **key_variables(found, self._directory)}
 
     # -- watching ------------------------------------------------------------------------------
 

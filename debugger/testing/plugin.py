@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from .rank_session import DistRank
     from .run_fixture import RunScript
     from .session import PluginSession
-    from .world import DistRank
 
 RANK = "distdebug-rank"
 """The plugin that makes a pytest process a rank: `rank_plugin.NAME`."""
@@ -118,8 +118,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if any(item.get_closest_marker(name) is not None for name in _REQUIREMENTS):
+        from .marks import missing
         from .pytest_private import skip_here
-        from .requirements import missing
 
         reason = missing(item)
         if reason is not None:
@@ -199,5 +199,5 @@ def session_of(config: pytest.Config) -> PluginSession:
     if SESSION not in config.stash:
         from .session import PluginSession
 
-        config.stash[SESSION] = PluginSession(config)
+        config.stash[SESSION] = PluginSession(config, *(seconds(config, name) for name in TIMES))
     return config.stash[SESSION]

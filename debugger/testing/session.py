@@ -3,25 +3,69 @@ becomes of their reports."""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ..record.requests.breakpoints import connect, stops
+from ..record.safe_text import clean
+from ..supervisor.terminal import show_prompt
 from . import coverage_in_ranks
-from .at_prompt import Prompt
 from .channel import Message
 from .limits import TIMEOUT_S
 from .marks import Wanted, wanted
 from .outcome import Merged, Merger, properties, sections
-from .plugin import seconds
-from .pytest_private import NEUTRAL, nodeid_of, temporary
-from .running import PytestSurroundings, RankTest
+from .pytest_private import NEUTRAL, nodeid_of, report_of, temporary
+from .running import PytestSurroundings, RankRun, RankTest
 from .server import ForkServer, dump
+
+
+class Prompt:
+    """The prompt of one session. `test` is the one that runs."""
+
+    def __init__(self, config: pytest.Config, capture: Any) -> None:
+        self._config = config
+        self._capture = capture
+        self.test = ""
+
+    def show(self, directory: Path, ranks: Sequence[RankRun]) -> None:
+        """Talk to each rank that stands, until it goes on. Where nobody can type (an xdist worker,
+        a closed stdin) the rank goes on at once."""
+        if self._capture is not None:
+            self._capture.suspend_global_capture(in_=True)
+        self._config.hook.pytest_enter_pdb(config=self._config, pdb=None)
+        left = False
+        try:
+            for stop in stops(directory):
+                for rank in ranks:
+                    if rank.pid == stop.pid:
+                        self._tell(rank)
+                try:
+                    connection = connect(directory, stop)
+                except OSError:
+                    continue  # it has gone on meanwhile
+                left = show_prompt(connection, stop, directory) or left
+        finally:
+            self._config.hook.pytest_leave_pdb(config=self._config, pdb=None)
+            if self._capture is not None:
+                self._capture.resume_global_capture()
+        if left and self._config.option.usepdb:
+            pytest.exit("Quitting debugger")
+
+    def _tell(self, rank: RankRun) -> None:
+        """Prints what brings us here: the traceback, where there is one."""
+        said = [f"{self.test}, rank {rank.number}"]
+        for data, _ in rank.reports.values():
+            if data["outcome"] == "failed":
+                said.append(str(report_of(copy.deepcopy(data), self._config).longrepr))
+        sys.stdout.write("\n" + clean("\n".join(said), 10_000, newlines=True) + "\n")
+
 
 _TEST = pytest.StashKey["_Distributed"]()
 
@@ -96,11 +140,14 @@ class _Distributed:
 class PluginSession:
     """The session of a pytest process, made by its first distributed test."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(
+        self, config: pytest.Config, timeout_s: float | None, hang_timeout_s: float | None
+    ) -> None:
+        """The times are the session's defaults; None: not given."""
         self._config = config
         self._option = config.option
-        self.timeout_s = seconds(config, "timeout") or TIMEOUT_S
-        self.hang_timeout_s = seconds(config, "hang_timeout")
+        self.timeout_s = timeout_s or TIMEOUT_S
+        self.hang_timeout_s = hang_timeout_s
         self.keep = bool(self._option.distdebug_keep)
         self._factory = temporary(config)
         self._place = self._factory.mktemp("distdebug")

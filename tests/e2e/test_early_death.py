@@ -47,7 +47,9 @@ import subprocess, sys
 tried = subprocess.run([sys.executable, "-c", "import no_such_module"], capture_output=True)
 sys.exit(0 if tried.returncode else 3)
 """
-BY_MPI = pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+BY_MPI = pytest.mark.parametrize(
+    "name", ["OMPI_COMM_WORLD_RANK", pytest.param("PMI_RANK", marks=pytest.mark.long)]
+)
 
 
 @pytest.fixture(name="launcher")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import mpi, runs
+from tests.support.zygote import Zygote
 
 SCRIPT = """
 import atexit, sys, time
@@ -22,14 +23,14 @@ for step in range(steps):
 
 @pytest.mark.parametrize("steps", [5, 6])
 @pytest.mark.parametrize("backend", [pytest.param("tcp", marks=pytest.mark.long), "mpi"])
-def test_who_leaves(backend: str, steps: int, tmp_path: Path) -> None:
+def test_who_leaves(backend: str, steps: int, tmp_path: Path, zygote: Zygote) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    launcher = []
+    words = [str(tmp_path / "train.py"), backend, str(steps)]
+    extra = {"PYTHONPATH": str(mpi.ROOT)}
     if backend == "mpi":
-        mpi.python("openmpi")
-        launcher = ["--launcher", "mpi"]
-    words = [*launcher, "-n", "2", str(tmp_path / "train.py"), backend, str(steps)]
-    done = runs.run("run", words, tmp_path, extra={"PYTHONPATH": str(mpi.ROOT)})
+        done = zygote.run(2, words, tmp_path, extra=extra, mpiexec=True)
+    else:
+        done = runs.run("run", ["-n", "2", *words], tmp_path, extra=extra)
     if steps == 6:
         assert (done.exit_code, done.report["findings"]) == (0, []), done.explain()
         return

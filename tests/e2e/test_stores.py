@@ -138,7 +138,8 @@ def test_a_file_that_was_there_before(left: str, tmp_path: Path, zygote: Zygote)
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "file", ["greatest", pytest.param("least", marks=pytest.mark.long), "fresh"]
+    "file",
+    ["greatest", *(pytest.param(name, marks=pytest.mark.long) for name in ("least", "fresh"))],
 )
 def test_the_file_of_an_earlier_attempt(file: str, tmp_path: Path) -> None:
     """Its ranks' addresses are dead; those that were started again wait for them."""

@@ -165,7 +165,6 @@ def main() -> None:
     answers = sys.stdout
     sys.path.insert(0, str(Path(__file__).parents[2]))
     import distdebug.tui.keys  # noqa: F401 - before the first input is timed
-    from distdebug.commands import logs, report, stacks  # noqa: F401
     from distdebug.supervisor import on_the_spot  # noqa: F401
 
     print(json.dumps({"fault": ""}), file=answers, flush=True)

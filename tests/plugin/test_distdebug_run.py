@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from distdebug.testing.run_fixture import RunScript, fail_for_silent_faults
-from distdebug.testing.run_report import Report
+from distdebug.testing.run_fixture import Report, RunScript, fail_for_silent_faults
 
 pytest_plugins = ["distdebug.testing.plugin"]
 SCRIPT = """

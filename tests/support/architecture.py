@@ -73,8 +73,11 @@ ONLY_LAZILY = {
     ("distdebug", "distdebug"): "`distdebug.install()` opens its room when it is called",
     ("distdebug.errors", RAISED_IN_RANKS): "it derives from torch's: only when it is asked for",
     ("distdebug.hook", "distdebug.rank"): "the hook calls the rank's code once torch is imported",
-    ("distdebug.testing.world", "torch"): "in a rank, which has it; pytest itself must not load it",
-    ("distdebug.testing.world", "distcore"): "the same: only where a rank makes its group",
+    (
+        "distdebug.testing.rank_session",
+        "torch",
+    ): "in a rank, which has it; pytest itself must not load it",
+    ("distdebug.testing.rank_session", "distcore"): "the same: only where a rank makes its group",
     ("distdebug.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
 }
 

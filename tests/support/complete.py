@@ -15,7 +15,7 @@ from pathlib import Path
 KINDS = "debugger/record/kinds.py"
 RULES = "debugger/diagnosis/rules"
 DIAGNOSE = "debugger/diagnosis/diagnose.py"
-_BY_RANKS = ("debugger/rank", "debugger/record", "debugger/supervisor/command/unrecorded.py")
+_BY_RANKS = ("debugger/rank", "debugger/record", "debugger/supervisor/command/reach.py")
 _MAY_LIST_KINDS = {KINDS, "debugger/faults/actions.py"}
 MOST_NAMED = 2
 """More kinds than so many in one literal are a table of kinds."""

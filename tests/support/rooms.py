@@ -15,15 +15,6 @@ from pathlib import Path
 from tests.support.architecture import FOLDERS, imports, module_name
 
 ROOT = Path(__file__).resolve().parents[2]
-HOUSES = (
-    "distdebug",
-    "distdebug.rank",
-    "distdebug.diagnosis",
-    "distdebug.record",
-    "distdebug.supervisor",
-    "distcore",
-    "distdebug.tui",
-)
 
 
 @dataclass(frozen=True)
@@ -107,9 +98,15 @@ def _room(package: str, module: str) -> str:
     return "" if room == LIMITS else room
 
 
+def houses(root: Path = ROOT) -> list[str]:
+    """The packages that have rooms: the whole, and each of its rooms, whose rooms are files."""
+    inits = (file for folder in FOLDERS for file in (root / folder).rglob("__init__.py"))
+    return sorted(module_name(root, file) for file in inits if len([*file.parent.glob("*")]) > 2)
+
+
 def main() -> None:
     """Print rooms, floors, arrows and circles of every house."""
-    for name in HOUSES:
+    for name in houses():
         found = house(name)
         print(
             f"{name}: {len(found.arrows)} rooms, {found.floors} floors, {found.count} arrows,"

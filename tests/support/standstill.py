@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from distdebug.supervisor.stacks.source_text import line_of
 from distdebug.supervisor.stacks.stack_tree import users_frame
-from distdebug.supervisor.stacks.stacks import capture
+from distdebug.supervisor.stacks.stacks import capture, line_of
 from distdebug.system.proc import (
     DEAD_STATES,
     TICKS_PER_S,

@@ -4,12 +4,82 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ...record.layout import CallState
 from ...record.snapshot import Call, GroupKey
 from ...record.wording import call_text, ranks_text, site_text
 from ..picture import Focus, Matrix, Picture, Stage
-from ..text import Line, clip, duration, line, plain, safe, width_of, within, wrap
-from ..widgets import grid
+from ..text import Line, Piece, clip, duration, fit, line, plain, safe, width_of, within, wrap
 from .base import Body, Key, View, moved
+
+LABEL = 11
+CELL = 2
+SYMBOLS = {
+    "left": ("■", "good", "the call is complete on this rank"),
+    "entered": ("○", "busy", "the rank is in the call, or it goes on in the background"),
+    "failed": ("!", "bad", "the call raised on this rank"),
+    "differs": ("≠", "mark", "the rank's call is not that of most"),
+    "to come": ("·", "dim", "the rank has not entered it"),
+    "forgotten": ("?", "dim", "older than the 4,096 calls that a rank keeps"),
+}
+
+
+def symbol(call: Call | None, odd: bool, came: bool) -> str:
+    """Returns the symbol of a cell. `came`: the rank has made that call, though it may be
+    forgotten."""
+    if call is None:
+        return "forgotten" if came else "to come"
+    if odd:
+        return "differs"
+    if call.state is CallState.FAILED:
+        return "failed"
+    return "left" if call.state is CallState.COMPLETED else "entered"
+
+
+def window(matrix: Matrix, column: int | None, width: int) -> range:
+    """The columns in sight: the last ones, or those around the cursor's."""
+    count = min(len(matrix.seqs), max(1, (width - LABEL) // CELL))
+    last = len(matrix.seqs)
+    if column is not None and column < last - count:
+        start = max(0, column - count // 2)
+        return range(start, start + count)
+    return range(last - count, last)
+
+
+def head(matrix: Matrix, columns: range, width: int) -> Line:
+    """The sequence numbers, one for every fourth column."""
+    text = " " * LABEL
+    for position, column in enumerate(columns):
+        if column % 4 == 0 or position == 0:
+            at = LABEL + position * CELL
+            label = f"#{matrix.seqs[column]} "
+            if at >= len(text) and at + len(label) <= width:
+                text += " " * (at - len(text)) + label
+    return ((text, "dim"),)
+
+
+def grid_lines(matrix: Matrix, columns: range, cursor: tuple[int, int] | None) -> list[Line]:
+    """A line a rank; `cursor` is (row, column)."""
+    found = []
+    for row, rank in enumerate(matrix.ranks):
+        pieces: list[Piece] = [(fit(f"rank {rank}", LABEL), "")]
+        for column in columns:
+            seq = matrix.seqs[column]
+            call = matrix.calls.get((rank, seq))
+            odd = rank in matrix.odd.get(seq, ())
+            name = symbol(call, odd, matrix.issued.get(rank, 0) > seq)
+            text, tone, _ = SYMBOLS[name]
+            pieces.append((text, "cursor" if (row, column) == cursor else tone))
+            pieces.append((" " * (CELL - 1), ""))
+        found.append(tuple(pieces))
+    return found
+
+
+def legend() -> Line:
+    """Returns a line with the meanings of the symbols."""
+    pieces: list[Piece] = []
+    for name, (text, tone, _) in SYMBOLS.items():
+        pieces += [(text, tone), (f" {name}  ", "dim")]
+    return tuple(pieces)
 
 
 class CollectivesView(View):
@@ -45,7 +115,7 @@ class CollectivesView(View):
             rows = [line((row, "dim")) for row in wrap(what, max(20, width))]
             return Body(top=self._tabs(picture, width), lines=rows)
         column = self._column(matrix)
-        columns = grid.window(matrix, column if self._seq is not None else None, width)
+        columns = window(matrix, column if self._seq is not None else None, width)
         self.chosen.settle(picture)
         row = self._row(matrix)
         shown = len(matrix.ranks)
@@ -57,10 +127,10 @@ class CollectivesView(View):
         return Body(
             top=[
                 *self._tabs(picture, width),
-                clip(grid.legend(), width),
-                grid.head(matrix, columns, width),
+                clip(legend(), width),
+                head(matrix, columns, width),
             ],
-            lines=grid.grid_lines(matrix, columns, (row, column)),
+            lines=grid_lines(matrix, columns, (row, column)),
             below=below[: max(4, height // 2)],
             wanted=row,
         )
@@ -113,10 +183,8 @@ class CollectivesView(View):
         if matrix is None or row >= len(matrix.ranks):
             return
         self.chosen.rank = matrix.ranks[row]
-        shown = grid.window(
-            matrix, self._column(matrix) if self._seq is not None else None, self.width
-        )
-        at = (column - grid.LABEL) // grid.CELL
+        shown = window(matrix, self._column(matrix) if self._seq is not None else None, self.width)
+        at = (column - LABEL) // CELL
         if 0 <= at < len(shown):
             self._seq = matrix.seqs[shown[at]]
 

@@ -14,10 +14,10 @@ from textual.widgets import Input
 from ...record.wording import ranks_text
 from ..picture import Picture
 from ..text import Line, fit, line, wrap
-from ..widgets import grid, heat
+from ..widgets import heat
 from ..widgets.header import BADGES
-from ..widgets.palette import Palette
-from ..widgets.sheet import Lines, Pressed, Sheet
+from ..widgets.sheet import Lines, Palette, Pressed, Sheet
+from . import collectives
 from .base import MOVES, Key, View, moved
 
 _MOVES = {
@@ -208,7 +208,7 @@ def help_lines(views: Sequence[View], keys: Sequence[Key], width: int) -> list[L
     for badge, tone, explained in BADGES.values():
         lines += _entry(badge, explained, width, tone)
     lines += [(), line(("In the collectives", "title"))]
-    for name, (text, tone, explained) in grid.SYMBOLS.items():
+    for name, (text, tone, explained) in collectives.SYMBOLS.items():
         lines += _entry(f"{text} {name}", explained, width, tone)
     lines += [(), line(("Everywhere", "title"))]
     for key in keys:

@@ -3,20 +3,94 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from rich.cells import cell_len
 
 from ...diagnosis.facts.world import exit_status
-from ...record.snapshot import GroupKey
-from ...record.wording import group_name, ranks_text, signal_name
+from ...record.layout import CallState
+from ...record.snapshot import Call, GroupKey
+from ...record.wording import call_text, group_name, ranks_text, signal_name, site_text
 from ..picture import LogLine, Picture, RankDetail, StackNode, Stage
 from ..rows import OVER
-from ..text import Line, called_at, duration, fit, fold, line, safe, standing, width_of, wrap
+from ..text import Line, apart, called_at, duration, fit, fold, line, safe, standing, width_of, wrap
 from ..widgets import heat
-from ..widgets.timeline import timeline_lines
 from .base import Body, Key, View, moved, no_rank, taken
 from .columns import figures
+
+MOST_NAME = 12
+
+MARKS = {
+    CallState.ISSUED: "…",
+    CallState.STARTED: "…",
+    CallState.COMPLETED: " ",
+    CallState.FAILED: "!",
+}
+
+
+def timeline_lines(
+    calls: Sequence[Call],
+    now_ns: int,
+    width: int,
+    ended: bool,
+    groups: Mapping[GroupKey, str] | None = None,
+) -> list[Line]:
+    """The calls, newest first. The bars share one scale, from the first call's start to the last
+    moment known. `ended`: an open call never came to its end. `groups`: what to call the group of
+    each call, where there is more than one."""
+    if not calls:
+        return [(("no calls on record", "dim"),)]
+    bar = max(10, min(50, (width - 60) // 2))
+    from_ns = min(call.issued_ns for call in calls)
+    until_ns = max(max(call.completed_ns or call.issued_ns for call in calls), from_ns + 1)
+    open_calls = any(not call.completed_ns for call in calls)
+    if open_calls and not ended:
+        until_ns = max(until_ns, now_ns)
+    groups = groups or {}
+    short = dict(
+        zip(groups, apart([safe(name) for name in groups.values()], MOST_NAME), strict=True)
+    )
+    names = [short.get(call.group, "") for call in calls]
+    column = max(map(cell_len, names))
+    width -= column + 1 if column else 0
+    rows = [_line(call, from_ns, until_ns, bar, width, ended) for call in calls]
+    if column:
+        rows = [
+            ((f"{fit(name, column)} ", "dim"), *row) for name, row in zip(names, rows, strict=True)
+        ]
+    return rows[::-1]
+
+
+def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: bool) -> Line:
+    done = call.completed_ns
+    failed = call.state is CallState.FAILED
+    tone = "bad" if failed or (ended and not done) else "busy" if not done else ""
+    took = duration((done or until_ns) - call.issued_ns) if done or not ended else "no end"
+    if done == call.issued_ns:
+        took = ""  # read from a dump, which tells that it ended and not when
+    number = f"#{call.seq}"
+    room = width - bar - 22
+    site = safe(site_text(call.site)) if call.site else ""
+    said = called_at(safe(call_text(call)), site, max(10, room) + 2)[2:]
+    drawn = _bar(call.issued_ns, done or until_ns, from_ns, until_ns, bar)
+    return (
+        (fit(number, 7), "dim"),
+        (f"{MARKS[call.state]} ", tone),
+        (fit(took, 8, right=True), tone),
+        (" ", ""),
+        (drawn, tone or "good"),
+        (" ", ""),
+        (fit(said, max(10, room)), tone),
+    )
+
+
+def _bar(start_ns: int, end_ns: int, from_ns: int, until_ns: int, cells: int) -> str:
+    span = until_ns - from_ns
+    first = min(cells - 1, (start_ns - from_ns) * cells // span)
+    last = min(cells, max(first + 1, -(-(end_ns - from_ns) * cells // span)))
+    return "·" * first + "█" * (last - first) + "·" * (cells - last)
+
 
 PARTS = ("calls", "stack", "log", "about")
 SOURCES = ("stdout", "stderr", "log")

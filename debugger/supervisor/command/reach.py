@@ -1,5 +1,6 @@
-"""Tells which Python processes of the command are watched, and why the others are not: asked of the
-kernel, and of what the hook has left where it has failed.
+"""Tells which Python processes of the command are watched, and what is known of the others: why
+they are not, asked of the kernel, and of what the hook has left where it has failed; how their
+parent saw them end; and what their stacks show from outside.
 
 A run in which nothing was observed must not look like one in which all was well.
 """
@@ -9,20 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ...diagnosis.facts.exceptions import COMMUNICATION
+from ...diagnosis.findings import Finding, RankEvidence
+from ...diagnosis.limits import Limits
+from ...diagnosis.story import rule, step
+from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 from ...record.safe_files import read_regular
 from ...record.safe_text import clean, whole_number
 from ...record.secret_words import masked
-from ...system.proc import (
-    PROC,
-    command_line,
-    environment,
-    executable,
-    has_torch,
-    read_stat,
-)
+from ...record.wording import ranks_text, verb
+from ...reports.stored import Document
+from ...system.proc import PROC, command_line, environment, executable, has_torch, read_stat
 
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*")
 _WITH_ARGUMENT = "WX"
@@ -180,3 +185,100 @@ def _isolating_flag(words: Sequence[str]) -> str | None:
                     next(rest, None)
                 break
     return None
+
+
+@step("unrecorded death")
+def early_death(
+    found: Finding | None,
+    reach: Reach,
+    recorded: Collection[int],
+    exits: ExitLog,
+    oom_killed: Callable[[int], bool] = lambda _: False,
+    orphaned: bool = False,
+) -> Finding | None:
+    """The first death among the processes that are ranks, of those ranks that have no record: where
+    nothing was found, or no more than that another rank has lost a peer. Else what was found.
+    `oom_killed`: whether the kernel killed that process for want of memory; `orphaned`: their
+    launcher was killed, and whoever was asked to end then is no culprit."""
+    if found and not (found.kind == "rank_exception" and COMMUNICATION.search(found.message)):
+        return found
+    dead: list[tuple[bool, int, int, int, ExitStatus]] = []
+    for pid, rank in reach.ranks.items():
+        status = exits.find(pid)
+        if rank in recorded or status is None or status.shell_code == 0:
+            continue
+        if orphaned and status.signal in POLITE_SIGNALS:
+            continue
+        dead.append((status.signal in POLITE_SIGNALS, status.time_ns, rank, pid, status))
+    if not dead:
+        return found
+    _, time_ns, rank, pid, status = min(dead, key=lambda one: one[:4])
+    memory = status.signal == signal.SIGKILL and oom_killed(pid)
+    how = f"ended with {status}" if status.signal is None else f"was killed by {status}"
+    how += " (out of memory)" if memory else ""
+    return Finding(
+        kind="rank_died",
+        message=f"rank {rank} {how}; it was not watched: {reach.why(pid)}",
+        culprits=(rank,),
+        victims=tuple(sorted({*recorded, *reach.ranks.values()} - {rank})),
+        observable_ns=time_ns,
+        ranks={rank: RankEvidence(f"{how}, not watched (process {pid})")},
+        data={"signal": status.signal, "exit_code": status.code, "oom_killed": memory},
+    )
+
+
+Inspect = Callable[[Collection[int], float], tuple[Document, Finding | None]]
+"""Looks at the job of these processes, as `distdebug inspect` does, and judges it with that limit
+in seconds. Takes a second or two."""
+
+
+@dataclass(slots=True)
+class FromOutside:
+    """The look from outside at one run, in a thread of its own, and only where the hook has missed
+    a process. `seen` is the report of the last look."""
+
+    inspect: Inspect | None
+    reach: Reach
+    limits: Limits
+    say: Callable[[str], None]
+    seen: Document = field(default_factory=lambda: {"ranks": {}, "world_size": 0})
+    _finding: Finding | None = None
+    _since_s: float = 0.0
+    _next_s: float = 0.0
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _looking: Future[tuple[Document, Finding | None]] | None = None
+    _named: set[int] = field(default_factory=set)
+
+    @rule
+    def look(self, alive: Collection[int], watched: Collection[int]) -> Finding | None:
+        """Returns what is suspected now, while none of the ranks that live is watched. `alive`: all
+        processes of the command; `watched`: those of them that are ranks with a record."""
+        now_s = time.monotonic()
+        if self.inspect is None or self.reach.unwatched.keys().isdisjoint({*alive} - {*watched}):
+            self._since_s, self._finding = 0.0, None
+            return None
+        self._since_s = self._since_s or now_s
+        if self._looking is None:
+            if now_s >= max(self._since_s + self.limits.notice_after_s, self._next_s):
+                limit_s = self.limits.hang_timeout_s
+                self._next_s = now_s + limit_s / 3  # it takes 0.1 s of a core for each rank
+                self._looking = self._thread.submit(self.inspect, list(alive), limit_s)
+        elif self._looking.done():
+            looking, self._looking = self._looking, None
+            self.seen, self._finding = looking.result()
+            missed = self.reach.missed.keys() - set(watched)
+            pid_of = {int(rank): one["pid"] for rank, one in self.seen["ranks"].items()}
+            ranks = [rank for rank in sorted(pid_of) if pid_of[rank] in missed]
+            if not self._named.issuperset(ranks):
+                self._named.update(ranks)
+                pids = [pid_of[rank] for rank in ranks]
+                self.say(
+                    f"{ranks_text(ranks)} {verb(ranks, 'is', 'are')} not watched: "
+                    f"{self.reach.why_not(pids)}; what can be seen from outside is shown by "
+                    f"`distdebug inspect --pid {pids[0]}`"
+                )
+        if self._finding is None or not {*alive}.isdisjoint(watched):
+            return None
+        why = self.reach.why_not(one["pid"] for one in self.seen["ranks"].values())
+        told = f"no rank is watched, and this is what their stacks show from outside: {why}"
+        return replace(self._finding, details=[*self._finding.details, told])

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ...record.limits import POLL_EVERY_S
-from .lines import Display
-from .quiet_looks import QuietLooks
+from .lines import Display, QuietLooks
 
 READ_BYTES = 1 << 18
 _LOG = re.compile(r"(0|[1-9]\d{0,8})\.(out|err)")

@@ -1,6 +1,8 @@
 """Shows what the ranks print: whole lines, each with its rank's name, and harmless.
 
 The lines of two ranks never mix; an unfinished one, such as a progress bar, is shown when it rests.
+The tracebacks that many ranks print alike as a run is ended are folded: one in full, then who else
+has printed it. All others, and every other line, are shown as they come.
 """
 
 from __future__ import annotations
@@ -10,8 +12,105 @@ import time
 from collections.abc import Mapping
 
 from ...record.safe_text import clean_line, shown_of
+from ...record.wording import FINDING_MARK, comparable, ranks_text
 from ..limits import IDLE_S, REFRESH_S
-from .tracebacks import Folds, Traceback
+
+
+class QuietLooks:
+    """Looks are counted, and no time: on a crowded machine this process may be given no core for
+    seconds, in which the other has gone on and nobody has looked."""
+
+    def __init__(self, every_s: float, limit_s: float, done: int) -> None:
+        """A look comes every `every_s`; `limit_s` of them are too many. `done` is how much the
+        other has done so far, as a number that grows."""
+        self._every_s = every_s
+        self._limit_s = limit_s
+        self._done = done
+        self._quiet = 0
+
+    def too_many(self, done: int, at_work: bool = False) -> bool:
+        """Counts one more look. `at_work`: the other is seen to be so, although it has done no
+        more."""
+        self._quiet = 0 if at_work or done != self._done else self._quiet + 1
+        self._done = done
+        return self._quiet * self._every_s > self._limit_s
+
+
+_HEAD = b"Traceback (most recent call last):"
+_MOST_LINES = 1000
+
+
+class Traceback:
+    """The traceback that a rank is printing on one stream, which is held back until it is whole."""
+
+    def __init__(self, rank: int) -> None:
+        self._prefix = b"[rank%d]: " % rank
+        """The prefix that torch's excepthook puts before each line but empty ones, as the display
+        does."""
+        self._by_torch = False
+        self._held: list[bytes] = []
+
+    def take(self, line: bytes) -> tuple[list[bytes], bool]:
+        """The lines that are to be shown now, without torch's prefix; whether they are a whole
+        traceback by which distdebug, or Ctrl-C, ends a rank."""
+        body = line.rstrip(b"\r")
+        rest = body[len(self._prefix) :]
+        if body.startswith(self._prefix) and (self._by_torch or rest == _HEAD):
+            self._by_torch, line, body = True, rest, rest
+        elif body:
+            self._by_torch = False
+        if not self._held and body != _HEAD:
+            return [line], False
+        self._held.append(line)
+        inside = body == _HEAD or body[:1] in (b" ", b"")
+        if inside and len(self._held) < _MOST_LINES:
+            return [], False
+        ends = body == b"KeyboardInterrupt" or f": {FINDING_MARK}".encode() in body
+        return self.release(), ends
+
+    def release(self) -> list[bytes]:
+        """Returns the lines that were held back."""
+        lines, self._held = self._held, []
+        return lines
+
+
+class Folds:
+    """The tracebacks that were shown on one screen, by the rank that was the first."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, int] = {}
+        self._whole: dict[str, tuple[int, list[bytes]]] = {}
+        """By the error, the last line: the one that was shown in full."""
+        self._again: dict[int, set[int]] = {}
+        self.ranks: set[int] = set()
+        """The ranks whose traceback was left out, and not mentioned yet."""
+
+    def folded(self, rank: int, lines: list[bytes]) -> list[bytes]:
+        """Returns what is to be shown of a traceback: none of it, where another rank's was the
+        same; where its error was, the lines that differ."""
+        lines = [line.rstrip(b"\r") for line in lines]
+        key, error = (
+            comparable(text.decode("utf-8", "replace")) for text in (b"\n".join(lines), lines[-1])
+        )
+        first = self._first.setdefault(key, rank)
+        if first != rank:
+            self._again.setdefault(first, set()).add(rank)
+            self.ranks.add(rank)
+            return []
+        other, known = self._whole.setdefault(error, (rank, lines))
+        alike = len(os.path.commonprefix([known, lines]))  # noqa: RUF071 - of lists
+        if other == rank or alike < 2:
+            return lines
+        return [b"Traceback as that of rank %d, but for:" % other, *lines[alike:-1]]
+
+    def told(self) -> str:
+        """The lines that mention those that were left out."""
+        rows, self._again, self.ranks = self._again, {}, set()
+        return "".join(
+            f"[{ranks_text(ranks)}] the same traceback as that of rank {first}\n"
+            for first, ranks in rows.items()
+        )
+
 
 TYPE_CHECKING = False  # see drain.py
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ...record.safe_files import short_name
 from ...system import proc
 from ..limits import RETRY_S
 from .drain import NAME, PACKET_BYTES
-from .quiet_looks import QuietLooks
+from .lines import QuietLooks
 
 _BACKLOG = 4096
 

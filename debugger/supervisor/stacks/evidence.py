@@ -1,25 +1,200 @@
 """The evidence that is gathered when a run is stopped: the stacks of all ranks, kept, and used in
-the finding."""
+the finding.
+
+A lock of Python's does not say who holds it, and a flight record knows nothing of locks. But who
+stands in the body of `with lock:` is inside it; that it is the same lock is read from its name, in
+the same file, so that this is evidence, and no proof.
+
+The rank's stack shows that it waits for a process, and not for which. It is taken to be the newest
+one below it that is in code of the user's, or that is no Python: idle workers, and the helpers of
+multiprocessing, are in code of Python's own and torch's.
+"""
 
 from __future__ import annotations
 
+import ast
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import takewhile
 
 from ...diagnosis.diagnose import placed, refine_cause, restated
 from ...diagnosis.findings import Finding, RankEvidence
 from ...diagnosis.story import step
+from ...record.exits import ExitStatus
 from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
+from ...record.safe_text import clean
 from ...record.snapshot import CallSite, Rank
 from ...record.wording import RankState
+from ...system import proc
+from ...system.processes import Tree
+from ..limits import CHILDREN_S
 from ..machine import listeners
 from . import stack_tree
-from .children import awaited_child, dead_children
-from .held_locks import HeldLock, held_lock
-from .stacks import Frame, ThreadStack, capture
-from .standing import stood
+from .stacks import Frame, ThreadStack, capture, text_of
+from .standstill_watch import stood
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLock:
+    """`name` is the lock as the source writes it; `inside`: what the holder's line has called, and
+    that line itself, innermost first."""
+
+    name: str
+    waiter: Frame
+    holder: Frame
+    inside: tuple[Frame, ...]
+
+    def __str__(self) -> str:
+        called = stack_tree.own_frames(self.inside)
+        within = f", in {called[0].function}" if called and called[0] != self.holder else ""
+        return clean(
+            f"a thread waits for `{self.name}` at {_place(self.waiter)}, and another one is inside "
+            f"`with {self.name}` at {_place(self.holder)}{within}",
+            400,
+        )
+
+
+def held_lock(threads: Sequence[ThreadStack], late: ThreadStack | None = None) -> HeldLock | None:
+    """The first lock of this process that a thread waits for while another one is inside it.
+
+    Where each of two waits for what the other one holds, it is `late` who is said to wait: where
+    that one stands is what the finding is about.
+    """
+    for waiter in sorted(threads, key=lambda thread: thread is not late):
+        found = stack_tree.users_frame(waiter.frames)
+        if found is None or not stack_tree.waits_for_lock(waiter):
+            continue
+        frame = found[0]
+        for name in _taken_at(frame):
+            for holder in threads:
+                if holder is waiter:
+                    continue
+                for index, other in enumerate(holder.frames):
+                    if other.file == frame.file and name in _entered_at(other):
+                        return HeldLock(name, frame, other, holder.frames[: index + 1])
+    return None
+
+
+def _place(frame: Frame) -> str:
+    return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
+
+
+def _taken_at(frame: Frame) -> Iterator[str]:
+    """Yields the locks that are waited for on this line: `with lock:`, `lock.acquire()`."""
+    for block in _blocks(frame.root + frame.file):
+        if block.first <= frame.line < block.body:
+            yield block.name
+
+
+def _entered_at(frame: Frame) -> set[str]:
+    """The locks in whose body this line lies."""
+    blocks = _blocks(frame.root + frame.file)
+    return {block.name for block in blocks if block.body <= frame.line <= block.last}
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    name: str
+    first: int
+    body: int
+    last: int
+
+
+@lru_cache(maxsize=64)
+def _blocks(path: str) -> tuple[_Block, ...]:
+    """Returns where the file takes locks: `with name:`, and `name.acquire()`, which has no body."""
+    try:
+        tree = ast.parse(text_of(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With | ast.AsyncWith):
+            body, last = node.body[0].lineno, node.body[-1].end_lineno or 0
+            for item in node.items:
+                if isinstance(item.context_expr, ast.Name | ast.Attribute):
+                    name = ast.unparse(item.context_expr)
+                    found.append(_Block(name, item.context_expr.lineno, body, last))
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "acquire"
+            and isinstance(node.func.value, ast.Name | ast.Attribute)
+        ):
+            end = (node.end_lineno or node.lineno) + 1
+            found.append(_Block(ast.unparse(node.func.value), node.lineno, end, 0))
+    return tuple(found)
+
+
+MOST_CHILDREN = 8
+_WAITS_IN = re.compile(
+    r"/(?:subprocess|multiprocessing/\w+|concurrent/futures/process|torch/utils/data/dataloader)\.py$"
+)
+_BEGINS_IN = re.compile(r"/multiprocessing/process\.py$")
+_KERNEL_WAITS = ("do_wait", "pipe_read")
+
+
+def awaited_child(
+    pid: int, threads: Sequence[ThreadStack], ranks: Container[int]
+) -> tuple[str, Sequence[str]] | None:
+    """The process for which the main thread of rank process `pid` waits: `its child 4711 (name)`,
+    and its stack, innermost call first. `ranks`: the pids of all ranks, which are nobody's."""
+    main = stack_tree.main_of(threads)
+    if main is None or not _waits_for_process(main, threads):
+        return None
+    tree = Tree()
+    below = [one for one in tree.below(pid) if one not in ranks]
+    below = sorted(below, key=lambda one: tree.stats[one].start_ticks)[-MOST_CHILDREN:]
+    stacks = capture(below, timeout_s=CHILDREN_S)
+    for one in reversed(below):
+        stands = _stands_at(one, stacks[one])
+        if stands:
+            return f"its child {one} ({clean(proc.name(one), 80)})", stands
+    return None
+
+
+def dead_children(pid: int, threads: Sequence[ThreadStack]) -> list[str]:
+    """The children of process `pid` that have failed and that it has not asked about since, though
+    its main thread waits for processes: `its child 4711 (name) has ended (SIGKILL)`. Who reads the
+    queue of one that was killed waits for ever."""
+    main, found = stack_tree.main_of(threads), []
+    if main is not None and _waits_for_process(main, threads):
+        tree = Tree()
+        for one in tree.children.get(pid, ()):
+            stat = tree.stats[one]
+            if stat.state == "Z" and stat.wait_status:
+                ended = ExitStatus.from_wait(stat.wait_status)
+                found.append(f"its child {one} ({clean(proc.name(one), 80)}) has ended ({ended})")
+    return found[-MOST_CHILDREN:]
+
+
+def _stands_at(pid: int, threads: Sequence[ThreadStack]) -> Sequence[str]:
+    """The frames of the main thread, innermost first; none where it has nothing to do. A child that
+    a thread has forked keeps that thread's name. What a fork has copied of the parent's stack is
+    not its own."""
+    main = next((one for one in threads if one.native_id == pid), stack_tree.main_of(threads))
+    if main is None:
+        return ()
+    own = tuple(takewhile(lambda frame: not _BEGINS_IN.search(frame.file), main.frames))
+    busy = main.source == "proc" or stack_tree.users_frame(own)
+    return stack_tree.lines_of(replace(main, frames=own)) if busy else ()
+
+
+def _waits_for_process(main: ThreadStack, threads: Sequence[ThreadStack]) -> bool:
+    """Whether the thread sleeps in a call of the user's that waits for processes. A future's may be
+    computed by threads: then no thread of this process serves an executor of processes."""
+    if main.active:
+        return False
+    called = stack_tree.called_by_user(main)
+    if any(frame.file.endswith("/concurrent/futures/_base.py") for frame in called):
+        called = [frame for thread in threads for frame in thread.frames]
+    waits = any(_WAITS_IN.search(frame.file) for frame in called)
+    return waits or (not called and any(word in main.wait for word in _KERNEL_WAITS))
+
 
 MOST_LOCKS = 4
 

@@ -16,8 +16,7 @@ from typing import Any
 from ...record import snapshot
 from ...record.safe_text import clean
 from ...record.wording import RankState, ranges
-from .source_text import line_of
-from .stacks import Frame, ThreadStack
+from .stacks import Frame, ThreadStack, line_of
 
 SCHEMA = "distdebug.stacks/1"
 MAX_SHOWN_FRAMES = 60

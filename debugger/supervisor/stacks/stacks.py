@@ -1,9 +1,13 @@
-"""Takes the stacks of all ranks from outside, whatever state they are in.
+"""Takes the stacks of all ranks from outside, whatever state they are in, and reads their source.
 
 Three ways, until one gives something. py-spy reads the process's memory without stopping it (the
 only way that also works for a stopped process; pausing would also break off system calls of the
-program) and sees who holds the GIL. A signal makes `faulthandler` in the rank write its stack.
-/proc shows at least in which system call each thread is.
+program) and sees who holds the GIL. A signal makes `faulthandler` in the rank write its stack. The
+kernel shows at least in which system call each thread is.
+
+The source is read where the process has its files: a rank in a container has files of its own, and
+what lies at the same path here may be another program. The paths are the process's own word:
+nothing but a regular file is opened, and no more than `MOST_BYTES` of it are read.
 """
 
 from __future__ import annotations
@@ -17,10 +21,13 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
 from ...record.requests import stack_dump
+from ...record.safe_files import read_regular
 from ...record.safe_text import clean
 from ...system import proc
 from ...system.threads import kernel_wait
@@ -268,3 +275,28 @@ def _from_proc(pid: int) -> list[ThreadStack]:
             )
         )
     return threads
+
+
+MOST_BYTES = 1 << 21
+
+
+def line_of(frame: Frame) -> str:
+    """The line that the frame stands at; "" where it cannot be read."""
+    return line_at(frame.root + frame.file, frame.line)
+
+
+def line_at(path: str, number: int) -> str:
+    """Line `number` of the file; "" where there is none."""
+    lines = text_of(path).splitlines()
+    return lines[number - 1] if 0 < number <= len(lines) else ""
+
+
+@lru_cache(maxsize=64)
+def text_of(path: str) -> str:
+    """The source file; "" where it cannot be read."""
+    if not path.startswith("/"):
+        return ""
+    try:
+        return decode_source(read_regular(path, MOST_BYTES, follow_links=True))
+    except (OSError, ValueError, SyntaxError):
+        return ""

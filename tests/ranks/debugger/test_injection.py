@@ -368,7 +368,7 @@ def test_a_run_without_a_plan_loads_nothing_of_it(tmp_path: Path) -> None:
         "rooms = ('.rank.install', '.rank.inject', '.faults')\n"
         "print([name for name in sys.modules if any(room in name for room in rooms)])\n"
     )
-    alone = ranks.launched(tmp_path / "run", 1, script)
+    alone = ranks.Ranks(tmp_path / "run", [sys.executable, str(script)], extra={"RANK": "0"})
     assert alone.run() == 0, alone.explain()
     assert alone.log(0) == "['_distdebug.rank.install']\n"
 

@@ -127,7 +127,10 @@ def test_ranks_that_the_script_starts_itself(tmp_path: Path) -> None:
 
 def test_nothing_is_loaded_without_distdebug() -> None:
     code = (
-        "import sys, torch.distributed\n"
+        "import sys\n"
+        "from importlib.metadata import entry_points\n"
+        "loaded = [one.value for one in entry_points(group='torch.backends')]  # by torch itself\n"
+        "assert not any('distdebug' in one or 'distcore' in one for one in loaded), loaded\n"
         "rooms = {name.split('.')[0] for name in sys.modules}\n"
         "ours = {'distdebug', '_distdebug', '_distdebug_entry', 'sitecustomize'}\n"
         "print(rooms & ours, sys.meta_path)"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from distdebug.testing.world import DistRank
+    from distdebug.testing.rank_session import DistRank
 
 Join = Callable[..., None]
 

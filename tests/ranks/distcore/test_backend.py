@@ -12,7 +12,7 @@ import pytest
 from tests.ranks.distcore.conftest import Join
 
 if TYPE_CHECKING:
-    from distdebug.testing.world import DistRank
+    from distdebug.testing.rank_session import DistRank
 
 SCENARIOS = "tests.ranks.scripts.distcore_"
 NAMES = [
@@ -24,6 +24,10 @@ NAMES = [
         re.MULTILINE,
     )
 ]
+TOGETHER = ("calls", "layers", "hooks", "operators")
+"""Parts whose scenarios leave the default group as it was."""
+MAKES_ANEW = "again"
+"""The scenario after which another default group is there."""
 
 
 def play(dist_rank: DistRank, part: str, name: str) -> None:
@@ -34,7 +38,19 @@ def play(dist_rank: DistRank, part: str, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.distributed(nproc=3, backend="tcp")
-@pytest.mark.parametrize(("part", "name"), NAMES)
+@pytest.mark.parametrize("part", TOGETHER)
+def test_scenarios(dist_rank: DistRank, join_alone: Join, part: str) -> None:
+    """One after the other, as a program makes them; each alone is one of the long tests."""
+    join_alone(DISTCORE_TRANSPORT="auto")
+    for _, name in sorted(one for one in NAMES if one[0] == part and one[1] != MAKES_ANEW):
+        play(dist_rank, part, name)
+    if (part, MAKES_ANEW) in NAMES:
+        play(dist_rank, part, MAKES_ANEW)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.distributed(nproc=3, backend="tcp")
+@pytest.mark.parametrize(("part", "name"), [one for one in NAMES if one[0] not in TOGETHER])
 def test_scenario(dist_rank: DistRank, join_alone: Join, part: str, name: str) -> None:
     join_alone(DISTCORE_TRANSPORT="auto")
     play(dist_rank, part, name)

@@ -9,7 +9,7 @@ import pytest
 from tests.ranks.distcore.conftest import Join
 
 if TYPE_CHECKING:
-    from distdebug.testing.world import DistRank
+    from distdebug.testing.rank_session import DistRank
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from tests.support.crew import Crew
 from tests.support.torch_loaded import TorchLoaded
 
 if TYPE_CHECKING:
-    from distdebug.testing.world import DistRank
+    from distdebug.testing.rank_session import DistRank
 
 TRANSPORTS = ("tcp", "auto")
 BOUND_S = 20.0

@@ -28,7 +28,7 @@ from tests.support.crew import Crew
 from tests.support.torch_loaded import TorchLoaded
 
 if TYPE_CHECKING:
-    from distdebug.testing.world import DistRank
+    from distdebug.testing.rank_session import DistRank
 
 # Of torch's own functions, which the calls are made by: deprecated names, and complex halves.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -161,9 +161,9 @@ def test_a_rank_that_ends_by_an_exception(library: str, torch_loaded: TorchLoade
         assert found["after_s"] < BOUND_S
 
 
-def test_a_killed_rank_ends_the_job() -> None:
+def test_a_killed_rank_ends_the_job(torch_loaded: TorchLoaded) -> None:
     """The launcher's part: nobody is left behind."""
-    ended = mpi.run("openmpi", 2, SCRIPT, "killed")
+    ended = mpi.run("openmpi", 2, SCRIPT, "killed", loaded=torch_loaded)
     assert ended.code != 0
     assert "signal 9" in ended.text
 

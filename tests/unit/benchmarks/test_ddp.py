@@ -47,6 +47,7 @@ def test_table() -> None:
     assert len(lines[1]) == len(lines[2])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_command(tmp_path: Path) -> None:
     flags = ("--models", "computing", "-n", "2", "--budget", "0.1")

@@ -61,6 +61,7 @@ print("done")
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_memory() -> None:
     done = subprocess.run(
@@ -91,6 +92,7 @@ def test_table() -> None:
     assert lines[5].split()[-4:] == ["0.012", "0.012", "<", "0.2"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_command(tmp_path: Path) -> None:
     flags = ("-n", "2", "--largest", "64K", "--wait", "0.2", "--groups", "2")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.commands.break_flags import places
+from distdebug.commands.options import places
 from distdebug.errors import UsageError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.cli import main
-from distdebug.commands import ci_flags, options
+from distdebug.commands import flags, options
 from distdebug.commands.base import Parser
 from distdebug.errors import UsageError
 from distdebug.record.runs.artefact import SUFFIX, pack
@@ -40,7 +40,7 @@ def parsed(*argv: str) -> argparse.Namespace:
 def finish(directory: RunDirectory, *argv: str) -> list[str]:
     """What is said at the end of the run."""
     said: list[str] = []
-    chosen = ci_flags.chosen(parsed("--ci", *argv))
+    chosen = flags.ci_of(parsed("--ci", *argv))
     assert chosen is not None
     chosen.finish(directory, json.loads(directory.report_json.read_text()), said.append)
     return said
@@ -49,8 +49,8 @@ def finish(directory: RunDirectory, *argv: str) -> list[str]:
 def test_only_the_flag_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    assert ci_flags.chosen(parsed()) is None
-    assert ci_flags.chosen(parsed("--ci")) == Ci(None, Path.cwd())
+    assert flags.ci_of(parsed()) is None
+    assert flags.ci_of(parsed("--ci")) == Ci(None, Path.cwd())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_only_the_flag_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_flags_that_make_no_sense(argv: list[str], says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        ci_flags.chosen(parsed(*argv))
+        flags.ci_of(parsed(*argv))
 
 
 def test_outside_of_github_there_is_the_file_alone(capsys: Capture) -> None:
@@ -104,7 +104,7 @@ def test_what_cannot_be_written_is_said(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "summary.md"))
     directory = runs_on_disk.finished()
     (tmp_path / "gone").mkdir()
-    chosen = ci_flags.chosen(parsed("--ci", "--ci-artifact", "gone/x"))
+    chosen = flags.ci_of(parsed("--ci", "--ci-artifact", "gone/x"))
     assert chosen is not None
     (tmp_path / "gone").rmdir()
     said: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distdebug.commands import options
-from distdebug.commands.head_flags import with_head
+from distdebug.commands.options import with_head
 from distdebug.commands.run import RunCommand
 from distdebug.errors import UsageError
 from distdebug.launch import mpi_over_nodes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distdebug.cli import main
-from distdebug.commands.log_filters import parse_time
+from distdebug.commands.logs import parse_time
 from distdebug.record import log_file
 from distdebug.record.runs.run_directory import RunDirectory
 

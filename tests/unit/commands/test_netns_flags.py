@@ -10,7 +10,7 @@ import pytest
 
 from distdebug.commands import inject_flags
 from distdebug.errors import UsageError
-from distdebug.supervisor.rank_network import namespaces
+from distdebug.supervisor.rank_network import switch
 
 
 def read(*flags: str) -> argparse.Namespace:
@@ -21,7 +21,7 @@ def read(*flags: str) -> argparse.Namespace:
 
 @pytest.fixture
 def possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(namespaces, "why_impossible", lambda: "")
+    monkeypatch.setattr(switch, "why_impossible", lambda: "")
 
 
 def refused(args: argparse.Namespace, size: int | None) -> str:
@@ -42,7 +42,7 @@ def test_only_root_makes_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr(namespaces, "TUN", tmp_path / "tun")
+    monkeypatch.setattr(switch, "TUN", tmp_path / "tun")
     assert f"--netns needs {tmp_path / 'tun'}, which this machine does not have" in refused(
         read("--netns"), 2
     )

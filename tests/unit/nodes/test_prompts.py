@@ -26,7 +26,7 @@ from distdebug.record.requests.breakpoints import (
     stops,
     withdraw,
 )
-from distdebug.supervisor.pauses import Pauses
+from distdebug.supervisor.guarded_watch import Pauses
 from tests.support.waiting import until
 
 HEAD = 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from distdebug.record.requests.breakpoints import Stop
-from distdebug.supervisor.pauses import Pauses
+from distdebug.supervisor.guarded_watch import Pauses
 
 HERE = Stop(2, 71, "train.py", 42, "step", "breakpoint", "")
 COME = "rank 2 is at a breakpoint (train.py:42 in step); attach with: distdebug attach --rank 2"

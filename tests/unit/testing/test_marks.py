@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distdebug.testing import plugin, requirements
+from distdebug.testing import marks, plugin
 from distdebug.testing.marks import Wanted, wanted
 from distdebug.testing.pytest_private import nodeid_of
 
@@ -81,17 +81,17 @@ def test_gpus_that_can_be_used(
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert requirements.usable_gpus() == count
+    assert marks.usable_gpus() == count
 
 
 def test_what_mpi_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements.shutil, "which", lambda *_, **__: None)
-    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda _: None)
-    found = requirements.missing_mpi()
+    monkeypatch.setattr(marks.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(marks.importlib.util, "find_spec", lambda _: None)
+    found = marks.missing_mpi()
     assert found == "needs MPI; there is no mpi4py and no mpiexec: pip install 'distdebug[mpi]'"
-    monkeypatch.setattr(requirements.shutil, "which", lambda *_, **__: "/usr/bin/mpiexec")
-    monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda _: object())
-    assert requirements.missing_mpi() is None
+    monkeypatch.setattr(marks.shutil, "which", lambda *_, **__: "/usr/bin/mpiexec")
+    monkeypatch.setattr(marks.importlib.util, "find_spec", lambda _: object())
+    assert marks.missing_mpi() is None
 
 
 def test_checks_are_those_of_the_command() -> None:

@@ -14,13 +14,13 @@ from distdebug.record.snapshot import Call, CallSite
 from distdebug.tui import text
 from distdebug.tui.app import TerminalApp
 from distdebug.tui.picture import Picture, Problem, Progress, RankRow, Source, Stage, State, Usage
+from distdebug.tui.screens import collectives
 from distdebug.tui.screens.columns import RankTable
+from distdebug.tui.screens.rank import timeline_lines
 from distdebug.tui.text import plain
-from distdebug.tui.widgets import grid, heat
+from distdebug.tui.widgets import heat
 from distdebug.tui.widgets.header import banner_lines, bar_lines, header_lines, missed_text
-from distdebug.tui.widgets.palette import palette_of
-from distdebug.tui.widgets.sheet import strip_of
-from distdebug.tui.widgets.timeline import timeline_lines
+from distdebug.tui.widgets.sheet import palette_of, strip_of
 
 PALETTE = {tone: Style() for tone in text.TONES}
 
@@ -103,7 +103,9 @@ def test_markup_is_text() -> None:
 def test_every_state_has_a_letter_of_its_own() -> None:
     assert set(heat.LETTERS) == set(heat.TONE) == set(State)
     assert len(set(heat.LETTERS.values())) == len(State)
-    assert len({symbol for symbol, _, _ in grid.SYMBOLS.values()}) == len(grid.SYMBOLS)
+    assert len({symbol for symbol, _, _ in collectives.SYMBOLS.values()}) == len(
+        collectives.SYMBOLS
+    )
 
 
 def test_the_heat_map() -> None:

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 import distdebug.tui.__main__ as command
 from distdebug import tui
 from distdebug.record.requests import control
-from distdebug.tui.guard import Guard
+from distdebug.tui.app import Guard
 from distdebug.tui.screens import dialogs
 from distdebug.tui.screens.overview import Overview
 from distdebug.tui.screens.waits import WaitsView

@@ -22,8 +22,8 @@ from distdebug.plan.conclusion import PlanFacts, conclude
 from distdebug.plan.program import Undecided
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import CallSite
+from distdebug.tui.files import source_of, told_in_report
 from distdebug.tui.picture import Source, State
-from distdebug.tui.told import source_of, told_in_report
 from tests.support.programs import FILE, Programs
 from tests.support.runs import DISTDEBUG
 from tests.support.tmux import Terminal, needs_tmux

@@ -12,9 +12,9 @@ from distdebug.record.layout import Activity
 from distdebug.record.snapshot import Process
 from distdebug.tui.feed import Feed
 from distdebug.tui.picture import Focus, RankRow, State, Timeline, Track
+from distdebug.tui.screens import overview
 from distdebug.tui.text import plain, width_of
 from distdebug.tui.tracks import AXES_S, BINS, MOST_TRACKS, Tracks
-from distdebug.tui.widgets import strip
 from fixtures import recorded
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast, recv, send
 
@@ -243,18 +243,26 @@ def test_a_strip_is_drawn_within_its_width() -> None:
     rows = [RankRow(0, State.WAITING, "waiting", culprit=True), RankRow(1, State.STARTING, "")]
     for width in (40, 79, 160):
         lines = [
-            strip.legend(width, timeline.tracks.values()),
-            *strip.strip_lines(timeline, rows, width, None),
-            strip.axis(timeline, width),
+            overview.legend(width, timeline.tracks.values()),
+            *overview.strip_lines(timeline, rows, width, None),
+            overview.axis(timeline, width),
         ]
         assert all(width_of(row) <= width for row in lines)
     # What took as long as another is shown in a fixed order: a wait first, blanks last.
     half = Timeline(30 * S, {0: Track(" ." * 120, 0.0, 0.0)})
-    assert set(plain(strip.strip_lines(half, rows, 139, None)[0])[6:126]) == {"─"}
-    drawn, unseen = map(plain, strip.strip_lines(timeline, rows, 79, None))
+    assert set(plain(overview.strip_lines(half, rows, 139, None)[0])[6:126]) == {"─"}
+    drawn, unseen = map(plain, overview.strip_lines(timeline, rows, 79, None))
     assert drawn.split()[0] == "▸0"
     assert drawn.endswith(" 25% waiting")
     assert drawn.split()[1].lstrip("─").lstrip("▒").lstrip("═").strip("█") == ""
     assert unseen.split() == ["1", "nothing", "on", "record"]
-    assert plain(strip.axis(timeline, 79)).split() == ["│-30", "s", "│-20", "s", "│-10", "s", "now"]
-    assert plain(strip.axis(timeline, 79, over=True)).endswith("end")
+    assert plain(overview.axis(timeline, 79)).split() == [
+        "│-30",
+        "s",
+        "│-20",
+        "s",
+        "│-10",
+        "s",
+        "now",
+    ]
+    assert plain(overview.axis(timeline, 79, over=True)).endswith("end")

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.supervisor.command import warden
-from distdebug.supervisor.command.ending import end_tree
-from distdebug.supervisor.command.launch import Launch
+from distdebug.supervisor.command.launch import Launch, end_tree
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python
 

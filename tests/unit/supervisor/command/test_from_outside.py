@@ -9,8 +9,7 @@ from typing import Any
 
 from distdebug.diagnosis.findings import Finding
 from distdebug.diagnosis.limits import Limits
-from distdebug.supervisor.command.from_outside import FromOutside
-from distdebug.supervisor.command.reach import Reach
+from distdebug.supervisor.command.reach import FromOutside, Reach
 from tests.support.waiting import until
 
 from .test_reach import _program

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from distdebug.diagnosis.findings import Finding
 from distdebug.record.exits import ExitLog
-from distdebug.supervisor.command.reach import Reach
-from distdebug.supervisor.command.unrecorded import early_death
+from distdebug.supervisor.command.reach import Reach, early_death
 
 from .test_reach import _program
 

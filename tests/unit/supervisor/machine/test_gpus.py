@@ -14,8 +14,7 @@ import pytest
 from distdebug.diagnosis.findings import Finding
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.supervisor.machine import host
-from distdebug.supervisor.machine.gpus import Gpus
-from distdebug.supervisor.machine.host import HostSampler
+from distdebug.supervisor.machine.host import Gpus, HostSampler
 
 MINE = os.getpid()
 

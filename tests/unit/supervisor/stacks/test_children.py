@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.supervisor.stacks.children import awaited_child, dead_children
+from distdebug.supervisor.stacks.evidence import awaited_child, dead_children
 from distdebug.supervisor.stacks.stacks import ThreadStack, capture
 from tests.support.waiting import until
 from tests.unit.supervisor.process_tools import LIMIT_S, pids_in, python

@@ -14,7 +14,7 @@ from distdebug.diagnosis.findings import Finding, RankEvidence
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import CallSite
 from distdebug.record.wording import RankState
-from distdebug.supervisor.run_ranks import LocalRanks
+from distdebug.supervisor.run_end import LocalRanks
 from distdebug.supervisor.stacks.evidence import Evidence, keep
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 

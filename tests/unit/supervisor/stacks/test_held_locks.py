@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.diagnosis.findings import Finding, RankEvidence
-from distdebug.supervisor.stacks.evidence import Evidence
-from distdebug.supervisor.stacks.held_locks import held_lock
+from distdebug.supervisor.stacks.evidence import Evidence, held_lock
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 SOURCE = """\
@@ -95,10 +94,11 @@ def test_who_waits_for_a_condition_has_let_it_go(file: str) -> None:
 def test_a_source_that_cannot_be_read(file: str) -> None:
     stacks = [inside(file), waits(file)]
     Path(file).write_text("with lock: (")
-    from distdebug.supervisor.stacks import held_locks, source_text
+    from distdebug.supervisor.stacks import evidence
+    from distdebug.supervisor.stacks.stacks import text_of
 
-    held_locks._blocks.cache_clear()
-    source_text.text_of.cache_clear()
+    evidence._blocks.cache_clear()
+    text_of.cache_clear()
     assert held_lock(stacks) is None
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from distdebug.supervisor.stacks.source_text import line_of, text_of
-from distdebug.supervisor.stacks.stacks import Frame
+from distdebug.supervisor.stacks.stacks import Frame, line_of, text_of
 
 
 def test_of_a_container_its_own_files_are_read(tmp_path: Path) -> None:

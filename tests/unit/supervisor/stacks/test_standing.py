@@ -13,7 +13,7 @@ import pytest
 
 from distdebug.record.snapshot import Standstill
 from distdebug.supervisor.stacks.sights import look
-from distdebug.supervisor.stacks.standing import standstill_of
+from distdebug.supervisor.stacks.standstill_watch import standstill_of
 from tests.support.waiting import until
 
 BEFORE = """
