@@ -47,7 +47,10 @@ def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = N
     Raises `distdebug.errors.UsageError` for another level, where the directory cannot be made, and
     after init_process_group.
     """
-    from .rank import torch_first  # noqa: F401 - it says why
+    # Before our own: importing it may install the layer, which must not find a half of itself
+    # imported already.
+    import torch.distributed  # noqa: F401
+
     from .rank.api import install as begin
 
     begin(level, run_dir)
@@ -84,7 +87,8 @@ def inject(spec: str) -> None:
     init_process_group, and on every rank alike. Raises `distdebug.errors.UsageError` for what is no
     fault, and where it comes too late.
     """
-    from .rank import torch_first  # noqa: F401 - it says why
+    import torch.distributed  # noqa: F401 - as above
+
     from .rank.api import inject as ask
 
     ask(spec)

@@ -176,7 +176,6 @@ class Layer:
         newer = torch_versions.too_new(torch.__version__)
         if newer:
             recorder.part_off("torch", newer)
-        self.verdict.install()
         process = rank_log.of_this_process
         process.rank_of = lambda: recorder.writer.rank
         process.directory, process.debug_level = directory, self.level.current

@@ -38,10 +38,7 @@ class VerdictWatch(NoVerdict):
         """Whether this process has read a verdict."""
         self._error: Verdict | None = None
         self._told_main = False
-
-    def install(self) -> None:
-        """Begins."""
-        self._main_thread.on_return(self._on_main_thread)
+        main_thread.on_return(self._on_main_thread)
 
     def look(self) -> None:
         """Called with every heartbeat."""
