@@ -47,10 +47,7 @@ def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = N
     Raises `distdebug.errors.UsageError` for another level, where the directory cannot be made, and
     after init_process_group.
     """
-    # Before our own: importing it may install the layer, which must not find a half of itself
-    # imported already.
-    import torch.distributed  # noqa: F401
-
+    from .rank import torch_first  # noqa: F401 - it says why
     from .rank.api import install as begin
 
     begin(level, run_dir)
@@ -60,9 +57,9 @@ def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
     """`torch.distributed.monitored_barrier`, which `install` opens to every backend."""
-    import torch.distributed
+    from .rank.api import barrier
 
-    torch.distributed.monitored_barrier(group, timeout, wait_all_ranks)
+    barrier(group, timeout, wait_all_ranks)
 
 
 def breakpoint(  # noqa: A001 - as torch's
@@ -87,8 +84,7 @@ def inject(spec: str) -> None:
     init_process_group, and on every rank alike. Raises `distdebug.errors.UsageError` for what is no
     fault, and where it comes too late.
     """
-    import torch.distributed  # noqa: F401 - as above
-
+    from .rank import torch_first  # noqa: F401 - it says why
     from .rank.api import inject as ask
 
     ask(spec)

@@ -11,8 +11,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch.distributed as dist
 
@@ -60,6 +62,11 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
     made = layer.install(str(directory))
     if name is not None and made is not None:
         made.level.choose(name)
+
+
+def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:
+    """See `distdebug.monitored_barrier`."""
+    dist.monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def stops_on(rank: int, condition: bool | Callable[[], object] | None) -> bool:

@@ -23,6 +23,9 @@ class Log:
     def __init__(self, fields: Mapping[str, Any] | None = None) -> None:
         self._fields = dict(fields or {})
 
+    def __repr__(self) -> str:
+        return f"<Log {self._fields}>"
+
     def bind(self, **fields: Any) -> Log:
         """A log whose events have these fields, too."""
         return Log({**self._fields, **fields})
