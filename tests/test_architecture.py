@@ -6,10 +6,12 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from distdebug.record.ops import OPS
 from tests.support.architecture import violations
 from tests.support.module_state import kept
 from tests.support.rooms import house, houses
@@ -161,13 +163,18 @@ def test_a_package_is_understood_from_its_folders(
 LIMIT_OF_TIME = re.compile(r"^_?[A-Z][A-Z0-9_]*_(?:S|NS|MS)\b(?::[^=\n]+)? =", re.MULTILINE)
 WITH_LIMITS = (
     "distcore",
+    "debugger/diagnosis",
+    "debugger/foreign",
+    "debugger/inspection",
     "debugger/nodes",
     "debugger/rank",
+    "debugger/reports",
     "debugger/supervisor",
     "debugger/testing",
     "tui",
 )
 LIMITS_OF_THEIR_OWN = {
+    "debugger/inspection/as_snapshot.py": "the moment of a look, which is any",
     "debugger/supervisor/command/warden.py": "every run waits for it: it imports little",
     "debugger/rank/ddp.py": "how many nanoseconds a millisecond has",
     "tui/tracks.py": "the axis of a drawing",
@@ -180,6 +187,56 @@ def test_a_limit_of_time_stands_once_in_its_rooms_limits() -> None:
             name = file.relative_to(ROOT).as_posix()
             if file.name != "limits.py" and not name.startswith(tuple(LIMITS_OF_THEIR_OWN)):
                 assert LIMIT_OF_TIME.findall(file.read_text(encoding="utf-8")) == [], name
+
+
+OP_NAMES = {
+    name for op, row in OPS.items() for name in (op, *row.functions, *row.methods, *row.libraries)
+}
+FEWEST_OF_A_TABLE = 3
+WITH_OPS = {
+    "debugger/record/ops.py": "the table",
+    "debugger/benchmarks/overhead.py": "the calls that are measured",
+}
+
+
+def tables_of_ops(source: str) -> Iterator[int]:
+    """Yields the line of each literal that has three names of ops among its items, keys or
+    values."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Dict(keys=keys, values=values):
+                sides = (keys, values)
+            case ast.Set(elts=elts) | ast.List(elts=elts) | ast.Tuple(elts=elts):
+                sides = (elts,)
+            case _:
+                continue
+        for side in sides:
+            texts = {one.value for one in side if isinstance(one, ast.Constant)}
+            if len(texts & OP_NAMES) >= FEWEST_OF_A_TABLE:
+                yield node.lineno
+
+
+def test_what_an_op_is_stands_in_one_table() -> None:
+    """Elsewhere it is read there: a new op has one row, and everything knows it."""
+    for room in ("debugger", "tui"):
+        for file in sorted((ROOT / room).rglob("*.py")):
+            name = file.relative_to(ROOT).as_posix()
+            found = list(tables_of_ops(file.read_text(encoding="utf-8")))
+            assert not found or name in WITH_OPS, f"{name}:{found[0]} is a table of ops of its own"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('SLOW = {"all_reduce", "broadcast", "barrier"}', True),
+        ('SIDES = {"send": 1, "recv": 2, "gather": 3}', True),
+        ('WORDS = {"a": "allreduce", "b": "alltoall", "c": "reduce"}', True),
+        ('if op in ("barrier", "monitored_barrier"): pass', False),
+        ('NAMES = ("mean", "sum", "all_reduce")', False),
+    ],
+)
+def test_a_planted_table_of_ops_is_found(source: str, found: bool) -> None:
+    assert bool(list(tables_of_ops(source))) is found
 
 
 READ_PROC = (

@@ -18,12 +18,6 @@ VAGUE = re.compile(
     r"|How)\b"
 )
 
-# Rooms whose docstrings are still to be read and rewritten. A room that is done leaves this table.
-NOT_YET = {
-    "debugger/inspection": "becomes an adapter of snapshots",
-    "debugger/plan": "with the one model of blocking",
-}
-
 
 def vague(source: str) -> Iterator[tuple[int, str]]:
     """Yields line and first words of each docstring without a subject."""
@@ -34,25 +28,14 @@ def vague(source: str) -> Iterator[tuple[int, str]]:
                 yield node.body[0].lineno, text[:60]
 
 
-def is_done(place: str) -> bool:
-    """Whether the docstrings of this file have been read and rewritten."""
-    return not any(place == room or place.startswith(f"{room}/") for room in NOT_YET)
-
-
 def test_docstrings_begin_with_their_subject() -> None:
     found = [
-        f"{place}:{line}: {words!r}"
+        f"{file.relative_to(ROOT)}:{line}: {words!r}"
         for package in PACKAGES
         for file in sorted((ROOT / package).rglob("*.py"))
-        if is_done(place := file.relative_to(ROOT).as_posix())
         for line, words in vague(file.read_text(encoding="utf-8"))
     ]
     assert not found, "\n" + "\n".join(found)
-
-
-def test_the_rooms_that_are_not_done_exist() -> None:
-    gone = [room for room in NOT_YET if not (ROOT / room).exists()]
-    assert not gone, f"{gone} are in NOT_YET, and are no rooms any more"
 
 
 @pytest.mark.parametrize(

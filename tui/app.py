@@ -260,18 +260,17 @@ class TerminalApp(App[None]):
     @guarded("this key")
     def action_press(self, key: str) -> None:
         self.chosen.touched = True
-        if not self.view.press(key, self.picture, max(1, self._sheet.size.height)):
-            self._scroll(key)
-        self.draw()
-
-    def _scroll(self, key: str) -> None:
-        page = max(1, self._sheet.size.height - 1)
+        height = self._sheet.size.height
+        page = max(1, height - 1)
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -page, "pagedown": page}
-        if key in steps:
+        if self.view.press(key, self.picture, max(1, height)):
+            pass
+        elif key in steps:
             self._sheet.scroll_relative(y=steps[key], animate=False)
         elif key in ("home", "end"):
             to = 0 if key == "home" else len(self._sheet.lines)
             self._sheet.scroll_to(y=to, animate=False)
+        self.draw()
 
     @guarded("this key")
     def action_view(self, name: str) -> None:
@@ -302,9 +301,15 @@ class TerminalApp(App[None]):
             case "q":
                 self.exit()
             case "question_mark":
-                self._help()
+                from .screens.dialogs import help_lines
+
+                acts = (Key(one.key, one.key, "", one.explained) for one in actions.ACTIONS)
+                screens, keys = list(self.views.values()), [*KEYS, *acts]
+                self._read("the help", partial(help_lines, screens, keys))
             case "d":
-                self._read_findings()
+                from .screens.dialogs import finding_lines
+
+                self._read("the list of findings", partial(finding_lines, self.picture))
             case "slash":
                 self._ask_filter()
             case "space":
@@ -355,18 +360,6 @@ class TerminalApp(App[None]):
         await self._check_bindings(key.key, priority=True)
 
     # -- what keys do --------------------------------------------------------------------------
-
-    def _help(self) -> None:
-        from .screens.dialogs import help_lines
-
-        keys = [*KEYS, *(Key(one.key, one.key, "", one.explained) for one in actions.ACTIONS)]
-        lines = partial(help_lines, list(self.views.values()), keys)
-        self._read("the help", lines)
-
-    def _read_findings(self) -> None:
-        from .screens.dialogs import finding_lines
-
-        self._read("the list of findings", partial(finding_lines, self.picture))
 
     def _read(self, place: str, make: Callable[[int], list[Line]]) -> None:
         from .screens.dialogs import Reading

@@ -6,15 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from ..record.snapshot import GroupKey
 from . import actions
 from .keys import KEYS, VIEWS
-from .picture import Picture
-from .screens.base import View
 from .text import safe
 
 _NUMBER = re.compile(r"\d+")
@@ -26,31 +23,6 @@ class PaletteCommand(NamedTuple):
     words: str
     about: str
     do: Callable[[], object]
-
-
-class PaletteTarget(Protocol):
-    """The app, as the commands see it."""
-
-    picture: Picture
-    view: View
-
-    def open_rank(self, rank: int) -> None:
-        """Show that rank from close up."""
-
-    def open_group(self, group: GroupKey) -> None:
-        """Show the collectives of that group."""
-
-    def action_view(self, name: str) -> None:
-        """Show that screen."""
-
-    def action_act(self, name: str) -> None:
-        """Ask for that action."""
-
-    def action_common(self, key: str) -> None:
-        """Act as if that key was pressed, which works on every screen."""
-
-    def action_press(self, key: str) -> None:
-        """Act as if that key of this screen was pressed."""
 
 
 class Commands(Provider):
@@ -72,8 +44,8 @@ class Commands(Provider):
                 yield Hit(score, matcher.highlight(one.words), one.do, help=one.about)
 
     @property
-    def _app(self) -> PaletteTarget:
-        return cast(PaletteTarget, self.app)
+    def _app(self) -> Any:  # `TerminalApp`, which imports this when it is asked for
+        return self.app
 
     def _fixed(self) -> Iterator[PaletteCommand]:
         app = self._app

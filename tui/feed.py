@@ -31,7 +31,7 @@ from ..record.runs.run_directory import (
     is_live,
     read_object,
 )
-from ..record.snapshot import Process, Rank, Snapshot
+from ..record.snapshot import Process, Snapshot
 from ..system.proc import DEAD_STATES, read_stat
 from . import files, rows
 from .files import source_of, told_in_report
@@ -188,18 +188,16 @@ class Feed:
             seen = self._run.look(focus, brief, marks)
             self._picture = replace(seen, problem=seen.problem or self._job.sentence)
         except RunDirectoryError as error:
-            self._picture = self._without(safe(error, 2000))
+            problem = safe(error, 2000)
+            if self._run is None:
+                self._picture = Picture(self.path, problem=problem, now_ns=self._clock())
+            else:
+                gone = f"the run directory is no longer there ({problem}); this was seen last"
+                self._picture = replace(self._picture, stage=Stage.GONE, problem=gone)
         except Exception as error:  # a damaged directory must not end the app
             sentence = f"the run cannot be read ({type(error).__name__}: {error})"
             self._picture = replace(self._picture, problem=safe(sentence, 2000))
         return self._picture
-
-    def _without(self, problem: str) -> Picture:
-        if self._run is None:
-            return Picture(self.path, problem=problem, now_ns=self._clock())
-        seen = self._picture
-        gone = f"the run directory is no longer there ({problem}); this was seen last"
-        return replace(seen, stage=Stage.GONE, problem=gone)
 
 
 def _marks(path: Path) -> Marks:
@@ -283,11 +281,21 @@ class _Run:
         else:
             supervised = run.get("supervised") is not False
             found = self._found(stage, snapshots, report, limits, supervised)
+        # Our own notices are newer; else what the supervisor has said last.
+        told = [text for at_ns, text in self._events.notices if now_ns - at_ns < NOTICE_NS]
+        live = stage is Stage.LIVE
+        notices = tuple(dict.fromkeys(self._own[1] or told)) if live else ()
         faults = (*no_report, *self._records.faults.values(), *self._own_faults.values())
         ranks = newest_ranks(snapshots)
         stand = stage is not Stage.ENDED or source.stands
         table = files.table_in(self.directory.traffic_text) if source is Source.PLAN else ()
         graph = waits(snapshots[-1], limits) if snapshots and stand else Waits()
+        seen_ns = now_ns
+        if source.stands and snapshots:
+            # Of dumps whose verdict is an error nothing moves any more: who is waited for is late,
+            # however soon after that the dumps were written.
+            late = source is Source.DUMPS and any(one.is_error for one in found)
+            seen_ns = snapshots[-1].taken_ns + (LATE_AFTER_NS if late else 0)
         return (
             Picture(
                 directory=self.directory.path,
@@ -302,7 +310,7 @@ class _Run:
                 ended_ns=ended_ns,
                 world_size=max((one.world_size for one in snapshots), default=0),
                 found=tuple(found),
-                notices=self._notices(now_ns) if stage is Stage.LIVE else (),
+                notices=notices,
                 faults=tuple(map(safe, faults)),
                 ranks=ranks,
                 waits=graph,
@@ -311,7 +319,7 @@ class _Run:
                 told=told_in_report(report),
                 table=table,
             ),
-            _seen_ns(source, found, snapshots, now_ns),
+            seen_ns,
         )
 
     def _document(self, path: Path) -> dict[str, Any]:
@@ -348,15 +356,16 @@ class _Run:
 
     def _ended(self, now_ns: int) -> list[Snapshot]:
         """All processes are gone; how each of them ended is in exits.jsonl."""
-        found = self._records.snapshots(now_ns=now_ns, finished=True)
-        return [replace(one, ranks=self._with_ends(one.ranks)) for one in found]
-
-    def _with_ends(self, ranks: Mapping[int, Rank]) -> dict[int, Rank]:
-        gone = self._processes.gone
-        return {
-            number: replace(rank, process=gone(rank.pid, rank.process.ended_ns, rank.started_ns))
-            for number, rank in ranks.items()
-        }
+        gone, found = self._processes.gone, []
+        for one in self._records.snapshots(now_ns=now_ns, finished=True):
+            ranks = {
+                number: replace(
+                    rank, process=gone(rank.pid, rank.process.ended_ns, rank.started_ns)
+                )
+                for number, rank in one.ranks.items()
+            }
+            found.append(replace(one, ranks=ranks))
+        return found
 
     def _ended_ns(
         self,
@@ -402,11 +411,6 @@ class _Run:
             self._judged_s = (began_s, time.monotonic() - began_s)
         return judging.together(self._events.found, self._own[0], supervised)
 
-    def _notices(self, now_ns: int) -> tuple[str, ...]:
-        """Our own, which are newer; else what the supervisor has said last."""
-        told = [text for at_ns, text in self._events.notices if now_ns - at_ns < NOTICE_NS]
-        return tuple(dict.fromkeys(self._own[1] or told))
-
     # -- what is shown -------------------------------------------------------------------------
 
     def _draw(self, picture: Picture, seen_ns: int) -> Picture:
@@ -444,7 +448,14 @@ class _Run:
             )
             for number in shown
         }
-        made = {number: _sure_of(picture.source, row) for number, row in made.items()}
+        # What is not known is left out: of a plan the time, which is that of a model; of dumps the
+        # number of a message, since a record that has lost its beginning does not tell how many
+        # went before.
+        for number, row in made.items():
+            if picture.source is Source.PLAN:
+                made[number] = replace(row, since_ns=0)
+            elif picture.source is Source.DUMPS and row.is_message:
+                made[number] = replace(row, seq=None)
         calls = sum(rank.calls for rank in ranks.values())
         backends = (group.backend for rank in ranks.values() for group in rank.groups.values())
         backend = safe(next(backends, ""), 40)
@@ -458,14 +469,7 @@ class _Run:
             calls=calls,
             calls_per_s=self._rate(picture, calls),
         )
-        return self._with_details(picture)
-
-    def _with_details(self, picture: Picture) -> Picture:
         focus = picture.focus
-        if focus.view not in ("collectives", "rank", "stacks"):
-            return picture
-        from . import rows
-
         if focus.view == "collectives" and picture.groups:
             names = dict(picture.groups)
             key = focus.group if focus.group in names else picture.groups[0][0]
@@ -494,25 +498,3 @@ class _Run:
         first_ns, first = self._rates[0]
         lasted_s = (picture.now_ns - first_ns) / 1e9
         return max(0, calls - first) / lasted_s if lasted_s >= RATE_OVER_S else None
-
-
-def _seen_ns(
-    source: Source, found: Sequence[Problem], snapshots: Sequence[Snapshot], now_ns: int
-) -> int:
-    """When the ranks stood as they are shown. Of dumps whose verdict is an error nothing moves any
-    more: who is waited for is late, however soon after that the dumps were written."""
-    if not (source.stands and snapshots):
-        return now_ns
-    late = source is Source.DUMPS and any(one.is_error for one in found)
-    return snapshots[-1].taken_ns + (LATE_AFTER_NS if late else 0)
-
-
-def _sure_of(source: Source, row: RankRow) -> RankRow:
-    """The row without what is not known: of a plan the time, which is that of a model; of dumps the
-    number of a message, since a record that has lost its beginning does not tell how many went
-    before."""
-    if source is Source.PLAN:
-        return replace(row, since_ns=0)
-    if source is Source.DUMPS and row.is_message:
-        return replace(row, seq=None)
-    return row

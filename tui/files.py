@@ -1,9 +1,11 @@
-"""The files of a run directory beside the flight records: samples, events, logs, stacks."""
+"""The files of a run directory beside the flight records: samples, events, logs, stacks, and the
+report with its words beside the findings: of a plan what was undecided and which ranks do the same,
+of dumps of another recorder what they are and what is missing. They may come from anywhere."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,31 @@ def table_in(path: Path) -> tuple[str, ...]:
     return tuple(safe(row, MOST_TABLE_WIDTH) for row in rows)
 
 
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    return [row for row in _list(value) if isinstance(row, dict)]
+
+
+def _ranked(value: object) -> list[tuple[int, dict[str, Any]]]:
+    """Returns the values of an object whose keys are numbers of ranks."""
+    return [
+        (int(rank), seen)
+        for rank, seen in _dict(value).items()
+        if isinstance(seen, dict) and rank.isdecimal() and len(rank) <= MOST_RANK_DIGITS
+    ]
+
+
+def _ranks(value: object) -> tuple[int, ...]:
+    return tuple(one for one in _list(value) if type(one) is int and 0 <= one < MOST_RANK)
+
+
 class HostSamples:
     """The newest sample of host.jsonl."""
 
@@ -88,18 +115,13 @@ class HostSamples:
 
 def _usage(sample: Mapping[str, Any]) -> dict[int, Usage]:
     gpus: dict[str, tuple[float, int]] = {}
-    devices = sample.get("gpus")
-    for device in devices if isinstance(devices, list) else ():
-        if isinstance(device, dict) and isinstance(device.get("ranks"), dict):
-            for rank, used in device["ranks"].items():
-                gpus[rank] = (device.get("use_percent", 0), used or 0)
+    for device in _rows(sample.get("gpus")):
+        for name, used in _dict(device.get("ranks")).items():
+            gpus[name] = (device.get("use_percent", 0), used or 0)
     found = {}
-    ranks = sample.get("ranks")
-    for rank, seen in ranks.items() if isinstance(ranks, dict) else ():
-        if not (isinstance(seen, dict) and _is_rank(rank)):
-            continue
-        gpu = gpus.get(rank, (None, None))
-        found[int(rank)] = Usage(
+    for rank, seen in _ranked(sample.get("ranks")):
+        gpu = gpus.get(str(rank), (None, None))
+        found[rank] = Usage(
             number(seen.get("cpu_percent")),
             whole(seen.get("rss_bytes")),
             whole(seen.get("threads")),
@@ -124,10 +146,6 @@ def whole(value: object) -> int | None:
 def words(value: object) -> str:
     """A list of words, a command say, as one text; what is no list as it is."""
     return " ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-
-
-def _is_rank(text: str) -> bool:
-    return text.isdecimal() and len(text) <= MOST_RANK_DIGITS
 
 
 class Events:
@@ -177,50 +195,37 @@ def report_in(path: Path, document: dict[str, Any]) -> tuple[dict[str, Any], tup
 
 def found_in_report(report: Mapping[str, Any]) -> list[Problem]:
     """The findings of a report.json, the verdict first."""
-    rows = report.get("findings")
-    if not isinstance(rows, list):
-        return []
-    return [_found(row, "report") for row in rows if isinstance(row, dict)]
+    return [_found(row, "report") for row in _rows(report.get("findings"))]
 
 
 def _found(row: Mapping[str, Any], told_by: str) -> Problem:
-    culprits, details = row.get("culprits"), row.get("details")
     return Problem(
         kind=safe(row.get("kind", "?"), 40),
         severity=safe(row.get("severity", "error"), 10),
         message=safe(row.get("message", ""), 2000),
-        culprits=tuple(one for one in culprits if isinstance(one, int))
-        if isinstance(culprits, list)
-        else (),
-        details=tuple(safe(one) for one in details) if isinstance(details, list) else (),
+        culprits=tuple(one for one in _list(row.get("culprits")) if isinstance(one, int)),
+        details=tuple(map(safe, _list(row.get("details")))),
         told_by=told_by,
     )
 
 
 def stood_in_report(report: Mapping[str, Any]) -> dict[int, Stood]:
     """Returns how the ranks stood at the verdict, as a report.json tells it."""
-    findings = report.get("findings")
-    first = findings[0] if isinstance(findings, list) and findings else None
     found: dict[int, Stood] = {}
-    for document in (report, first):
-        ranks = document.get("ranks") if isinstance(document, dict) else None
-        for rank, seen in ranks.items() if isinstance(ranks, dict) else ():
-            if isinstance(seen, dict) and _is_rank(rank):
-                found[int(rank)] = Stood(
-                    safe(seen.get("state") or "", 80),
-                    safe(seen.get("call") or ""),
-                    _site(seen.get("location")),
-                    last=CallIs.in_report(seen) is CallIs.LAST,
-                )
+    for document in (report, *map(_dict, _list(report.get("findings"))[:1])):
+        for rank, seen in _ranked(document.get("ranks")):
+            site, place = "", _dict(seen.get("location"))
+            if isinstance(place.get("line"), int):
+                file, function = str(place.get("file", "?")), str(place.get("function", "?"))
+                through = str(place.get("through", ""))
+                site = safe(site_text(CallSite(file, place["line"], function, through)))
+            found[rank] = Stood(
+                safe(seen.get("state") or "", 80),
+                safe(seen.get("call") or ""),
+                site,
+                last=CallIs(seen.get("call_is")) is CallIs.LAST,
+            )
     return found
-
-
-def _site(location: object) -> str:
-    if not isinstance(location, dict) or not isinstance(location.get("line"), int):
-        return ""
-    file, function = str(location.get("file", "?")), str(location.get("function", "?"))
-    through = str(location.get("through", ""))
-    return safe(site_text(CallSite(file, location["line"], function, through)))
 
 
 class RankLogs:
@@ -235,10 +240,21 @@ class RankLogs:
         """The step and the loss that the program last logged."""
         path = self._directory / f"{rank}.jsonl"
         mark = mark_of(path)
-        known = self._progress.get(rank, ((0, 0), Progress()))
-        if known[0] != mark:
-            known = self._progress[rank] = (mark, _last_progress(tail(path, 4096), known[1]))
-        return known[1]
+        known_mark, known = self._progress.get(rank, ((0, 0), Progress()))
+        if known_mark != mark:
+            step = loss = ""
+            for row in reversed(tail(path, 4096).split(b"\n")):
+                value = object_of(row) if b'"step"' in row or b'"loss"' in row else {}
+                step = step or (safe(value["step"], 12) if value.get("step") is not None else "")
+                # log.info("loss", value=0.5), or any event with a field of that name
+                said = value.get("value" if value.get("event") == "loss" else "loss")
+                if not loss and said is not None:
+                    loss = f"{said:.4g}" if isinstance(said, float) else safe(said, 12)
+                if step and loss:
+                    break
+            known = Progress(step or known.step, loss or known.loss)
+            self._progress[rank] = (mark, known)
+        return known
 
     def lines(self, rank: int) -> dict[str, tuple[LogLine, ...]]:
         """The last lines by source."""
@@ -255,105 +271,51 @@ class RankLogs:
             rows = tail(path, LOG_BYTES).split(b"\n")[-MOST_LOG_LINES:]
             if rows and not rows[-1]:
                 rows.pop()
-            made = map(_logged if structured else _printed, rows)
-            known = self._lines[path] = (mark, tuple(one for one in made if one is not None))
+            made = []
+            for row in rows:
+                if not structured:
+                    made.append(LogLine(safe(shown_of(row), 2000)))
+                elif (record := record_on(row)) is not None:
+                    texts = readable(record).split("\n")
+                    first, *below = (safe(one, MOST_LOG_TEXT) for one in texts)
+                    level = safe(record.get("level", ""), 10).lower()
+                    made.append(LogLine(first, level, tuple(below)))
+            known = self._lines[path] = (mark, tuple(made))
         return known[1]
-
-
-def _last_progress(data: bytes, known: Progress) -> Progress:
-    step, loss = "", ""
-    for row in reversed(data.split(b"\n")):
-        value = object_of(row) if b'"step"' in row or b'"loss"' in row else {}
-        step = step or (safe(value["step"], 12) if value.get("step") is not None else "")
-        # log.info("loss", value=0.5), or any event with a field of that name
-        loss = loss or _loss_text(value.get("value" if value.get("event") == "loss" else "loss"))
-        if step and loss:
-            break
-    return Progress(step or known.step, loss or known.loss)
-
-
-def _loss_text(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else safe(value, 12)
-
-
-def _printed(row: bytes) -> LogLine:
-    return LogLine(safe(shown_of(row), 2000))
-
-
-def _logged(row: bytes) -> LogLine | None:
-    record = record_on(row)
-    if record is None:
-        return None
-    first, *below = (safe(one, MOST_LOG_TEXT) for one in readable(record).split("\n"))
-    return LogLine(first, safe(record.get("level", ""), 10).lower(), tuple(below))
 
 
 def stacks_of(document: Mapping[str, Any], taken_ns: int) -> Stacks:
     """The stacks.json of a run; whatever is not as it should be is left out."""
-    threads = []
-    rows = document.get("threads")
-    for thread in rows if isinstance(rows, list) else ():
-        if isinstance(thread, dict):
-            nodes = _nodes(thread.get("tree"), 0)
-            threads.append((safe(thread.get("name", "?"), 80), _ranks(thread.get("ranks")), nodes))
-    problems = document.get("problems")
-    return Stacks(
-        taken_ns,
-        tuple(threads),
-        tuple(map(safe, problems)) if isinstance(problems, list) else (),
+    threads = tuple(
+        (safe(one.get("name", "?"), 80), _ranks(one.get("ranks")), _nodes(one.get("tree"), 0))
+        for one in _rows(document.get("threads"))
     )
+    return Stacks(taken_ns, threads, tuple(map(safe, _list(document.get("problems")))))
+
+
+_QUIET = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen")
 
 
 def _nodes(rows: object, depth: int) -> tuple[StackNode, ...]:
-    if not isinstance(rows, list) or depth > MOST_STACK_DEPTH:
-        return ()
     found = []
-    for row in rows:
-        if not isinstance(row, dict):
-            continue
-        frames = row.get("frames")
-        frames = (
-            [one for one in frames if isinstance(one, dict)] if isinstance(frames, list) else []
-        )
-        notes = row.get("notes")
+    for row in _rows(rows) if depth <= MOST_STACK_DEPTH else ():
+        frames, quiet = [], []
+        for frame in _rows(row.get("frames")):
+            file = str(frame.get("file", ""))
+            place = os.path.basename(file) + (f":{frame['line']}" if frame.get("line") else "")
+            frames.append(safe(f"{frame.get('function', '?')} ({place})", 200))
+            of_others = is_own(file) or any(part in file for part in _QUIET)
+            quiet.append(bool(frame.get("native")) or of_others)
         found.append(
             StackNode(
                 _ranks(row.get("ranks")),
-                tuple(_frame(one) for one in frames),
-                tuple(_is_quiet(one) for one in frames),
-                tuple(map(safe, notes)) if isinstance(notes, list) else (),
+                tuple(frames),
+                tuple(quiet),
+                tuple(map(safe, _list(row.get("notes")))),
                 _nodes(row.get("children"), depth + 1),
             )
         )
     return tuple(found)
-
-
-def _ranks(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        return ()
-    return tuple(one for one in value if type(one) is int and 0 <= one < MOST_RANK)
-
-
-def _frame(row: Mapping[str, Any]) -> str:
-    place = os.path.basename(str(row.get("file", "")))
-    if row.get("line"):
-        place += f":{row['line']}"
-    return safe(f"{row.get('function', '?')} ({place})", 200)
-
-
-_QUIET = (
-    "/site-packages/",
-    "/dist-packages/",
-    "/lib/python3",
-    "<frozen",
-)
-
-
-def _is_quiet(row: Mapping[str, Any]) -> bool:
-    file = str(row.get("file", ""))
-    return bool(row.get("native")) or is_own(file) or any(part in file for part in _QUIET)
 
 
 MOST_PLACES = 100
@@ -375,9 +337,8 @@ def told_in_report(report: Mapping[str, Any]) -> tuple[ReportLine, ...]:
     if source is Source.PLAN:
         return (*_not_decided(report), *_alike(report))
     if source is Source.DUMPS:
-        notes = report.get("notes")
-        rows = notes[:MOST_NOTES] if isinstance(notes, list) else ()
-        return tuple(ReportLine("", safe(row, 2000)) for row in rows)
+        notes = _list(report.get("notes"))[:MOST_NOTES]
+        return tuple(ReportLine("", safe(row, 2000)) for row in notes)
     return ()
 
 
@@ -404,27 +365,21 @@ def _alike(report: Mapping[str, Any]) -> Iterator[ReportLine]:
     known = [(row, ranks) for row, ranks in known if ranks]
     if all(len(ranks) < 2 for _, ranks in known):
         return
-    words = [_class_text(row, ranks) for row, ranks in known[:MOST_CLASSES]]
+    words = []
+    for row, ranks in known[:MOST_CLASSES]:
+        calls = row.get("calls")
+        made = f"{calls} call{'' if calls == 1 else 's'}" if isinstance(calls, int) else ""
+        if len(ranks) == 1:
+            words.append(f"rank {ranks[0]}" + (f" ({made})" if made else ""))
+        else:
+            first = row.get("as") if isinstance(row.get("as"), int) else ranks[0]
+            each = f" ({made} each)" if made else ""
+            words.append(f"ranks {spans(ranks)} as rank {first}{each}")
     if len(known) > MOST_CLASSES:
         words.append(f"and {len(known) - MOST_CLASSES} more classes")
     yield ReportLine("alike: ", "; ".join(words))
 
 
-def _class_text(row: Mapping[str, Any], ranks: Sequence[int]) -> str:
-    calls = row.get("calls")
-    made = ""
-    if isinstance(calls, int):
-        made = f"{calls} call{'' if calls == 1 else 's'}"
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}" + (f" ({made})" if made else "")
-    first = row.get("as") if isinstance(row.get("as"), int) else ranks[0]
-    return f"ranks {spans(ranks)} as rank {first}" + (f" ({made} each)" if made else "")
-
-
 def _place(row: Mapping[str, Any]) -> str:
     file = safe(os.path.basename(str(row.get("file", "?"))), 200)
     return f"{file}:{safe(row.get('line', '?'), 12)}"
-
-
-def _rows(value: object) -> list[Mapping[str, Any]]:
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []

@@ -1,4 +1,5 @@
-"""From a snapshot to what the overview shows of each rank: its state, its call, how far behind."""
+"""From a snapshot to what screens show: of each rank its state, its call, how far behind; and for
+one screen alone a group's last collectives, or a rank in detail."""
 
 from __future__ import annotations
 
@@ -52,7 +53,11 @@ def state_of(
         ended = status == 0 or (status is None and rank.phase is Phase.ENDED)
         if ended and not failed:
             return State.FINISHED
-        consequence = (found or stopped) and not _own_end(rank, found)
+        # Whether a finding says that the process ended by itself. Else it raised what was found, or
+        # was stopped for it, by distdebug or by a launcher: consequences are no findings.
+        consequence = (found or stopped) and not any(
+            kind_of(one.kind).ends_culprits and rank.rank in one.culprits for one in found
+        )
         return State.ENDED if consequence else State.DEAD
     if rank.process.state in _STOPPED:
         return State.STOPPED
@@ -69,12 +74,6 @@ def state_of(
     if not rank.groups:
         return State.STARTING
     return State.COMPUTING
-
-
-def _own_end(rank: Rank, found: Sequence[Problem]) -> bool:
-    """Whether a finding says that the process ended by itself. Else it raised what was found, or
-    was stopped for it, by distdebug or by a launcher: consequences are no findings."""
-    return any(kind_of(one.kind).ends_culprits and rank.rank in one.culprits for one in found)
 
 
 def told(rank: Rank) -> bool:
@@ -156,6 +155,11 @@ def row_of(
     where = safe(site_text(site)) if site else ""
     if state in OVER and stood is not None and stood.site:
         where = stood.site
+    ending, status = "", _status(rank)
+    if state is State.DEAD and rank.process.signal is not None and not rank.exit_code:
+        ending = signal_name(rank.process.signal)
+    elif state is State.DEAD and status is not None:
+        ending = f"status {status}"
     return RankRow(
         rank=number,
         state=state,
@@ -172,15 +176,8 @@ def row_of(
         host=safe(rank.host, 80),
         pid=rank.pid,
         is_message=call is not None and call.signature.op in POINT_TO_POINT,
-        ending=_ending(rank) if state is State.DEAD else "",
+        ending=ending,
     )
-
-
-def _ending(rank: Rank) -> str:
-    if rank.process.signal is not None and not rank.exit_code:
-        return signal_name(rank.process.signal)
-    status = _status(rank)
-    return "" if status is None else f"status {status}"
 
 
 def _status(rank: Rank) -> int | None:
@@ -269,6 +266,16 @@ def matrix_of(
             for call in history.recent(front - start, key):
                 if start <= call.seq < front:
                     calls[number, call.seq] = call
+    odd = {}
+    for seq in seqs:
+        answers: dict[tuple[object, ...], list[int]] = {}
+        for number in rows:
+            if (number, seq) in calls:
+                signature = calls[number, seq].signature
+                answer = exact_key(signature) if signature.op in OPS else (signature.op,)
+                answers.setdefault(answer, []).append(number)
+        if len(answers) > 1:
+            odd[seq] = frozenset(vote(answers, 0).culprits)
     return Matrix(
         group=key,
         name=name,
@@ -277,25 +284,8 @@ def matrix_of(
         seqs=seqs,
         calls=calls,
         issued={number: group.issued for number, group in states.items()},
-        odd=_odd(calls, rows, seqs),
+        odd=odd,
     )
-
-
-def _odd(
-    calls: Mapping[tuple[int, int], Call], ranks: Sequence[int], seqs: Sequence[int]
-) -> dict[int, frozenset[int]]:
-    found = {}
-    for seq in seqs:
-        answers: dict[tuple[object, ...], list[int]] = {}
-        for rank in ranks:
-            call = calls.get((rank, seq))
-            if call is not None:
-                op = call.signature.op
-                key = exact_key(call.signature) if op in OPS else (op,)
-                answers.setdefault(key, []).append(rank)
-        if len(answers) > 1:
-            found[seq] = frozenset(vote(answers, 0).culprits)
-    return found
 
 
 def detail_of(number: int, rank: Rank | None, logs: RankLogs) -> RankDetail:

@@ -34,6 +34,14 @@ def line(*parts: str | Piece) -> Line:
     return tuple((part, "") if isinstance(part, str) else part for part in parts)
 
 
+def add_piece(pieces: list[Piece], text: str, tone: str) -> None:
+    """Adds to the last piece where that has the same tone, else a new one."""
+    if pieces and pieces[-1][1] == tone:
+        pieces[-1] = (pieces[-1][0] + text, tone)
+    else:
+        pieces.append((text, tone))
+
+
 def plain(row: Line) -> str:
     """The text of a line."""
     return "".join(text for text, _ in row)
@@ -164,10 +172,7 @@ def fold(row: Line, width: int, indent: str = "    ") -> list[Line]:
         else:
             body, pieces = text, []
         for letter, tone in source[at : at + len(body)]:
-            if pieces and pieces[-1][1] == tone:
-                pieces[-1] = (pieces[-1][0] + letter, tone)
-            else:
-                pieces.append((letter, tone))
+            add_piece(pieces, letter, tone)
         at += len(body)
         found.append(tuple(pieces))
     return found

@@ -128,7 +128,13 @@ class Tracks:
             now_ns = max(_end_ns(rank, now_ns) for rank in ranks.values())
         budget = max(64, MOST_CALLS // len(ranks))
         fresh = {number: self._read(number, rank, budget, now_ns) for number, rank in ranks.items()}
-        self._stretch(ranks, now_ns)
+        # The axis becomes as long as what is known; it never becomes shorter.
+        known_ns = now_ns - min(self._seen[number].known_ns for number in ranks)
+        wanted_s = next((one for one in AXES_S if one * S >= known_ns), AXES_S[-1])
+        if wanted_s > self._span_s:
+            for seen in self._seen.values():
+                seen.parts.merge(wanted_s // self._span_s)
+            self._span_s = wanted_s
         part_ns = self._span_s * PART_NS
         end = now_ns // part_ns + 1
         tracks = {}
@@ -180,15 +186,6 @@ class Tracks:
             seen.last_ns = done[-1].completed_ns
         oldest_ns = now_ns - _FORGET_NS
         return [call for call in done if call.completed_ns > oldest_ns]
-
-    def _stretch(self, ranks: Mapping[int, Rank], now_ns: int) -> None:
-        """The axis becomes as long as what is known; it never becomes shorter."""
-        known_ns = now_ns - min(self._seen[number].known_ns for number in ranks)
-        wanted_s = next((one for one in AXES_S if one * S >= known_ns), AXES_S[-1])
-        if wanted_s > self._span_s:
-            for seen in self._seen.values():
-                seen.parts.merge(wanted_s // self._span_s)
-            self._span_s = wanted_s
 
     # -- what it comes to ----------------------------------------------------------------------
 
@@ -343,8 +340,11 @@ def _track(
         waits += found[1]
         calls += found[2]
         known += found[3]
-    letters_filled = _filled("".join(letters)) if "?" in letters else "".join(letters)
-    return Track(letters_filled, waits / known if known else 0.0, calls / known if known else 0.0)
+    # What was not read, because calls were too many, is filled with what follows.
+    follows = Letter.NOTHING.value
+    for at in range(len(letters) - 1, -1, -1) if "?" in letters else ():
+        follows = letters[at] = follows if letters[at] == "?" else letters[at]
+    return Track("".join(letters), waits / known if known else 0.0, calls / known if known else 0.0)
 
 
 def _part_of(counted: list[int] | None, coming: list[int] | None, length_ns: int) -> _Part:
@@ -371,13 +371,3 @@ def _part_of(counted: list[int] | None, coming: list[int] | None, length_ns: int
     else:
         letter = Letter.COMPUTING.value
     return (letter, shares[WAITING], shares[CALLING], known_ns)
-
-
-def _filled(letters: str) -> str:
-    """Fills what was not read, because calls were too many, with what follows."""
-    found: list[str] = []
-    follows = Letter.NOTHING.value
-    for letter in reversed(letters):
-        follows = follows if letter == "?" else letter
-        found.append(follows)
-    return "".join(reversed(found))

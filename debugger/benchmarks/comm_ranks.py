@@ -25,8 +25,7 @@ import torch.distributed as dist
 from . import open_mpi
 from .arguments import GPU_BACKENDS
 from .comm_figures import OPS, elements, neighbours, true_size
-from .forked import Row, measure, program
-from .turns import Turns, Way, here
+from .forked import Row, Turns, Way, here, measure, program
 
 TRANSPORT_VARIABLE = "DISTCORE_TRANSPORT"
 TIMEOUT = timedelta(seconds=120)
@@ -74,7 +73,7 @@ def transport(name: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Call:
+class MeasuredCall:
     """An operation on buffers of its own: `run(group)`, on every rank.
 
     With `fill`ed buffers, the output's equal parts hold the numbers `expected` after one run.
@@ -103,7 +102,7 @@ def make(
     rank: int,
     ranks: int,
     allocate: Callable[[int], torch.Tensor] = torch.empty,
-) -> Call:
+) -> MeasuredCall:
     """The call for this rank. `size_bytes` comes from `true_size`; `allocate` gives a tensor of so
     many float32."""
     count, target_count = elements(op, size_bytes, ranks)
@@ -124,7 +123,7 @@ def make(
         run = lambda group: function(source, group=group)  # noqa: E731
     else:
         run = lambda group: function(target, source, group=group)  # noqa: E731
-    return Call(run, source, target, rank, expected)
+    return MeasuredCall(run, source, target, rank, expected)
 
 
 def _send_recv(

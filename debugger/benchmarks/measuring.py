@@ -5,22 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 STOCK = "stock"
 _WARM_UP = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The cost of one way, in µs for one execution: the median round, by how much it exceeds
-    stock's (median of the rounds' differences), and the same for the fastest round, which is what
-    remains on a machine that others keep busy."""
-
-    median_us: float
-    added_us: float
-    best_us: float
-    best_added_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +25,9 @@ def compare(
     times: int,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, dict[str, float]]:
-    """The cost of each way; `STOCK` must be one of them.
+    """The cost of each way, in µs for one execution: the median round, by how much it exceeds
+    stock's (median of the rounds' differences), and the same for the fastest round, which is what
+    remains on a machine that others keep busy. `STOCK` must be one of the ways.
 
     In each round every way is executed `times` times in a row. Who begins rotates with the rounds,
     the same on every rank, so that the ways may communicate. For what does not wait,
@@ -58,11 +48,10 @@ def compare(
     costs = {}
     for name in names:
         pairs = zip(taken[name], taken[STOCK], strict=True)
-        cost = Cost(
-            median_us=statistics.median(taken[name]),
-            added_us=statistics.median(ours - stock for ours, stock in pairs),
-            best_us=min(taken[name]),
-            best_added_us=min(taken[name]) - min(taken[STOCK]),
-        )
-        costs[name] = asdict(cost)
+        costs[name] = {
+            "median_us": statistics.median(taken[name]),
+            "added_us": statistics.median(ours - stock for ours, stock in pairs),
+            "best_us": min(taken[name]),
+            "best_added_us": min(taken[name]) - min(taken[STOCK]),
+        }
     return costs

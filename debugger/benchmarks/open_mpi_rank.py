@@ -86,7 +86,7 @@ def through_our_backend(buffers: Buffers) -> Callable[[], object]:
 
 
 def _turn(run: Callable[[], object], times: int, warm_up: bool) -> tuple[float, float]:
-    """Measures as `turns.here` does."""
+    """Measures as `forked.here` does."""
     MPI.COMM_WORLD.Barrier()
     if warm_up:
         run()

@@ -41,7 +41,7 @@ Call = Callable[[Any], object]
 
 
 @dataclass(frozen=True)
-class Groups:
+class MeasuredGroups:
     """The groups (torch has no DETAIL on the fake backend: None), and a beat of the layer's
     heartbeat, which runs whichever group is in use."""
 
@@ -74,7 +74,7 @@ def _set_level(name: str) -> None:
     untyped.set_debug_level(getattr(untyped.DebugLevel, name))
 
 
-def make(directory: Path, backend: str, rank: int, size: int) -> Groups:
+def make(directory: Path, backend: str, rank: int, size: int) -> MeasuredGroups:
     """Join the other ranks through a file in `directory`, where the record is kept as well."""
     os.environ["DISTDEBUG_RAISE_OWN_FAULTS"] = "1"
     if backend == "fake":
@@ -95,7 +95,7 @@ def make(directory: Path, backend: str, rank: int, size: int) -> Groups:
         raise RuntimeError("the layer could not be installed")
     layered = dist.new_group(ranks)
     beat = Heartbeat(layer.recorder, layer.unwaited, lambda: None)
-    return Groups(stock, layered, torch_detail, beat.beat)
+    return MeasuredGroups(stock, layered, torch_detail, beat.beat)
 
 
 ROUNDS = 150
@@ -103,7 +103,7 @@ TIMES = 100
 ELEMENTS = 16
 
 
-def _fake(both: Groups) -> dict[str, Any]:
+def _fake(both: MeasuredGroups) -> dict[str, Any]:
     warnings.simplefilter("ignore", FutureWarning)
     one = torch.ones(ELEMENTS)
     joined = torch.zeros(2 * ELEMENTS)
@@ -152,7 +152,7 @@ def _calls(
     return costs
 
 
-def _step(both: Groups) -> dict[str, Any]:
+def _step(both: MeasuredGroups) -> dict[str, Any]:
     """Forward, backward and optimizer of a small network; DDP reduces its buckets in between."""
     data = torch.randn(BATCH, WIDTH)
     trainers = {}
@@ -183,7 +183,7 @@ def _step(both: Groups) -> dict[str, Any]:
 def main() -> None:
     """Measure together with the other ranks; rank 0 prints."""
     directory, rank, size, what = sys.argv[1:]
-    kinds: dict[str, Callable[[Groups], dict[str, Any]]] = {
+    kinds: dict[str, Callable[[MeasuredGroups], dict[str, Any]]] = {
         "fake": _fake,
         "step": _step,
         "detail": lambda both: _calls(both.detail_ways, DETAIL_SIZES),

@@ -68,7 +68,7 @@ examples:
 
 
 @dataclass(frozen=True)
-class Kind:
+class BenchKind:
     """A kind of measurement: `distdebug bench NAME`."""
 
     help: str
@@ -321,6 +321,8 @@ def _comm(args: argparse.Namespace) -> int:
 
 
 KINDS = {
-    "overhead": Kind("measure what watching costs", _OVERHEAD_EPILOG, read.add_json, _overhead),
-    "comm": Kind("measure how fast backends communicate", _COMM_EPILOG, _add_comm, _comm),
+    "overhead": BenchKind(
+        "measure what watching costs", _OVERHEAD_EPILOG, read.add_json, _overhead
+    ),
+    "comm": BenchKind("measure how fast backends communicate", _COMM_EPILOG, _add_comm, _comm),
 }

@@ -71,17 +71,14 @@ def _with_torchrun(parser: argparse.ArgumentParser, words: Sequence[str]) -> lis
     except UsageError:
         behind = []  # a flag still lacks its value
     if not parser._get_positional_actions():
-        for action in _of_torchrun():
+        try:
+            offered = torchrun_parser()._actions
+        except UsageError:
+            offered = []  # without torch
+        for action in offered:
             if not flags.keys() & set(action.option_strings):
                 parser._add_action(action)
     return [flag for flag in flags if behind or "_" in flag]  # with dashes they are there, too
-
-
-def _of_torchrun() -> Sequence[argparse.Action]:
-    try:
-        return torchrun_parser()._actions
-    except UsageError:
-        return ()  # without torch
 
 
 def _runs(prefix: str, **_: Any) -> Iterable[str]:

@@ -23,7 +23,7 @@ from ..reports.stored import Document
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedDumps:
     """The newest job whose dumps lie there. `faults` are sentences about files that cannot be
     read; `taken_ns`: when the dumps were written, as far as that is known."""
 
@@ -41,7 +41,7 @@ def report(path: Path) -> tuple[Document, Sequence[str]]:
 
 
 @no_collection()
-def judged(path: Path) -> Judged:
+def judged(path: Path) -> JudgedDumps:
     """Judges the job. Raises UsageError where there is no dump at all, or none can be read: there
     is nothing then of which a report could say that it is in order."""
     found = dump_files.load(path)
@@ -49,7 +49,7 @@ def judged(path: Path) -> Judged:
         raise UsageError("; ".join(found.faults))
     if not found.jobs:
         trace = traced({})
-        return Judged(_built(path, trace, [], list(found.notes)), found.faults, trace)
+        return JudgedDumps(_built(path, trace, [], list(found.notes)), found.faults, trace)
     job, *others = found.jobs
     trace = traced(job.dumps)
     findings = judging.judge(trace, job.age_s)
@@ -78,7 +78,7 @@ def judged(path: Path) -> Judged:
     if damaged:
         notes.append(f"{damaged} entries could not be read and are left out")
     taken_ns = job.newest_ns + int((job.age_s or 0) * 1e9)
-    return Judged(_built(path, trace, findings, notes), found.faults, trace, taken_ns)
+    return JudgedDumps(_built(path, trace, findings, notes), found.faults, trace, taken_ns)
 
 
 @contextlib.contextmanager

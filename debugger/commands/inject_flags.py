@@ -77,7 +77,16 @@ def plan(args: argparse.Namespace, world_size: int | None) -> Plan | None:
     # In a network of the ranks' own no backend rules out a fault.
     backend = None if args.netns else args.inject_backend
     if args.inject_file is not None:
-        from_file, file_seed = _from_file(args.inject_file, world_size, backend)
+        path: Path = args.inject_file
+        try:
+            from_file, file_seed = plan_file.read(path, world_size, backend)
+        except SpecError as error:
+            raise UsageError(f"--inject-file {path}: {error}", error.below) from None
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise UsageError(f"--inject-file {path} cannot be read: {why}") from None
+        except ValueError as error:
+            raise UsageError(f"--inject-file {path}: {error}") from None
         faults += from_file
         seed = file_seed if seed is None else seed
     for text in args.injected:
@@ -125,20 +134,6 @@ def own_network(args: argparse.Namespace, world_size: int | None) -> int:
 def known_world_size(environment: Mapping[str, str]) -> int | None:
     """The number of ranks of a command that starts one of them, or none: what it will read."""
     return whole_number(environment.get("WORLD_SIZE"))
-
-
-def _from_file(
-    path: Path, world_size: int | None, backend: str | None
-) -> tuple[list[Fault], int | None]:
-    try:
-        return plan_file.read(path, world_size, backend)
-    except SpecError as error:
-        raise UsageError(f"--inject-file {path}: {error}", error.below) from None
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UsageError(f"--inject-file {path} cannot be read: {why}") from None
-    except ValueError as error:
-        raise UsageError(f"--inject-file {path}: {error}") from None
 
 
 def _random(

@@ -17,7 +17,7 @@ from .rendering import add_form_arguments, rendered
 
 if TYPE_CHECKING:
     from ..inspection.inspect import Inspection
-    from ..inspection.lateness import Limits
+    from ..inspection.look import Limits
     from ..inspection.processes import Job
 
 WATCH_EVERY_S = 5.0
@@ -117,7 +117,7 @@ class InspectCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..inspection.lateness import Limits
+        from ..inspection.look import Limits
 
         limits = Limits(
             still_s=args.still,
@@ -142,8 +142,7 @@ class InspectCommand(Command):
 
 def _installed(args: argparse.Namespace) -> int:
     """Put the layer into the ranks, and judge what it records: once, or until it is wrong."""
-    from ..inspection.installing import install
-    from ..inspection.recorded_since import findings_before, watched
+    from ..inspection.installing import findings_before, install, watched
     from ..record.wording import ranks_text
 
     if args.slurm is not None:

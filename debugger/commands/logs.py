@@ -169,7 +169,8 @@ def _show(
     ranks: frozenset[int] | None,
 ) -> int:
     directory = shown()
-    start_ns = _start_ns(directory)
+    started_ns = whole_or_none(read_object(directory.run_json).get("started_ns"))
+    start_ns = directory.run_json.stat().st_mtime_ns if started_ns is None else started_ns
     wanted.since_ns = parse_time("--since", args.since, start_ns)
     wanted.until_ns = parse_time("--until", args.until, start_ns)
     reader = LogReader(directory.logs, start_ns, _streams(args, wanted), ranks)
@@ -187,18 +188,14 @@ def _show(
         sys.stdout.flush()
         time.sleep(POLL_EVERY_S)
     if ranks is not None and not LogReader(directory.logs, 0, ranks=ranks).found:
-        if not _is_on_record(directory, ranks):
+        # Whether one of these ranks was in the run, on whatever node.
+        files = directory.ranks.glob("*.flight")
+        names = (copies.own_name(path.name).removesuffix(".flight") for path in files)
+        if not any(name.isdecimal() and int(name) in ranks for name in names):
             raise UsageError(f"there is no output of rank {args.rank} in {directory.path}")
         # It was ended before it had said anything: by its launcher, when another one had failed.
         print(f"distdebug: rank {args.rank} has written nothing", file=sys.stderr)
     return 0
-
-
-def _is_on_record(directory: RunDirectory, ranks: frozenset[int]) -> bool:
-    """Whether one of these ranks was in the run, on whatever node."""
-    files = directory.ranks.glob("*.flight")
-    names = (copies.own_name(path.name).removesuffix(".flight") for path in files)
-    return any(name.isdecimal() and int(name) in ranks for name in names)
 
 
 def _streams(args: argparse.Namespace, wanted: Filter) -> tuple[str, ...]:
@@ -212,11 +209,6 @@ def _streams(args: argparse.Namespace, wanted: Filter) -> tuple[str, ...]:
             "or leave out --level, --group and --op"
         )
     return (RECORDS,)
-
-
-def _start_ns(directory: RunDirectory) -> int:
-    started_ns = whole_or_none(read_object(directory.run_json).get("started_ns"))
-    return directory.run_json.stat().st_mtime_ns if started_ns is None else started_ns
 
 
 class _Shown:
@@ -235,27 +227,21 @@ class _Shown:
             if not self._wanted.takes(entry):
                 continue
             if self._as_json:
-                text = _json(entry)
+                value = entry.fields
+                if not value:
+                    said = {"stream": entry.stream, "text": shown_of(entry.line)}
+                    value = {"time_ns": entry.time_ns, "rank": entry.rank, **said}
+                text = json.dumps(value, separators=(",", ":")) + "\n"
             elif entry.fields.get("printed") and self._reader.shows_stderr_of(entry.rank):
                 continue
+            elif entry.fields:
+                text = f"{readable(entry.fields, colour=self._colour)}\n"
             else:
-                text = _text(entry, self._colour)
+                shown = clean_line(shown_of(entry.line), colour=self._colour) if entry.line else ""
+                text = f"[rank {entry.rank}] {shown}\n"
             pieces.append(text)
             size += len(text)
             if size > PIECE_CHARACTERS:
                 sys.stdout.write("".join(pieces))
                 pieces, size = [], 0
         sys.stdout.write("".join(pieces))
-
-
-def _text(entry: Entry, colour: bool) -> str:
-    if entry.fields:
-        return f"{readable(entry.fields, colour=colour)}\n"
-    shown = clean_line(shown_of(entry.line), colour=colour) if entry.line else ""
-    return f"[rank {entry.rank}] {shown}\n"
-
-
-def _json(entry: Entry) -> str:
-    line = {"stream": entry.stream, "text": shown_of(entry.line)} if not entry.fields else {}
-    value = entry.fields or {"time_ns": entry.time_ns, "rank": entry.rank, **line}
-    return json.dumps(value, separators=(",", ":")) + "\n"

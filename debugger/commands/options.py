@@ -1,4 +1,5 @@
-"""The flags that `run` and `exec` share."""
+"""The flags that `run` and `exec` share: of judging and looking, of breakpoints, of the other nodes
+of a job, of what is reported."""
 
 from __future__ import annotations
 

@@ -38,11 +38,10 @@ def rendered(report: Document, form: str, source: object) -> str:
             from ..reports import junit
 
             return junit.render(report)
-        if form == "story":
-            from ..reports import story
-
-            return story.render(report)
         from ..reports import text
+
+        if form == "story":
+            return text.story(report)
         from ..supervisor.output.lines import colour_wanted
 
         width = text.WIDTH

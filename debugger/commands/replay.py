@@ -17,7 +17,7 @@ from . import flags, options
 from .base import Command, add_run_argument
 
 if TYPE_CHECKING:
-    from ..benchmarks.replay.plan import Plan
+    from ..benchmarks.replay.plan import ReplayPlan
     from ..record.runs.run_directory import RunDirectory
     from ..record.snapshot import Rank
     from ..supervisor.run_options import Options
@@ -63,6 +63,8 @@ class ReplayCommand(Command):
         options.add(parser)
 
     def run(self, args: argparse.Namespace) -> int:
+        import psutil
+
         from ..benchmarks.replay import comparison
         from ..record.reading.records import Records
         from ..record.runs.artefact import opened
@@ -83,7 +85,13 @@ class ReplayCommand(Command):
             backend = args.backend or _own_backend(ranks)
             if args.run_dir is not None and args.run_dir.resolve() == directory.path:
                 raise UsageError("--run-dir names the recorded run: the replay is one of its own")
-            _check_memory(plan)
+            needed, free = plan.tensors_bytes, psutil.virtual_memory().available
+            if needed > free:
+                raise UsageError(
+                    f"the calls of {plan.world_size} ranks have tensors of {needed / 2**30:.1f} "
+                    f"GiB, and this host has {free / 2**30:.1f} GiB of memory free: replay it "
+                    "where there is more"
+                )
             for note in plan.notes:
                 print(f"distdebug: {note}", file=sys.stderr)
             recorded = comparison.figures(ranks, comparison.same_names(ranks), plan.kept)
@@ -97,7 +105,12 @@ class ReplayCommand(Command):
             print("\n".join(comparison.table(ranks, recorded, replayed)))
             if args.json is not None:
                 rows = comparison.as_json(ranks, recorded, replayed)
-                _write(args.json, {"backend": backend, "fast": args.fast, "rows": rows})
+                value = {"backend": backend, "fast": args.fast, "rows": rows}
+                try:
+                    with open(args.json, "x", encoding="utf-8") as file:
+                        file.write(json.dumps(value, indent=2) + "\n")
+                except OSError as error:
+                    raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
         return code
 
 
@@ -122,7 +135,7 @@ def _newest(records: Any) -> Mapping[int, Rank]:
     return found
 
 
-def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> Plan:
+def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> ReplayPlan:
     from ..benchmarks.replay import plan
     from ..reports import stored
 
@@ -140,17 +153,6 @@ def _events(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _check_memory(plan: Plan) -> None:
-    import psutil
-
-    needed, free = plan.tensors_bytes, psutil.virtual_memory().available
-    if needed > free:
-        raise UsageError(
-            f"the calls of {plan.world_size} ranks have tensors of {needed / 2**30:.1f} GiB, and "
-            f"this host has {free / 2**30:.1f} GiB of memory free: replay it where there is more"
-        )
-
-
 def _own_backend(ranks: Mapping[int, Rank]) -> str:
     """Returns the backend of the run's groups, where this command can have it."""
     used = {group.backend for rank in ranks.values() for group in rank.groups.values()}
@@ -164,7 +166,7 @@ def _own_backend(ranks: Mapping[int, Rank]) -> str:
 
 
 @contextlib.contextmanager
-def _started(args: argparse.Namespace, plan: Plan, backend: str) -> Iterator[Options]:
+def _started(args: argparse.Namespace, plan: ReplayPlan, backend: str) -> Iterator[Options]:
     """The run that is to be supervised. What it reads lies in a folder that is gone afterwards."""
     from ..launch.mpi_launcher import mpi_job
     from ..launch.torchrun_flags import free_port_arguments, split_command_line
@@ -203,11 +205,3 @@ def _started(args: argparse.Namespace, plan: Plan, backend: str) -> Iterator[Opt
                 shown_command=shown,
                 **common,
             )
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

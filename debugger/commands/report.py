@@ -148,11 +148,7 @@ def _tell(report: Document, faults: Sequence[str], shown: str, exit_code: bool) 
     sys.stdout.write(shown)
     for fault in faults:
         print(f"distdebug: {fault}", file=sys.stderr)
-    code = _code_of(report) if exit_code else 0
+    code = report.get("exit_code") if exit_code else 0
+    if not isinstance(code, int) or not 0 <= code <= 255:
+        code = EXIT_TOOL_ERROR  # a report.json may come from anywhere
     return EXIT_BAD_INPUT if faults and not code else code
-
-
-def _code_of(report: Document) -> int:
-    """A report.json may come from anywhere: what is no exit code is a failure of the tool."""
-    code = report.get("exit_code")
-    return code if isinstance(code, int) and 0 <= code <= 255 else EXIT_TOOL_ERROR

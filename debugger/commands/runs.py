@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from ..errors import UsageError
-from ..record.runs.recorded_runs import RunEntry, list_runs, prune, size_bytes
+from ..record.runs.recorded_runs import list_runs, prune, size_bytes
 from ..record.runs.run_directory import BASE, nearest
 from ..record.safe_text import clean
 from ..record.wording import counted
@@ -42,7 +42,18 @@ class RunsCommand(Command):
             else:
                 print(f"removed {counted(len(removed), 'run')}, kept {counted(kept, 'run')}")
             return 0
-        rows = [_row(entry) for entry in list_runs(base)]
+        rows: list[dict[str, Any]] = [
+            {
+                "name": entry.path.name,
+                "path": str(entry.path),
+                "started_s": entry.started_s,
+                "live": entry.live,
+                "outcome": clean(entry.outcome, 40) or ("running" if entry.live else "killed"),
+                "command": [clean(word) for word in entry.command],
+                "size_bytes": size_bytes(entry.path),
+            }
+            for entry in list_runs(base)
+        ]
         if args.json:
             print(json.dumps(rows, indent=2))
         elif not rows:
@@ -52,33 +63,18 @@ class RunsCommand(Command):
         return 0
 
 
-def _row(entry: RunEntry) -> dict[str, Any]:
-    without_report = "running" if entry.live else "killed"
-    return {
-        "name": entry.path.name,
-        "path": str(entry.path),
-        "started_s": entry.started_s,
-        "live": entry.live,
-        "outcome": clean(entry.outcome, 40) or without_report,
-        "command": [clean(word) for word in entry.command],
-        "size_bytes": size_bytes(entry.path),
-    }
-
-
 def _print(rows: list[dict[str, Any]]) -> None:
     outcome = max(len("outcome"), *(len(row["outcome"]) for row in rows))
     name = max(len(row["name"]) for row in rows)
     print(f"{'run':<{name}}   {'started':<16}   {'outcome':<{outcome}}   {'size':>8}   command")
     for row in rows:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started_s"]))
+        count = row["size_bytes"]
+        size = f"{count / 2**20:.1f} MiB" if count >= 1 << 20 else f"{(count + 1023) >> 10} KiB"
         print(
             f"{row['name']:<{name}}   {started:<16}   {row['outcome']:<{outcome}}   "
-            f"{_size(row['size_bytes']):>8}   {shlex.join(row['command'])}"
+            f"{size:>8}   {shlex.join(row['command'])}"
         )
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 1 << 20 else f"{(count + 1023) >> 10} KiB"
 
 
 def _count(text: str) -> int:

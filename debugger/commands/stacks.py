@@ -102,20 +102,15 @@ def _live(directory: RunDirectory, native: bool, as_json: bool) -> int:
     if not as_json:
         _show_breakpoints(directory.path, snapshots)
     if any(rank.node for rank in alive.values()):
-        return _of_all_nodes(directory, native, as_json)
+        try:  # its supervisor has them taken on every node
+            ask(directory.path, "stacks", {"native": native})
+        except ControlError as error:
+            raise DistdebugError(f"no stacks of the ranks on other nodes: {error}") from None
+        return _stored(directory, as_json)
     pids = {rank.pid: number for number, rank in alive.items() if rank.host in ("", here)}
     if not pids:
         raise UsageError(f"no rank of {directory.path} is running on this host yet")
     return _show(pids, "rank", native, as_json, directory.stacks)
-
-
-def _of_all_nodes(directory: RunDirectory, native: bool, as_json: bool) -> int:
-    """Asks the run's supervisor, which has the stacks taken on every node."""
-    try:
-        ask(directory.path, "stacks", {"native": native})
-    except ControlError as error:
-        raise DistdebugError(f"no stacks of the ranks on other nodes: {error}") from None
-    return _stored(directory, as_json)
 
 
 def _show_breakpoints(directory: Path, snapshots: Sequence[Snapshot]) -> None:

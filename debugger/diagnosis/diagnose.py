@@ -11,55 +11,33 @@ from typing import Any, TypeVar
 
 from ..record.snapshot import Snapshot
 from . import story
-from .facts.agreed import with_agreement
-from .facts.caught import with_caught
 from .facts.channels import Channels
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding
 from .folding.alike import alike
 from .folding.finally_blocks import explained
-from .folding.fold import fold
-from .folding.order import in_doubt
+from .folding.fold import fold, in_doubt, with_agreement
 from .limits import Candidate, Limits
 from .notices import Notice, late_notices, recorded
-from .rules.all_wait import all_wait
-from .rules.collective_mismatch import mismatches
+from .rules.all_wait import all_wait, opposed_order
+from .rules.collective_mismatch import mismatches, split_mismatches
 from .rules.ddp_unused_parameters import explained_by_unused, unused_parameters
-from .rules.dead_threads import lost_threads, mentioned
 from .rules.deadlock import deadlocks
-from .rules.deaths_and_exceptions import endings
+from .rules.deaths_and_exceptions import endings, lost_threads, with_exceptions
 from .rules.device_stuck import device_stuck, unclear, unended
 from .rules.divergence import differing_replicas
-from .rules.early_exit import departures, expected_elsewhere
-from .rules.group_creation import creation_mismatches
-from .rules.group_split import different_splits
+from .rules.early_exit import departures, expected_elsewhere, store_hosts_that_left
+from .rules.group_creation import creation_mismatches, different_splits
 from .rules.join_timeout import joins
-from .rules.late_rank import missing_ranks, placed, refine_cause, restated
+from .rules.late_rank import missing_ranks
 from .rules.never_issued import left_behind, never_issued
 from .rules.node_lost import lost_nodes
-from .rules.opposed_order import opposed_order
 from .rules.p2p_mismatch import message_mismatches
 from .rules.paired_otherwise import paired_otherwise
-from .rules.reported_by_ranks import reported, unreported
-from .rules.split_mismatch import split_mismatches
-from .rules.stalled import stalled
+from .rules.reported_by_ranks import reported, unreported, unwaited
+from .rules.stalled import stalled, standstills
 from .rules.stalled_call import stuck
-from .rules.standstill import standstills
-from .rules.store_host import store_hosts_that_left
-from .rules.unwaited_work import unwaited
-
-__all__ = [
-    "Diagnosis",
-    "Limits",
-    "OnFault",
-    "diagnose",
-    "placed",
-    "refine_cause",
-    "restated",
-    "verdict",
-    "verdict_first",
-]
 
 OnFault = Callable[[str, Exception], None]
 """Told which part of the diagnosis failed, and how."""
@@ -141,8 +119,7 @@ def diagnose(
         rule(in_doubt, candidate, world, causes, candidate)
         for candidate in rule(fold, causes, causes)
     ]
-    found = [rule(mentioned, finding, world, finding) for finding in _ready(world, folded)]
-    found = [rule(with_caught, finding, world, finding) for finding in found]
+    found = [rule(with_exceptions, finding, world, finding) for finding in _ready(world, folded)]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     found = [rule(_of_attempt, finding, world, finding) for finding in found]
     notices = candidates_of(late_notices, world, needs) if has_clock else []

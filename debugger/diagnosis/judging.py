@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..record.snapshot import Rank, Snapshot
+from ..record.snapshot import Snapshot
 from .diagnose import Diagnosis, OnFault, diagnose, verdict
 from .findings import Finding
 from .limits import Limits
@@ -75,19 +75,13 @@ class Judge:
         known = self._previous.get(snapshot.world)
         if known is not None:
             return known
-        return next((one for one in self._previous.values() if _share_ranks(one, snapshot)), None)
+        mine = _processes(snapshot)
+        looks = self._previous.values()
+        return next((one for one in looks if not mine.isdisjoint(_processes(one))), None)
 
 
-def _share_ranks(one: Snapshot, other: Snapshot) -> bool:
-    """Whether a process is a rank of both, the same one."""
-    return any(
-        number in one.ranks and _process(one.ranks[number]) == _process(rank)
-        for number, rank in other.ranks.items()
-    )
-
-
-def _process(rank: Rank) -> tuple[str, str, int]:
-    return rank.job, rank.host, rank.pid
+def _processes(snapshot: Snapshot) -> set[tuple[int, str, str, int]]:
+    return {(number, rank.job, rank.host, rank.pid) for number, rank in snapshot.ranks.items()}
 
 
 def judge(

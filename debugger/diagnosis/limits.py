@@ -12,7 +12,34 @@ from .findings import Finding
 
 SECOND_NS = 1_000_000_000
 TOGETHER_NS = SECOND_NS // 4
-"""What happens to several ranks of one cause, a signal or the same mistake, happens within this."""
+"""What happens to several ranks of one cause, a signal or the same mistake, happens within this; so
+does the polite signal that the launcher sends to the others once it has seen a failure."""
+ON_CORE_NS = SECOND_NS // 2
+"""Nobody waits much longer than this for the processor: ranks that poll are told so much later, and
+one that has run its last line of Python is through with its teardown."""
+MOMENT_NS = SECOND_NS
+"""A rank that came so shortly before the time was up may have been too late; a connection that
+broke with the process that held it is seen to so much later; a wait that is older than this, at the
+last sign of life, is one of a rank that did not move any more."""
+END_NS = SECOND_NS * 3 // 2
+"""Deaths by a signal this short before the last sign of life belong to the end of the run."""
+AFTERMATH_NS = 2 * SECOND_NS
+"""What follows from an event, on a busy machine, does within this: the peers' failures, which may
+be seen first; the other ranks' end of the same backward; the bytes that an ended process has
+sent."""
+ANOTHER_NS = 5 * SECOND_NS
+"""So long a program has time to start another thread in place of one that died."""
+APART_NS = 5 * SECOND_NS
+"""Records that were written so far apart are not of one moment."""
+UNKNOWN_NS = 6 * SECOND_NS
+"""Ranks are told of as they load torch, which takes seconds; then nobody but those of the lost node
+is left."""
+FAILING_NS = 10 * SECOND_NS
+"""So long a test runner may take from a test that failed to the end of its process."""
+LEAVING_NS = 20 * SECOND_NS
+"""So long a rank that is on its way out may take until it is known how it ended."""
+LEAST_NS = SECOND_NS // 10
+"""What a straggler takes more, in total."""
 ROUNDING = 1e-6
 """Of the largest element: eight units in the last place of a float32 at 1, where norms begin."""
 
@@ -92,6 +119,8 @@ class Candidate:
     apart: bool = False
 
 
+SLOW_BYTES_PER_S = 100e6
+"""At this rate the bytes of a call may come before it counts as one that waits for others."""
 SLOWEST_BYTES_PER_S = 1e6
 """What a call's bytes may take, once for each rank, before a call that all are in counts as stuck:
 a slow network is no fault."""

@@ -18,15 +18,14 @@ from ..record.wording import (
     site_text,
     verb,
 )
-from .facts.absence import cause_of
-from .facts.evidence import chosen, place_text, stand, standing
-from .facts.joins import last_to_come
+from .facts.evidence import cause_of, chosen, place_text, stand, standing
+from .facts.exceptions import last_to_come
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding, RankEvidence
 from .limits import SECOND_NS
 from .rules.late_rank import latest
-from .rules.standstill import standstill_so_far
+from .rules.stalled import standstill_so_far
 
 
 @dataclass(frozen=True, slots=True)

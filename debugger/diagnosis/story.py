@@ -21,13 +21,10 @@ STEPS: Mapping[str, str] = {
     "unused parameters": "DDP's unused parameters explain it, and stand in its place",
     "cleanup": "an exception whose cleanup ran on explains it, and stands in its place",
     # In the diagnosis, when causes are known.
-    "clocks": "what may have come first was added, since hosts' clocks are not known well enough",
-    "dead thread": "a thread that an exception has ended was added",
-    "caught": "exceptions that the ranks had caught before were added",
+    "clocks": "what the clocks of hosts, not known well enough, leave uncertain was added",
+    "exceptions": "exceptions that the ranks had before, and went on after, were added",
     "expected elsewhere": "the call in which others expect the rank was added",
     "attempt": "the launcher's attempt that it is of was added",
-    # Of one look at the rank's own clock.
-    "host clock": "it was told as one host's clock has it",
     # Of a look at a job that is not watched.
     "stacks alone": "it was told in words of the stacks, which have no sequence numbers",
     # In a plan.

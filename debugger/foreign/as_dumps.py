@@ -12,7 +12,7 @@ message for a collective that others have missed.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ def write(ranks: Mapping[int, Rank], folder: Path) -> int:
     """Writes one dump for each rank into `folder`, which is made; returns how many. Raises
     OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    groups = _groups(ranks)
+    # All groups of a run: a rank that has made no call in one is a member all the same.
+    groups = {key: group for rank in ranks.values() for key, group in rank.groups.items()}
     for number, rank in sorted(ranks.items()):
         data = pickle.dumps(dump(rank, groups), protocol=2)
         with open(folder / f"{PREFIX}{number}", "xb") as file:
@@ -50,7 +51,10 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
         and call.signature.op not in POINT_TO_POINT
         and not (call.state is CallState.FAILED and call.seq >= own[call.group].issued)
     ]
-    last_ns = _last_ns(calls)
+    # When the rank last made a call, or came out of one by itself.
+    made = (call.issued_ns for call in calls)
+    done = (call.completed_ns for call in calls if call.state is CallState.COMPLETED)
+    last_ns = max([*made, *done], default=0)
     completed = {
         call.group: call.seq + 1 for call in collectives if call.state is CallState.COMPLETED
     }
@@ -100,18 +104,6 @@ def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
             if call.signature.op in POINT_TO_POINT
         ],
     }
-
-
-def _groups(ranks: Mapping[int, Rank]) -> dict[GroupKey, Group]:
-    """All groups of a run: a rank that has made no call in one is a member all the same."""
-    return {key: group for rank in ranks.values() for key, group in rank.groups.items()}
-
-
-def _last_ns(calls: Sequence[Call]) -> int:
-    """When the rank last made a call, or came out of one by itself."""
-    made = (call.issued_ns for call in calls)
-    done = (call.completed_ns for call in calls if call.state is CallState.COMPLETED)
-    return max([*made, *done], default=0)
 
 
 def _is_over(call: Call, last_ns: int) -> bool:

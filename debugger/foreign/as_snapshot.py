@@ -16,17 +16,13 @@ from pathlib import Path
 
 from ..record.layout import Activity, GroupState
 from ..record.snapshot import Group, GroupKey, Knows, Process, Rank, Snapshot, Wait
-from ..record.writing.whole_records import MOST_CALLS, write_whole
-from .dump_history import THREAD, DumpHistory
+from ..record.writing.whole_records import write_whole
+from .completion import is_symmetric
+from .dump_history import THREAD, DumpHistory, parting
 from .flight_recorder import Entry, launch_of, libraries
-from .lag import is_symmetric
-from .partings import parting
 from .trace import Trace, TracedGroup
 
 GLOO = "gloo"
-MANY_RANKS = 256
-CALLS_OF_MANY = 256
-"""Of so many ranks, records hold the last calls only: they are there to be looked at."""
 
 
 def as_snapshot(trace: Trace, taken_ns: int) -> Snapshot:
@@ -44,10 +40,9 @@ def as_snapshot(trace: Trace, taken_ns: int) -> Snapshot:
 
 def write_records(snapshot: Snapshot, folder: Path) -> None:
     """A flight record for each rank, for those who read run directories. Raises OSError."""
-    most = MOST_CALLS if len(snapshot.ranks) <= MANY_RANKS else CALLS_OF_MANY
     for number, rank in snapshot.ranks.items():
         one = replace(rank, waits=rank.waits[:1], heartbeat_ns=snapshot.taken_ns)
-        write_whole(folder / f"{number}.flight", one, {}, most)
+        write_whole(folder / f"{number}.flight", one, {}, len(snapshot.ranks))
 
 
 class _Ranks:

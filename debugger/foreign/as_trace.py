@@ -126,19 +126,15 @@ def _distributed(rank: Rank) -> Mapping[str, Any]:
 
 def _of_ranks(made: Sequence[_Traced], base_ns: int) -> Iterator[Event]:
     for one in made:
-        yield from _tracks(one)
+        rank = one.rank
+        host = f" ({clean(rank.host)})" if rank.host else ""
+        yield _about(rank.rank, 0, "process_name", name=f"rank {rank.rank}{host}")
+        yield _about(rank.rank, 0, "process_sort_index", sort_index=rank.rank)
+        for thread, number in one.tracks.items():
+            yield _about(rank.rank, number, "thread_name", name=f"calls of thread {thread}")
         yield from _steps(one, base_ns)
         for call in one.calls:
             yield from _slices(one, call, base_ns)
-
-
-def _tracks(one: _Traced) -> Iterator[Event]:
-    rank = one.rank
-    host = f" ({clean(rank.host)})" if rank.host else ""
-    yield _about(rank.rank, 0, "process_name", name=f"rank {rank.rank}{host}")
-    yield _about(rank.rank, 0, "process_sort_index", sort_index=rank.rank)
-    for thread, number in one.tracks.items():
-        yield _about(rank.rank, number, "thread_name", name=f"calls of thread {thread}")
 
 
 def _steps(one: _Traced, base_ns: int) -> Iterator[Event]:

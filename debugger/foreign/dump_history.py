@@ -1,25 +1,128 @@
-"""The calls of one rank's dump, each made when it is asked for."""
+"""The calls of one rank's dump, each made when it is asked for; and where the calls of ranks part:
+the first of a group, or of a channel, that do not fit. A recorder keeps no hash chains; what those
+would tell is told by this."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..record.layout import CallState
-from ..record.signature import ANY_SOURCE
-from ..record.snapshot import Call, Channel, GroupKey, Timing
+from ..record.signature import ANY_SOURCE, MASK, Signature, agreement_key
+from ..record.snapshot import Call, Channel, GroupKey, RecalledHistory
 from .flight_recorder import COALESCED, Entry, GroupName, launch_of
-from .partings import Parting, odd_message
 from .trace import Trace, TracedGroup
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first sequence number of a group at which ranks have made calls that do not fit, what
+    each of them gave there, and the number of its party, counted from 1."""
+
+    seq: int
+    made: Mapping[int, Signature]
+    parties: Mapping[int, int]
+
+    def chain(self, rank: int, issued: int) -> int:
+        """Equal for ranks that are known to have called the same so far."""
+        return 0 if issued <= self.seq else self.parties.get(rank, MASK)
+
+
+def parting(trace: Trace, group: TracedGroup) -> Parting | None:
+    """The first call of the group in which its ranks differ."""
+    if len({calls.likeness for calls in group.calls.values() if calls.entries}) < 2:
+        return None
+    made: dict[int, dict[int, Sequence[Entry]]] = {}
+    for rank, calls in group.calls.items():
+        for seq, entries in calls.by_seq.items():
+            made.setdefault(seq, {})[rank] = entries
+    cut = {
+        rank: id(dump.entries[0])
+        for rank in group.calls
+        if (dump := trace.dumps[rank]).entries and not dump.whole
+    }
+    for seq in sorted(made):
+        signatures = _comparable(made[seq], cut)
+        different = {id(one): one for one in signatures.values()}
+        if len(different) < 2:
+            continue  # the same object is the same call
+        if group.key[2] and all(_is_past(made[seq][rank][0]) for rank in signatures):
+            continue  # of worlds that were made again nobody says who is in which
+        keys = {at: agreement_key(one) for at, one in different.items()}
+        numbers: dict[object, int] = {}
+        parties = {
+            rank: numbers.setdefault(keys[id(one)], 1 + len(numbers))
+            for rank, one in signatures.items()
+        }
+        if len(numbers) > 1:
+            return Parting(seq, signatures, parties)
+    return None
+
+
+def _is_past(entry: Entry) -> bool:
+    """Whether it is over, in a record of gloo's, which does not tell the members of groups."""
+    return entry.done and not entry.tells_completion
+
+
+def _comparable(
+    made: Mapping[int, Sequence[Entry]], cut: Mapping[int, int]
+) -> dict[int, Signature]:
+    """Returns what the ranks must agree on. A coalesced call is compared by its ops alone, and a
+    rank that has issued no more than some of its parts (its host stands between them) is not
+    compared, nor is one whose record begins amid the parts (`cut`: the `id` of its first entry)."""
+    coalesced = any(len(many) > 1 or many[0].signature.op == COALESCED for many in made.values())
+    if not coalesced:
+        return {rank: entries[0].signature for rank, entries in made.items()}
+    ops = {
+        rank: [entry.signature.op for entry in entries]
+        for rank, entries in made.items()
+        if id(entries[0]) != cut.get(rank)
+    }
+    whole = {rank for rank, mine in ops.items() if mine[-1] == COALESCED}
+    parts = {op for rank in whole for op in ops[rank]}
+    return {
+        rank: Signature(op=" + ".join(dict.fromkeys(op for op in mine if op != COALESCED)))
+        for rank, mine in ops.items()
+        if rank in whole or not parts.issuperset(mine)
+    }
+
+
+def odd_message(trace: Trace, group: TracedGroup, ends: tuple[int, int]) -> int | None:
+    """The number of the first message of a channel whose two ends differ in size or dtype. Of
+    records that have lost their beginning nothing but that both ranks stand in it tells that two
+    ends are of one message: the first that pends on either side."""
+    channel = group.channels[ends]
+    if channel.from_any:
+        return None
+    if trace.is_whole(*ends):
+        pairs = zip(channel.sends, channel.receives, strict=False)
+        return next(
+            (at for at, (sent, received) in enumerate(pairs) if not _fit(sent, received)), None
+        )
+    sides = (channel.sends, channel.receives)
+    pending = [one for side in sides for one in [entry for entry in side if not entry.done][:1]]
+    fronts = [front for rank in ends if (front := trace.first_pending(rank)) is not None]
+    if list(map(launch_of, pending)) != list(map(launch_of, fronts)) or len(pending) < len(sides):
+        return None
+    done = max(sum(entry.done for entry in side) for side in sides)
+    return None if _fit(*pending) else done
+
+
+def _fit(send: Entry, receive: Entry) -> bool:
+    sent, received = send.signature, receive.signature
+    if sent.tensors == received.tensors or not sent.tensors or not received.tensors:
+        return True
+    return sum(sent.counts) == sum(received.counts) and sent.dtypes == received.dtypes
+
 
 THREAD = 1
 _Place = tuple[GroupKey, str, int]
 """Where messages are counted: in a group, op, the global rank of the peer."""
 
 
-class DumpHistory:
-    """`snapshot.History` over a dump. `groups` are those of the rank."""
+class DumpHistory(RecalledHistory):
+    """The calls of a dump. `groups` are those of the rank."""
 
     def __init__(
         self,
@@ -194,43 +297,29 @@ class DumpHistory:
                 return Call(number, key, seq, entry.signature, entry.site, THREAD, state)
         return None
 
-    def at(self, group: GroupKey, seq: int) -> Call | None:
-        """The collective with this number; where ranks differ, of those that are compared."""
-        known = self._groups.get(group)
-        calls = known.calls.get(self._rank) if known is not None else None
-        if known is None or calls is None or seq not in calls.by_seq:
-            return None
-        part = self._partings[id(known)]
-        if part is not None and part.seq == seq and self._rank not in part.made:
-            return None
-        return self.call(self.number(calls.by_seq[seq][0]))
+    def numbers(self, group: GroupKey | None) -> Sequence[int]:
+        """All calls, without what ends coalesced ones, of which the parts are there."""
+        del group
+        return [at for at, one in enumerate(self._entries) if one.signature.op != COALESCED]
 
-    def message(self, channel: Channel, seq: int) -> Call | None:
-        """The send or receive with this number in its channel. Where records have lost the first
-        ones, of those before one that is odd nobody knows which they are."""
-        wanted = (channel.group, channel.op, channel.peer)
+    def number_of(self, place: Hashable, seq: int) -> int | None:
+        """The number of a collective, where ranks differ of those that are compared, or of a
+        message. Where records have lost the first messages, of those before one that is odd nobody
+        knows which they are."""
+        known = self._groups.get(place)  # type: ignore[call-overload]
+        if known is not None:
+            calls, part = known.calls.get(self._rank), self._partings[id(known)]
+            if calls is None or seq not in calls.by_seq:
+                return None
+            if part is not None and part.seq == seq and self._rank not in part.made:
+                return None
+            return self.number(calls.by_seq[seq][0])
         for entry in self._entries if self._ends else ():
-            if self._messages.get(id(entry)) == seq and self.place(entry) == wanted:
-                known = self._trace.is_whole(self._rank, channel.peer)
-                return self.call(self.number(entry)) if known or self._chain(entry) else None
+            where = self.place(entry)
+            if where is not None and (*where, 0) == place and self._messages[id(entry)] == seq:
+                whole = self._trace.is_whole(self._rank, where[2])
+                return self.number(entry) if whole or self._chain(entry) else None
         return None
-
-    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
-        """The last calls, without what ends coalesced ones, of which the parts are there."""
-        found: list[Call] = []
-        for number in reversed(range(len(self._entries))):
-            if len(found) >= count:
-                break
-            call = self.call(number)
-            if call is None or call.signature.op == COALESCED:
-                continue
-            if group is None or (call.group == group and call.signature.peer is None):
-                found.append(call)
-        return found[::-1]
-
-    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        """When those of these calls were made that are on record."""
-        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """The first is told by where the group's ranks part, as far as the rank has a record."""

@@ -24,11 +24,10 @@ from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
 from ..record.signature import Signature, Tensor, name_of
 from ..record.snapshot import CallSite
+from .limits import LAGS_NS
 from .plain_pickle import NotPlain, loads, may_be_deep, survives
 
 MOST_ENTRIES = 1 << 20
-ABORTING_NS = 10**9
-"""Before the first aborted call is found complete others may have been, in the order of looking."""
 MOST_FRAMES = 200
 _DIGITS = re.compile(r"\d+")
 _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
@@ -173,7 +172,12 @@ def _read(data: bytes, written_ns: int) -> Dump:
     if rows and not entries:
         raise NoDump(f"has {len(rows)} entries in a form that is not known, and none that is")
     status, config = found.get("pg_status"), found.get("pg_config")
-    groups = _members(config)
+    groups: dict[GroupName, tuple[int, ...]] = {}
+    for one in config.values() if isinstance(config, dict) else ():
+        if isinstance(one, dict):
+            ranks = _ranks(one.get("ranks"))
+            if ranks:
+                groups[_text(one.get("name")), _text(one.get("desc"))] = ranks
     return Dump(
         version=version[:40] if isinstance(version, str) else "",
         entries=_parts_with_state(_without_the_aborted(entries)),
@@ -182,15 +186,10 @@ def _read(data: bytes, written_ns: int) -> Dump:
         completed=_counts(status, "last_completed_collective"),
         damaged=len(rows) - len(entries),
         written_ns=written_ns,
-        plain=_is_plain(entries),
+        plain=len({(entry.pg_id, entry.seq) for entry in entries}) == len(entries)
+        and not any(entry.seq is None or entry.signature.op == COALESCED for entry in entries),
         uncalled=not rows and status == {} and isinstance(config, dict) and bool(config),
         listed=bool(groups) and len(groups) == len(config or ()) and all(n for n, _ in groups),
-    )
-
-
-def _is_plain(entries: Sequence[Entry]) -> bool:
-    return len({(entry.pg_id, entry.seq) for entry in entries}) == len(entries) and not any(
-        entry.seq is None or entry.signature.op == COALESCED for entry in entries
     )
 
 
@@ -279,7 +278,8 @@ def _named(name: str) -> _Name | None:
     tells = library.startswith(_TELL_COMPLETION)
     message = _MESSAGE.fullmatch(words)
     if message is None:
-        return _Name(library, _op(words), False, None, None, tells)
+        op = words.split()[0].lower() if words.split() else words
+        return _Name(library, _OPS.get(op, op), False, None, None, tells)
     own, peer = int(message[2]), -1 if message[3] == "?" else int(message[3])
     if max(own, peer) >= MOST_RANKS:
         return _Name(library, message[1], True, None, None, tells)
@@ -296,7 +296,7 @@ def _without_the_aborted(entries: Sequence[Entry]) -> Sequence[Entry]:
         return entries
     return [
         entry._replace(done=False)
-        if entry.tells_completion and entry.completed_ns >= given_up_ns - ABORTING_NS > 0
+        if entry.tells_completion and entry.completed_ns >= given_up_ns - LAGS_NS > 0
         else entry
         for entry in entries
     ]
@@ -318,11 +318,6 @@ def _parts_with_state(entries: Sequence[Entry]) -> Sequence[Entry]:
 def launch_of(entry: Entry) -> tuple[int, bool, int]:
     """Returns what the parts of one coalesced call, and its end, have in common on their rank."""
     return entry.pg_id, entry.seq is None, entry.launch
-
-
-def _op(words: str) -> str:
-    words = words.split()[0].lower() if words.split() else words
-    return _OPS.get(words, words)
 
 
 def _signature(op: str, get: Callable[[str], Any]) -> Signature:
@@ -386,20 +381,20 @@ def _stack_of(frames: tuple[tuple[Any, Any, Any], ...]) -> tuple[CallSite | None
     return own or next(iter(sites), None), tuple(map(str, sites))
 
 
-def _members(config: Any) -> dict[GroupName, tuple[int, ...]]:
-    found: dict[GroupName, tuple[int, ...]] = {}
-    for one in config.values() if isinstance(config, dict) else ():
-        if isinstance(one, dict):
-            ranks = _ranks(one.get("ranks"))
-            if ranks:
-                found[_text(one.get("name")), _text(one.get("desc"))] = ranks
-    return found
-
-
 def _ranks(given: Any) -> tuple[int, ...]:
     """`"[0, 1, 2]"`, which is parsed and never evaluated; JSON may have a list."""
     if isinstance(given, str):
-        return _ranks_in(given)
+        # Parsed once for all ranks that say the same, which at 16,384 ranks is 100 kB
+        # each: to compare that takes a tenth of the time that hashing it does.
+        place = (len(given), given[:_ENDS], given[-_ENDS:])
+        known = _parsed.get(place)
+        if known is not None and known[0] == given:
+            return known[1]
+        if len(_parsed) >= _MOST_PARSED:
+            _parsed.clear()
+        found = _parse_ranks(given)
+        _parsed[place] = (given, found)
+        return found
     if not isinstance(given, list | tuple):
         return ()
     return _plausible([_number(one) for one in given])
@@ -408,20 +403,6 @@ def _ranks(given: Any) -> tuple[int, ...]:
 _parsed: dict[tuple[int, str, str], tuple[str, tuple[int, ...]]] = {}
 _MOST_PARSED = 1 << 12
 _ENDS = 48
-
-
-def _ranks_in(text: str) -> tuple[int, ...]:
-    """Parsed once for all ranks that say the same, which at 16,384 ranks is 100 kB each: to compare
-    that takes a tenth of the time that hashing it does."""
-    place = (len(text), text[:_ENDS], text[-_ENDS:])
-    known = _parsed.get(place)
-    if known is not None and known[0] == text:
-        return known[1]
-    if len(_parsed) >= _MOST_PARSED:
-        _parsed.clear()
-    found = _parse_ranks(text)
-    _parsed[place] = (text, found)
-    return found
 
 
 def _parse_ranks(text: str) -> tuple[int, ...]:

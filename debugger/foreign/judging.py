@@ -9,7 +9,7 @@ tag) is named in each finding.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
@@ -19,17 +19,12 @@ from ..diagnosis.limits import Limits
 from ..record.kinds import Family
 from .as_snapshot import GLOO, as_snapshot
 from .flight_recorder import Entry, libraries
+from .limits import AT_WORK_S, LONGEST_STEP_S, UNKNOWN_STEP_S
 from .trace import Trace
 
 OF_A_CALL = ("reduce_op", "root", "splits", "tag")
 UNFORMED_GROUPS = "unformed_groups"
 MESSAGES = "messages"
-AT_WORK_S = 5.0
-"""Calls that were younger than this when the dump was written are a job at work; or twice as long
-as it has been without a call, or in one, more than once, up to a minute and a call's timeout."""
-LONGEST_STEP_S = 60.0
-UNKNOWN_STEP_S = 20.0
-"""Where dumps leave complete calls out, nothing tells how long a job is without one."""
 
 
 def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
@@ -42,7 +37,14 @@ def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
     if age_s is not None and _is_at_work(trace, age_s):
         found = [one for one in found if one.about.family is Family.MISMATCH]
     lacks = not_in_record(trace)
-    return [replace(one, not_in_record=lacks, ranks=_with_stacks(trace, one)) for one in found]
+    return [
+        replace(
+            one,
+            not_in_record=lacks,
+            ranks={rank: _with_stack(trace, rank, row) for rank, row in one.ranks.items()},
+        )
+        for one in found
+    ]
 
 
 def not_in_record(trace: Trace) -> tuple[str, ...]:
@@ -52,17 +54,12 @@ def not_in_record(trace: Trace) -> tuple[str, ...]:
     return (*OF_A_CALL, UNFORMED_GROUPS, *([MESSAGES] if of_gloo else []))
 
 
-def _with_stacks(trace: Trace, finding: Finding) -> Mapping[int, RankEvidence]:
-    """The evidence, with the stacks that the recorder took at these calls."""
-    return {
-        rank: replace(row, stack=_stack(trace, rank, row)) if row.location is not None else row
-        for rank, row in finding.ranks.items()
-    }
-
-
-def _stack(trace: Trace, rank: int, row: RankEvidence) -> tuple[str, ...]:
-    entries = trace.dumps[rank].entries
-    return next((one.stack for one in reversed(entries) if one.site == row.location), ())
+def _with_stack(trace: Trace, rank: int, row: RankEvidence) -> RankEvidence:
+    """The evidence, with the stack that the recorder took at this call."""
+    if row.location is None:
+        return row
+    entries = reversed(trace.dumps[rank].entries)
+    return replace(row, stack=next((one.stack for one in entries if one.site == row.location), ()))
 
 
 def _is_at_work(trace: Trace, age_s: float) -> bool:

@@ -31,9 +31,11 @@ def sides(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[
     if others or op.outputs is Operand.NONE or op.pattern is Pattern.GATHER:
         return principal, others
     if op.pattern is Pattern.ALL_GATHER:
-        return principal, _times(principal, ranks)
+        return principal, [(dtype, (ranks, *shape)) for dtype, shape in principal]
     if op.pattern is Pattern.REDUCE_SCATTER:
-        return principal, _divided(principal, ranks)
+        return principal, [
+            (dtype, (prod(shape) // max(ranks, 1),)) for dtype, shape in _as_one(principal)
+        ]
     return principal, principal
 
 
@@ -56,11 +58,3 @@ def _as_one(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         return tensors
     dtype, shape = tensors[0]
     return [(dtype, (len(tensors), *shape))]
-
-
-def _times(tensors: Sequence[Tensor], ranks: int) -> Sequence[Tensor]:
-    return [(dtype, (ranks, *shape)) for dtype, shape in tensors]
-
-
-def _divided(tensors: Sequence[Tensor], ranks: int) -> Sequence[Tensor]:
-    return [(dtype, (prod(shape) // max(ranks, 1),)) for dtype, shape in _as_one(tensors)]

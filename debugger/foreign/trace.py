@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 
-from .coalesced import without_leftovers
-from .counts import DEFAULT, Key, Own, completed, has_lost
+from .completion import DEFAULT, Key, Own, completed, has_lost, without_lag, without_leftovers
 from .flight_recorder import Dump, Entry, GroupName
-from .lag import without_lag
 
 _SEQ = attrgetter("seq")
 """Of a collective."""
@@ -165,7 +163,13 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
         [*dumps, *(max(ranks) for many in told.values() for ranks in many)], default=-1
     )
     groups = []
-    numbered = _numbered(dumps, lives)
+    # For each group in which messages were sent: the rank's number in it by its global one,
+    # as the names of its messages tell it.
+    numbered: dict[Key, dict[int, int]] = {}
+    for one, its in dumps.items():
+        for each in () if its.plain else its.entries:
+            if each.seq is None and each.own is not None:
+                numbered.setdefault(lives[one][each.pg_id, each.group], {})[one] = each.own
     for key in sorted(calls.keys() | told.keys()):
         made, ends = calls.get(key, {}), numbered.get(key, {})
         listed = sorted(told.get(key, ()))
@@ -228,19 +232,6 @@ def _lives(dumps: Mapping[int, Dump]) -> dict[int, dict[Own, Key]]:
         }
         for rank, found in numbers.items()
     }
-
-
-def _numbered(
-    dumps: Mapping[int, Dump], lives: Mapping[int, Mapping[Own, Key]]
-) -> dict[Key, dict[int, int]]:
-    """For each group in which messages were sent: the rank's number in it by its global one, as the
-    names of its messages tell it."""
-    found: dict[Key, dict[int, int]] = {}
-    for rank, dump in dumps.items():
-        for entry in () if dump.plain else dump.entries:
-            if entry.seq is None and entry.own is not None:
-                found.setdefault(lives[rank][entry.pg_id, entry.group], {})[rank] = entry.own
-    return found
 
 
 def _derived(

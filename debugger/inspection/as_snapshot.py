@@ -33,8 +33,8 @@ from ..record.snapshot import (
     Timing,
     Wait,
 )
-from .stance import Doing, Stance
-from .suspicions import Look
+from ..record.wording import RankState
+from .look import Look, Stance
 
 TAKEN_NS = 1 << 60
 """The moment of the look: any will do, so long as every wait began after 0."""
@@ -92,7 +92,7 @@ def as_snapshot(
     elsewhere = set(range(look.world_size)) - set(look.ranks) - set(look.missing)
     world = tuple(sorted({*look.ranks, *look.missing, *look.never_came, *elsewhere}))
     stances = {
-        rank: waiting.get(rank) or look.ranks.get(rank) or Stance(Doing.GONE)
+        rank: waiting.get(rank) or look.ranks.get(rank) or Stance(RankState.GONE)
         for rank in sorted({*waiting, *late, *ended})
     }
     away = bool(late or ended)
@@ -133,7 +133,7 @@ class _Reader:
             name: tuple(r for r in world if r not in look.ranks or name not in look.ranks[r].not_in)
             for name in {one.group for one in stances.values()}
         }
-        self._all_make_groups = all(one.doing is Doing.JOIN for one in waiting.values())
+        self._all_make_groups = all(one.doing is RankState.JOIN for one in waiting.values())
         self._all_make_the_first = bool(waiting) and all(
             one.op in _FIRST for one in waiting.values()
         )
@@ -148,7 +148,7 @@ class _Reader:
         acts = self._away or not waits
         still = None
         if not (ended or self._waiting):
-            since_ns, leaving = _since_ns(one), one.doing is Doing.ENDING
+            since_ns, leaving = _since_ns(one), one.doing is RankState.ENDING
             still = Standstill(since_ns, site=one.site, leaving=leaving)
         return Rank(
             rank=number,
@@ -169,16 +169,16 @@ class _Reader:
             groups=dict(self._groups(one, call)),
             channels=tuple(self._channels(call)),
             creations=tuple(self._creations(one)),
-            waits=(self._wait(number, call),) if waits or one.doing is Doing.STORE else (),
+            waits=(self._wait(number, call),) if waits or one.doing is RankState.STORE else (),
             history=FewCalls(made),
         )
 
     def _call(self, number: int) -> list[Call]:
         """The call that it waits in; none where it makes a group, or waits for a store."""
         one = self._stances[number]
-        if one.doing in (Doing.JOIN, Doing.STORE):
+        if one.doing in (RankState.JOIN, RankState.STORE):
             return []
-        if one.doing is Doing.MESSAGE:
+        if one.doing is RankState.MESSAGE:
             peer = None if one.of_unknown(self._waiting) else one.peer
             op = "send" if one.sends and peer is not None else "recv"
             peer = ANY_SOURCE if peer is None else peer
@@ -204,7 +204,7 @@ class _Reader:
     def _groups(self, one: Stance, call: Call | None) -> Iterable[tuple[GroupKey, Group]]:
         if self._all_make_the_first:
             return
-        state = GroupState.DESTROYED if one.doing is Doing.ENDING else GroupState.READY
+        state = GroupState.DESTROYED if one.doing is RankState.ENDING else GroupState.READY
         yield _WORLD, Group(_WORLD, DEFAULT_GROUP, self._world, "", state)
         if call is not None and call.signature.peer is None:
             members = self._members[one.group] if one.group else self._world
@@ -219,9 +219,9 @@ class _Reader:
             yield Channel(call.group, what.op, what.peer, what.tag, 1, 0, 0)
 
     def _creations(self, one: Stance) -> Iterable[Creation]:
-        """What ranks that make the same groups have in common. Where others stand elsewhere, it is
-        those that have not come, whoever is meant to be in the group."""
-        if one.doing is Doing.JOIN and self._all_make_groups and one.op not in _FIRST:
+        """Yields the creation that ranks which make the same groups have in common. Where others
+        stand elsewhere, it lacks those that have not come, whoever is meant to be in the group."""
+        if one.doing is RankState.JOIN and self._all_make_groups and one.op not in _FIRST:
             name = " ".join(one.arguments.get(word, "") for word in ("group_name", "ranks"))
             yield Creation(0, (name, 0), self._world, "", one.site, 0, _since_ns(one))
 
@@ -229,9 +229,9 @@ class _Reader:
         one = self._stances[number]
         activity = Activity.IN_CALL
         detail: dict[str, object] = {}
-        if one.doing is Doing.STORE:
+        if one.doing is RankState.STORE:
             activity, detail = Activity.STORE, {"key": ", ".join(one.keys) or "store"}
-        elif one.doing is Doing.JOIN:
+        elif one.doing is RankState.JOIN:
             # Who makes groups by one function makes them with the others, whoever is in them.
             activity = Activity.INIT if self._all_make_the_first else Activity.NEW_GROUP
             name = (one.call or "").partition("(")[0]

@@ -1,40 +1,48 @@
-"""The dumps that the ranks of a job have written of torch's flight recorder, while it runs.
+"""The dumps of torch's flight recorder of a job that runs: those that its ranks have written, and
+those that torch's debug servers (`torch.distributed.debug`) give.
 
 NCCL's watchdog writes them when a call times out, a FIFO or a program when it is asked; each rank
 appends its number to a prefix that its environment names. Older ones of another job are left aside.
+
+A program that has called `start_debug_server()` has an HTTP server in each rank, whose address is a
+key of the job's store. The answer is made by a C++ thread: a rank that hangs, or holds its GIL,
+gives it as well.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
-from ..foreign.flight_recorder import Dump
+from ..foreign.flight_recorder import Dump, NoDump, read
 from ..foreign.trace import traced
 from ..record.safe_files import open_regular
+from ..record.safe_text import clean
 from ..supervisor.stacks.stacks import root_of
 from ..system.proc import age_s
+from .limits import ANSWER_S, WRITTEN_S
 from .processes import Process
+from .store import Keys, values_of
 
 PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _DEFAULT = "torch/comm_lib_trace_rank_"
 _MOST_RANKS_ELSEWHERE = 1 << 14
-_WAITED_S = 5.0
-_STILL_S = 1.0
-"""What has not changed for so long is being written by nobody."""
 _LAST = b"."
 """What a pickle ends with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the dumps say: their findings, and a sentence on where they are."""
+    """The dumps' findings, and a sentence on where they are."""
 
     findings: Sequence[Finding]
     notes: Sequence[str]
@@ -85,7 +93,7 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
         waiting[rank] = [_stamp(path) for path in _of(rank, one)]
         with open(pipe, "wb", buffering=0) as writing:
             writing.write(b"1\n")
-    until_s = time.monotonic() + _WAITED_S
+    until_s = time.monotonic() + ANSWER_S
     while waiting and time.monotonic() < until_s:
         time.sleep(0.05)
         for rank, before in list(waiting.items()):
@@ -98,10 +106,10 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
                 seen[rank] = now, time.monotonic()
                 continue
             fresh = [path for path, one, was in zip(paths, now, before, strict=True) if one != was]
-            if all(map(_is_whole, fresh)) or time.monotonic() - since_s >= _STILL_S:
+            if all(map(_is_whole, fresh)) or time.monotonic() - since_s >= WRITTEN_S:
                 del waiting[rank]
     problems += [
-        f"rank {rank} has not written its dump within {_WAITED_S:.0f} s" for rank in waiting
+        f"rank {rank} has not written its dump within {ANSWER_S:.0f} s" for rank in waiting
     ]
     return problems
 
@@ -157,3 +165,53 @@ def _written_s(path: Path) -> float:
 def _began_s(one: Process) -> float:
     """When the process began, by the wall clock."""
     return time.time() - age_s(one.start_ticks)
+
+
+_KEY = re.compile(r"(?:^|/)debug_server/rank(\d{1,6})$")
+_HANDLER = "/handler/fr_trace_json?includestacktraces=false"
+_ADDRESS = re.compile(r"http://[\w.\-\[\]:]{1,250}:\d{1,5}/?$")
+_MOST_BYTES = 1 << 26
+_WORKERS = 16
+
+
+def dumps_of(keys: Keys) -> tuple[Mapping[int, Dump], list[str]]:
+    """Returns the dumps of the ranks' recorders, by rank, and sentences about those that do not
+    tell."""
+    names = {name: int(match[1]) for name in keys.names if (match := _KEY.search(name))}
+    addresses = {names[name]: text for name, text in values_of(keys, names).items()}
+    if not addresses:
+        return {}, []
+    with ThreadPoolExecutor(min(_WORKERS, len(addresses)), "distdebug-dumps") as pool:
+        answers = dict(zip(addresses, pool.map(_asked, addresses.values()), strict=True))
+    found = {rank: answer for rank, answer in answers.items() if isinstance(answer, Dump)}
+    return found, [
+        f"the debug server of rank {rank} at {clean(addresses[rank], 120)} {answer}"
+        for rank, answer in sorted(answers.items())
+        if isinstance(answer, str)
+    ]
+
+
+def _asked(address: str) -> Dump | str:
+    """A rank's dump, or what is wrong with it. The address is whatever somebody put into the store:
+    nothing but plain HTTP is spoken, and no redirect followed."""
+    if not _ADDRESS.match(address):
+        return "has an address that is none"
+    url = address.rstrip("/") + _HANDLER
+    request = urllib.request.Request(url, data=b"", method="POST")  # noqa: S310  # see _ADDRESS
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+    try:
+        with opener.open(request, timeout=ANSWER_S) as answer:
+            data = answer.read(_MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        return f"does not answer: {clean(str(error), 200)}"
+    if len(data) > _MOST_BYTES:
+        return f"answers with more than {_MOST_BYTES} bytes"
+    try:
+        return read(data)
+    except NoDump as error:
+        return f"has given what {error}"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """None is followed: urllib then raises the answer as an error."""

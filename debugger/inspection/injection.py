@@ -34,18 +34,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..record.safe_text import clean
 from ..system.proc import executable, mapped, read_stat
 from .installable import NotInstallable, Target, by_gdb, loaded
+from .limits import ANSWER_S, STOP_LOOK_EVERY_S, TOOL_S
 
-LIMIT_S = 30.0
-"""For gdb, most of which it takes before it stops the process, on a busy host."""
-_LONGEST_STOP_S = 5.0
-_LOOK_EVERY_S = 0.0005
 _PAGE_BYTES = 1 << 14
 _ADDED = re.compile(r"^distdebug: added (-?\d+)$", re.MULTILINE)
 _AT = "distdebug_page"
@@ -89,7 +86,13 @@ def inject(target: Target, text: str, folder: Path) -> Injected:
     data = text.encode()
     file.write_bytes(data if target.by_remote_exec else data + b"\0")
     if target.by_remote_exec:
-        return _by_remote_exec(target, file)
+        asking = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
+        command = [target.executable, "-I", "-S", "-c", asking, str(target.pid), str(file)]
+        done, stopped_ms = _run(command, target.pid, file.parent)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise NotInstallable(f"its interpreter does not take code from outside: {last}")
+        return Injected(stopped_ms)
     if len(data) >= _PAGE_BYTES:
         raise NotInstallable("the path of the run directory is too long")
     return _by_gdb(target, file)
@@ -111,7 +114,7 @@ def rehearse(folder: Path) -> None:
         assert child.stdout is not None
         child.stdout.readline()
         inject(of_our_python(child.pid), "print('made', flush=True)\n", folder)
-        out, _ = child.communicate("on", LIMIT_S)
+        out, _ = child.communicate("on", TOOL_S)
         if child.returncode or out.split() != ["made"]:
             raise NotInstallable(f"the process was harmed by it: {clean(out, 200)}")
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -124,16 +127,6 @@ def rehearse(folder: Path) -> None:
 def of_our_python(pid: int) -> Target:
     """A process that runs the Python which runs this, as gdb reaches it. Raises OSError."""
     return by_gdb(pid, sys.version_info[:2], executable(pid), loaded(mapped(pid)))
-
-
-def _by_remote_exec(target: Target, file: Path) -> Injected:
-    asking = "import sys; sys.remote_exec(int(sys.argv[1]), sys.argv[2])"
-    command = [target.executable, "-I", "-S", "-c", asking, str(target.pid), str(file)]
-    done, stopped_ms = _run(command, target.pid, file.parent)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise NotInstallable(f"its interpreter does not take code from outside: {last}")
-    return Injected(stopped_ms)
 
 
 def _by_gdb(target: Target, file: Path) -> Injected:
@@ -197,11 +190,15 @@ def _run(
         stderr=subprocess.PIPE,
         text=True,
         cwd=folder,
-        env=_plain(os.environ),
+        env={  # without what would have gdb, or an interpreter, start otherwise than as it is
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "LD_", "GDB"))
+        },
         start_new_session=True,
     )
     stopped_s = 0.0
-    until_s = time.monotonic() + LIMIT_S
+    until_s = time.monotonic() + TOOL_S
     before_s = time.monotonic()
     try:
         while running.poll() is None:
@@ -210,9 +207,9 @@ def _run(
             if stat is not None and stat.state in "tT":
                 stopped_s += now_s - before_s
             before_s = now_s
-            if stopped_s > _LONGEST_STOP_S or now_s > until_s:
+            if stopped_s > ANSWER_S or now_s > until_s:
                 break
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(STOP_LOOK_EVERY_S)
         else:
             out, err = running.communicate()
             return subprocess.CompletedProcess(
@@ -229,14 +226,5 @@ def _let_go(running: subprocess.Popen[str]) -> str:
     """Have gdb take its call back and detach."""
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         os.kill(running.pid, signal.SIGINT)
-        running.communicate(timeout=_LONGEST_STOP_S)
+        running.communicate(timeout=ANSWER_S)
     return "gdb was too slow with it, and has been called off: try again when the host is less busy"
-
-
-def _plain(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without what would have gdb, or an interpreter, start otherwise than as it is."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if not name.startswith(("PYTHON", "LD_", "GDB"))
-    }

@@ -1,16 +1,16 @@
-"""One inspection of a job: its processes, a look at them, what they let one suspect."""
+"""An inspection of a job: its processes, a look at them, what they let one suspect."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from ..diagnosis.findings import Finding
 from ..record.safe_text import clean
-from ..record.wording import counted, ranks_text
+from ..record.wording import RankState, counted, ranks_text, verb
 from ..reports import document
 from ..reports.stored import Document
 from ..supervisor.stacks.sights import Sight, look
@@ -18,31 +18,19 @@ from ..supervisor.stacks.stack_tree import render
 from ..supervisor.stacks.stacks import ThreadStack
 from ..system.proc import age_s
 from . import surroundings
-from .joining import joined
 from .judging import at_work, judge
-from .lateness import Limits
+from .look import WAITS, Limits, Look, Stance, of_one_kind
 from .parts import Part, Whole
 from .processes import Job, below_launchers, find_jobs, is_loopback
 from .rights import needed
-from .stance import (
-    WAITS,
-    Doing,
-    Stance,
-    calls_itself,
-    is_helper,
-    of_threads,
-    stance,
-    started_as,
-    waits_for_children,
-)
+from .stance import calls_itself, is_helper, of_threads, stance, started_as, waits_for_children
 from .surroundings import Surroundings, look_around
-from .suspicions import NOT_IN_RECORD, Look, evidence
-from .threads import of_one_kind
+from .suspicions import NOT_IN_RECORD, evidence
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What one look at a job has shown. `pids` are by rank."""
+    """The result of one look at a job. `pids` are by rank."""
 
     job: Job
     look: Look
@@ -85,7 +73,7 @@ class Inspection:
         return render(self.stacks)
 
     def _notes(self) -> list[str]:
-        read = sum(one.doing is not Doing.UNREADABLE for one in self.look.ranks.values())
+        read = sum(one.doing is not RankState.UNREADABLE for one in self.look.ranks.values())
         notes = []
         if read:
             notes.append(
@@ -152,8 +140,8 @@ def inspect(job: Job, limits: Limits, native: bool = False, ask: bool = False) -
 
 
 def of_processes(pids: Iterable[int], limit_s: float) -> tuple[Document, Finding | None]:
-    """What a supervisor asks of ranks below its command that have no record: they are late after
-    `limit_s` whatever they do, as those that have one are."""
+    """Returns what a supervisor asks of ranks below its command that have no record. They are late
+    after `limit_s` whatever they do, as those that have one are."""
     jobs = find_jobs(pids)
     if not jobs:
         return {"ranks": {}, "world_size": 0}, None
@@ -163,13 +151,13 @@ def of_processes(pids: Iterable[int], limit_s: float) -> tuple[Document, Finding
 
 
 def part(seen: Inspection) -> Part:
-    """What this node has seen, for one that asks all of them."""
+    """Returns what this node has seen, for a node that asks all of them."""
     signs = surroundings.details(seen.around, seen.look.ranks, seen.pids)
     recorded = seen.around.recorded
     told = [one.message for one in recorded.findings] if recorded is not None else []
     notes = [f"torch's flight recorder: {message}" for message in told]
     notes += [*surroundings.summary(seen.around, ()), *seen.problems]
-    if any(one.doing is Doing.UNREADABLE for one in seen.look.ranks.values()):
+    if any(one.doing is RankState.UNREADABLE for one in seen.look.ranks.values()):
         notes.append(needed(seen.pids.values()))
     return Part(socket.gethostname(), seen.look, seen.pids, signs, [clean(one) for one in notes])
 
@@ -216,18 +204,16 @@ def _who_is_who(job: Job, sights: Mapping[int, Sight]) -> tuple[dict[int, Sight]
         ranks[rank] = (talking or claimants)[0]
         if len(talking) > 1:
             twice.append(rank)
-    numbers = _told_apart([calls_itself(sight) for sight in unnumbered], ranks.keys())
+    # The numbers that these processes have for themselves, [] where they are not those of
+    # ranks: some have none, or the same, or one alone says a number of which it does not say
+    # of how many.
+    told = [calls_itself(sight) for sight in unnumbered]
+    given = [one[0] for one in told if one is not None and one[0] not in ranks]
+    sure = len(given) > 1 or any(one is not None and one[1] for one in told)
+    numbers = given if sure and len(set(given)) == len(told) else []
     free = (rank for rank in range(len(job.processes) + len(ranks) + 1) if rank not in ranks)
     ranks |= dict(zip(numbers or list(islice(free, len(unnumbered))), unnumbered, strict=True))
     return ranks, tuple(sorted(twice))
-
-
-def _told_apart(told: Sequence[tuple[int, bool] | None], taken: Container[int]) -> list[int]:
-    """The numbers that these processes have for themselves, [] where they are not those of ranks:
-    some have none, or the same, or one alone says a number of which it does not say of how many."""
-    numbers = [one[0] for one in told if one is not None and one[0] not in taken]
-    sure = len(numbers) > 1 or any(one is not None and one[1] for one in told)
-    return numbers if sure and len(set(numbers)) == len(told) else []
 
 
 def _look(job: Job, stances: Mapping[int, Stance], twice: tuple[int, ...]) -> Look:
@@ -273,3 +259,54 @@ def described(job: Job) -> str:
     who = ranks_text(ranks) if ranks else counted(len(job.processes), "process")
     where = f"below process {job.launcher}" if job.launcher else "of several parents"
     return clean(f"{who} {where}  {job.command[:80]}".rstrip())
+
+
+def joined(
+    found: Sequence[Finding],
+    look: Look,
+    around: Surroundings,
+    pids: Mapping[int, int],
+    limits: Limits,
+) -> list[Finding]:
+    """The findings, the verdict first, with what else bears on it.
+
+    A flight recorder proves what no stack shows: other sizes or types at one sequence number; of a
+    job in which nobody stands still that is history, which the program has outlived. What it only
+    suspects counts where the stacks have no culprit: nobody is absent, and all stand in the same
+    call. So does NCCL's own count of calls.
+    """
+    recorded = around.recorded.findings if around.recorded is not None else ()
+    waits_s = max((one.still_s for one in look.ranks.values() if one.waits), default=0.0)
+    unreadable = all(one.doing is RankState.UNREADABLE for one in look.ranks.values())
+    open_ = not found or found[0].kind == "stalled"
+    stands = unreadable or any(one.still_s >= limits.waiting_s for one in look.ranks.values())
+    proven = next((one for one in recorded if one.proven and stands), None)
+    verdict: Finding | None = found[0] if found else None
+    if proven is not None:
+        verdict = _with_stacks(proven, look)
+    elif open_ and recorded and (unreadable or waits_s >= limits.still_s):
+        verdict = _with_stacks(recorded[0], look)
+    elif found and found[0].kind == "stalled":
+        verdict = _by_nccl(found[0], surroundings.lagging(around, pids))
+    if verdict is None:
+        return []
+    lines = surroundings.details(around, look.ranks, pids)
+    return [replace(verdict, details=[*verdict.details, *lines])]
+
+
+def _with_stacks(found: Finding, look: Look) -> Finding:
+    """A finding of the flight recorder; of a rank of which it says nothing the stack does."""
+    stacks = {rank: evidence(one) for rank, one in sorted(look.ranks.items())}
+    return replace(found, ranks={**stacks, **found.ranks})
+
+
+def _by_nccl(found: Finding, lagging: Sequence[int]) -> Finding:
+    if not lagging or len(lagging) >= len(found.culprits):
+        return found
+    return replace(
+        found,
+        culprits=tuple(lagging),
+        victims=tuple(rank for rank in found.culprits if rank not in lagging),
+        message=f"{found.message}; NCCL says that {ranks_text(lagging)} "
+        f"{verb(lagging, 'is', 'are')} behind",
+    )

@@ -50,7 +50,7 @@ class Target:
 
 
 def target(pid: int, user: int | None = None, proc: Path = PROC) -> Target:
-    """What is to be known of this process. Raises NotInstallable."""
+    """Returns what has to be known of this process. Raises NotInstallable."""
     stat = read_stat(pid, proc)
     if stat is None or stat.state in DEAD_STATES:
         raise NotInstallable("it has ended")
@@ -93,7 +93,20 @@ def _of_places(pid: int, places: dict[str, int], proc: Path) -> Target:
         )
     if any(map(_is_record, places)):
         raise NotInstallable("distdebug records it already")
-    _check_torch(places)
+    folders = [
+        Path(path).parents[1] for path in places if os.path.basename(path).startswith(_TORCH)
+    ]
+    if not folders:
+        raise NotInstallable("it has not loaded torch (yet)")
+    version = torch_versions.of_package(folders[0])
+    found = torch_versions.parsed(version)
+    if found is None:
+        raise NotInstallable(f"which torch it has cannot be read ({folders[0]}/version.py)")
+    if found < OLDEST_TORCH:
+        raise NotInstallable(
+            f"its torch is {version}: groups that exist already can be observed from torch "
+            f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} on, which has hooks around their calls"
+        )
     python, threaded = _python(places)
     if threaded:
         raise NotInstallable("its Python has no GIL, which the record's writer relies on")
@@ -120,23 +133,6 @@ def by_gdb(pid: int, python: tuple[int, int], executable: str, places: dict[str,
         if re.match(r"libpython3\.|libc[.-]", os.path.basename(path))
     ]
     return Target(pid, python, executable, tuple(libraries))
-
-
-def _check_torch(places: dict[str, int]) -> None:
-    folders = [
-        Path(path).parents[1] for path in places if os.path.basename(path).startswith(_TORCH)
-    ]
-    if not folders:
-        raise NotInstallable("it has not loaded torch (yet)")
-    version = torch_versions.of_package(folders[0])
-    found = torch_versions.parsed(version)
-    if found is None:
-        raise NotInstallable(f"which torch it has cannot be read ({folders[0]}/version.py)")
-    if found < OLDEST_TORCH:
-        raise NotInstallable(
-            f"its torch is {version}: groups that exist already can be observed from torch "
-            f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]} on, which has hooks around their calls"
-        )
 
 
 def _python(places: dict[str, int]) -> tuple[tuple[int, int], bool]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
+from ..foreign import dump_files, judging
+from ..foreign.trace import traced
 from ..hook import loading
 from ..record import steady_clock
 from ..record.requests import late_install
@@ -23,16 +25,16 @@ from ..record.requests.late_install import HOOKED, PAST, RECORDING, REFUSED, Ans
 from ..record.runs.run_directory import SCHEMA, RunDirectory
 from ..record.safe_text import clean
 from ..record.wording import ranks_text
+from ..reports.stored import Document
+from ..supervisor import on_the_spot
 from ..system import proc
 from . import injection
 from .installable import NotInstallable, Target, target
+from .limits import INSTALL_LOOK_EVERY_S, RECORDING_S, REPLY_S
 from .processes import Job
 
 BOOTSTRAP = Path(__file__).resolve().parents[1] / "hook" / "late.py"
 _AT_ONCE = 4
-_LOOK_EVERY_S = 0.02
-_GONE_WITHIN_S = 3.0
-_RECORDING_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,22 @@ def install(job: Job, run_dir: Path | None, wait_s: float) -> Installed:
         )
         late_install.want(run.path, loading.borrowed_from("structlog"))
         if not all(one.by_remote_exec for one in targets.values()):
-            _rehearse(run.path)
+            # Before any rank is touched.
+            try:
+                injection.rehearse(late_install.folder(run.path))
+            except NotInstallable as error:
+                raise _refusal([f"gdb was tried on a process of our own, and {error}"]) from None
         stopped_ms = _inject(targets, run.path)
         told = _await_all(targets, run.path, wait_s)
         late_install.start(run.path, late_install.first_common(told))
     except BaseException:
-        _take_out(run)
+        # No rank is to have it: those that do take their hooks out before their answers are gone.
+        late_install.give_up(run.path)
+        hooked = [one for one in late_install.answers(run.path).values() if one.state == HOOKED]
+        if hooked:
+            time.sleep(min(REPLY_S, 10 * INSTALL_LOOK_EVERY_S))
+        run.close()
+        shutil.rmtree(run.path, ignore_errors=True)
         raise
     behind = _behind(run.path)
     ranks = sorted(one.rank for one in told.values())
@@ -102,14 +114,6 @@ def _targets(job: Job) -> dict[int, Target]:
     if problems:
         raise _refusal(problems)
     return found
-
-
-def _rehearse(run: Path) -> None:
-    """Before any rank is touched. Raises UsageError."""
-    try:
-        injection.rehearse(late_install.folder(run))
-    except NotInstallable as error:
-        raise _refusal([f"gdb was tried on a process of our own, and {error}"]) from None
 
 
 def _inject(targets: Mapping[int, Target], run: Path) -> float:
@@ -154,7 +158,7 @@ def _await_all(targets: Mapping[int, Target], run: Path, wait_s: float) -> dict[
                     for pid in silent
                 ]
             )
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(INSTALL_LOOK_EVERY_S)
     problems = _not_whole([one for one in told.values() if one.pid in targets])
     if problems:
         raise _refusal(problems)
@@ -175,23 +179,13 @@ def _not_whole(told: Sequence[Answer]) -> list[str]:
 
 def _behind(run: Path) -> list[int]:
     """Ranks that do not record yet, a moment after the start."""
-    until_s = time.monotonic() + _RECORDING_WITHIN_S
+    until_s = time.monotonic() + RECORDING_S
     while True:
         told = late_install.answers(run)
         behind = [one.rank for one in told.values() if one.state != RECORDING]
         if not behind or time.monotonic() > until_s:
             return sorted(behind)
-        time.sleep(_LOOK_EVERY_S)
-
-
-def _take_out(run: RunDirectory) -> None:
-    """Nobody is to have it: those that do take their hooks out before their answers are gone."""
-    late_install.give_up(run.path)
-    hooked = [one for one in late_install.answers(run.path).values() if one.state == HOOKED]
-    if hooked:
-        time.sleep(min(_GONE_WITHIN_S, 10 * _LOOK_EVERY_S))
-    run.close()
-    shutil.rmtree(run.path, ignore_errors=True)
+        time.sleep(INSTALL_LOOK_EVERY_S)
 
 
 def _who(pid: int, rank: int | None = None) -> str:
@@ -202,3 +196,34 @@ def _refusal(problems: Sequence[str]) -> UsageError:
     shown = "; ".join(clean(one, 400) for one in problems[:4])
     more = f"; and {len(problems) - 4} more" if len(problems) > 4 else ""
     return UsageError(f"the layer was not installed, and no rank has it: {shown}{more}")
+
+
+def findings_before(past: Path) -> Sequence[str]:
+    """Returns, in sentences, what torch's flight recorders prove that were there when the layer
+    came. A rank's dump is of another moment than its neighbour's, so nothing is suspected from
+    them."""
+    found = dump_files.of_files(sorted(past.glob("dump_*")))
+    lines = []
+    for job in found.jobs:
+        proven = [one for one in judging.judge(traced(job.dumps), None) if one.proven]
+        lines += [
+            f"before that, by torch's flight recorder: {clean(one.message)}" for one in proven
+        ]
+        if not proven:
+            calls = sum(len(dump.entries) for dump in job.dumps.values())
+            lines.append(
+                f"torch's flight recorders hold {calls} calls from before, of which none "
+                f"contradicts another ({past})"
+            )
+    return lines
+
+
+def watched(run: RunDirectory, every_s: float | None) -> Document:
+    """The report of the run as it stands; with `every_s` the first one that has an error, or that
+    of a job that has ended."""
+    while True:
+        report, _ = on_the_spot.report(run)
+        errors = [one for one in report["findings"] if one["severity"] == "error"]
+        if every_s is None or errors or report["outcome"] != "running":
+            return report
+        time.sleep(every_s)

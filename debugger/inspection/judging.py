@@ -1,10 +1,10 @@
-"""Which ranks of a look may be judged yet, and what the diagnosis says of them. Pure.
+"""Says which ranks of a look may be judged yet, and what the diagnosis finds in them. Pure.
 
 A look shows no order of events, so how long ranks have stood decides what counts:
 
 1. Some rank has waited for `Limits.waiting_s`, else the job moves.
 2. *Gone* is who has no process any more, *late* who stands outside all calls for longer than
-   `lateness` grants it. While another one is at work, those that are gone or late may be waited
+   `late_ranks` grants it. While another one is at work, those that are gone or late may be waited
    for in vain for its lock, its file or its message: then only who is stopped counts, until others
    have waited for `moving_s`.
 3. Where nobody is gone or late, all ranks have to wait, and for `still_s`: who is first to be
@@ -25,11 +25,10 @@ from ..diagnosis.diagnose import diagnose
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits as At
 from ..record.snapshot import Snapshot
-from ..record.wording import ranks_text, seconds, verb
+from ..record.wording import RankState, ranks_text, seconds, verb
 from .as_snapshot import as_snapshot
-from .lateness import Limits, is_asleep, is_coming, is_idle, late_ranks
-from .stance import Doing, Stance
-from .suspicions import Look, each, is_unserved, said, state, went_apart
+from .look import Limits, Look, Stance, is_asleep, is_coming, is_idle
+from .suspicions import each, is_unserved, said, state, went_apart
 
 _AT_ONCE = At(hang_timeout_s=0.0, settle_s=0.0, undecided_s=0.0, agreeing_s=0.0, heartbeat_s=1e9)
 """Who has not waited for long enough is not shown to the diagnosis."""
@@ -47,7 +46,8 @@ def judge(look: Look, limits: Limits) -> list[Finding]:
             return _judged(look, {}, sorted(look.ranks)) if lasted else []
         # As elastic's barrier waits: a call of all ranks to those that do not come to it.
         waiting = {
-            rank: replace(one, doing=Doing.COLLECTIVE, group="") for rank, one in in_store.items()
+            rank: replace(one, doing=RankState.COLLECTIVE, group="")
+            for rank, one in in_store.items()
         }
     longest_s = max(one.still_s for one in waiting.values())
     if longest_s < limits.waiting_s:
@@ -72,7 +72,7 @@ def _judged(
     ended: Collection[int] = (),
     lasted: Callable[[Finding], bool] = lambda _: True,
 ) -> list[Finding]:
-    """What is wrong, if anything is: where ranks are away, with them."""
+    """Returns what is wrong, if anything is; where ranks are away, something that is about them."""
     away = {*late, *ended}
     errors: list[Finding] = []
     if away and waiting and not look.twice:
@@ -86,7 +86,7 @@ def _judged(
         errors = _errors(as_snapshot(look, waiting, late, ended))
     else:
         errors = _to_nobody(look, waiting)
-        talking = {rank for rank, one in waiting.items() if one.doing is Doing.MESSAGE}
+        talking = {rank for rank, one in waiting.items() if one.doing is RankState.MESSAGE}
         if talking and not errors:
             # Who waits for a message keeps others from coming to the call that they would be in.
             found = _errors(as_snapshot(look, waiting, apart=True))
@@ -104,11 +104,13 @@ def _errors(looks: tuple[Snapshot, Snapshot]) -> list[Finding]:
 
 
 def _away(look: Look, waiting: Mapping[int, Stance], limits: Limits) -> tuple[list[int], list[int]]:
-    """Who is late, and who is gone, as far as either may be blamed yet."""
+    """Returns the late ranks and the gone ones, as far as either may be blamed yet."""
     longest_s = max(one.still_s for one in waiting.values())
-    joining = all(one.doing is Doing.JOIN for one in waiting.values())
+    joining = all(one.doing is RankState.JOIN for one in waiting.values())
     late = late_ranks(look.ranks, waiting, limits)
-    ended = sorted({*look.missing, *(r for r, o in look.ranks.items() if o.doing is Doing.GONE)})
+    ended = sorted(
+        {*look.missing, *(r for r, o in look.ranks.items() if o.doing is RankState.GONE)}
+    )
     # Ranks may be started one after the other, and who comes last has no process yet. Who dials a
     # store again and again sleeps for a short while each time: then the job's age tells.
     if joining and longest_s < limits.still_s and look.age_s < limits.moving_s:
@@ -153,7 +155,7 @@ def _has_lasted(found: Finding, look: Look, waiting: Mapping[int, Stance], limit
 
 def _asleep(look: Look, limits: Limits) -> list[Finding]:
     """No rank is in a call, and all that are left have slept for as long as a job at work may."""
-    left = {rank: one for rank, one in look.ranks.items() if one.doing is not Doing.GONE}
+    left = {rank: one for rank, one in look.ranks.items() if one.doing is not RankState.GONE}
     if not left or not all(is_asleep(one, limits.moving_s) for one in left.values()):
         return []
     ended = sorted({*look.missing, *(set(look.ranks) - set(left))})
@@ -161,12 +163,12 @@ def _asleep(look: Look, limits: Limits) -> list[Finding]:
 
 
 def at_work(look: Look) -> str:
-    """One sentence on a job of which nothing is found."""
+    """Returns a sentence on a job of which nothing is found."""
     waiting = {rank: one for rank, one in look.ranks.items() if one.waits}
     others = sorted(set(look.ranks) - set(waiting))
     if not look.ranks:
         return "no rank could be looked at"
-    unreadable = [rank for rank, one in look.ranks.items() if one.doing is Doing.UNREADABLE]
+    unreadable = [rank for rank, one in look.ranks.items() if one.doing is RankState.UNREADABLE]
     if unreadable:
         return (
             f"the stacks of {ranks_text(unreadable)} cannot be read: what "
@@ -191,3 +193,47 @@ def at_work(look: Look) -> str:
         f"{seconds(int(longest_s * 1e9))} at most, while {' and '.join(doing)}; "
         "nothing is wrong that can be seen"
     )
+
+
+def wakes_before(one: Stance, longest_s: float, limits: Limits) -> bool:
+    """Whether it has set itself a time at which it wakes up, and nobody will have waited for long
+    until then: for two thirds of what no rank may take, since many a sleep of a minute stands where
+    a rank hangs. Who sleeps shortly, again and again, is in a loop that polls."""
+    if one.wakes_in_s is None or one.still_s + one.wakes_in_s < limits.still_s:
+        return False
+    return longest_s + one.wakes_in_s < limits.moving_s * 2 / 3
+
+
+def late_ranks(
+    ranks: Mapping[int, Stance], waiting: Mapping[int, Stance], limits: Limits
+) -> list[int]:
+    """Returns those of the ranks that do not come to where others are waiting."""
+    waits_s = [one.still_s for one in waiting.values()]
+    return [
+        rank
+        for rank, one in sorted(ranks.items())
+        if rank not in waiting and _is_late(one, max(waits_s), min(waits_s), limits)
+    ]
+
+
+def _is_late(one: Stance, longest_s: float, newest_s: float, limits: Limits) -> bool:
+    """`longest_s` and `newest_s`: so long have the first and the last that came to wait waited."""
+    if one.doing in (RankState.UNREADABLE, RankState.GONE):
+        return False
+    if is_idle(one):
+        return False  # those that wait for it wait for somebody outside the job
+    slept_s = min(limits.still_s, 1.0)
+    if one.cause == "stopped":
+        return longest_s >= limits.waiting_s
+    if longest_s >= limits.moving_s:
+        return one.running or one.at_work or not one.still_s or one.still_s >= slept_s
+    if one.running or one.at_work or (one.moves_data and one.cause == "user_code"):
+        may_go_on = one.computes or one.moves_data or one.at_work or not one.still_s
+        return not may_go_on and newest_s >= limits.busy_s
+    if not one.still_s:
+        return newest_s >= limits.busy_s  # it sleeps now and then, in a loop that polls
+    if wakes_before(one, longest_s, limits):
+        return False
+    # It has slept for a while itself: one that has just gone to sleep is at work.
+    slept_long = one.still_s >= slept_s and newest_s >= limits.still_s
+    return longest_s >= limits.still_s and (slept_long or one.still_s >= limits.still_s)

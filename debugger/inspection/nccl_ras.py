@@ -1,5 +1,5 @@
-"""What NCCL's own threads tell of their communicators (RAS, NCCL 2.24 and newer; in JSON since
-2.28.7): which ranks have launched fewer collectives than the others, or do not answer.
+"""Reads what NCCL's own threads tell of their communicators (RAS, NCCL 2.24 and newer; in JSON
+since 2.28.7): which ranks have launched fewer collectives than the others, or do not answer.
 
 It knows neither groups nor lines; processes are known by their pids. Its format is that of NCCL's
 user guide, "RAS". A process of the job has to listen on the port, else nobody is asked.
@@ -37,14 +37,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """One communicator, its members in their order."""
+    """A communicator and its members in their order."""
 
     name: str
     members: Sequence[Member]
 
     def behind(self) -> Mapping[int, Mapping[str, tuple[int, int]]]:
-        """Who has launched fewer of an operation than another member, by his place here: his count
-        and the highest, by operation."""
+        """Returns the members that have launched fewer of an operation than another one, by their
+        places here: their count and the highest, by operation."""
         told = [one for one in self.members if not one.silent]
         found: dict[int, dict[str, tuple[int, int]]] = {}
         for name in sorted({name for one in told for name in one.counts}):
@@ -62,7 +62,14 @@ def asked(host: str, port: int, limit_s: float = 3.0) -> list[Communicator] | st
         with socket.create_connection((host, port), timeout=limit_s) as connection:
             connection.settimeout(limit_s)
             connection.sendall(_REQUEST)
-            data = _everything(connection)
+            parts = []
+            size = 0
+            while part := connection.recv(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > _MOST_BYTES:
+                    raise OSError(f"its answer is longer than {_MOST_BYTES} bytes")
+            data = b"".join(parts)
     except OSError as error:
         return f"NCCL's RAS at {host}:{port} does not answer: {clean(str(error), 200)}"
     start = data.find(b"{")
@@ -104,14 +111,3 @@ def _member(told: Mapping[str, Any]) -> Member:
         async_error=0 if error in (_SUCCESS, _IN_PROGRESS) else error,
         silent=silent,
     )
-
-
-def _everything(connection: socket.socket) -> bytes:
-    parts = []
-    size = 0
-    while part := connection.recv(1 << 16):
-        parts.append(part)
-        size += len(part)
-        if size > _MOST_BYTES:
-            raise OSError(f"its answer is longer than {_MOST_BYTES} bytes")
-    return b"".join(parts)

@@ -1,4 +1,5 @@
-"""What each node of a job has seen, as one line of JSON, and one look at the job made of all."""
+"""Writes what a node of a job has seen as one line of JSON, and makes one look of those of all
+nodes."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from typing import Any
 from ..record.limits import MOST_RANKS
 from ..record.safe_text import clean
 from ..record.snapshot import CallSite
-from .branches import MadeCall
-from .stance import Doing, Stance
-from .suspicions import Look
+from ..record.wording import RankState
+from .look import Look, Stance
+from .source import MadeCall
 
 MARK = "distdebug-part:"
 _SCHEMA = "distdebug.look/2"
@@ -123,7 +124,10 @@ def whole(parts: Sequence[Part]) -> Whole:
 def _part(told: Mapping[str, Any]) -> Part:
     if told["schema"] != _SCHEMA:
         raise ValueError(f"it is {told['schema']!r}, and this is {_SCHEMA}")
-    ranks = {_rank(rank): _stance(one) for rank, one in told["ranks"].items()}
+    ranks = {
+        _rank(rank): Stance(**{name: read(one[name]) for name, read in _FIELDS.items()})
+        for rank, one in told["ranks"].items()
+    }
     look = Look(
         ranks,
         tuple(map(_rank, told["missing"])),
@@ -148,10 +152,6 @@ def _rank(value: object) -> int:
     return int(str(value))
 
 
-def _stance(told: Mapping[str, Any]) -> Stance:
-    return Stance(**{name: read(told[name]) for name, read in _FIELDS.items()})
-
-
 def _site(told: Mapping[str, Any]) -> CallSite:
     file, function, through = (_text(told[name]) for name in ("file", "function", "through"))
     return CallSite(file, int(told["line"]), function, through)
@@ -170,7 +170,7 @@ def _text(value: object) -> str:
 
 
 _FIELDS: Mapping[str, Callable[[Any], Any]] = {
-    "doing": lambda name: Doing[str(name)],
+    "doing": lambda name: RankState[str(name)],
     "op": _text,
     "call": _optional(_text),
     "site": _optional(_site),

@@ -65,7 +65,7 @@ _HELPERS = (
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process that may be a rank. `rank` is None where only its stack can tell."""
+    """A process that may be a rank. `rank` is None where only its stack can tell."""
 
     pid: int
     parent: int
@@ -252,9 +252,10 @@ def _by_launcher(found: list[Process]) -> list[list[Process]]:
 
 
 def _ranks_alone(seen: Mapping[int, _Seen], jobs: Sequence[Job]) -> list[Job]:
-    """Of numbered jobs one below the other: where each process of the upper one has started some
-    of the lower one, those are launchers that have inherited a number (`srun torchrun`, a pod that
-    has RANK); else a rank has started a job of its own, which is its helper."""
+    """Leaves one of two numbered jobs that are one below the other. Where each process of the upper
+    one has started some of the lower one, those are launchers that have inherited a number (`srun
+    torchrun`, a pod that has RANK); else a rank has started a job of its own, which is its
+    helper."""
     left = list(jobs)
     for upper in jobs:
         below = {one.pid: _descendants(seen, [one.pid]) - {one.pid} for one in upper.processes}
@@ -311,7 +312,7 @@ def _is_server(seen: Mapping[int, _Seen], pid: int) -> bool:
 
 
 def _without_helpers(jobs: Sequence[Job]) -> list[Job]:
-    """Of jobs one below the other: what a rank of several starts are its helpers (workers of a data
+    """Leaves out jobs of helpers. What a rank of several starts are its helpers (workers of a data
     loader, a forked child), and who starts nobody but a launcher is none."""
     ranks = {one.pid for job in jobs if len(job.processes) > 1 for one in job.processes}
     left = [job for job in jobs if job.launcher not in ranks]
@@ -354,7 +355,7 @@ def _same_rank_above(seen: Mapping[int, _Seen], one: _Seen) -> bool:
 
 
 def _claim(one: _Seen) -> tuple[int, int | None] | None:
-    """Which rank of how many it is told to be."""
+    """Returns the rank that it is told to be, and of how many."""
     name = _numbered_by(one)
     return (int(one.environment[name]), _number(one.environment, _WORLD_SIZES)) if name else None
 
@@ -398,7 +399,8 @@ def _number(environment: Mapping[str, str], names: Iterable[str]) -> int | None:
 
 
 def _local_size(environment: Mapping[str, str]) -> int | None:
-    """How many ranks the job has on this host; of Slurm's, where the step has one node alone."""
+    """Returns how many ranks the job has on this host; of Slurm's jobs, where the step has one node
+    alone."""
     told = _number(environment, _LOCAL_SIZES)
     nodes = _number(environment, ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"))
     return told or (_number(environment, ("SLURM_NTASKS",)) if nodes == 1 else None)

@@ -1,4 +1,4 @@
-"""What it takes to read the stacks of a process, where that is refused."""
+"""Says what it takes to read the stacks of a process, where that is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOW = {
 
 
 def needed(pids: Iterable[int], proc: Path = PROC, user: int | None = None) -> str:
-    """One sentence: why these stacks cannot be read by this process, and what would help."""
+    """Returns a sentence: why these stacks cannot be read by this process, and what would help."""
     mine = os.geteuid() if user is None else user
     if _has_capability(proc):
         return (

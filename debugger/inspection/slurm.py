@@ -14,21 +14,19 @@ from pathlib import Path
 from ..errors import UsageError
 from ..hook import loading
 from ..record.safe_text import clean, whole_number
+from .limits import LOOKED_S, TOOL_S
 from .parts import Part, Whole, read, whole
-
-_ASKED_S = 30.0
-_LOOKED_S = 90.0
 
 
 def look_at(job: str, flags: Sequence[str]) -> Whole:
-    """One look at a job that runs. Raises UsageError where Slurm does not let us."""
+    """Takes a look at a job that runs. Raises UsageError where Slurm does not let us."""
     if whole_number(job) is None:
         raise UsageError(f"--slurm takes the number of a job, not {clean(job, 40)!r}")
     nodes = _nodes(job)
     # One process on each node, in a step that shares what the job's own steps have taken.
     words = ["srun", f"--jobid={job}", "--overlap", f"--nodes={nodes}", f"--ntasks={nodes}"]
     words += ["--ntasks-per-node=1", "--input=none", "--mpi=none", "--kill-on-bad-exit=0"]
-    done = _run([*words, *_command(), "inspect", "--slurm-part", job, *flags], _LOOKED_S)
+    done = _run([*words, *_command(), "inspect", "--slurm-part", job, *flags], LOOKED_S)
     parts, others = read(done.stdout)
     if not parts:
         said = [*others, *done.stderr.splitlines()]
@@ -52,7 +50,7 @@ def _told(found: Whole, parts: Sequence[Part], nodes: int, errors: str) -> Whole
 
 def _nodes(job: str) -> int:
     done = _run(
-        ["squeue", "--noheader", f"--jobs={job}", "--states=RUNNING", "--format=%D"], _ASKED_S
+        ["squeue", "--noheader", f"--jobs={job}", "--states=RUNNING", "--format=%D"], TOOL_S
     )
     count = whole_number(done.stdout.strip())
     if count is None:

@@ -1,4 +1,4 @@
-"""What a rank does, read off its stacks: in which call it stands, at which line, since when.
+"""Reads what a rank does off its stacks: in which call it stands, at which line, since when.
 
 There is no record of calls here. The names of torch's functions on the stack, the values of their
 arguments (who is the peer, which the root) and the user's own line of source are all there is.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 from ..record.ops import OPS, POINT_TO_POINT
 from ..record.safe_text import whole_number
 from ..record.snapshot import CallSite
+from ..record.wording import RankState
 from ..supervisor.stacks.sights import Sight, Thread, is_a_sleep
 from ..supervisor.stacks.stack_tree import (
     is_wrapper,
@@ -23,26 +23,9 @@ from ..supervisor.stacks.stack_tree import (
 )
 from ..supervisor.stacks.stacks import Frame, line_of
 from . import source as sources
-from .branches import MadeCall, calls_made
+from .look import WAITS, Stance
+from .source import calls_made
 
-
-class Doing(Enum):
-    """Where a rank stands."""
-
-    COLLECTIVE = "in a collective"
-    MESSAGE = "in a message"
-    HANDLE = "waits for a handle"
-    JOIN = "makes a group"
-    STORE = "waits for the store"
-    BACKWARD = "in backward"
-    CODE = "in its own code"
-    ENDING = "at its end"
-    GONE = "has ended"
-    UNREADABLE = "has a stack that cannot be read"
-
-
-WAITS = {Doing.COLLECTIVE, Doing.MESSAGE, Doing.HANDLE, Doing.JOIN, Doing.BACKWARD}
-"""What waits for other ranks."""
 OBJECT_CALLS = {
     "all_gather_object",
     "broadcast_object_list",
@@ -88,114 +71,40 @@ _TELL_THE_RANK = ("init_process_group", "_create_c10d_store", "_env_rendezvous_h
 _SPAWNED = ("torch/multiprocessing/spawn.py", "_wrap", "i")
 
 
-@dataclass(frozen=True, slots=True)
-class Stance:
-    """Where one rank stands.
-
-    `op`: the innermost call of torch's that is known by name; `call` is how it is printed. `group`
-    is the source text of its group argument, "" for the default group, None where that is not
-    known; `not_in` are the variables that would have a group if the rank were in it. `arguments`
-    are those of `_ARGUMENTS` and `_OF_JOINS` that are on the stack. `keys` are those that a rank
-    waits for at the store. `peers` are those of the messages that a handle is of, where the source
-    and the variables tell all of them. `way`: of one that waits for a handle, the calls that its
-    function has made in this round of its loops.
-    `cause`: of a rank in its own code, as `missing_rank` has it. `computes`: it uses a core within
-    one call, which may take its time, and not in a loop of which one sees the whole. `moves_data`,
-    `at_work`, `serves`: as the process does, and is. `wakes_in_s`: as the thread does. `thread`:
-    the user's function that the thread began with, where it is not the main one.
-    """
-
-    doing: Doing
-    op: str = ""
-    call: str | None = None
-    site: CallSite | None = None
-    still_s: float = 0.0
-    running: bool = False
-    group: str | None = None
-    not_in: tuple[str, ...] = ()
-    peers: tuple[int, ...] = ()
-    way: tuple[MadeCall, ...] = ()
-    keys: tuple[str, ...] = ()
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    cause: str | None = None
-    computes: bool = False
-    moves_data: bool = False
-    at_work: bool = False
-    serves: str = ""
-    wakes_in_s: float | None = None
-    thread: str = ""
-    lines: Sequence[str] = ()
-    """Its stack, innermost call first."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it stands in a call that waits for other ranks: asleep, or on a core at one
-        place, as MPI waits and a store's host does that accepts connections."""
-        moves = self.running and not self.still_s
-        return self.doing in WAITS and not moves and self.cause != "stopped"
-
-    @property
-    def in_store(self) -> bool:
-        """Whether it waits for a key of a store."""
-        return self.doing is Doing.STORE and not self.running and self.cause != "stopped"
-
-    @property
-    def sends(self) -> bool:
-        """Of one that stands in a message: whether it is a send."""
-        return "send" in self.op
-
-    @property
-    def peer(self) -> int | None:
-        """The other end of the message that it stands in; None where it is not known."""
-        if self.doing is not Doing.MESSAGE:
-            return None
-        names = ("dst", "group_dst") if self.sends else ("src", "group_src")
-        told = next((peer for name in names if (peer := self.number(name)) is not None), None)
-        return self.peers[0] if told is None and len(self.peers) == 1 else told
-
-    def of_unknown(self, waiting: Mapping[int, Stance]) -> bool:
-        """Whether it waits for a message of which nobody knows whose it is: also where it waits for
-        the handle of one, and so does the rank at its other end, perhaps of this very message."""
-        if self.doing is not Doing.MESSAGE or self.peer is None:
-            return self.doing is Doing.MESSAGE
-        other = waiting.get(self.peer)
-        return self.op == "wait" and other is not None and bool(other.peers)
-
-    def number(self, name: str) -> int | None:
-        """An argument that is a rank or a tag."""
-        text = self.arguments.get(name, "")
-        return int(text) if re.fullmatch(r"-?\d+", text) else None
-
-
 def stance(sight: Sight) -> Stance:
-    """What the process does. Of its threads the main one counts, unless that waits for one that
-    communicates, or another rank waits for one by RPC."""
+    """Returns what the process does. Of its threads the main one counts, unless that waits for one
+    that communicates, or another rank waits for one by RPC."""
     if not sight.state:
-        return Stance(Doing.GONE)
+        return Stance(RankState.GONE)
     main = sight.main
     found = of_threads(sight)
-    own = Stance(Doing.CODE, cause="unknown")
+    own = Stance(RankState.CODE, cause="unknown")
     if main is not None:
         own = _of_thread(main, sight)
     if main is not None and main.stack.source == "proc" and own.cause != "stopped":
-        return Stance(Doing.UNREADABLE, still_s=own.still_s, running=own.running)
-    if own.doing in (Doing.CODE, Doing.ENDING) and not own.running and own.cause != "stopped":
+        return Stance(RankState.UNREADABLE, still_s=own.still_s, running=own.running)
+    if (
+        own.doing in (RankState.CODE, RankState.ENDING)
+        and not own.running
+        and own.cause != "stopped"
+    ):
         helpers = [one for one in found if one.doing in WAITS]
         if helpers:
             longest = max(helpers, key=lambda one: one.still_s)
             # An event loop hands torch's own function to a thread: `asyncio.to_thread`.
             return longest if longest.site is not None else replace(longest, site=own.site)
-    if main is not None and own.doing in WAITS and _is_in(main, _RPC):
+    by_rpc = main is not None and any(_RPC.search(one.file) for one in main.stack.frames)
+    if own.doing in WAITS and by_rpc:
         served = [
             one
             for thread, one in zip(_others(sight), found, strict=True)
-            if one.doing is Doing.CODE and one.site is not None and _runs_for_another(thread)
+            if one.doing is RankState.CODE and one.site is not None and _runs_for_another(thread)
         ]
         if served:
             return max(served, key=lambda one: one.still_s)
     if main is not None:
         own = _as_late_as_its_threads(own, main, sight)
-    if own.doing is Doing.CODE and any(
+    if own.doing is RankState.CODE and any(
         one.stack.holds_gil for one in sight.threads if one is not main
     ):
         return replace(own, cause="gil_held")
@@ -203,7 +112,7 @@ def stance(sight: Sight) -> Stance:
 
 
 def of_threads(sight: Sight) -> list[Stance]:
-    """What its threads do, without the main one."""
+    """Returns what its threads do, without the main one."""
     return [
         _as_late_as_its_threads(
             replace(_of_thread(one, sight), thread=_begun_with(one)), one, sight
@@ -309,10 +218,6 @@ def _others(sight: Sight) -> list[Thread]:
     return [one for one in sight.threads if one is not main]
 
 
-def _is_in(thread: Thread, files: re.Pattern[str]) -> bool:
-    return any(files.search(one.file) for one in thread.stack.frames)
-
-
 def _runs_for_another(thread: Thread) -> bool:
     """Whether it runs a function that another rank has asked for, by RPC."""
     file, function = _RUNS_FOR_ANOTHER
@@ -338,7 +243,7 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
             )
         at_end = any(one.function in ("_shutdown", "_exit_function") for one in frames)
         return Stance(
-            Doing.ENDING if at_end else Doing.CODE,
+            RankState.ENDING if at_end else RankState.CODE,
             still_s=still_s,
             running=running,
             cause="stopped" if sight.stopped else "unknown",
@@ -353,7 +258,7 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
     site = CallSite(frame.file, frame.line, frame.function, through)
     below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
     doing, op, call, arguments = _reading(below, frame, thread)
-    message = sources.message_at(frame) if doing is Doing.MESSAGE and op == "wait" else None
+    message = sources.message_at(frame) if doing is RankState.MESSAGE and op == "wait" else None
     if message is not None:
         op, peer = message  # the rank stands in it, though by its handle
         arguments = {"dst" if op == "isend" else "src": str(peer)}
@@ -361,9 +266,9 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
     cause = None
     if sight.stopped:
         cause = "stopped"
-    elif doing is Doing.STORE:
+    elif doing is RankState.STORE:
         cause = "store"
-    elif doing in (Doing.CODE, Doing.ENDING):
+    elif doing in (RankState.CODE, RankState.ENDING):
         cause = "lock" if waits_for_lock(thread.stack) else "user_code"
         if thread.stack.holds_gil and thread.still_s:
             cause = "gil_held"
@@ -375,10 +280,10 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         still_s=still_s,
         running=running,
         group=sources.group_argument(frame, (call or op).partition("(")[0]),
-        peers=sources.peers_around(frame) if doing is Doing.MESSAGE and op == "wait" else (),
-        way=calls_made(frame, COLLECTIVES) if doing is Doing.HANDLE else (),
+        peers=sources.peers_around(frame) if doing is RankState.MESSAGE and op == "wait" else (),
+        way=calls_made(frame, COLLECTIVES) if doing is RankState.HANDLE else (),
         not_in=tuple(name for name, value in frame.values if value == _NOT_A_MEMBER),
-        keys=sources.store_keys(below[0] if below else frame) if doing is Doing.STORE else (),
+        keys=sources.store_keys(below[0] if below else frame) if doing is RankState.STORE else (),
         arguments=arguments,
         cause=cause,
         computes=_is_in_a_call(thread),
@@ -392,48 +297,57 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
 
 def _reading(
     below: Sequence[Frame], frame: Frame, thread: Thread
-) -> tuple[Doing, str, str | None, Mapping[str, str]]:
-    """What goes on below the user's line: what, torch's innermost name for it, how it is printed,
-    and with which arguments."""
+) -> tuple[RankState, str, str | None, Mapping[str, str]]:
+    """Returns what goes on below the user's line: the state, torch's innermost name for it, how it
+    is printed, and with which arguments."""
     named = [one for one in below if _COMMUNICATION.search(one.file)]
     source = line_of(frame)
     known = _call_below(below)
     if known is not None:
         return known
     if any(one.function == _BACKWARD for one in below) and not thread.running:
-        return Doing.BACKWARD, "backward", "backward()", {}
+        return RankState.BACKWARD, "backward", "backward()", {}
     if any(one.function == "destroy_process_group" for one in named):
-        return Doing.ENDING, "destroy_process_group", "destroy_process_group()", {}
+        return RankState.ENDING, "destroy_process_group", "destroy_process_group()", {}
     if named and not thread.running:
         # DDP's constructor, FSDP, a device mesh, ...: they wait for others in torch's C++ code.
-        return Doing.COLLECTIVE, named[0].function, _name_of_all(named), {}
+        # It is printed as the class whose method the outermost function is (DDP here), else
+        # as the outermost function that is more than a wrapper.
+        told = dict(named[-1].values).get("self", "").strip("<").split(" ")[0]
+        if told == "cell":  # a closure below has it, too, and its value does not show
+            told = named[-1].function.rpartition(".")[0]
+        if named[0].function == "wait_tensor":
+            told = "wait_tensor"  # of a functional collective, whoever has made it
+        plain = next((one for one in reversed(named) if not is_wrapper(one)), named[-1])
+        printed = f"{(told or plain.function).rpartition('.')[2]}()"
+        return RankState.COLLECTIVE, named[0].function, printed, {}
     if not below and not thread.running and _MAKES_A_STORE.search(source):
-        return Doing.JOIN, "TCPStore", "TCPStore()", {}
+        return RankState.JOIN, "TCPStore", "TCPStore()", {}
     if below and not thread.running and _waits_for_a_store(below[0]):
         outer = [one for one in below if _OF_TORCH.search(one.file)][-1]
-        return Doing.STORE, "store", f"{outer.function.rpartition('.')[2]}()", {}
+        return RankState.STORE, "store", f"{outer.function.rpartition('.')[2]}()", {}
     of_torch_ops = all(_OPERATORS.search(one.file) for one in below)
     if not below and not thread.running and _OF_A_STORE.search(source):
-        return Doing.STORE, "store", source.partition("  #")[0].strip()[:80], {}
+        return RankState.STORE, "store", source.partition("  #")[0].strip()[:80], {}
     if of_torch_ops and not thread.running and not waits_for_lock(thread.stack):
         for name in sources.called_at(frame):
             op = re.sub(r"(?:_out|_)$", "", name)  # torch.ops._c10d_functional.all_reduce_
             if (op in COLLECTIVES and op != name) or (below and op in COLLECTIVES):
-                return Doing.COLLECTIVE, op, f"{name}()", {}
+                return RankState.COLLECTIVE, op, f"{name}()", {}
         if _A_WAIT.search(source):
             made = sources.made_around(frame, COLLECTIVES | MESSAGES | _BATCHES)
             of_messages = made and made <= MESSAGES | _BATCHES
-            return (Doing.MESSAGE if of_messages else Doing.HANDLE), "wait", "wait()", {}
-    return Doing.CODE, "", None, {}
+            return (RankState.MESSAGE if of_messages else RankState.HANDLE), "wait", "wait()", {}
+    return RankState.CODE, "", None, {}
 
 
-def _call_below(below: Sequence[Frame]) -> tuple[Doing, str, str, Mapping[str, str]] | None:
+def _call_below(below: Sequence[Frame]) -> tuple[RankState, str, str, Mapping[str, str]] | None:
     """The call of torch's that is known by name, if one is among these frames."""
     named = [one for one in below if _COMMUNICATION.search(one.file)]
     for kind, names in (
-        (Doing.JOIN, JOINS),
-        (Doing.MESSAGE, MESSAGES),
-        (Doing.COLLECTIVE, COLLECTIVES),
+        (RankState.JOIN, JOINS),
+        (RankState.MESSAGE, MESSAGES),
+        (RankState.COLLECTIVE, COLLECTIVES),
     ):
         inner = next((one for one in named if one.function in names), None)
         if inner is None:
@@ -445,24 +359,11 @@ def _call_below(below: Sequence[Frame]) -> tuple[Doing, str, str, Mapping[str, s
             for name, value in one.values
             if name in _ARGUMENTS and value not in ("", "None")
         }
-        if kind is Doing.JOIN:
+        if kind is RankState.JOIN:
             arguments |= _of_join(named)
         op = _SINGLE.get(inner.function, inner.function)
         return kind, op, _printed(outer.function, arguments), arguments
     return None
-
-
-def _name_of_all(named: Sequence[Frame]) -> str:
-    """How a call is printed of which only functions of torch's are known that have no public name:
-    the class whose method the outermost is (DDP's constructor), else the outermost function that
-    is more than a wrapper."""
-    told = dict(named[-1].values).get("self", "").strip("<").split(" ")[0]
-    if told == "cell":  # a closure below has it, too, and its value does not show
-        told = named[-1].function.rpartition(".")[0]
-    if named[0].function == "wait_tensor":
-        told = "wait_tensor"  # of a functional collective, whoever has made it
-    plain = next((one for one in reversed(named) if not is_wrapper(one)), named[-1])
-    return f"{(told or plain.function).rpartition('.')[2]}()"
 
 
 def _waits_for_a_store(frame: Frame) -> bool:
@@ -471,7 +372,8 @@ def _waits_for_a_store(frame: Frame) -> bool:
 
 
 def _of_join(frames: Sequence[Frame]) -> Mapping[str, str]:
-    """What torch's functions that make a group have in hand, the outermost first to tell."""
+    """Returns what torch's functions that make a group have in hand; the outermost one that has it
+    tells."""
     found: dict[str, str] = {}
     for one in reversed(frames):
         for name, value in one.values:

@@ -1,4 +1,4 @@
-"""Which keys the job's TCPStore has, asked of it as one of its clients would; nothing is written.
+"""Asks the job's TCPStore for its keys, as one of its clients would; nothing is written.
 
 torch's store answers, after four bytes that say what it is, a request for the list of its keys
 (torch 2.11 and newer). It does not tell who waits for which: that is on the stacks. A rank that
@@ -15,9 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..record.safe_text import clean
+from .limits import REPLY_S
 
-LIMIT_S = 3.0
-"""So long it may take to answer: it is a thread of a rank on a host that may be crowded."""
 _MAGIC = 0x3C85F7CE
 _VALIDATE, _GET, _LIST_KEYS = b"\x00", b"\x03", b"\x11"
 _MOST_BYTES = 1 << 24
@@ -54,7 +53,7 @@ class Keys:
         return {group: frozenset(ranks) for group, ranks in found.items()}
 
 
-def keys_of(host: str, port: int, limit_s: float = LIMIT_S) -> Keys | str:
+def keys_of(host: str, port: int, limit_s: float = REPLY_S) -> Keys | str:
     """The keys of the store there, or why they cannot be had."""
     address = f"{host}:{port}"
     try:
@@ -71,7 +70,7 @@ def keys_of(host: str, port: int, limit_s: float = LIMIT_S) -> Keys | str:
     return Keys(address, names)
 
 
-def values_of(keys: Keys, names: Iterable[str], limit_s: float = LIMIT_S) -> Mapping[str, str]:
+def values_of(keys: Keys, names: Iterable[str], limit_s: float = REPLY_S) -> Mapping[str, str]:
     """The texts that some of these keys have; empty where the store does not tell. Keys that are
     not there are not asked for: a store may make them."""
     host, _, port = keys.address.rpartition(":")
@@ -95,7 +94,7 @@ def _connected(host: str, port: int, limit_s: float) -> socket.socket:
 
 
 class _NoStoreError(Exception):
-    """It is no store that lists keys."""
+    """The peer is no store that lists keys."""
 
 
 class _Answer:

@@ -1,5 +1,5 @@
-"""What can be seen of a job beside its stacks: its store, its sockets, NCCL's own count of calls,
-dumps of torch's flight recorder. Each part may be absent, and is then silent."""
+"""Looks at what can be seen of a job beside its stacks: its store, its sockets, NCCL's own count of
+calls, dumps of torch's flight recorder. Each part may be absent, and is then silent."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import MappingProxyType
 
 from ..foreign.flight_recorder import Dump
 from ..record.safe_text import endpoint, port_of
-from ..record.wording import ranks_text, verb
+from ..record.wording import RankState, ranks_text, verb
 from ..system.proc import is_in_our
 from ..system.sockets import Link, Socket, links, sockets_of
-from . import debug_server, dumps, nccl_ras
+from . import dumps, nccl_ras
+from .look import Stance
 from .processes import Job, Process, is_loopback
-from .stance import Doing, Stance
 from .store import Keys, keys_of
 
 _MOST_LINES = 8
@@ -24,7 +24,7 @@ _ELSEWHERE = "is in another network (a container's): look from inside it to ask 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What was found beside the stacks; `problems` are sentences on what could not be had."""
+    """The witnesses beside the stacks; `problems` are sentences on what could not be had."""
 
     keys: Keys | None = None
     sockets: Sequence[Socket] = ()
@@ -55,7 +55,7 @@ def look_around(
         communicators = []
     answers: Mapping[int, Dump] = {}
     if ask:
-        answers, said = debug_server.dumps_of(keys) if keys is not None else ({}, [])
+        answers, said = dumps.dumps_of(keys) if keys is not None else ({}, [])
         problems += said
         silent = {rank: one for rank, one in ranks.items() if rank not in answers}
         problems += dumps.ask(silent)
@@ -68,7 +68,7 @@ def look_around(
 def details(
     around: Surroundings, stances: Mapping[int, Stance], pids: Mapping[int, int]
 ) -> list[str]:
-    """What of it bears on ranks that wait, one line each."""
+    """Returns what bears on ranks that wait, one line each."""
     return _at_most(
         [
             *_of_store(around.keys, stances),
@@ -96,9 +96,9 @@ def lagging(around: Surroundings, pids: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def nccls_count(around: Surroundings, pids: Mapping[int, int]) -> list[str]:
-    """What NCCL tells of a job of which nothing is found. A rank that waits for its GPU is seen to
-    compute, so this may be all that shows a hang; but who has launched fewer calls may just as well
-    be about to launch them, and only another look tells."""
+    """Returns what NCCL tells of a job of which nothing is found. A rank that waits for its GPU is
+    seen to compute, so this may be all that shows a hang; but who has launched fewer calls may just
+    as well be about to launch them, and only another look tells."""
     lines = _at_most(_of_nccl(around.communicators, pids))
     if not lines:
         return []
@@ -115,10 +115,10 @@ def never_came(around: Surroundings, world_size: int) -> tuple[int, ...]:
 
 
 def world_size(around: Surroundings, stances: Mapping[int, Stance]) -> int:
-    """Of how many ranks the world is by the store, where no process tells: gloo makes one of those
+    """Returns the size of the world by the store, where no process tells: gloo makes one of those
     that have put their addresses there. 0 where some may still be on their way into it."""
     came = around.keys.came().get("", frozenset()) if around.keys is not None else frozenset()
-    joining = any(one.doing is Doing.JOIN for one in stances.values())
+    joining = any(one.doing is RankState.JOIN for one in stances.values())
     if joining or not stances or not came.issuperset(stances) or max(came) + 1 != len(came):
         return 0
     return len(came)
@@ -132,7 +132,7 @@ def with_stores(
     told = {one.arguments["port"] for one in stances.values() if one.arguments.get("port")}
     found = dict(stances)
     for rank, one in stances.items():
-        if one.doing is not Doing.JOIN or one.arguments.get("port"):
+        if one.doing is not RankState.JOIN or one.arguments.get("port"):
             continue
         remotes = (of.remote for of in around.sockets if of.pid == pids[rank])
         ports = {port for remote in remotes if (port := remote.rpartition(":")[2]) in told}
@@ -142,7 +142,8 @@ def with_stores(
 
 
 def _keys(job: Job, stances: Mapping[int, Stance]) -> Keys | str | None:
-    """Of the store that ranks are connecting to, or of the one that their environment names."""
+    """Returns the keys of the store that ranks are connecting to, or of the one that their
+    environment names."""
     named = [(one.arguments.get("hostname"), one.arguments.get("port")) for one in stances.values()]
     named += [(one.told.get("MASTER_ADDR"), one.told.get("MASTER_PORT")) for one in job.processes]
     here = all(is_in_our("net", one.pid) for one in job.processes)
@@ -177,7 +178,7 @@ def _communicators(job: Job, sockets: Sequence[Socket]) -> Sequence[nccl_ras.Com
 def _of_store(keys: Keys | None, stances: Mapping[int, Stance]) -> list[str]:
     lines = []
     for rank, one in sorted(stances.items()):
-        if one.doing is not Doing.STORE or not one.keys:
+        if one.doing is not RankState.STORE or not one.keys:
             continue
         shown = ", ".join(f'"{key}"' for key in one.keys)
         if keys is None:
@@ -248,7 +249,8 @@ def _ranks_of(one: nccl_ras.Communicator, pids: Mapping[int, int]) -> Mapping[in
 
 
 def summary(around: Surroundings, never_came: Sequence[int]) -> list[str]:
-    """What is worth a note: who has never come to make the world, and where dumps are."""
+    """Returns what is worth a note: the ranks that have never come to make the world, and where
+    dumps are."""
     notes = []
     if never_came:
         notes.append(

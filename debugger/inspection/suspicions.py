@@ -1,53 +1,45 @@
-"""What a look at a job is, and how what the diagnosis finds in it is put: in words of the stacks,
-for of the numbers and types of calls nothing is known. Pure."""
+"""Puts what the diagnosis finds in a look into words of the stacks, for nothing is known of the
+numbers and types of calls. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..diagnosis.findings import CallIs, Finding, GroupEvidence, RankEvidence
 from ..diagnosis.story import step
 from ..record.dispute import vote
 from ..record.kinds import Family
-from ..record.wording import CAUSES, at_site, printable, ranks_text, seconds, site_text, verb
-from .lateness import is_asleep, is_idle
-from .stance import Doing, Stance
+from ..record.wording import (
+    CAUSES,
+    RankState,
+    at_site,
+    printable,
+    ranks_text,
+    seconds,
+    site_text,
+    verb,
+)
+from .look import Look, Stance, is_asleep, is_idle
 
 NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The ranks of a job on this host. `missing` should be here and have no process; `twice` are
-    claimed by two processes; `never_came` have not come into the default group, by the job's store.
-    `world_size` is 0 where nobody tells. `unserved`: where the job's store should be, and nobody
-    listens. `age_s`: since the youngest of them was started."""
-
-    ranks: Mapping[int, Stance]
-    missing: tuple[int, ...] = ()
-    twice: tuple[int, ...] = ()
-    never_came: tuple[int, ...] = ()
-    world_size: int = 0
-    unserved: str = ""
-    age_s: float = 0.0
-
-
 def state(one: Stance) -> str:
-    """What a rank does, in words."""
+    """Returns what a rank does, in words."""
     if one.cause in CAUSES:
         return CAUSES[one.cause]
     if one.waits:
         return f"waits, for {seconds(int(one.still_s * 1e9))} at least"
     if is_idle(one):
         return f"waits for somebody to connect at {one.serves}"
-    if one.doing is Doing.UNREADABLE:
+    if one.doing is RankState.UNREADABLE:
         return f"{one.doing.value}, {'runs' if one.running else 'sleeps'}"
     return "computes" if one.running else one.doing.value
 
 
 def evidence(one: Stance) -> RankEvidence:
-    """Where a rank stands, as findings have it."""
+    """Returns where a rank stands, as findings have it."""
     return RankEvidence(
         state=state(one),
         call=None if one.call is None else printable(one.call),
@@ -69,12 +61,12 @@ def each(ranks: Mapping[int, Stance]) -> str:
 def said(
     found: Finding, look: Look, waiting: Mapping[int, Stance], ended: Collection[int]
 ) -> Finding:
-    """What the diagnosis has found in a look, as a suspicion of those that looked."""
+    """Returns what the diagnosis has found in a look, as a suspicion of those that looked."""
     culprits, kind, cause = _culprits(found, waiting, ended), found.kind, None
-    leaving = {rank for rank, one in look.ranks.items() if one.doing is Doing.ENDING}
+    leaving = {rank for rank, one in look.ranks.items() if one.doing is RankState.ENDING}
     if waiting and leaving.union(ended).issuperset(culprits):
         kind = "early_exit"  # also in a message: how many they have exchanged is not known
-    joining = bool(waiting) and all(one.doing is Doing.JOIN for one in waiting.values())
+    joining = bool(waiting) and all(one.doing is RankState.JOIN for one in waiting.values())
     if kind in ("missing_rank", "early_exit") and joining:
         kind = "join_timeout"
     first = look.ranks.get(culprits[0])
@@ -119,7 +111,7 @@ def said(
 def _evidence_of(
     found: Finding, rank: int, one: Stance, waiting: Mapping[int, Stance]
 ) -> RankEvidence:
-    """Where the rank stands, or, where ranks went apart, the call with which it did."""
+    """Returns where the rank stands, or, where ranks went apart, the call with which it did."""
     made = found.ranks.get(rank)
     if made is None or made.call_is is not CallIs.ALL or not went_apart(waiting):
         return evidence(one)
@@ -146,7 +138,7 @@ def is_unserved(look: Look, waiting: Mapping[int, Stance]) -> bool:
 def _culprits(
     found: Finding, waiting: Mapping[int, Stance], ended: Collection[int]
 ) -> tuple[int, ...]:
-    """Those of the finding, as far as the stacks can tell them from others."""
+    """Returns the culprits of the finding, as far as the stacks can tell them from others."""
     culprits = found.culprits
     if found.kind == "unmatched_p2p" and ended:
         of_handles = any(waiting[rank].op == "wait" for rank in culprits if rank in waiting)
@@ -155,15 +147,15 @@ def _culprits(
         if any(one.of_unknown(waiting) for one in waiting.values()):
             return tuple(sorted(waiting))  # whose message a handle is of does not show
         in_groups = tuple(sorted(rank for rank, one in waiting.items() if one.group))
-        by_message = any(one.doing is Doing.MESSAGE for one in waiting.values())
+        by_message = any(one.doing is RankState.MESSAGE for one in waiting.values())
         if in_groups and not by_message and not _is_sure(culprits, waiting):
             return in_groups if len(in_groups) > 1 else tuple(sorted(waiting))
     if found.kind == "op_mismatch" and not found.victims:
         # Who waits in backward waits for gradients that the others have gone on without.
-        beyond = [rank for rank in culprits if waiting[rank].doing is not Doing.BACKWARD]
+        beyond = [rank for rank in culprits if waiting[rank].doing is not RankState.BACKWARD]
         return tuple(beyond) or culprits
     if found.kind == "group_mismatch":
-        makers = [rank for rank, one in waiting.items() if one.doing is Doing.JOIN]
+        makers = [rank for rank, one in waiting.items() if one.doing is RankState.JOIN]
         if set(makers).isdisjoint(culprits) and len(makers) < len(culprits):
             return tuple(sorted(makers))  # most of them make none
     return culprits
@@ -223,7 +215,7 @@ def _away(culprits: Sequence[int], look: Look) -> str:
     first = look.ranks.get(culprits[0])
     if first is None and culprits[0] in look.never_came:
         return f"{verb(culprits, 'has', 'have')} not come: the job's store does not know them"
-    if first is None or first.doing is Doing.GONE:
+    if first is None or first.doing is RankState.GONE:
         return f"{verb(culprits, 'has', 'have')} no process any more"
     come = verb(culprits, "does", "do")
     return f"{come} not come: rank {culprits[0]} {state(first)}{at_site(first.site)}"
@@ -236,7 +228,8 @@ def _who(waiting: Mapping[int, Stance]) -> str:
 
 
 def _parties(waiting: Mapping[int, Stance], told: Callable[[Stance, Sequence[int]], str]) -> str:
-    """What is told of each, once of those of whom it is the same: the largest party first."""
+    """Returns what is told of each, once for ranks of which it is the same; the largest party comes
+    first."""
     parties: dict[Hashable, list[int]] = {}
     for rank, one in waiting.items():
         parties.setdefault(told(one, ()), []).append(rank)

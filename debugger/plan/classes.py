@@ -11,6 +11,7 @@ import hashlib
 from array import array
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 
 from ..record.kinds import KINDS
 from ..record.notes import (
@@ -21,7 +22,7 @@ from ..record.notes import (
     OwnFindingNote,
 )
 from ..record.signature import ANY_SOURCE, Signature
-from ..record.snapshot import CallSite, Creation, Group, GroupKey
+from ..record.snapshot import CallSite, Group, GroupKey
 from .program import Created, CutOff, Destroyed, Ended, Event, Made, Program, Waited
 
 _PROGRAMS_OWN = (
@@ -102,25 +103,17 @@ class Creations:
 
 
 def _with_creations_together(program: Program) -> Iterator[Event | Creations]:
-    row: list[Creation] = []
-    for event in program.events:
-        if isinstance(event, Created):
-            if row and row[-1].site != event.creation.site:
-                yield _together(program.rank, row)
-                row = []
-            row.append(event.creation)
+    for line, run in groupby(program.events, _line_of_creation):
+        if line is None:
+            yield from run
             continue
-        if row:
-            yield _together(program.rank, row)
-            row = []
-        yield event
-    if row:
-        yield _together(program.rank, row)
+        row = [event.creation.ranks for event in run if isinstance(event, Created)]
+        own = tuple(len(ranks) for ranks in row if program.rank in ranks)
+        yield Creations(line[0], tuple(map(len, row)), own)
 
 
-def _together(rank: int, row: list[Creation]) -> Creations:
-    own = tuple(len(one.ranks) for one in row if rank in one.ranks)
-    return Creations(row[0].site, tuple(len(one.ranks) for one in row), own)
+def _line_of_creation(event: Event) -> tuple[CallSite | None] | None:
+    return (event.creation.site,) if isinstance(event, Created) else None
 
 
 def _role(rank: int, signature: Signature, group: Group | None) -> Hashable:

@@ -16,27 +16,23 @@ from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from ..record.wording import printable, ranks_text
-from ..record.writing.whole_records import MOST_CALLS, write_whole
+from ..record.writing.whole_records import write_whole
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from .classes import classes
 from .judgement import Judgement, judge_programs
+from .limits import MOST_READ
 from .program import Program
 
 EXIT_FAILED = 1
-MANY_RANKS = 256
-CALLS_OF_MANY = 256
-"""Of so many ranks, records hold the last calls only: they are there to be looked at."""
 _OF_GPUS = re.compile("cuda|nvidia", re.IGNORECASE)
-MOST_READ = 4096
-"""Of what a rank wrote, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFacts:
-    """How the ranks were planned. `command`: as it was typed; `of`: the ranks of the whole job;
-    `strict`: a warning fails the plan, too; `accelerator`: what answered calls for `cuda`, if not
-    torch ("none")."""
+    """The way in which the ranks were planned. `command`: as it was typed; `of`: the ranks of the
+    whole job; `strict`: a warning fails the plan, too; `accelerator`: what answered calls for
+    `cuda`, if not torch ("none")."""
 
     command: Sequence[str]
     of: int
@@ -65,9 +61,9 @@ def conclude(
     findings = [_with_last_words(one, directory) for one in judgement.findings]
     judgement = replace(judgement, findings=findings)
     for number, rank in judgement.outcome.now.ranks.items():
-        calls = CALLS_OF_MANY if len(programs) > MANY_RANKS else MOST_CALLS
         try:
-            write_whole(directory.flight(number), rank, {"argv": list(facts.command)}, calls)
+            identity = {"argv": list(facts.command)}
+            write_whole(directory.flight(number), rank, identity, len(programs))
         except OSError as error:
             directory.failures.append(f"cannot write the record of rank {number}: {error}")
             break
@@ -132,7 +128,8 @@ def _report(
 
 @step("last words")
 def _with_last_words(finding: Finding, directory: RunDirectory) -> Finding:
-    """What a rank wrote that ended by itself is shown nowhere else: a plan keeps it in a file."""
+    """Adds what a rank wrote that ended by itself: a plan keeps it in a file, and shows it nowhere
+    else."""
     if finding.kind != "rank_died":
         return finding
     rank = finding.culprits[0]

@@ -1,10 +1,10 @@
-"""What is wrong with the programs of a plan, by the same diagnosis as of any run.
+"""Judges the programs of a plan, by the same diagnosis as of any run.
 
 1. The programs are executed as at best they run (`model`). Who is stuck then, is stuck for ever.
 2. Where somebody stands still and nothing is proven, the clock goes on until it may be suspected:
    nothing can come any more that would say otherwise.
 3. Where nothing is wrong at best, they are executed with the calls of a device one after the other:
-   who is stuck then is stuck for ever where nothing but calls of one stream is to come (`streams`).
+   who is stuck then is stuck for ever where nothing but calls of one stream is to come.
 4. Where nothing is wrong then, they are executed as at worst: what is stuck by that needs luck, and
    is a warning.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..diagnosis.diagnose import verdict, verdict_first
-from ..diagnosis.facts.blocking import Model
+from ..diagnosis.facts.blocking import Model, backend_of, on_device
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import judge
 from ..diagnosis.limits import SECOND_NS, Limits
@@ -23,14 +23,14 @@ from ..diagnosis.story import step
 from ..record.kinds import KINDS
 from ..record.notes import ExceptionNote
 from ..record.notes import raised as raised_by
-from ..record.snapshot import CallSite, Rank
+from ..record.signature import Signature
+from ..record.snapshot import CallSite, GroupKey, Rank
 from ..record.wording import at_site, printable
+from .limits import NEVER_S
+from .meetings import Standing
 from .outcome import Outcome, simulate
-from .program import Made, Program
-from .streams import on_devices, stuck_for_ever
+from .program import Created, CutOff, Event, Made, Program, Waited
 
-NEVER_S = 1e8
-"""Nobody is late in a plan: who has not come does not come."""
 NEEDS_LUCK = frozenset(name for name, kind in KINDS.items() if kind.by_order)
 
 
@@ -45,7 +45,7 @@ class UndecidedPlace:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What was found, the verdict first; `outcome`: what the ranks came to."""
+    """The findings, the verdict first; `outcome`: what the ranks came to."""
 
     findings: Sequence[Finding]
     outcome: Outcome
@@ -115,7 +115,7 @@ def _findings(outcome: Outcome) -> list[Finding]:
 
 
 def _suspected(outcome: Outcome) -> list[Finding]:
-    """What a run would suspect, once its hang timeout is over."""
+    """Returns what a run would suspect, once its hang timeout is over."""
     limits = Limits()
     taken_ns = outcome.last_ns + limits.hang_ns + SECOND_NS
     ranks = {
@@ -150,25 +150,22 @@ def _took_another_way(outcome: Outcome) -> bool:
 def _by_order_of_messages(finding: Finding) -> Finding:
     if finding.kind not in NEEDS_LUCK:
         return finding
-    order = "depends on which message a receive from any source takes first"
-    return replace(
-        finding,
-        severity="warning",
-        proven=False,
-        message=f"{order}: {finding.message}",
-        headline=f"{order}: {finding.headline or finding.message}",
-    )
+    return _warning(finding, "depends on which message a receive from any source takes first:")
 
 
 @step("needs luck")
 def _needs_luck(finding: Finding) -> Finding:
     luck = "needs luck: it ends well only where messages and roots need not wait for the others"
+    return _warning(finding, f"{luck}; else")
+
+
+def _warning(finding: Finding, when: str) -> Finding:
     return replace(
         finding,
         severity="warning",
         proven=False,
-        message=f"{luck}; else {finding.message}",
-        headline=f"{luck}; else {finding.headline or finding.message}",
+        message=f"{when} {finding.message}",
+        headline=f"{when} {finding.headline or finding.message}",
     )
 
 
@@ -191,7 +188,7 @@ def _alike(finding: Finding, outcome: Outcome) -> Finding:
 
 
 def _ended_alike(finding: Finding, ranks: Mapping[int, Rank]) -> str:
-    """How all of them ended, where that is the same; "" where it is not."""
+    """Returns how all of them ended, where that is the same; "" where it is not."""
     processes = [rank.process for rank in ranks.values()]
     if len({(one.exit_code, one.signal) for one in processes}) != 1:
         return ""
@@ -200,8 +197,8 @@ def _ended_alike(finding: Finding, ranks: Mapping[int, Rank]) -> str:
 
 
 def _raised_alike(ranks: Mapping[int, Rank]) -> str:
-    """What all of them raised at one line; "" where they did not, or where what they raised names
-    those that have failed."""
+    """Returns what all of them raised at one line; "" where they did not, or where what they raised
+    names those that have failed."""
     raised: dict[tuple[str, CallSite | None], int] = {}
     for rank in ranks.values():
         for last in ExceptionNote.among(rank.notes)[-1:]:
@@ -213,3 +210,57 @@ def _raised_alike(ranks: Mapping[int, Rank]) -> str:
         return ""
     ((text, site),) = raised
     return f"all {len(ranks)} ranks raised the same{at_site(site)}: {printable(text)}"
+
+
+def on_devices(programs: Mapping[int, Program]) -> bool:
+    """Whether anybody has a group whose calls are on a device."""
+    return any(
+        on_device(name)
+        for program in programs.values()
+        for group in program.groups.values()
+        for name in group.backend.lower().replace(":", ",").split(",")
+    )
+
+
+def stuck_for_ever(outcome: Outcome, model: Model) -> bool:
+    """`outcome`: of programs that stand still at each call that they wait for. Whether those that
+    are left in it are stuck on a real device, too."""
+    left = [number for number, one in outcome.standings.items() if one.exit is None]
+    return bool(left) and all(
+        _is_stuck(outcome.now.ranks[number], outcome.standings[number], model) for number in left
+    )
+
+
+def _is_stuck(rank: Rank, standing: Standing, model: Model) -> bool:
+    numbers = [wait.call for wait in rank.waits]
+    if len(numbers) != 1 or numbers[0] is None:
+        return False
+    program, call = standing.program, standing.calls[numbers[0]]
+    if not _is_on_device(program, call.group, call.signature):
+        return True
+    stuck = [
+        (at, event.stream)
+        for at, event in enumerate(program.events)
+        if (isinstance(event, Made) and event.call.number == call.number)
+        or (isinstance(event, Waited) and event.number == call.number)
+    ]
+    at, stream = stuck[-1] if call.is_async else stuck[0]
+    rest = program.events[at + 1 :]
+    return stream >= 0 and all(_comes_behind(event, stream, program, model) for event in rest)
+
+
+def _is_on_device(program: Program, group: GroupKey, signature: Signature) -> bool:
+    known = program.groups.get(group)
+    return known is not None and on_device(backend_of(known.backend, signature))
+
+
+def _comes_behind(event: Event, stream: int, program: Program, model: Model) -> bool:
+    """Whether this cannot help anybody before the stream has got so far."""
+    match event:
+        case Made(call, its_stream):
+            return its_stream == stream and _is_on_device(program, call.group, call.signature)
+        case Created(creation):
+            return not model.creation_blocks(creation.backend)
+        case CutOff():
+            return False
+    return True

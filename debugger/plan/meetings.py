@@ -1,45 +1,70 @@
-"""Where ranks of a simulation meet: collectives, messages, and the creation of groups.
+"""Meetings of the ranks of a simulation: collectives, messages, and the creation of groups; what
+each rank has done so far, and what its threads stand in.
 
 An `End` is what a thread waits for. A call that ends alike for all of its ranks is one `End` that
 they share (the `Meeting` itself); where it ends for each in its own time they have others.
+
+For whom a call waits is told by the diagnosis' model of blocking (`Model`). Which calls meet is
+not: `diagnosis/facts/needs` compares how many both sides have made when all stand still, and has no
+order of events; here each call meets its other side as it is made. Of the waits in which 600 random
+plans end it lets a third go on: those in calls to which all have come that do not fit, whose
+message another receive has taken, or whose sender has ended without it. Other rules judge these.
 """
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
-from ..diagnosis.facts.blocking import tree_children, tree_parent
-from ..record.signature import ANY_SOURCE, Signature
-from ..record.snapshot import GroupKey
+from ..diagnosis.facts.blocking import (
+    Model,
+    WaitsFor,
+    backend_of,
+    on_device,
+    tree_children,
+    tree_parent,
+)
+from ..record.layout import Activity
+from ..record.ops import op_of
+from ..record.signature import (
+    ANY_SOURCE,
+    CHAIN_STEP,
+    MASK,
+    Signature,
+    agreement_hash,
+    call_bytes,
+    exact_hash,
+    hash64,
+)
+from ..record.snapshot import Call, CallSite, Creation, GroupKey, Note
+from .program import CutOff, Ended, Made, Program, Waited
 
 
+@dataclass(slots=True, eq=False)
 class End:
-    """The end of a call: `done_ns` is 0 until then. Threads are parked at it (see `runnable`)."""
+    """The end of a call: `done_ns` is 0 until then. Threads are parked at it (see `simulation`)."""
 
-    __slots__ = ("done_ns",)
-
-    def __init__(self) -> None:
-        self.done_ns = 0
+    done_ns: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Meeting(End):
-    """One collective of a group. `bad`: its ranks do not fit, and nobody who waits gets out."""
+    """A collective of a group. `bad`: its ranks do not fit, and nobody who waits gets out.
+    `ready`: all have come; on a device the group's calls before this one may still be under way.
+    `of_root`: for those who wait for the root alone. `splits`: by place in the group, where what
+    one sends must be what the other expects."""
 
-    __slots__ = ("agree", "bad", "came", "of_root", "ready", "splits", "tree")
-
-    def __init__(self, agree: int) -> None:
-        super().__init__()
-        self.agree = agree
-        self.bad = False
-        self.came = 0
-        self.ready = False
-        """All have come; on a device the group's calls before this one may still be under way."""
-        self.of_root: End | None = None
-        """For those who wait for the root alone."""
-        self.tree: Tree | None = None
-        self.splits: dict[int, Signature] = {}
-        """By place in the group, where what one sends must be what the other expects."""
+    agree: int = 0
+    bad: bool = False
+    came: int = 0
+    ready: bool = False
+    of_root: End | None = None
+    tree: Tree | None = None
+    splits: dict[int, Signature] = field(default_factory=dict)
 
     def splits_fit(self) -> bool:
         """Whether each rank receives what the others send to it; all have come."""
@@ -51,14 +76,14 @@ class Meeting(End):
         return list(zip(*expected, strict=True)) == sent
 
 
+@dataclass(slots=True)
 class Tree:
     """A broadcast from hand to hand: each place of the group has an end of its own."""
 
-    def __init__(self, size: int, root: int) -> None:
-        self._size = size
-        self._root = root
-        self._ends: dict[int, End] = {}
-        self._with_data: set[int] = set()
+    _size: int
+    _root: int
+    _ends: dict[int, End] = field(default_factory=dict)
+    _with_data: set[int] = field(default_factory=set)
 
     def comes(self, place: int) -> tuple[End, list[End]]:
         """A rank comes: its end, and all ends that this brings about (its own may be one)."""
@@ -70,16 +95,15 @@ class Tree:
             at = todo.pop()
             self._with_data.add(at)
             touched.append(at)
-            todo += [child for child in self._children(at) if child in self._ends]
-        return own, [self._ends[one] for one in touched if self._is_through(one)]
-
-    def _children(self, place: int) -> list[int]:
-        return tree_children(place, self._root, self._size)
-
-    def _is_through(self, place: int) -> bool:
-        if place not in self._with_data or self._ends[place].done_ns:
-            return False
-        return all(child in self._ends for child in self._children(place))
+            children = tree_children(at, self._root, self._size)
+            todo += [child for child in children if child in self._ends]
+        return own, [
+            self._ends[one]
+            for one in touched
+            if one in self._with_data
+            and not self._ends[one].done_ns
+            and all(child in self._ends for child in tree_children(one, self._root, self._size))
+        ]
 
 
 @dataclass(slots=True)
@@ -95,7 +119,7 @@ class Posted:
 
 @dataclass(slots=True)
 class MeetingPlace:
-    """One group as its ranks share it. `size`: how many of them are in the plan."""
+    """A group as its ranks share it. `size`: how many of them are in the plan."""
 
     key: GroupKey
     ranks: tuple[int, ...]
@@ -167,3 +191,273 @@ class MeetingPlace:
         for (destination, _, _), receives in self._receives.items():
             if destination == rank:
                 receives.clear()
+
+
+@dataclass(slots=True)
+class Membership:
+    """A group as one rank is in it. `ready`: it has made it; `kinds`: see `simulation`."""
+
+    place: MeetingPlace
+    at: int
+    backend: str
+    ready: bool = True
+    destroyed: bool = False
+    issued: int = 0
+    chain: int = 0
+    exact: int = 0
+    last: int | None = None
+    kinds: dict[int, Kind] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ChannelCount:
+    """The sends, or receives, of a rank in one channel."""
+
+    issued: int = 0
+    chain: int = 0
+    last: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The wait that a thread stands still in. `number`: of the call, as the rank has made them."""
+
+    activity: Activity
+    since_ns: int
+    number: int | None = None
+    site: CallSite | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Standing:
+    """The state of a rank. What is known of each call is in lists of equal length, by its
+    number."""
+
+    def __init__(self, program: Program, start_ns: int) -> None:
+        self.program = program
+        self.start_ns = start_ns
+        self.groups: dict[GroupKey, Membership] = {}
+        self.channels: dict[tuple[GroupKey, str, int, int], ChannelCount] = {}
+        self.calls: list[Call] = []
+        self.seqs = array("q")
+        self.issued_ns = array("q")
+        self.ends: list[End | int] = []
+        """When each was over: a time, or what is waited for."""
+        self.by_number: dict[int, int] = {}
+        """Of the calls whose number in the program is another one."""
+        self.creations: list[Creation] = []
+        self.notes: list[Note] = []
+        self.exit: Ended | None = None
+        self.ended_ns = 0
+        self.cut: CutOff | None = None
+        self.posted = False
+        """It has made messages that might still be open when it ends."""
+        self.lost = lost_sends(program)
+        self.site: CallSite | None = None
+        """The line of the last thing that it did."""
+
+    def own_number(self, number: int) -> int | None:
+        """The place in the lists of the call that has this number in the program."""
+        found = self.by_number.get(number, number)
+        if found < len(self.calls) and self.calls[found].number == number:
+            return found
+        return None
+
+    def done_ns(self, number: int) -> int:
+        """When the call was over; 0: it is under way."""
+        end = self.ends[number]
+        return end if isinstance(end, int) else end.done_ns
+
+
+def lost_sends(program: Program) -> frozenset[int]:
+    """The numbers of sends that the rank never waits for, when nothing that it does afterwards
+    involves their receivers: it ends, and nobody knows whether they have left by then."""
+    waited = {event.number for event in program.events if isinstance(event, Waited)}
+    met: set[int] = set()
+    lost = []
+    for event in reversed(program.events):
+        if not isinstance(event, Made):
+            continue
+        call = event.call
+        peer = call.signature.peer
+        if call.signature.op == "send" and call.is_async and call.number not in waited:
+            if peer not in met:
+                lost.append(call.number)
+            continue
+        group = program.groups.get(call.group)
+        met.update([peer] if peer is not None else group.ranks if group is not None else ())
+        if group is not None and len(met) >= program.world_size:
+            break
+    return frozenset(lost)
+
+
+class Kind:
+    """All that the simulation needs to know of a signature, in one group of one rank."""
+
+    __slots__ = ("agree", "backend", "blocks", "exact", "on_device", "signature", "splits", "waits")
+
+    def __init__(
+        self,
+        model: Model,
+        signature: Signature,
+        member: Membership,
+        rank: int,
+        hashes: tuple[int, int],
+    ) -> None:
+        self.signature = signature  # which keeps its id
+        rule = op_of(signature.op)
+        self.backend = backend = backend_of(member.backend, signature)
+        self.on_device = on_device(backend)
+        self.blocks = model.blocks_host(backend, signature.op)
+        self.splits = rule.splits
+        self.agree, self.exact = hashes
+        self.waits = WaitsFor.ALL
+        if signature.peer is None:
+            self.waits = model.collective(backend, signature, len(member.place.ranks), rank)
+
+
+def hashes_of(signature: Signature) -> tuple[int, int]:
+    """Returns what a call adds to the chains of its group, or of its channel."""
+    if signature.peer is not None:
+        content = hash64((signature.dtypes, signature.counts))
+        return content, content
+    return agreement_hash(signature), exact_hash(signature)
+
+
+class Calls:
+    """The calls of all ranks: a rank makes one, and those that are over by it end. `planned`: the
+    ranks of the plan; whom it does not have, nobody waits for. `over` wakes those who wait for an
+    end."""
+
+    def __init__(
+        self, model: Model, planned: frozenset[int], over: Callable[[End, int], None]
+    ) -> None:
+        self._model = model
+        self._planned = planned
+        self._over = over
+        self._order = itertools.count()
+        self._hashes: dict[int, tuple[int, int]] = {}
+        """By the id of the signature, which the programs keep alive."""
+
+    def kind_of(self, rank: Standing, member: Membership, signature: Signature) -> Kind:
+        """Returns what there is to know of calls with this signature in this group, of which this
+        is the rank's first."""
+        known = self._hashes.get(id(signature))
+        if known is None:
+            known = self._hashes[id(signature)] = hashes_of(signature)
+        kind = Kind(self._model, signature, member, rank.program.rank, known)
+        member.kinds[id(signature)] = kind
+        return kind
+
+    def collective(
+        self, rank: Standing, member: Membership, kind: Kind, number: int, now_ns: int
+    ) -> End | int:
+        place = member.place
+        seq = member.issued
+        member.issued = seq + 1
+        member.last = number
+        member.chain = (member.chain * CHAIN_STEP + kind.agree) & MASK
+        if kind.exact != kind.agree:
+            member.exact = (member.exact + kind.exact * (2 * seq + 1)) & MASK
+        meeting = place.meetings.get(seq)
+        if meeting is None:
+            meeting = place.meetings[seq] = Meeting(agree=kind.agree)
+        elif meeting.agree != kind.agree:
+            meeting.bad = True
+        meeting.came += 1
+        if kind.splits:
+            meeting.splits[member.at] = kind.signature
+        all_came = meeting.came == place.size
+        if all_came:
+            if kind.splits and place.whole and not meeting.splits_fit():
+                meeting.bad = True
+            if kind.on_device:
+                meeting.ready = True
+                self._over_on_device(place, now_ns)
+            else:
+                del place.meetings[seq]
+                if not meeting.bad:
+                    self._over(meeting, now_ns)
+        if kind.signature.root == rank.program.rank:
+            meeting.of_root = meeting.of_root or End()
+            if not meeting.bad and not meeting.of_root.done_ns:
+                self._over(meeting.of_root, now_ns)
+        if kind.waits is WaitsFor.ALL:
+            return meeting
+        if kind.waits is WaitsFor.NOBODY:
+            return now_ns
+        if kind.waits is WaitsFor.TREE and place.whole:
+            return self._down_the_tree(place, meeting, member.at, kind, now_ns)
+        if meeting.of_root is None:
+            meeting.of_root = End()
+            if kind.signature.root not in self._planned:
+                meeting.of_root.done_ns = now_ns
+        return meeting.of_root
+
+    def _over_on_device(self, place: MeetingPlace, now_ns: int) -> None:
+        while True:
+            meeting = place.meetings.get(place.next_on_device)
+            if meeting is None or not meeting.ready or meeting.bad:
+                return
+            del place.meetings[place.next_on_device]
+            place.next_on_device += 1
+            self._over(meeting, now_ns)
+
+    def _down_the_tree(
+        self, place: MeetingPlace, meeting: Meeting, at: int, kind: Kind, now_ns: int
+    ) -> End:
+        if meeting.tree is None:
+            root = place.places.get(kind.signature.root or 0, 0)
+            meeting.tree = Tree(len(place.ranks), root)
+        own, over = meeting.tree.comes(at)
+        if not meeting.bad:
+            for end in over:
+                self._over(end, now_ns)
+        return own
+
+    def message(
+        self,
+        rank: Standing,
+        member: Membership,
+        call: Call,
+        kind: Kind,
+        number: int,
+        now_ns: int,
+    ) -> tuple[int, End | int]:
+        signature, own, place = kind.signature, rank.program.rank, member.place
+        peer = signature.peer
+        assert peer is not None
+        channel = rank.channels.setdefault(
+            (call.group, signature.op, peer, signature.tag), ChannelCount()
+        )
+        seq = channel.issued
+        channel.issued = seq + 1
+        channel.chain = (channel.chain * CHAIN_STEP + kind.agree) & MASK
+        channel.last = number
+        if peer == ANY_SOURCE:
+            peer = rank.program.came_from.get(call.number, ANY_SOURCE)
+        if peer != ANY_SOURCE and peer not in self._planned:
+            return seq, now_ns
+        tag = 0 if kind.on_device else signature.tag  # NCCL knows none
+        end = End()
+        if self._model.strict and call.number in rank.lost:
+            return seq, end
+        posted = Posted(end, own, now_ns, next(self._order), call_bytes(signature))
+        if signature.op == "send":
+            other = place.receive_for(own, peer, tag)
+            if other is None:
+                waiting_bytes = place.post_send(posted, peer, tag)
+                if waiting_bytes <= self._model.room_bytes(kind.backend):
+                    end.done_ns = now_ns
+        else:
+            other = place.send_for(peer, own, tag)
+            if other is None:
+                place.post_receive(posted, peer, tag)
+        if other is None:
+            if peer == ANY_SOURCE and not place.whole:
+                return seq, now_ns  # it may come from a rank that is not in the plan
+            rank.posted = True
+            return seq, end
+        if not other.end.done_ns:
+            self._over(other.end, max(now_ns, other.time_ns))
+        return seq, max(now_ns, other.time_ns)

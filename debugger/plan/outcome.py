@@ -1,4 +1,4 @@
-"""What the simulation came to, as a snapshot: each rank as a real one would be that stopped there.
+"""Makes a snapshot of what the simulation came to: each rank as a real one that stopped there.
 
 Whoever waits, waits for ever, and there are two looks, between which nothing has moved: so the
 diagnosis judges it as any run that hangs.
@@ -6,7 +6,7 @@ diagnosis judges it as any run that hangs.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,20 +23,15 @@ from ..record.snapshot import (
     Note,
     Process,
     Rank,
+    RecalledHistory,
     Snapshot,
-    Timing,
     Wait,
+    place_of,
 )
-from .calls import hashes_of
+from .limits import LASTED_S
+from .meetings import Standing, hashes_of
 from .program import Program
-from .runnable import Thread
-from .simulation import Simulation
-from .standing import Standing
-from .threads import place_of
-
-BEGINS_NS = SECOND_NS
-LASTED_S = 1e6
-"""Between the last event and the look: longer than the bytes of any call may take."""
+from .simulation import Simulation, Thread
 
 Chains = tuple[int, int, int]
 """chain, exact and balance of a group."""
@@ -52,15 +47,6 @@ class Outcome:
     last_ns: int
 
     @property
-    def unknown(self) -> dict[int, str]:
-        """The ranks of which not all is known, each with the reason."""
-        return {
-            number: standing.cut.why
-            for number, standing in self.standings.items()
-            if standing.cut is not None
-        }
-
-    @property
     def through(self) -> bool:
         """Every rank has ended."""
         return all(one.exit is not None for one in self.standings.values())
@@ -70,7 +56,7 @@ def simulate(
     programs: Mapping[int, Program], model: Model | None = None, start_ns: int = 0
 ) -> Outcome:
     """Execute the programs. `start_ns`: when they began, in Unix time."""
-    simulation = Simulation(programs, model or Model(), start_ns or BEGINS_NS)
+    simulation = Simulation(programs, model or Model(), start_ns or SECOND_NS)
     simulation.run()
     last_ns = simulation.now_ns
     taken_ns = last_ns + int(LASTED_S * SECOND_NS)
@@ -187,19 +173,19 @@ def _groups(
         )
 
 
-class PlannedHistory:
-    """A rank's calls, each made when it is asked for: `snapshot.History` over a `Standing`."""
+class PlannedHistory(RecalledHistory):
+    """The calls of a rank that the simulation has made."""
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
 
     @cached_property
-    def _index(self) -> tuple[dict[object, list[int]], list[Chains]]:
+    def _index(self) -> tuple[dict[Hashable, list[int]], list[Chains]]:
         """The numbers of the calls of each group and channel, in order; and after each call the
         chains of its own."""
         standing = self._standing
         hashes: dict[int, tuple[int, int]] = {}
-        numbers: dict[object, list[int]] = {}
+        numbers: dict[Hashable, list[int]] = {}
         running: dict[object, Chains] = {}
         chains = []
         for number, call in enumerate(standing.calls):
@@ -244,29 +230,16 @@ class PlannedHistory:
             completed_ns=done_ns,
         )
 
-    def at(self, group: GroupKey, seq: int) -> Call | None:
-        return self._of(group, seq)
-
-    def message(self, channel: Channel, seq: int) -> Call | None:
-        return self._of((channel.group, channel.op, channel.peer, channel.tag), seq)
-
-    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
-        if count <= 0:
-            return []
+    def numbers(self, group: GroupKey | None) -> Sequence[int]:
         everything = range(len(self._standing.calls))
-        rows = everything if group is None else self._index[0].get(group, [])
-        found = (self.call(number) for number in rows[-count:])
-        return [call for call in found if call is not None]
+        return everything if group is None else self._index[0].get(group, ())
 
-    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
+    def number_of(self, place: Hashable, seq: int) -> int | None:
+        rows = self._index[0].get(place, ())
+        return rows[seq] if 0 <= seq < len(rows) else None
 
     def chains_after(self, group: GroupKey, issued: int) -> Chains | None:
         if issued == 0:
             return (0, 0, 0)
         rows = self._index[0].get(group, ())
         return self._index[1][rows[issued - 1]] if 0 < issued <= len(rows) else None
-
-    def _of(self, where: object, seq: int) -> Call | None:
-        rows = self._index[0].get(where, ())
-        return self.call(rows[seq]) if 0 <= seq < len(rows) else None

@@ -94,7 +94,7 @@ class Undecided:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One rank, from its start to its end.
+    """The program of a rank, from its start to its end.
 
     `events` are in program order; the calls of several threads are in the order of their issue.
     `notes` are those of the rank's record (exceptions, invalid arguments, ...), each with the
@@ -140,7 +140,7 @@ class _Counts:
 
 
 class _Reader:
-    """One file."""
+    """Reads one file."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -168,8 +168,8 @@ class _Reader:
                     row = json.loads(line)
                     if row[0] in _KINDS:
                         self._define(_KINDS[row[0]], *row[1:])
-                    else:
-                        getattr(self, f"_on_{row[0]}", _nothing)(*row[1:])
+                    elif take := getattr(self, f"_on_{row[0]}", None):  # else of a newer version
+                        take(*row[1:])
                 except DAMAGED:
                     self._events.append(CutOff("its record is damaged from here on"))
                     self._ended = True
@@ -209,17 +209,7 @@ class _Reader:
             self._notes.append((len(self._events), known.notes[-1]))
 
     def _on_slot(self, index: int, definition: int) -> None:
-        text = self._known.group(definition)
-        if text is None:
-            raise KeyError(f"no group has the definition {definition}")
-        self._slots[index] = Group(
-            key=text.key,
-            desc=text.desc,
-            ranks=text.ranks,
-            backend=text.backend,
-            state=GroupState.READY,
-            timeout_s=text.timeout_s,
-        )
+        self._slots[index] = self._known.groups[definition]
         self._states[index] = GroupState.READY
 
     def _on_kind(self, number: int, *row: int) -> None:
@@ -252,7 +242,7 @@ class _Reader:
             group=self._slots[slot].key,
             seq=seq,
             signature=self._known.signatures[signature],
-            site=self._known.site(site),
+            site=self._known.sites.get(site),
             thread=thread,
             state=CallState.ISSUED,
             is_async=bool(flags & ASYNC_FLAG),
@@ -282,11 +272,11 @@ class _Reader:
             self._came_from[number] = ranks[source]
 
     def _on_wait(self, number: int, site: int, stream: int = 0) -> None:
-        self._events.append(Waited(number, self._known.site(site), _stream(stream)))
+        self._events.append(Waited(number, self._known.sites.get(site), _stream(stream)))
 
     def _on_destroyed(self, index: int, site: int) -> None:
         self._states[index] = GroupState.DESTROYED
-        self._events.append(Destroyed(self._slots[index].key, self._known.site(site)))
+        self._events.append(Destroyed(self._slots[index].key, self._known.sites.get(site)))
 
     def _on_waits(self, activity: int, detail: int, site: int) -> None:
         self._waits.append((activity, detail, site))
@@ -296,7 +286,7 @@ class _Reader:
             self._waits.pop()
 
     def _on_undecided(self, site: int, what: str) -> None:
-        said = Undecided(self._known.site(site) or CallSite("", 0, ""), str(what))
+        said = Undecided(self._known.sites.get(site) or CallSite("", 0, ""), str(what))
         if said not in self._undecided:
             self._undecided.append(said)
 
@@ -315,11 +305,11 @@ class _Reader:
         if self._ended:
             return
         self._ended = True
-        found = self._known.site(site)
+        found = self._known.sites.get(site)
         if waits and self._waits:
             activity, detail, site = self._waits[-1]
-            found = self._known.site(site) or found
-            about = self._known.detail(detail)
+            found = self._known.sites.get(site) or found
+            about = self._known.details.get(detail, {})
             self._events.append(CutOff(str(why), found, Activity(activity), about))
             return
         match self._events[-1:]:
@@ -330,8 +320,3 @@ class _Reader:
 
 def _stream(number: int) -> int:
     return whole(number) if number >= 0 else -1
-
-
-def _nothing(*row: Any) -> None:
-    """A line of a newer version."""
-    del row

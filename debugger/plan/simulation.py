@@ -2,7 +2,7 @@
 
 Event by event, and each once: a thread goes on until it must wait, and is woken by what it waits
 for. Times are those of a clock that gives every step the same, so that only the order of things
-counts; who is behind goes first. What the ranks have done then is in `standing.Standing`.
+counts; who is behind goes first. What the ranks have done then is in `meetings.Standing`.
 
 Rules:
 1. A collective ends as `model` says, once those whom it needs have made the one with its sequence
@@ -17,23 +17,70 @@ Rules:
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Hashable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..record.layout import Activity, CallState
-from ..record.snapshot import Call, Group, GroupKey, Note
-from .calls import Calls, Kind
-from .meetings import End, Meeting, MeetingPlace
+from ..record.snapshot import Call, GroupKey, Note, place_of
+from .limits import TICK_NS
+from .meetings import Calls, End, Kind, Meeting, MeetingPlace, Membership, Standing, Stop
 from .program import Created, CutOff, Destroyed, Ended, Made, Program, Waited
-from .runnable import Runnable, Thread
-from .standing import Membership, Standing, Stop
-from .threads import AllThreads, Doing, InTurn, Joins, by_thread, place_of
+from .threads import AllThreads, Doing, InTurn, Joins, by_thread
 
-TICK_NS = 1000
-"""What each step takes."""
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """A thread of a rank. `stop`: what it stands still in; `makes`: the group that it has when what
+    it waits for is there."""
+
+    rank: Standing
+    doings: list[Doing]
+    order: int
+    clock_ns: int
+    at: int = 0
+    stop: Stop | None = None
+    makes: Membership | None = None
+    yielded: bool = False
+
+
+class Runnable:
+    """The threads that may go on; the one that is furthest behind goes first."""
+
+    def __init__(self) -> None:
+        self._ready: list[tuple[int, int, Thread]] = []
+        self._parked: dict[Hashable, list[Thread]] = {}
+
+    def push(self, thread: Thread) -> None:
+        """Lets the thread go on from its own time on."""
+        heapq.heappush(self._ready, (thread.clock_ns, thread.order, thread))
+
+    def pop(self) -> Thread | None:
+        """The next one; None when nobody may go on."""
+        return heapq.heappop(self._ready)[2] if self._ready else None
+
+    def stands_still(self, thread: Thread, end: End, stop: Stop) -> bool:
+        """The thread waits for that; False, so that it does not go on."""
+        thread.stop = stop
+        return self.park(thread, end)
+
+    def over(self, end: End, now_ns: int) -> None:
+        """Ends this: who waits for it goes on."""
+        end.done_ns = now_ns
+        self.unpark(end, now_ns)
+
+    def park(self, thread: Thread, what: Hashable) -> bool:
+        """The thread goes on after `unpark` of the same; False, so that it does not go on."""
+        self._parked.setdefault(what, []).append(thread)
+        return False
+
+    def unpark(self, what: Hashable, now_ns: int) -> None:
+        for thread in self._parked.pop(what, ()):
+            thread.clock_ns = max(thread.clock_ns, now_ns)
+            self.push(thread)
 
 
 class Simulation:
@@ -59,7 +106,7 @@ class Simulation:
         self._creations: dict[Hashable, Meeting] = {}
         self._order = itertools.count()
         self._runnable = Runnable()
-        self._calls = Calls(model, self._planned, self._runnable)
+        self._calls = Calls(model, self._planned, self._runnable.over)
         self._turns: dict[Hashable, int] = {}
         self._several: set[int] = set()
         """The ranks with more than one thread."""
@@ -84,7 +131,10 @@ class Simulation:
         rows = by_thread(program)
         joined = {row.group for thread in rows for row in thread if isinstance(row, Joins)}
         for key, group in program.groups.items():
-            if self._elsewhere(program.rank, group):
+            # A world that some ranks of the job have made for themselves: which of them are in it
+            # is not on record, for they have other numbers there. Nobody waits in it.
+            is_part = group.desc == DEFAULT_GROUP and len(group.ranks) < self._world_size
+            if is_part or program.rank not in group.ranks:
                 continue
             place = self._places.get((key, group.ranks))
             if place is None:
@@ -102,12 +152,6 @@ class Simulation:
         self.threads[program.rank] = threads
         for thread in threads:
             self._runnable.push(thread)
-
-    def _elsewhere(self, rank: int, group: Group) -> bool:
-        """A world that some ranks of the job have made for themselves: which of them are in it is
-        not on record, for they have other numbers there. Nobody waits in it."""
-        is_part = group.desc == DEFAULT_GROUP and len(group.ranks) < self._world_size
-        return is_part or rank not in group.ranks
 
     def _advance(self, thread: Thread) -> None:
         """Until it must wait."""
@@ -142,12 +186,16 @@ class Simulation:
             case Ended():
                 return self._end(thread, doing)
             case InTurn():
-                return self._in_turn(thread, doing)
+                where = (thread.rank.program.rank, doing.where)
+                if self._turns.get(where, 0) < doing.turn:
+                    return self._runnable.park(thread, (*where, doing.turn))
             case AllThreads():
-                return self._all_threads(thread)
+                rank = thread.rank.program.rank
+                for other in self.threads[rank]:
+                    if other is not thread and (other.at < len(other.doings) or other.stop):
+                        return self._runnable.park(thread, ("threads", rank))
             case Note():
-                at_ns = thread.clock_ns
-                thread.rank.notes.append(_at(doing, at_ns))
+                thread.rank.notes.append(replace(doing, time_ns=thread.clock_ns))
             case CutOff():
                 self._cut_off(thread, doing)
                 return False
@@ -176,31 +224,13 @@ class Simulation:
         if isinstance(before, Waited):
             number = rank.own_number(before.number) or 0
         call, end = rank.calls[number], rank.ends[number]
-        if isinstance(end, int) or end.done_ns or not self._is_on_device(rank, call):
+        member = rank.groups.get(call.group)
+        on_device = member is not None and member.kinds[id(call.signature)].on_device
+        if isinstance(end, int) or end.done_ns or not on_device:
             return False
         site = before.site if isinstance(before, Waited) else call.site
         stop = Stop(Activity.IN_CALL, thread.clock_ns, number, site or call.site)
         self._runnable.stands_still(thread, end, stop)
-        return True
-
-    @staticmethod
-    def _is_on_device(rank: Standing, call: Call) -> bool:
-        member = rank.groups.get(call.group)
-        return member is not None and bool(member.kinds[id(call.signature)].on_device)
-
-    def _in_turn(self, thread: Thread, doing: InTurn) -> bool:
-        where = (thread.rank.program.rank, doing.where)
-        if self._turns.get(where, 0) < doing.turn:
-            return self._runnable.park(thread, (*where, doing.turn))
-        thread.at += 1
-        return True
-
-    def _all_threads(self, thread: Thread) -> bool:
-        rank = thread.rank.program.rank
-        for other in self.threads[rank]:
-            if other is not thread and (other.at < len(other.doings) or other.stop is not None):
-                return self._runnable.park(thread, ("threads", rank))
-        thread.at += 1
         return True
 
     # -- calls ---------------------------------------------------------------------------------
@@ -234,7 +264,10 @@ class Simulation:
         rank.issued_ns.append(now_ns)
         rank.ends.append(end)
         if rank.program.rank in self._several:
-            self._made_in_turn(rank, call, now_ns)
+            where = (rank.program.rank, place_of(call))
+            turn = self._turns[where] = self._turns.get(where, 0) + 1
+            self._runnable.unpark((*where, turn), now_ns)
+            self._runnable.unpark(("call", rank.program.rank, call.number), now_ns)
         if isinstance(end, int) or end.done_ns:
             return True
         if call.is_async or kind is None or not kind.blocks:
@@ -242,12 +275,6 @@ class Simulation:
         return self._runnable.stands_still(
             thread, end, Stop(Activity.IN_CALL, now_ns, number, call.site)
         )
-
-    def _made_in_turn(self, rank: Standing, call: Call, now_ns: int) -> None:
-        where = (rank.program.rank, place_of(call))
-        turn = self._turns[where] = self._turns.get(where, 0) + 1
-        self._runnable.unpark((*where, turn), now_ns)
-        self._runnable.unpark(("call", rank.program.rank, call.number), now_ns)
 
     def _wait(self, thread: Thread, doing: Waited) -> bool:
         rank = thread.rank
@@ -312,7 +339,7 @@ class Simulation:
             return True
         meeting = self._creations.get(where)
         if meeting is None:
-            meeting = self._creations[where] = Meeting(0)
+            meeting = self._creations[where] = Meeting()
         meeting.came += 1
         if meeting.came == len(self._planned.intersection(ranks)):
             self._runnable.over(meeting, thread.clock_ns)
@@ -364,7 +391,3 @@ class Simulation:
             for member in rank.groups.values():
                 member.place.forget(rank.program.rank)
         return True
-
-
-def _at(note: Note, time_ns: int) -> Note:
-    return Note(note.kind, time_ns, note.message, note.site, note.data)

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 from ..diagnosis.facts.world import DEFAULT_GROUP
 from ..record.notes import UnwindingNote
-from ..record.snapshot import Call, GroupKey, Note
-from .program import CutOff, Destroyed, Ended, Event, Made, Program, Waited
-
-"""The kind of a note about the call that a rank is entering."""
+from ..record.snapshot import GroupKey, Note, place_of
+from .program import CutOff, Ended, Event, Made, Program, Waited
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def doings(program: Program) -> list[Doing]:
             found.append(notes[at_note][1])
             at_note += 1
         if later:
-            of = _group(event)
+            of = event.call.group if isinstance(event, Made) else getattr(event, "group", None)
             ends = isinstance(event, Ended | CutOff)
             for key in [key for key in joins if key in later and (ends or key == of)]:
                 later.discard(key)
@@ -78,12 +76,6 @@ def _placed(program: Program) -> Iterator[tuple[int, Note]]:
     for at, note in program.notes:
         entering = UnwindingNote.read(note.data) if UnwindingNote.matches(note) else None
         yield (min(at, at_call.get(entering.call, at)) if entering else at), note
-
-
-def _group(event: Event) -> GroupKey | None:
-    if isinstance(event, Made):
-        return event.call.group
-    return event.group if isinstance(event, Destroyed) else None
 
 
 def by_thread(program: Program) -> list[list[Doing]]:
@@ -110,11 +102,3 @@ def by_thread(program: Program) -> list[list[Doing]]:
             found[main].append(AllThreads())
         found.setdefault(thread, []).append(row)
     return list(found.values())
-
-
-def place_of(call: Call) -> Hashable:
-    """The group or channel in which calls of a rank have an order."""
-    signature = call.signature
-    if signature.peer is None:
-        return call.group
-    return (call.group, signature.op, signature.peer, signature.tag)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import layout
-from .layout import Definition
+from .layout import Definition, GroupState
 from .limits import MOST_RANKS
 from .ops import OP_NAMES
 from .safe_files import cost_bytes, finite, whole
@@ -72,27 +72,6 @@ class Budget:
         return self.left_bytes < 0
 
 
-@dataclass(frozen=True, slots=True)
-class GroupText:
-    """The heap's text of a group."""
-
-    key: GroupKey
-    desc: str
-    ranks: tuple[int, ...]
-    backend: str
-    timeout_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelText:
-    """The heap's text of a point-to-point channel."""
-
-    group: GroupKey
-    op: str
-    peer: int
-    tag: int
-
-
 class Definitions:
     """The definitions read so far. `read` takes in what has been added since."""
 
@@ -104,10 +83,10 @@ class Definitions:
         self._damaged = 0
         self._wall_offset_ns = 0
         self.signatures: dict[int, Signature] = {}
-        self._sites: dict[int, CallSite] = {}
-        self._details: dict[int, Mapping[str, Any]] = {}
-        self._groups: dict[int, GroupText] = {}
-        self._channels: dict[int, ChannelText] = {}
+        self.sites: dict[int, CallSite] = {}
+        self.details: dict[int, Mapping[str, Any]] = {}
+        self.groups: dict[int, Group] = {}
+        self.channels: dict[int, Channel] = {}
         self.creations: list[Creation] = []
         self.notes: list[Note] = []
         self.environment: Mapping[str, str] = {}
@@ -161,40 +140,30 @@ class Definitions:
             self.signatures[number] = _signature(text)
             return
         if kind == Definition.GROUP:
-            self._groups[number] = _group(text)
+            self.groups[number] = _group(text)
             return
         if kind == Definition.SITE:
-            self._sites[number] = _site(text)
+            self.sites[number] = _site(text)
             return
         value = json.loads(text)
         if kind == Definition.CHANNEL:
-            self._channels[number] = ChannelText(
-                key_of(value), str(value["op"]), whole(value["peer"]), whole(value["tag"])
+            self.channels[number] = Channel(
+                group=key_of(value),
+                op=str(value["op"]),
+                peer=whole(value["peer"]),
+                tag=whole(value["tag"]),
+                issued=0,
+                chain=0,
+                last=None,
             )
         elif kind == Definition.CREATION:
-            self.creations.append(creation_of(value, self.site, wall_offset_ns))
+            self.creations.append(creation_of(value, self.sites.get, wall_offset_ns))
         elif kind == Definition.NOTE:
-            self.notes.append(note_of(value, self.site, wall_offset_ns))
+            self.notes.append(note_of(value, self.sites.get, wall_offset_ns))
         elif kind == Definition.ENVIRONMENT:
             self.environment = {str(name): str(value[name]) for name in value}
         elif kind == Definition.DETAIL:
-            self._details[number] = dict(value)
-
-    def site(self, number: int) -> CallSite | None:
-        """The call site with this id."""
-        return self._sites.get(number)
-
-    def detail(self, number: int) -> Mapping[str, Any]:
-        """Returns what a thread waits for where it is no call; empty when unknown."""
-        return self._details.get(number, {})
-
-    def group(self, number: int) -> GroupText | None:
-        """The group with this id."""
-        return self._groups.get(number)
-
-    def channel(self, number: int) -> ChannelText | None:
-        """The channel with this id."""
-        return self._channels.get(number)
+            self.details[number] = dict(value)
 
     def signature(self, mapped: mmap.mmap, number: int, op_code: int, call: int) -> Signature:
         """The signature of the record's call with this number; of its op alone where no more is
@@ -309,18 +278,19 @@ def note_of(value: dict[str, Any], site: Sites, wall_offset_ns: int = 0) -> Note
 
 # All ranks of a group describe it alike: of 16,384 ranks each would else keep a list of 16,384.
 @functools.lru_cache(maxsize=1024)
-def _group(text: str) -> GroupText:
+def _group(text: str) -> Group:
     return group_of(json.loads(text))
 
 
-def group_of(value: Mapping[str, Any]) -> GroupText:
-    """Reads the text of a GROUP."""
+def group_of(value: Mapping[str, Any]) -> Group:
+    """Reads the text of a GROUP, as one that is ready and has had no call."""
     timeout_s = value.get("timeout_s")
-    return GroupText(
+    return Group(
         key=key_of(value),
         desc=str(value["desc"]),
         ranks=unpacked_ranks(value["ranks"]),
         backend=str(value["backend"]),
+        state=GroupState.READY,
         timeout_s=None if timeout_s is None else finite(timeout_s),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class Family(Enum):
@@ -71,6 +72,13 @@ class Kind:
         return self.family is Family.MISMATCH or self.name == "invalid_argument"
 
 
+_ENDED: dict[str, Any] = {
+    "ends_all": True,
+    "restarted": True,
+    "ends_culprits": True,
+    "stack_tells": True,
+}
+"""A rank has ended by itself."""
 _ALL = (
     Kind("op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
     Kind("shape_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
@@ -122,52 +130,16 @@ _ALL = (
         at_one_line=True,
     ),
     Kind("node_lost", 94, Family.ABSENCE, "NODE LOST", ends_all=True, leaves=True),
-    Kind(
-        "rank_died",
-        94,
-        Family.ABSENCE,
-        "RANK DIED",
-        ends_all=True,
-        restarted=True,
-        ends_culprits=True,
-        stack_tells=True,
-    ),
-    Kind(
-        "rank_exception",
-        1,
-        Family.FAILURE,
-        "EXCEPTION",
-        ends_all=True,
-        restarted=True,
-        ends_culprits=True,
-        stack_tells=True,
-    ),
+    Kind("rank_died", 94, Family.ABSENCE, "RANK DIED", **_ENDED),
+    Kind("rank_exception", 1, Family.FAILURE, "EXCEPTION", **_ENDED),
     Kind("nan", 95, Family.DATA, "NAN", spreads=True),
     Kind("overflow", 95, Family.DATA, "OVERFLOW", spreads=True),
     Kind("divergence", 95, Family.DATA, "DIVERGENCE"),
     Kind("inflight_write", 95, Family.DATA, "RACE IN FLIGHT", at_one_line=True),
     Kind("unsafe_tensor", 95, Family.DATA, "UNSAFE TENSOR", at_one_line=True),
-    Kind(
-        "invalid_argument",
-        1,
-        Family.FAILURE,
-        "INVALID ARGUMENT",
-        ends_all=True,
-        restarted=True,
-        ends_culprits=True,
-        stack_tells=True,
-    ),
+    Kind("invalid_argument", 1, Family.FAILURE, "INVALID ARGUMENT", **_ENDED),
     Kind("ddp_unused_parameters", 1, Family.FAILURE, "UNUSED PARAMETERS", ends_all=True),
-    Kind(
-        "tool_error",
-        96,
-        Family.FAILURE,
-        "DISTDEBUG ITSELF FAILED",
-        ends_all=True,
-        restarted=True,
-        ends_culprits=True,
-        stack_tells=True,
-    ),
+    Kind("tool_error", 96, Family.FAILURE, "DISTDEBUG ITSELF FAILED", **_ENDED),
     Kind("not_in_group", 0, Family.USE, "NOT IN GROUP"),
     Kind("unwaited_work", 0, Family.USE, "NOT WAITED FOR"),
     Kind(

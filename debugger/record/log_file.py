@@ -182,14 +182,25 @@ def readable(record: Mapping[str, Any], *, colour: bool = False) -> str:
     level = _text(record.get("level", ""), MOST_PLACE)
     shown_level = f"{level:<7}"
     event = _text(record.get("event", ""), MOST_VALUE)
-    traces = {name: rows for name in TRACES if (rows := _rows(record.get(name)))}
+    traces: dict[str, list[Any]] = {}
+    for name in TRACES:
+        trace = record.get(name)
+        rows = trace.splitlines() if isinstance(trace, str) else trace
+        if rows and isinstance(rows, list):
+            traces[name] = rows
     pairs = [
         f"{_text(key, MOST_PLACE)}={_value(value)}"
         for key, value in record.items()
         if key not in IN_PLACE and key not in HIDDEN and key not in traces
     ]
-    place = _place(record)
-    prefix, moment = _prefix(record), _clock(record.get("time_ns"))
+    place = ""
+    if isinstance(file := record.get("file"), str):
+        name = _text(os.path.basename(file), MOST_PLACE)
+        place = f"({name}:{_text(record.get('line', '?'), 20)})"
+    node = _text(record.get("host", ""), MOST_PLACE).partition(".")[0] or "?"
+    rank = record.get("rank")
+    who = f"pid {record.get('pid', '?')}" if rank is None else rank
+    prefix, moment = f"[{node}:{_text(who, MOST_PLACE)}]", _clock(record.get("time_ns"))
     if colour:
         shown_level = f"{_LEVEL_COLOURS.get(level, '')}{shown_level}{_RESET}"
         moment, place = f"{_DIM}{moment}{_RESET}", place and f"{_DIM}{place}{_RESET}"
@@ -198,34 +209,12 @@ def readable(record: Mapping[str, Any], *, colour: bool = False) -> str:
     return "\n".join([line, *below])
 
 
-def _rows(trace: object) -> list[Any]:
-    """Returns what is shown below the line for this trace."""
-    if isinstance(trace, str):
-        return trace.splitlines()
-    return trace if isinstance(trace, list) else []
-
-
-def _prefix(record: Mapping[str, Any]) -> str:
-    """`[node:rank]`, with the process instead where it never knew its rank."""
-    node = _text(record.get("host", ""), MOST_PLACE).partition(".")[0] or "?"
-    rank = record.get("rank")
-    who = f"pid {record.get('pid', '?')}" if rank is None else rank
-    return f"[{node}:{_text(who, MOST_PLACE)}]"
-
-
 def _clock(time_ns: object) -> str:
     try:
         moment = datetime.fromtimestamp(float(str(time_ns)) / 1e9).astimezone()
     except (ValueError, OverflowError, OSError):
         return "--:--:--.---"
     return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
-
-
-def _place(record: Mapping[str, Any]) -> str:
-    file = record.get("file")
-    if not isinstance(file, str):
-        return ""
-    return f"({_text(os.path.basename(file), MOST_PLACE)}:{_text(record.get('line', '?'), 20)})"
 
 
 def _value(value: object) -> str:

@@ -7,6 +7,13 @@ empty page of memory takes the place of the lost one, and the instruction goes o
 zeros, and what it writes is lost. All else goes to who handled the signal before, or ends the
 process as it would have ended without us.
 
+Nothing simpler keeps such a rank alive. Blocks that are reserved (`posix_fallocate`, as each record
+has them) are gone with the rest of a file that is cut short. A copy in memory of the process's own
+is lost with it by SIGKILL, which a record is there to survive. Memory that can be sealed against
+shrinking (`memfd_create`) is no file of the run directory, and is gone with the last process that
+holds it. Writing by system calls takes a microsecond a call, of the one and a half that a call of
+the program may cost in all.
+
 Only on Linux and x86-64, and where memory may be made executable; elsewhere `keep` does nothing.
 """
 

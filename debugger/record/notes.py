@@ -66,34 +66,20 @@ class NoteData:
         return True
 
 
-def _true(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError("neither true nor false")
-    return value
+def _reader(kind: type) -> Callable[[Any], Any]:
+    def read(value: object) -> object:
+        if type(value) is not kind:
+            raise TypeError(f"no {kind.__name__}")
+        return value
+
+    return read
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("no text")
-    return value
+def _tuple_of(*readers: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: tuple(read(one) for read, one in zip(readers, value, strict=True))
 
 
-def _whole(value: object) -> int:
-    if type(value) is not int:
-        raise TypeError("no whole number")
-    return value
-
-
-def _group(value: Any) -> tuple[str, int]:
-    name, incarnation = value
-    return (_text(name), _whole(incarnation))
-
-
-def _link(value: Any) -> tuple[int, int]:
-    sender, receiver = value
-    return (_whole(sender), _whole(receiver))
-
-
+_true, _text, _whole = _reader(bool), _reader(str), _reader(int)
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "bool": _true,
     "bool | None": _true,
@@ -102,8 +88,8 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "int | None": lambda value: None if value is None else _whole(value),
     "str": _text,
     "str | None": _text,
-    "tuple[str, int]": _group,
-    "tuple[int, int] | None": _link,
+    "tuple[str, int]": _tuple_of(_text, _whole),
+    "tuple[int, int] | None": _tuple_of(_whole, _whole),
     "tuple[int, ...]": lambda value: tuple(_whole(one) for one in value),
     "tuple[int, ...] | None": lambda value: tuple(_whole(one) for one in value),
     "tuple[str, ...]": lambda value: tuple(_text(one) for one in value),

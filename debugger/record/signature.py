@@ -267,13 +267,9 @@ def _even(counts: tuple[int, ...]) -> bool:
 
 
 def _tensors(rows: Any) -> tuple[Tensor, ...]:
-    return tuple((str(dtype), _shape(sizes)) for dtype, sizes in rows)
-
-
-def _shape(sizes: Any) -> Shape:
-    if len(sizes) > MOST_DIMENSIONS:
+    if any(len(sizes) > MOST_DIMENSIONS for _, sizes in rows):
         raise ValueError("a tensor has too many dimensions")
-    return tuple(whole(size) for size in sizes)
+    return tuple((str(dtype), tuple(map(whole, sizes))) for dtype, sizes in rows)
 
 
 class Dtype(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -141,6 +142,19 @@ class Channel:
     chain: int
     last: int | None
     begun: int | None = None
+
+    @property
+    def place(self) -> Hashable:
+        """The same as `place_of` its calls."""
+        return (self.group, self.op, self.peer, self.tag)
+
+
+def place_of(call: Call) -> Hashable:
+    """Returns the group or channel in which calls of a rank have an order."""
+    signature = call.signature
+    if signature.peer is None:
+        return call.group
+    return (call.group, signature.op, signature.peer, signature.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +330,44 @@ class History(Protocol):
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """chain, exact and balance after that many collectives of the group."""
+
+
+class RecalledHistory(History, ABC):
+    """The history of a rank whose calls are known from elsewhere: a plan, the dump of another
+    recorder. Each is made when it is asked for, since of most nobody asks."""
+
+    @abstractmethod
+    def numbers(self, group: GroupKey | None) -> Sequence[int]:
+        """The numbers of the calls, oldest first; those of a group may have others among them."""
+
+    @abstractmethod
+    def number_of(self, place: Hashable, seq: int) -> int | None:
+        """The number of a call, by its `place_of` and its sequence number there."""
+
+    def at(self, group: GroupKey, seq: int) -> Call | None:
+        """The collective with this sequence number."""
+        number = self.number_of(group, seq)
+        return None if number is None else self.call(number)
+
+    def message(self, channel: Channel, seq: int) -> Call | None:
+        """The send or receive with this number in its channel."""
+        number = self.number_of(channel.place, seq)
+        return None if number is None else self.call(number)
+
+    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
+        """The last calls, oldest first, of the whole rank or of one group's collectives."""
+        found: list[Call] = []
+        for number in reversed(self.numbers(group)):
+            if len(found) >= count:
+                break
+            call = self.call(number)
+            if call is not None and group in (None, place_of(call)):
+                found.append(call)
+        return found[::-1]
+
+    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
+        """Returns when those of these calls were made that are on record."""
+        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
 
 
 @dataclass(frozen=True, slots=True)

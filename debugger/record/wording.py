@@ -170,6 +170,18 @@ class RankState(str, Enum):
     HOLDS_GIL = "something holds its GIL"
     FINISHED = "finished"
 
+    # By the stack alone, of a job without records.
+    COLLECTIVE = "in a collective"
+    MESSAGE = "in a message"
+    HANDLE = "waits for a handle"
+    JOIN = "makes a group"
+    STORE = "waits for the store"
+    BACKWARD = "in backward"
+    CODE = "in its own code"
+    ENDING = "at its end"
+    GONE = "has ended"
+    UNREADABLE = "has a stack that cannot be read"
+
     def __str__(self) -> str:
         return str(self.value)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World, exit_status
-from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence, Step
+from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
 from ..diagnosis.limits import Limits
 from ..record.safe_text import clean
 from ..record.secret_words import masked, sentence
@@ -110,7 +110,15 @@ def _finding(
         "headline": clean(finding.headline or finding.message),
         "difference": clean(finding.difference) or None,
         "story": list(finding.story),
-        "cycle": [_step(one) for one in finding.cycle],
+        "cycle": [
+            {
+                "rank": one.rank,
+                "doing": clean(one.doing),
+                "waits_for": one.waits_for,
+                "detail": clean(one.detail),
+            }
+            for one in finding.cycle
+        ],
         "ranks": {
             str(rank): {
                 **_stand(one),
@@ -135,15 +143,6 @@ def _divergence(finding: Finding) -> Document:
     if finding.kind != "divergence":
         return {}
     return {name: _plain(finding.data.get(name)) for name in _OF_DIVERGENCE}
-
-
-def _step(step: Step) -> Document:
-    return {
-        "rank": step.rank,
-        "doing": clean(step.doing),
-        "waits_for": step.waits_for,
-        "detail": clean(step.detail),
-    }
 
 
 def _group(group: GroupEvidence | None) -> Document | None:

@@ -65,7 +65,12 @@ def _cases(document: Mapping[str, Any]) -> Iterator[ElementTree.Element]:
             same = [rank for rank in row["ranks"] if rank not in guilty]
             alone -= set(same)
             if same:
-                yield _class_case(document, {**row, "ranks": same, "as": same[0]})
+                # Ranks of a plan that do the same, and are to blame for nothing.
+                case = _case(planned.name_of({**row, "ranks": same, "as": same[0]}))
+                known = document["ranks"].get(str(same[0]))
+                if known is not None:
+                    _add(case, "system-out", _place(known))
+                yield case
     for rank in sorted(alone):
         yield _rank_case(document, rank)
 
@@ -113,15 +118,6 @@ def _rank_case(document: Mapping[str, Any], rank: int) -> ElementTree.Element:
                 case.set("line", str(where["location"]["line"]))
         _add(case, "failure", "\n".join(lines), type=first["kind"], message=first["message"])
     known = document["ranks"].get(str(rank))
-    if known is not None:
-        _add(case, "system-out", _place(known))
-    return case
-
-
-def _class_case(document: Mapping[str, Any], row: Mapping[str, Any]) -> ElementTree.Element:
-    """Ranks of a plan that do the same, and are to blame for nothing."""
-    case = _case(planned.name_of(row))
-    known = document["ranks"].get(str(row["as"]))
     if known is not None:
         _add(case, "system-out", _place(known))
     return case

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..diagnosis.story import STEPS
 from ..record.kinds import kind_of
 from ..record.snapshot import is_own
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
-from .paint import BOLD, DIM, GREEN, RED, YELLOW, Paint
 from .table import Table, TableRow
 
 WIDTH = 120
@@ -21,12 +21,14 @@ MOST_HOSTS = 16
 _MOST_FURTHER = 8
 _MOST_STACK = 12
 _GAP = "   "
+BOLD, DIM = 1, 2
+RED, GREEN, YELLOW = 31, 32, 33
 
 
 def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
     """The report as text that ends with a newline. Nothing is cut off at `width` columns (0: no
     limit): rows of a table that would be longer are written on several lines."""
-    return "\n".join(_Text(document, Paint(colour), width).lines()) + "\n"
+    return "\n".join(_Text(document, colour, width).lines()) + "\n"
 
 
 def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -40,9 +42,9 @@ def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 class _Text:
-    def __init__(self, document: Mapping[str, Any], paint: Paint, width: int) -> None:
+    def __init__(self, document: Mapping[str, Any], colour: bool, width: int) -> None:
         self.document = document
-        self.paint = paint
+        self.colour = colour
         self.width = width if width > 0 else 1 << 30
         self.watched: Any = document.get("watched")
 
@@ -59,7 +61,17 @@ class _Text:
             yield from self._block(verdict)
         else:
             yield from self._without_verdict()
-        yield from self._further(verdict)
+        others = [one for one in self.document["findings"] if one is not verdict]
+        errors = [one for one in others if one["severity"] == "error"]
+        warnings = [one for one in others if one["severity"] != "error"]
+        rows = [("also: ", one) for one in errors[:_MOST_FURTHER]]
+        rows += [("warning: ", one) for one in warnings[:_MOST_FURTHER]]
+        for which, finding in rows:
+            why = f"   (injected: {finding['injected']})" if finding.get("injected") else ""
+            yield from self._wrapped(which, f"{finding['title']}  {finding['message']}{why}")
+        left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
+        if left_out:
+            yield f"  ... and {left_out} more in report.json"
         if verdict is not None and outcome in ("failed", "interrupted"):
             shown = self.document["ranks"].keys() <= verdict["ranks"].keys()
             yield f"  {outcome} {self._after()}" + ("" if shown else "; where each rank was:")
@@ -77,7 +89,17 @@ class _Text:
             yield from self._wrapped("note: ", note)
         yield from ddp_times.lines(self.document.get("ddp", ()))
         if outcome != "ok":
-            yield from self._evidence()
+            place = self._run_dir()
+            if self.document.get("stacks_file"):
+                stacks = f"{place}{self.document['stacks_file']}"
+                if self.document.get("packed"):
+                    stacks = f"distdebug stacks {shlex.quote(place)}"
+                yield f"  stacks of all ranks: {stacks}"
+            after = ""
+            if self.document["outcome"] != "running":
+                after = f"{_GAP}exit code {self.document['exit_code']}"
+            if last := f"evidence: {place}{after}" if place else after.strip():
+                yield f"  {last}"
         for line in planned.last_lines(self.document):
             yield from self._wrap(line, "", "  ")
 
@@ -176,11 +198,8 @@ class _Text:
             yield f"  ... and {rounds} more in the cycle, back to rank {first}"
         if undecided:
             yield "  no majority: any of them may be the one that is wrong"
-        yield from self._details(details, finding.get("difference"))
-        yield from self._stack(finding)
-
-    def _details(self, details: Sequence[str], difference: str | None) -> Iterator[str]:
-        """Sentences first, then the unified diff, whose lines must keep their first column."""
+        # Sentences come first, then the unified diff, whose lines must keep their first column.
+        difference = finding.get("difference")
         start = next(
             (at for at, line in enumerate(details) if line.startswith("--- ")), len(details)
         )
@@ -189,6 +208,7 @@ class _Text:
         for line in details[start:]:
             colour = {"-": RED, "+": GREEN}.get(line[:1])
             yield "    " + (self.paint(line, colour) if colour else line)
+        yield from self._stack(finding)
 
     def _stack(self, finding: Mapping[str, Any]) -> Iterator[str]:
         """Yields the stack of the first culprit alone; the others are in the file with all
@@ -209,37 +229,11 @@ class _Text:
             if len(stack) > _MOST_STACK:
                 yield f"    ... and {len(stack) - _MOST_STACK} outer calls"
 
-    def _further(self, verdict: Mapping[str, Any] | None) -> Iterator[str]:
-        others = [one for one in self.document["findings"] if one is not verdict]
-        errors = [one for one in others if one["severity"] == "error"]
-        warnings = [one for one in others if one["severity"] != "error"]
-        rows = [("also: ", one) for one in errors[:_MOST_FURTHER]]
-        rows += [("warning: ", one) for one in warnings[:_MOST_FURTHER]]
-        for word, finding in rows:
-            why = f"   (injected: {finding['injected']})" if finding.get("injected") else ""
-            yield from self._wrapped(word, f"{finding['title']}  {finding['message']}{why}")
-        left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
-        if left_out:
-            yield f"  ... and {left_out} more in report.json"
-
     # -- the last lines ------------------------------------------------------------------------
 
     def _everybody(self) -> Iterator[str]:
         shown = table.of_ranks(self.document["ranks"], self.document["world_size"])
         yield from self._table(shown)
-
-    def _evidence(self) -> Iterator[str]:
-        place = self._run_dir()
-        if self.document.get("stacks_file"):
-            stacks = f"{place}{self.document['stacks_file']}"
-            if self.document.get("packed"):
-                stacks = f"distdebug stacks {shlex.quote(place)}"
-            yield f"  stacks of all ranks: {stacks}"
-        after = ""
-        if self.document["outcome"] != "running":
-            after = f"{_GAP}exit code {self.document['exit_code']}"
-        if last := f"evidence: {place}{after}" if place else after.strip():
-            yield f"  {last}"
 
     def _run_dir(self) -> str:
         path = str(self.document["run_dir"])
@@ -251,6 +245,13 @@ class _Text:
         return shorter if not shorter or self.document.get("packed") else os.path.join(shorter, "")
 
     # -- lines ---------------------------------------------------------------------------------
+
+    def paint(self, text: str, *attributes: int) -> str:
+        """Returns the text with these ANSI attributes, or as it is where colour is off: colour
+        marks what to read first, and means nothing that the words do not say."""
+        if not self.colour or not text:
+            return text
+        return f"\x1b[{';'.join(map(str, attributes))}m{text}\x1b[0m"
 
     def _wrapped(self, word: str, text: str) -> Iterator[str]:
         first, *rest = self._wrap(word + text, "  ", "    ")
@@ -307,3 +308,22 @@ class _Text:
             *self._wrap(what, start, indent + "  "),
             *([indent + below] if below else []),
         ]
+
+
+def story(document: Mapping[str, Any]) -> str:
+    """Returns which rule made each finding, and what has changed it since: a paragraph for each;
+    the verdict has no place of its own in it."""
+    lines = [] if document["findings"] else [f"nothing was found: {document['outcome']}"]
+    for finding in document["findings"]:
+        lines.append(f"{finding['severity']} {finding['kind']}: {finding['message']}")
+        told = finding.get("story")
+        if not isinstance(told, list) or not told:
+            lines.append("  who made it is not on record: the report is of an older version")
+            continue
+        lines.append(f"  made by {told[0]}")
+        width = max(map(len, told[1:]), default=0)
+        lines += [
+            f"  then {one:{width}}  {STEPS.get(one, 'a step of another version')}"
+            for one in told[1:]
+        ]
+    return "\n".join(lines) + "\n"

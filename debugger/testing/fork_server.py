@@ -109,7 +109,16 @@ class Server:
             pid = os.fork()
             if not pid:
                 try:
-                    self._become_rank(descriptors, rank)
+                    # This is the child: drop what is the server's.
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    self._connection.close()
+                    others = (one for one in descriptors if one != descriptor)
+                    for other in (self._woken, self._wake, *others):
+                        os.close(other)
+                    os.setsid()
+                    # Were the server killed, nobody else would end its ranks.
+                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                     with listener:
                         channel = self._rank_channel(socket.socket(fileno=descriptor))
                         module, _, name = str(request.get("main", self._main)).partition(":")
@@ -122,20 +131,6 @@ class Server:
         for descriptor in descriptors:
             os.close(descriptor)
         self._channel.send({"started": pids})
-
-    def _become_rank(self, descriptors: list[int], rank: int) -> None:
-        """This is the child: drop what is the server's."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._connection.close()
-        for descriptor in (self._woken, self._wake):
-            os.close(descriptor)
-        for other, descriptor in enumerate(descriptors):
-            if other != rank:
-                os.close(descriptor)
-        os.setsid()
-        # Were the server killed, nobody else would end its ranks.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     def _reap(self) -> None:
         for end in self._warden.ended_children():

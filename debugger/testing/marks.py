@@ -1,4 +1,5 @@
-"""The arguments of `@pytest.mark.distributed`: how many ranks, on which backend, for how long."""
+"""The marks of a test: the arguments of `@pytest.mark.distributed`, how many ranks, on which
+backend, for how long; and whether there are the GPUs or the MPI that it needs."""
 
 from __future__ import annotations
 
@@ -6,15 +7,13 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from ..hook.loading import dependency
-from ..record import kinds
-from ..record.kinds import KINDS
+from ..record.kinds import KINDS, chosen_checks
 from ..record.log_file import DEBUG_LEVELS
 from ..record.safe_text import whole_number
 from .pytest_private import value_of
@@ -79,14 +78,23 @@ def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) ->
     level = given.get("level")
     if level is not None and str(level).upper() not in DEBUG_LEVELS:
         raise ValueError(f"wants a level of {', '.join(DEBUG_LEVELS)}, not {level!r}")
+    check, ignored = given.get("check", ""), given.get("ignore", ())
+    try:
+        checks = ",".join(chosen_checks(check if isinstance(check, str) else repr(check)))
+    except ValueError as error:
+        raise ValueError(f"wants check as --check takes it: {error}") from None
+    ignores = (ignored,) if isinstance(ignored, str) else tuple(ignored)
+    for kind in ignores:
+        if kind not in KINDS:
+            raise ValueError(f"cannot ignore {kind!r}, which is no kind of finding")
     return Wanted(
         nproc,
         backend,
         _seconds("timeout", given.get("timeout", timeout_s)) or timeout_s,
         _seconds("hang_timeout", given.get("hang_timeout", hang_timeout_s)),
         None if level is None else str(level).upper(),
-        _checks(given.get("check", "")),
-        _kinds(given.get("ignore", ())),
+        checks,
+        ignores,
     )
 
 
@@ -96,21 +104,6 @@ def _seconds(name: str, value: Any) -> float | None:
     if not isinstance(value, int | float) or not 0 < value < 1e7:
         raise ValueError(f"wants {name} as seconds above 0, not {value!r}")
     return float(value)
-
-
-def _checks(value: Any) -> str:
-    try:
-        return ",".join(kinds.chosen_checks(value if isinstance(value, str) else repr(value)))
-    except ValueError as error:
-        raise ValueError(f"wants check as --check takes it: {error}") from None
-
-
-def _kinds(value: str | Sequence[str]) -> tuple[str, ...]:
-    kinds = (value,) if isinstance(value, str) else tuple(value)
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ValueError(f"cannot ignore {kind!r}, which is no kind of finding")
-    return kinds
 
 
 GPUS = "requires_gpus"

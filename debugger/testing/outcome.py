@@ -146,7 +146,12 @@ class Merger:
             about = reports[rank][1]
             if about.get("told"):
                 told.add(rank)
-            elif about.get("communication") and not self._raised_by(rank):
+            elif about.get("communication") and not (
+                # This rank's exception is the finding.
+                finding is not None
+                and finding.about.family is Family.FAILURE
+                and rank in finding.culprits
+            ):
                 lost.add(rank)
             elif finding is not None and about.get("finding") == finding.kind:
                 own.add(rank)
@@ -154,15 +159,6 @@ class Merger:
         if finding is not None or dead or others or self._test.reason:
             return told | lost | own
         return told
-
-    def _raised_by(self, rank: int) -> bool:
-        """Whether this rank's exception is the finding."""
-        finding = self._finding
-        return (
-            finding is not None
-            and finding.about.family is Family.FAILURE
-            and rank in finding.culprits
-        )
 
     # -- the text of a failure -----------------------------------------------------------------
 

@@ -99,7 +99,9 @@ class Report:
                     _ranks("victims", victims, found),
                     _within(within, found),
                     _line(line, found),
-                    _cause(cause, found),
+                    None
+                    if cause is _ANY or cause == found["cause"]
+                    else f"its cause is {found['cause']}, not {cause}",
                 ),
             )
         )
@@ -172,12 +174,6 @@ def _line(expected: str | int | None, found: dict[str, Any]) -> str | None:
     return f"the culprits stood at {', '.join(places) or 'no known line'}, not {expected}"
 
 
-def _cause(expected: Any, found: dict[str, Any]) -> str | None:
-    if expected is _ANY or expected == found["cause"]:
-        return None
-    return f"its cause is {found['cause']}, not {expected}"
-
-
 _ENVIRONMENT_OF_OTHERS = ("DISTDEBUG_", "TORCHELASTIC_", "PET_")
 _OF_AN_OUTER_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
@@ -227,9 +223,19 @@ class RunScript:
         command += ["--check", check] if check is not None else []
         command += shlex.split(options) if isinstance(options, str) else options
         command += [str(self._find(script, folder)), *map(str, arguments)]
-        surroundings = self._environment({"BACKEND": backend} if backend else {}, env or {})
+        surroundings = {  # this process's, without what belongs to a run around it
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(_ENVIRONMENT_OF_OTHERS) and name not in _OF_AN_OUTER_RANK
+        }
+        surroundings |= {"BACKEND": backend} if backend else {}
+        surroundings |= env or {}
         done = _run(command, folder, surroundings, timeout)
-        report = Report(directory, command, *done, _document(directory))
+        try:
+            document = json.loads((directory / "report.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            document = None  # the run has left none: wrong usage, say
+        report = Report(directory, command, *done, document if isinstance(document, dict) else {})
         fail_for_silent_faults(report)
         return report
 
@@ -245,18 +251,6 @@ class RunScript:
             f"{' or '.join(str(one.parent) for one in places)}",
             pytrace=False,
         )
-
-    @staticmethod
-    def _environment(*added: Mapping[str, str]) -> dict[str, str]:
-        """This process's, without what belongs to a run around it."""
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(_ENVIRONMENT_OF_OTHERS) and name not in _OF_AN_OUTER_RANK
-        }
-        for more in added:
-            kept.update(more)
-        return kept
 
 
 def _run(
@@ -291,15 +285,6 @@ def _run(
             pytrace=False,
         )
     return process.returncode, stdout, stderr
-
-
-def _document(directory: Path) -> dict[str, Any]:
-    """report.json; empty where the run has left none (wrong usage, say)."""
-    try:
-        found = json.loads((directory / "report.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def fail_for_silent_faults(report: Report) -> None:

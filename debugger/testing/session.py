@@ -237,20 +237,16 @@ class PluginSession:
         found = distributed.outcomes.get(report.when)
         if found is None:
             return
-        self._set(report, found)
-        report.sections += sections(distributed.test, self._captured)
-        report.user_properties += properties(distributed.test)
-        # The error of this process says nothing: --pdb is to leave it alone.
-        call.excinfo = None
-
-    @staticmethod
-    def _set(report: pytest.TestReport, found: Merged) -> None:
         report.outcome = found.outcome  # type: ignore[assignment]
         report.longrepr = found.longrepr
         if found.wasxfail is not None:
             report.wasxfail = found.wasxfail
         elif hasattr(report, "wasxfail"):
             del report.wasxfail
+        report.sections += sections(distributed.test, self._captured)
+        report.user_properties += properties(distributed.test)
+        # The error of this process says nothing: --pdb is to leave it alone.
+        call.excinfo = None
 
     def _follow(self, logs: Path) -> Callable[[], None]:
         """With -s, show what the ranks print as they do."""
@@ -269,7 +265,13 @@ class PluginSession:
             return
         self._warned.add(key)
         text, file, line = key
-        category = _category(message["category"])
+        category: type[Warning] = UserWarning
+        module, qualname = map(str, message["category"])
+        # Where this process can have the class without importing torch for it.
+        if module == "builtins" or module in sys.modules:
+            found = getattr(import_module(module), qualname, None)
+            if isinstance(found, type) and issubclass(found, Warning):
+                category = found
         location = message.get("location")
         self._config.hook.pytest_warning_recorded.call_historic(
             kwargs={
@@ -279,13 +281,3 @@ class PluginSession:
                 "location": tuple(location) if location else None,
             }
         )
-
-
-def _category(name: Any) -> type[Warning]:
-    """The class of that name, where this process can have it without importing torch for it."""
-    module, _, qualname = str(name[0]), "", str(name[1])
-    if module == "builtins" or module in sys.modules:
-        found = getattr(import_module(module), qualname, None)
-        if isinstance(found, type) and issubclass(found, Warning):
-            return found
-    return UserWarning

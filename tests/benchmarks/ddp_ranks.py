@@ -20,8 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from distdebug.benchmarks.comm_ranks import joined
-from distdebug.benchmarks.forked import Row, measure, program
-from distdebug.benchmarks.turns import Turns, here
+from distdebug.benchmarks.forked import Row, Turns, here, measure, program
 
 ALONE = "alone"
 """The same step without communication: what the ranks' own work takes, all of them at it."""

@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from distdebug.inspection.inspect import inspect
-from distdebug.inspection.lateness import Limits
+from distdebug.inspection.look import Limits
 from distdebug.inspection.processes import find_jobs
 from distdebug.system.proc import read_stat
 from tests.support import foreign_jobs

@@ -84,7 +84,9 @@ def while_it_runs(process: subprocess.Popen[str], tmp_path: Path) -> set[tuple[s
     ("backend", "flags"),
     [
         ("gloo", ("--debug-level", "DETAIL")),
-        ("tcp", ("--debug-level", "INFO", "--standalone")),  # the other way to have a store
+        pytest.param(  # the other way to have a store
+            *("tcp", ("--debug-level", "INFO", "--standalone")), marks=pytest.mark.long
+        ),
     ],
 )
 def test_nothing_listens_beyond_loopback(

@@ -10,7 +10,7 @@ from pathlib import Path
 from distdebug.benchmarks import replay
 from distdebug.benchmarks.replay import comparison, plan
 from distdebug.benchmarks.replay.comparison import Figures, Row
-from distdebug.benchmarks.replay.plan import Plan, planned
+from distdebug.benchmarks.replay.plan import ReplayPlan, planned
 from distdebug.record.reading.records import Records, newest_ranks
 from distdebug.record.snapshot import Rank
 from tests.support.runs import Run
@@ -26,7 +26,7 @@ def ranks_of(directory: Path) -> Mapping[int, Rank]:
     return newest_ranks(records.snapshots()[-1:])
 
 
-def plan_of(directory: Path, ranks: Mapping[int, Rank]) -> Plan:
+def plan_of(directory: Path, ranks: Mapping[int, Rank]) -> ReplayPlan:
     """As the command makes it."""
     report, events = directory / "report.json", directory / "events.jsonl"
     lines = events.read_text().splitlines() if events.exists() else []
@@ -38,7 +38,7 @@ def plan_of(directory: Path, ranks: Mapping[int, Rank]) -> Plan:
 class Replayed:
     """A recorded run and its replay, by group and op."""
 
-    plan: Plan
+    plan: ReplayPlan
     run: Run
     recorded: Mapping[Row, Figures]
     replayed: Mapping[Row, Figures]

@@ -111,7 +111,12 @@ class CollectivesView(View):
     def body(self, picture: Picture, width: int, height: int) -> Body:
         matrix = picture.matrix
         if matrix is None or not matrix.seqs:
-            what = _nothing(picture) if picture.focus.view == self.name else "reading ..."
+            live, what = picture.stage is Stage.LIVE, "reading ..."
+            if picture.focus.view == self.name and not picture.groups:
+                what = "no group has been made" + (" yet" if live else "")
+            elif picture.focus.view == self.name:
+                what = "no collective yet" if live else "no collective was called"
+                what += " in this group; sends and receives are on the screens Rank and Waits"
             rows = [line((row, "dim")) for row in wrap(what, max(20, width))]
             return Body(top=self._tabs(picture, width), lines=rows)
         column = self._column(matrix)
@@ -189,13 +194,6 @@ class CollectivesView(View):
             self._seq = matrix.seqs[shown[at]]
 
 
-def _nothing(picture: Picture) -> str:
-    if not picture.groups:
-        return "no group has been made" + (" yet" if picture.stage is Stage.LIVE else "")
-    text = "no collective yet" if picture.stage is Stage.LIVE else "no collective was called"
-    return f"{text} in this group; sends and receives are on the screens Rank and Waits"
-
-
 def detail_lines(matrix: Matrix, seq: int, rank: int, width: int, over: bool = False) -> list[Line]:
     """Returns the lines of one collective: the calls of all ranks as a diff against those of most,
     and when each came."""
@@ -207,7 +205,12 @@ def detail_lines(matrix: Matrix, seq: int, rank: int, width: int, over: bool = F
     odd = matrix.odd.get(seq, frozenset())
     absent = [number for number in matrix.ranks if matrix.issued.get(number, 0) <= seq]
     head = f'#{seq} of group "{matrix.name}"'
-    when = line(f"  {_skew(calls)}")
+    skew = ""
+    if len(calls) > 1:
+        first_ns = min(call.issued_ns for call in calls.values())
+        last = max(calls, key=lambda number: calls[number].issued_ns)
+        skew = f"arrival skew {duration(calls[last].issued_ns - first_ns)}, rank {last} last"
+    when = line(f"  {skew}")
     call = calls.get(rank)
     if call is not None and len(calls) > 1:
         after = call.issued_ns - min(one.issued_ns for one in calls.values())
@@ -258,12 +261,3 @@ def _diff(call: str, usual: tuple[str, str] | None, odd: bool) -> list[tuple[str
         end += 1
     changed = call[start : len(call) - end]
     return [(call[:start], ""), (changed, "mark"), (call[len(call) - end :] if end else "", "")]
-
-
-def _skew(calls: dict[int, Call]) -> str:
-    if len(calls) < 2:
-        return ""
-    first = min(calls.values(), key=lambda call: call.issued_ns)
-    last = max(calls, key=lambda number: calls[number].issued_ns)
-    skew = duration(calls[last].issued_ns - first.issued_ns)
-    return f"arrival skew {skew}, rank {last} last"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..picture import Letter, Picture, RankRow, Source, Timeline, Track
 from ..rows import MOST_ROWS
-from ..text import Line, Piece, clip, fit, line
+from ..text import Line, Piece, add_piece, clip, fit, line
 from ..widgets import heat
 from .base import Body, Key, View, moved, no_rank
 from .columns import COLUMNS, SORTS, RankTable
@@ -48,42 +48,25 @@ def strip_lines(
     timeline: Timeline, rows: Sequence[RankRow], width: int, chosen: int | None
 ) -> list[Line]:
     """A line for each of these ranks: its strip, and the share of its time that it waited."""
-    return [
-        _line(timeline.tracks.get(row.rank), row, cells(width), row.rank == chosen, width)
-        for row in rows
-    ]
-
-
-def _line(track: Track | None, row: RankRow, count: int, chosen: bool, width: int) -> Line:
-    name = f"▸{row.rank}" if row.culprit else f" {row.rank}"
-    tone = "mark" if row.culprit else "cursor" if chosen else ""
-    label: list[Piece] = [(fit(name, LABEL - 1), tone), (" ", "")]
-    if track is None:
-        return (*label, ("nothing on record", "dim"))
-    share = f" {track.waits:4.0%} waiting" if track.waits >= 0.005 else ""
-    return clip((*label, *_pieces(track.letters, count), (share, "dim")), width)
-
-
-def _pieces(letters: str, count: int) -> list[Piece]:
-    """The strip in so many cells; each shows what prevails in it, a wait before what is as long."""
-    found: list[Piece] = []
-    size = len(letters)
-    for cell in range(count):
-        part = letters[
-            cell * size // count : max(cell * size // count + 1, (cell + 1) * size // count)
-        ]
-        sign, tone = _BY_LETTER[_prevails(part)]
-        if found and found[-1][1] == tone:
-            found[-1] = (found[-1][0] + sign, tone)
-        else:
-            found.append((sign, tone))
-    return found
-
-
-def _prevails(part: str) -> str:
-    if len(part) == 1 or part == part[0] * len(part):
-        return part[0]
-    return max(_FIRST, key=part.count)
+    count, lines = cells(width), []
+    for row in rows:
+        track = timeline.tracks.get(row.rank)
+        name = f"▸{row.rank}" if row.culprit else f" {row.rank}"
+        tone = "mark" if row.culprit else "cursor" if row.rank == chosen else ""
+        label: list[Piece] = [(fit(name, LABEL - 1), tone), (" ", "")]
+        if track is None:
+            lines.append((*label, ("nothing on record", "dim")))
+            continue
+        strip: list[Piece] = []
+        size = len(track.letters)
+        for cell in range(count):  # each shows what prevails in it, a wait before what is as long
+            start = cell * size // count
+            part = track.letters[start : max(start + 1, (cell + 1) * size // count)]
+            same = part == part[0] * len(part)
+            add_piece(strip, *_BY_LETTER[part[0] if same else max(_FIRST, key=part.count)])
+        share = f" {track.waits:4.0%} waiting" if track.waits >= 0.005 else ""
+        lines.append(clip((*label, *strip, (share, "dim")), width))
+    return lines
 
 
 def axis(timeline: Timeline, width: int, over: bool = False) -> Line:
@@ -161,40 +144,23 @@ class Overview(View):
         if not rows:
             return Body(top=[head], lines=[self.nothing_matches()])
         at = self._row = self._at(picture, rows)
-        if self.strips:
-            return self._strips(picture, rows, width)
-        below = self._below(picture, rows, width, self.room or height - HEADER)
-        return Body(
-            top=[head],
-            lines=[table.row(row) for row in rows],
-            below=below,
-            cursor=at,
-        )
-
-    def _below(self, picture: Picture, rows: list[RankRow], width: int, room: int) -> list[Line]:
-        """The strips, where all rows and all strips fit on the screen."""
         timeline = picture.timeline
-        if timeline is None or 2 * len(rows) + AROUND > room:
-            return []
-        return [
-            legend(width, timeline.tracks.values()),
-            *strip_lines(timeline, rows, width, self.chosen.rank),
-            axis(timeline, width, picture.is_over),
-        ]
-
-    def _strips(self, picture: Picture, rows: list[RankRow], width: int) -> Body:
-        timeline = picture.timeline
-        if timeline is None:
+        if self.strips and timeline is None:
             why = "reading ..."
             if picture.source is Source.DUMPS:
                 why = "dumps do not say when calls ended: what each rank did is not known"
             return Body(lines=[line((why, "dim"))])
-        return Body(
-            top=[legend(width, timeline.tracks.values())],
-            lines=strip_lines(timeline, rows, width, None),
-            below=[axis(timeline, width, picture.is_over)],
-            cursor=self._row,
-        )
+        lines, below = [table.row(row) for row in rows], []
+        # Both, where all rows and all strips fit on the screen.
+        room = self.room or height - HEADER
+        if timeline is not None and (self.strips or 2 * len(rows) + AROUND <= room):
+            meanings = legend(width, timeline.tracks.values())
+            ends = axis(timeline, width, picture.is_over)
+            if self.strips:
+                strips = strip_lines(timeline, rows, width, None)
+                return Body(top=[meanings], lines=strips, below=[ends], cursor=at)
+            below = [meanings, *strip_lines(timeline, rows, width, self.chosen.rank), ends]
+        return Body(top=[head], lines=lines, below=below, cursor=at)
 
     def told(self) -> str:
         plain_order = self.sort == "rank" and not self.reverse
@@ -213,7 +179,14 @@ class Overview(View):
         if self.reverse:
             rows.reverse()
         wanted = self.filter.lower()
-        return [row for row in rows if wanted in _searched(row)] if wanted else rows
+        if not wanted:
+            return rows
+        found = []
+        for row in rows:
+            words = (f"rank {row.rank}", row.state.value, row.words, row.call, row.group)
+            if wanted in " ".join((*words, row.site, row.host)).lower():
+                found.append(row)
+        return found
 
     def _at(self, picture: Picture, rows: list[RankRow]) -> int:
         """The cursor's row. It stays with the rank when that is followed, else where it is."""
@@ -289,16 +262,3 @@ class Overview(View):
         rows = self.rows(picture)
         if row < len(rows):
             self._row, self.chosen.rank = row, rows[row].rank
-
-
-def _searched(row: RankRow) -> str:
-    words = (
-        f"rank {row.rank}",
-        row.state.value,
-        row.words,
-        row.call,
-        row.group,
-        row.site,
-        row.host,
-    )
-    return " ".join(words).lower()

@@ -12,7 +12,7 @@ from ...diagnosis.facts.world import exit_status
 from ...record.layout import CallState
 from ...record.snapshot import Call, GroupKey
 from ...record.wording import call_text, group_name, ranks_text, signal_name, site_text
-from ..picture import LogLine, Picture, RankDetail, StackNode, Stage
+from ..picture import LogLine, Picture, RankDetail, Stage
 from ..rows import OVER
 from ..text import Line, apart, called_at, duration, fit, fold, line, safe, standing, width_of, wrap
 from ..widgets import heat
@@ -73,7 +73,10 @@ def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: 
     room = width - bar - 22
     site = safe(site_text(call.site)) if call.site else ""
     said = called_at(safe(call_text(call)), site, max(10, room) + 2)[2:]
-    drawn = _bar(call.issued_ns, done or until_ns, from_ns, until_ns, bar)
+    span = until_ns - from_ns
+    first = min(bar - 1, (call.issued_ns - from_ns) * bar // span)
+    last = min(bar, max(first + 1, -(-((done or until_ns) - from_ns) * bar // span)))
+    drawn = "·" * first + "█" * (last - first) + "·" * (bar - last)
     return (
         (fit(number, 7), "dim"),
         (f"{MARKS[call.state]} ", tone),
@@ -83,13 +86,6 @@ def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: 
         (" ", ""),
         (fit(said, max(10, room)), tone),
     )
-
-
-def _bar(start_ns: int, end_ns: int, from_ns: int, until_ns: int, cells: int) -> str:
-    span = until_ns - from_ns
-    first = min(cells - 1, (start_ns - from_ns) * cells // span)
-    last = min(cells, max(first + 1, -(-(end_ns - from_ns) * cells // span)))
-    return "·" * first + "█" * (last - first) + "·" * (cells - last)
 
 
 PARTS = ("calls", "stack", "log", "about")
@@ -162,7 +158,10 @@ class RankView(View):
         if self.part == "about":
             return Body(top=top, lines=self.matching(about_lines(picture, detail, width)))
         ended = picture.states[number] in OVER
-        lines = timeline_lines(detail.calls, picture.now_ns, width, ended, self._groups(picture))
+        rank = picture.ranks.get(number)
+        own = rank.groups if rank is not None and len(rank.groups) > 1 else ()
+        groups = {key: name for key, name in picture.groups if key in own}
+        lines = timeline_lines(detail.calls, picture.now_ns, width, ended, groups)
         return Body(top=top, lines=self.matching(lines))
 
     def _head(self, picture: Picture, number: int, width: int) -> Line:
@@ -174,12 +173,6 @@ class RankView(View):
         room = width - len(mark) - len(title) - cell_len(words)
         more = called_at(row.call, row.site, room) if row else ""
         return line(*mark, (title, "title"), (words, heat.TONE[state]), more)
-
-    def _groups(self, picture: Picture) -> dict[GroupKey, str]:
-        """The names of the rank's groups, where it has more than one."""
-        rank = picture.ranks.get(self.chosen.rank) if self.chosen.rank is not None else None
-        own = rank.groups if rank is not None else ()
-        return {key: name for key, name in picture.groups if key in own} if len(own) > 1 else {}
 
     def _tabs(self) -> Line:
         pieces = [(f" {part} ", "cursor" if part == self.part else "dim") for part in PARTS]
@@ -252,25 +245,16 @@ def stack_lines(picture: Picture, number: int) -> list[Line]:
     for name, ranks, tree in stacks.threads if stacks else ():
         if number in ranks and not name.startswith("distdebug"):
             lines.append(line((name, "title")))
-            for node in _path(tree, number):
+            while (node := next((one for one in tree if number in one.ranks), None)) is not None:
                 for frame, quiet in zip(node.frames, node.quiet, strict=True):
                     lines.append(line("  ", (frame, "dim" if quiet else "")))
                 if node.notes and not any(number in child.ranks for child in node.children):
                     lines.append(line((f"  [{', '.join(node.notes)}]", "warn")))
+                tree = node.children
     if lines and stacks:
         return [taken(picture, stacks), *lines]
     hint = "press S to take them" if picture.stage is Stage.LIVE else "none were taken in this run"
     return [line((f"no stack of rank {number}: {hint}", "dim"))]
-
-
-def _path(tree: tuple[StackNode, ...], number: int) -> list[StackNode]:
-    found: list[StackNode] = []
-    while True:
-        node = next((one for one in tree if number in one.ranks), None)
-        if node is None:
-            return found
-        found.append(node)
-        tree = node.children
 
 
 def about_lines(picture: Picture, detail: RankDetail, width: int) -> list[Line]:

@@ -53,7 +53,22 @@ def wait_lines(picture: Picture) -> list[Line]:
                 *((("  ", "dim"), (site, "place")) if site else ()),
             )
         )
-        lines += _awaited(picture, one, inside)
+        if not one.for_ranks:
+            lines.append(line(("  may end by itself, or nobody can tell", "dim")))
+        word = "waits for one of" if one.any_of and len(one.for_ranks) > 1 else "waits for"
+        parties: dict[tuple[str, str, str], list[int]] = {}
+        for rank in sorted(one.for_ranks):
+            row = picture.rows.get(rank)
+            state = picture.states.get(rank)
+            words = row.words if row else state.value if state else "not seen yet"
+            words = "late, in code of its own" if state is State.LATE else words
+            tone = heat.TONE[state] if state else "dim"
+            parties.setdefault((words, row.site if row else "", tone), []).append(rank)
+        for (words, site, tone), awaited in list(parties.items())[:8]:
+            mark = "mark" if inside & set(awaited) else "title"
+            at = ((" at ", "dim"), (site, "place")) if site else ()
+            waited = (f"  {word} ", "dim")
+            lines.append(line(waited, (ranks_text(awaited), mark), (f": {words}", tone), *at))
     return lines
 
 
@@ -86,28 +101,6 @@ def _stood_lines(picture: Picture) -> list[Line]:
             )
         )
     lines += [line((f"    {one}", "dim")) for one in details]
-    return lines
-
-
-def _awaited(picture: Picture, one: RankWait, inside: set[int]) -> list[Line]:
-    if not one.for_ranks:
-        return [line(("  may end by itself, or nobody can tell", "dim"))]
-    word = "waits for one of" if one.any_of and len(one.for_ranks) > 1 else "waits for"
-    lines: list[Line] = []
-    parties: dict[tuple[str, str, str], list[int]] = {}
-    for rank in sorted(one.for_ranks):
-        row = picture.rows.get(rank)
-        state = picture.states.get(rank)
-        words = row.words if row else state.value if state else "not seen yet"
-        words = "late, in code of its own" if state is State.LATE else words
-        tone = heat.TONE[state] if state else "dim"
-        site = row.site if row else ""
-        parties.setdefault((words, site, tone), []).append(rank)
-    for (words, site, tone), ranks in list(parties.items())[:8]:
-        mark = "mark" if inside & set(ranks) else "title"
-        at = ((" at ", "dim"), (site, "place")) if site else ()
-        waited = (f"  {word} ", "dim")
-        lines.append(line(waited, (ranks_text(ranks), mark), (f": {words}", tone), *at))
     return lines
 
 

@@ -39,12 +39,17 @@ def header_lines(
     if missed:
         head.append((f" {missed} ", "cursor"))
     room = width - sum(len(text) for text, _ in head) - 1
-    head.append((f" {_command(picture, room)}", "title"))
-    return [
-        clip(tuple(head), width),
-        clip(_figures(picture), width),
-        clip((*_tabs(tabs, here), *_told(wanted, told)), width),
-    ]
+    command = picture.command or str(picture.directory)
+    if len(command) > room and picture.command:  # the directories of files are left out
+        words = command.split(" ")
+        command = " ".join(one.rpartition("/")[2] if one[:1] == "/" else one for one in words)
+    head.append((f" {command}", "title"))
+    names: list[tuple[str, str]] = []
+    for key, title in tabs:
+        names += [(f" {key}", "key"), (f" {title} ", "cursor" if title == here else "")]
+    names += [(f"  only: {wanted}", "warn")] if wanted else []
+    names += [(f"  {told}", "key")] if told else []
+    return [clip(tuple(head), width), clip(_figures(picture), width), clip(tuple(names), width)]
 
 
 def missed_text(shown: Picture, newest: Picture, missed: int | None) -> str:
@@ -56,21 +61,6 @@ def missed_text(shown: Picture, newest: Picture, missed: int | None) -> str:
     if newest.verdict is not None and shown.verdict is None:
         news.append(newest.verdict.title)
     return f"PAUSED, {missed} newer" + (f"; now {' '.join(news)}" if news else "")
-
-
-def _told(wanted: str, told: str) -> Line:
-    pieces = ((f"  only: {wanted}", "warn") if wanted else (), (f"  {told}", "key") if told else ())
-    return tuple(piece for piece in pieces if piece)
-
-
-def _command(picture: Picture, room: int) -> str:
-    """Returns the command; where it does not fit, the directories of files are left out."""
-    text = picture.command or str(picture.directory)
-    if len(text) <= room or not picture.command:
-        return text
-    return " ".join(
-        word.rpartition("/")[2] if word.startswith("/") else word for word in text.split(" ")
-    )
 
 
 def _figures(picture: Picture) -> Line:
@@ -107,13 +97,6 @@ def _figures(picture: Picture) -> Line:
     for part in parts:
         pieces += [part, ("  ", "")]
     return tuple(pieces[:-1])
-
-
-def _tabs(tabs: Sequence[tuple[str, str]], here: str) -> Line:
-    pieces: list[tuple[str, str]] = []
-    for key, title in tabs:
-        pieces += [(f" {key}", "key"), (f" {title} ", "cursor" if title == here else "")]
-    return tuple(pieces)
 
 
 def banner_lines(picture: Picture, width: int) -> list[Line]:

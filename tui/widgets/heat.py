@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from ..picture import State
-from ..text import Line, Piece
+from ..text import Line, Piece, add_piece
 
 LOOKS: dict[State, tuple[str, str, str]] = {
     State.STARTING: ("s", "dim", "not seen yet, or in init_process_group or new_group"),
@@ -41,25 +41,15 @@ def heat_lines(
     """The map; each row begins with its first rank. Culprits and the cursor are reversed."""
     ranks = list(states)
     count = per_row(width)
-    return [
-        _row(ranks[start : start + count], states, culprits, cursor)
-        for start in range(0, len(ranks), count)
-    ]
-
-
-def _row(
-    ranks: Sequence[int], states: Mapping[int, State], culprits: Collection[int], cursor: int | None
-) -> Line:
-    pieces: list[Piece] = [(f"{ranks[0]:>{LABEL - 1}} ", "dim")]
-    for rank in ranks:
-        state = states[rank]
-        tone = "cursor" if rank == cursor else "mark" if rank in culprits else TONE[state]
-        letter = LETTERS[state]
-        if pieces[-1][1] == tone:
-            pieces[-1] = (pieces[-1][0] + letter, tone)
-        else:
-            pieces.append((letter, tone))
-    return tuple(pieces)
+    lines = []
+    for start in range(0, len(ranks), count):
+        pieces: list[Piece] = [(f"{ranks[start]:>{LABEL - 1}} ", "dim")]
+        for rank in ranks[start : start + count]:
+            state = states[rank]
+            tone = "cursor" if rank == cursor else "mark" if rank in culprits else TONE[state]
+            add_piece(pieces, LETTERS[state], tone)
+        lines.append(tuple(pieces))
+    return lines
 
 
 def legend(states: Mapping[int, State]) -> Line:

@@ -311,7 +311,7 @@ _LAST_LINE = 1 << 30
 
 
 @dataclass(slots=True)
-class Plan:
+class ReplayPlan:
     """The calls that all ranks make, as JSON has them (see `program`), and sentences about those
     that they do not make.
 
@@ -333,7 +333,7 @@ class Plan:
         return total
 
 
-def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
+def planned(ranks: Mapping[int, Rank], ended: Ending) -> ReplayPlan:
     """The plan for these ranks of one world. Raises UsageError where a rank is missing, or there is
     nothing to replay."""
     world_size = max((rank.world_size for rank in ranks.values()), default=0)
@@ -355,7 +355,7 @@ def planned(ranks: Mapping[int, Rank], ended: Ending) -> Plan:
     }
     if not any(found.values()) and not any(rank.creations for rank in ranks.values()):
         raise UsageError("the record has no call that could be made again")
-    plan = Plan(world_size, notes=[*selection.notes])
+    plan = ReplayPlan(world_size, notes=[*selection.notes])
     for number, kept in found.items():
         plan.kept[number] = frozenset(call.number for call in kept)
         plan.ranks[number] = _RankPlan(ranks[number], kept, ended).as_json()

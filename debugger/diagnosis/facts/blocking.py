@@ -26,7 +26,7 @@ is buffered, every call waits for its whole group, and all streams of a device a
 stuck only by that needs luck.
 
 `in_order` is at best, but for what a device does: calls of one stream follow each other there, and
-so does a program that stands still at each that it waits for (`plan/streams` says where that is
+so does a program that stands still at each that it waits for (`plan/judgement` says where that is
 so).
 """
 
@@ -83,7 +83,14 @@ class Model:
         if self.strict or on_device(backend):
             return WaitsFor.ALL
         if backend == "gloo" and op_of(signature.op).certain != "all":
-            return _on_gloo(signature, size, signature.root == rank)
+            is_root = signature.root == rank
+            if signature.op == "broadcast":
+                return WaitsFor.TREE
+            if signature.op == "reduce":
+                # A ring over segments, two for each rank: those of few elements are not in all.
+                every_rank_has_a_part = min(signature.counts, default=0) >= 4 * size * size
+                return WaitsFor.ALL if is_root or every_rank_has_a_part else WaitsFor.NOBODY
+            return WaitsFor.ALL if is_root else WaitsFor.ROOT
         return certainly(signature, rank)
 
     def room_bytes(self, backend: str) -> int:
@@ -109,16 +116,6 @@ class Model:
         return self.strict or any(
             not on_device(name) for name in by_device(backend.lower()).values()
         )
-
-
-def _on_gloo(signature: Signature, size: int, is_root: bool) -> WaitsFor:
-    if signature.op == "broadcast":
-        return WaitsFor.TREE
-    if signature.op == "reduce":
-        # A ring over segments, two for each rank: those of few elements are not in all of them.
-        every_rank_has_a_part = min(signature.counts, default=0) >= 4 * size * size
-        return WaitsFor.ALL if is_root or every_rank_has_a_part else WaitsFor.NOBODY
-    return WaitsFor.ALL if is_root else WaitsFor.ROOT
 
 
 def _counts(signature: Signature) -> Iterator[int]:

@@ -11,6 +11,7 @@ from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey, Standstill
 from ...record.wording import RankState, call_text, numbered, printable, ranks_text, signal_name
 from ..findings import CallIs, RankEvidence
+from ..limits import SECOND_NS
 from .world import STOPPED, Pending, World, caught_exceptions, exit_status
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
@@ -58,7 +59,7 @@ def standing(world: World, rank: int, awaited: Call | None = None) -> RankEviden
         paused = next(row for row in rows if row.wait.activity is Activity.PAUSED)
         return RankEvidence(RankState.AT_BREAKPOINT, None, paused.wait.site or record.location)
     if awaited is not None and len(rows) > 1:
-        rows = tuple(sorted(rows, key=lambda row: not _same(row.call, awaited)))
+        rows = tuple(sorted(rows, key=lambda row: _place(row.call) != _place(awaited)))
     for pending in rows:
         if pending.call is not None:
             stopped = record.process.state in STOPPED
@@ -108,12 +109,8 @@ def of_call(
     return RankEvidence(state, call_text(call), site, stack, call_is, made)
 
 
-def _same(call: Call | None, awaited: Call) -> bool:
-    return call is not None and (call.group, call.seq, call.signature.peer is None) == (
-        awaited.group,
-        awaited.seq,
-        awaited.signature.peer is None,
-    )
+def _place(call: Call | None) -> tuple[object, ...]:
+    return () if call is None else (call.group, call.seq, call.signature.peer is None)
 
 
 def wait_text(activity: Activity, detail: object) -> str:
@@ -241,3 +238,23 @@ def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
     if record is None or not keys or record.history is None:
         return None
     return record.history.at(max(keys), seq)
+
+
+ENTERED = "entered_by_all"
+"""In the data of a finding whose ranks are all where they should be: no stack says more."""
+
+
+def cause_of(world: World, rank: int) -> str:
+    """Why the rank has not come, as far as the operating system and its record tell."""
+    record = world.ranks.get(rank)
+    if record is None:
+        return "unknown"
+    if record.process.state in STOPPED:
+        return "stopped"
+    until_ns = record.process.ended_ns or world.now_ns
+    silent_s = (until_ns - record.heartbeat_ns) / SECOND_NS if record.heartbeat_ns else 0.0
+    if silent_s > max(1.0, 10 * world.limits.heartbeat_s):
+        return "gil_held"
+    if world.activity(rank, Activity.STORE) is not None:
+        return "store"
+    return "user_code" if record.location else "unknown"

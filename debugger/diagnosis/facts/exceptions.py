@@ -1,11 +1,18 @@
-"""An uncaught exception may say that a rank lost another one, or ran out of time."""
+"""An uncaught exception may say that a rank lost another one, or ran out of time.
+
+distcore's errors name the connection at which a call failed (`link`: global ranks of the sender and
+the receiver). Of connections that broke between ranks that live both ends are named, for neither is
+to blame alone.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ...record.notes import ExceptionNote, raised
-from ...record.snapshot import Call, Note
+from ...record.snapshot import Call, Note, Wait
+from ...record.wording import ranks_text
 from ..limits import SECOND_NS
 from .world import World
 
@@ -52,3 +59,47 @@ def is_communication_error(note: Note) -> bool:
     if error.communication is not None:
         return error.communication
     return COMMUNICATION.search(f"{error.type} {note.message}") is not None
+
+
+def gave_up(world: World, rank: int) -> bool:
+    """Returns whether the rank, too, has waited, until its own time limit ran out."""
+    note = last_exception(world, rank)
+    return note is not None and timed_out(note)
+
+
+def last_to_come(waiting: Mapping[int, Wait]) -> Wait:
+    """The wait of the rank that began to join last. The limits count from there: as long as ranks
+    come, a large world is being started, and those that are to come are not late."""
+    return max(waiting.values(), key=lambda wait: wait.since_ns)
+
+
+Link = tuple[int, int]
+
+
+def link_of(world: World, note: Note) -> Link | None:
+    """The connection that an exception names, unless one of its ends was dead already, or is
+    nowhere to be seen."""
+    link = raised(note).link
+    return link if link is not None and all(_lived(world, rank, note) for rank in link) else None
+
+
+def _lived(world: World, rank: int, note: Note) -> bool:
+    record = world.ranks.get(rank)
+    if record is None or world.finished(rank):
+        return False
+    last = last_exception(world, rank)
+    if last is not None and raised(last).communication:
+        return True  # what it ended by is no cause of its own
+    ended_ns = record.process.ended_ns
+    return ended_ns is None or ended_ns > note.time_ns
+
+
+def broken(note: Note, link: Link) -> str:
+    """Describes, for a finding's message, how the connection failed."""
+    sender, receiver = link
+    if raised(note).type == "CorruptFrame":
+        return f"the connection from rank {sender} to rank {receiver} does not bring what was sent"
+    both = ranks_text(sorted(link))
+    if raised(note).type == "DeadlineExceeded":
+        return f"nothing comes through between {both}, though both processes were alive"
+    return f"the connection between {both} broke, though both processes were alive"

@@ -11,12 +11,9 @@ from dataclasses import replace
 from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 from ...record.layout import Phase
 from ...record.snapshot import Process, Rank, Snapshot
+from ..limits import END_NS, MOMENT_NS
 
 _END_SIGNALS = POLITE_SIGNALS | {signal.SIGKILL}
-_END_NS = 1_500_000_000
-"""Deaths by such a signal this short before the last sign of life belong to the end of the run."""
-_STILL_NS = 1_000_000_000
-"""A rank whose waits are older than this, at its last sign of life, did not move any more."""
 
 
 def as_it_was(snapshot: Snapshot, exits: ExitLog) -> Snapshot:
@@ -33,7 +30,7 @@ def as_it_was(snapshot: Snapshot, exits: ExitLog) -> Snapshot:
 
 def _process(rank: Rank, status: ExitStatus | None, last_ns: int) -> Process:
     if status is not None:
-        late = not status.time_ns or status.time_ns > last_ns - _END_NS
+        late = not status.time_ns or status.time_ns > last_ns - END_NS
         if not (late and status.signal in _END_SIGNALS):
             return Process(
                 alive=False,
@@ -57,6 +54,6 @@ def standing_still(snapshot: Snapshot) -> Snapshot:
     ranks = {
         number: replace(rank)
         for number, rank in snapshot.ranks.items()
-        if rank.waits and all(snapshot.taken_ns - w.since_ns >= _STILL_NS for w in rank.waits)
+        if rank.waits and all(snapshot.taken_ns - w.since_ns >= MOMENT_NS for w in rank.waits)
     }
     return replace(snapshot, ranks=ranks)

@@ -27,12 +27,10 @@ from dataclasses import dataclass
 from ...record.layout import BOUNDED_S, Activity, CallState, GroupState
 from ...record.signature import ANY_SOURCE, larger_side_bytes
 from ...record.snapshot import Call, Creation
-from ..limits import SECOND_NS
+from ..limits import SECOND_NS, SLOW_BYTES_PER_S
 from .blocking import WaitsFor, certainly
 from .channels import Channels
 from .world import DEFAULT_GROUP, Pending, World
-
-SLOW_BYTES_PER_S = 100e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,30 +90,27 @@ class Needs:
         if call is not None:
             if call.signature.peer is not None:
                 return self._message(pending, call)
-            return self._collective(pending, call)
+            view = self.world.view(pending.rank, call.group)
+            if view is None:
+                return None
+            for_all = call.agrees or not self.world.knows.root
+            waits_for = WaitsFor.ALL if for_all else certainly(call.signature, pending.rank)
+            if waits_for is WaitsFor.ALL:
+                key = (id(view), call.seq)
+                if key not in self._alike:
+                    self._alike[key] = _need(self.world.absent(view, call.seq))
+                return self._alike[key]
+            root = call.signature.root
+            absent = self.world.absent(view, call.seq) - {pending.rank}
+            if waits_for is WaitsFor.ROOT and root in absent:
+                return _need(frozenset({root}))
+            return _need(absent, any_of=True, certain=False)
         activity = pending.wait.activity
         if activity is Activity.NEW_GROUP:
             return _need(self.not_created(pending))
         if activity is Activity.INIT:
             return _need(self.not_initialised(pending.rank))
         return None
-
-    def _collective(self, pending: Pending, call: Call) -> Need | None:
-        view = self.world.view(pending.rank, call.group)
-        if view is None:
-            return None
-        for_all = call.agrees or not self.world.knows.root
-        waits_for = WaitsFor.ALL if for_all else certainly(call.signature, pending.rank)
-        if waits_for is WaitsFor.ALL:
-            key = (id(view), call.seq)
-            if key not in self._alike:
-                self._alike[key] = _need(self.world.absent(view, call.seq))
-            return self._alike[key]
-        root = call.signature.root
-        absent = self.world.absent(view, call.seq) - {pending.rank}
-        if waits_for is WaitsFor.ROOT and root in absent:
-            return _need(frozenset({root}))
-        return _need(absent, any_of=True, certain=False)
 
     def _message(self, pending: Pending, call: Call) -> Need | None:
         rank, peer, tag = pending.rank, call.signature.peer, call.signature.tag

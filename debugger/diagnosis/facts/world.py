@@ -25,7 +25,7 @@ from ...record.snapshot import (
     Wait,
 )
 from ...record.wording import group_name, numbered
-from ..limits import SECOND_NS, Limits
+from ..limits import APART_NS, ON_CORE_NS, Limits
 
 DEFAULT_GROUP = "default_pg"
 OF_MESH = "mesh_"
@@ -34,9 +34,6 @@ CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
 _MOST_ON_A_GPU = 64
 """So many of a rank's last calls are looked at for one that is not over."""
-TEARDOWN_NS = SECOND_NS // 2
-APART_NS = 5 * SECOND_NS
-"""Records that were written so far apart are not of one moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ class World:
             or (
                 found.phase is Phase.ENDED
                 and found.exit_code is not None
-                and (found.exit_code != 0 or self.now_ns - found.heartbeat_ns > TEARDOWN_NS)
+                and (found.exit_code != 0 or self.now_ns - found.heartbeat_ns > ON_CORE_NS)
             )
         )
 
@@ -257,18 +254,15 @@ class World:
                 return Pending(record.rank, waits, call)
         return None
 
-    def all_pending(self) -> Sequence[Pending]:
-        """Returns what the threads of all ranks wait for, in the order of `ranks`."""
-        return self._all_pending
-
     @cached_property
-    def _all_pending(self) -> Sequence[Pending]:
+    def all_pending(self) -> Sequence[Pending]:
+        """The waits of the threads of all ranks, in the order of `ranks`."""
         return [pending for rank in self.ranks for pending in self.pending(rank)]
 
     @cached_property
     def waiting(self) -> frozenset[int]:
         """The ranks that wait for anything."""
-        return frozenset(pending.rank for pending in self._all_pending)
+        return frozenset(pending.rank for pending in self.all_pending)
 
     def collective(self, rank: int, view: GroupView, seq: int) -> Call | None:
         """The rank's call with this number in the group, if it is on record."""

@@ -17,25 +17,38 @@ Rules, on the findings in order of time:
    must come sooner: the launcher sends it to the others once it has seen a failure.
 5. A NaN after a NaN or an overflow is a consequence: calls carry it to all ranks.
 6. A suspicion explains nothing that came before it. Warnings are never folded.
+
+Where one fault is a consequence of another only by the clocks of two hosts, which are not known
+well enough to tell which came first, `in_doubt` says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...record.exits import POLITE_SIGNALS
 from ...record.kinds import Family
+from ...record.layout import CallState
+from ..facts.evidence import call_of
+from ..facts.world import World
 from ..findings import Finding
-from ..limits import Candidate
-
-SEEN_FIRST_NS = 2_000_000_000
-POLITE_NS = 250_000_000
+from ..limits import AFTERMATH_NS, TOGETHER_NS, Candidate
+from ..story import step
 
 
 def fold(candidates: list[Candidate]) -> list[Candidate]:
     """The causes, first by time first, and all warnings after them in order of time."""
     errors = sorted((c for c in candidates if c.finding.severity == "error"), key=_order)
-    errors = _refused(errors)
+    # Marks what the records show of a call that ranks have reported as refused: it is about
+    # the same refusal.
+    refused = {_call(one.finding) for one in errors if one.refused}
+    errors = [
+        replace(one, refused=True)
+        if one.finding.about.by_agreement and _call(one.finding) in refused
+        else one
+        for one in errors
+    ]
     warnings = sorted((c for c in candidates if c.finding.severity != "error"), key=_order)
     causes: list[Candidate] = []
     scopes: list[set[int]] = []
@@ -61,18 +74,6 @@ def each_explains_the_other(one: Candidate, other: Candidate) -> bool:
     ):
         return False
     return _follows(other, one, _ranks(one.finding)) and _follows(one, other, _ranks(other.finding))
-
-
-def _refused(errors: list[Candidate]) -> list[Candidate]:
-    """Marks what the records show of a call that ranks have reported as refused: it is about the
-    same refusal."""
-    refused = {_call(one.finding) for one in errors if one.refused}
-    return [
-        replace(one, refused=True)
-        if one.finding.about.by_agreement and _call(one.finding) in refused
-        else one
-        for one in errors
-    ]
 
 
 def _call(finding: Finding) -> tuple[object, ...]:
@@ -102,7 +103,7 @@ def _seen_first(weak: Candidate, errors: list[Candidate]) -> bool:
 
 def _lead_ns(candidate: Candidate) -> int:
     polite = candidate.finding.data.get("signal") in POLITE_SIGNALS
-    return POLITE_NS if polite else SEEN_FIRST_NS
+    return TOGETHER_NS if polite else AFTERMATH_NS
 
 
 def _follows(candidate: Candidate, cause: Candidate, scope: set[int]) -> bool:
@@ -153,3 +154,59 @@ def _singled_out(finding: Finding) -> bool:
 def _ranks(finding: Finding) -> set[int]:
     group = finding.group.ranks if finding.group else ()
     return {*finding.culprits, *finding.victims, *finding.missing, *group}
+
+
+@step("clocks")
+def in_doubt(world: World, candidates: Sequence[Candidate], cause: Candidate) -> Candidate:
+    """The cause, with the nearest fault that may have come before it. `candidates`: all that was
+    found, before consequences were folded."""
+    if not world.snapshot.clock_errors_ns:
+        return cause
+    finding, doubtful = cause.finding, []
+    for other in candidates:
+        later_ns = other.finding.observable_ns - finding.observable_ns
+        if later_ns < 0 or not each_explains_the_other(cause, other):
+            continue
+        error_ns = world.snapshot.between_clocks_ns(finding.culprits, other.finding.culprits)
+        if later_ns < error_ns:
+            doubtful.append((later_ns, error_ns, other.finding.message))
+    if not doubtful:
+        return cause
+    later_ns, error_ns, message = min(doubtful)
+    detail = (
+        f"this may have come first: {message} ({later_ns / 1e6:.1f} ms later, by clocks of two "
+        f"hosts that are known to within {error_ns / 1e6:.1f} ms)"
+    )
+    return replace(cause, finding=replace(finding, details=(*finding.details, detail)))
+
+
+MOST_REFUSED = 64
+"""Calls before it that are looked at: those that were refused in a row."""
+
+
+def with_agreement(world: World, candidates: list[Candidate]) -> list[Candidate]:
+    """The candidates, each disagreement with the time from which its culprits had all entered the
+    last call that they made alike. One error alone has nothing to be told from."""
+    if sum(one.finding.severity == "error" for one in candidates) < 2:
+        return candidates
+    return [
+        replace(one, agreed_ns=_agreed_ns(world, one.finding))
+        if one.finding.about.family is Family.MISMATCH
+        else one
+        for one in candidates
+    ]
+
+
+def _agreed_ns(world: World, finding: Finding) -> int:
+    """0: never, or not on record."""
+    group, seq = finding.group, finding.seq
+    if group is None or seq is None or not finding.about.of_signatures:
+        return 0
+    for number in range(seq - 1, max(-1, seq - 1 - MOST_REFUSED), -1):
+        made = (call_of(world, group.name, number, rank) for rank in finding.culprits)
+        calls = [call for call in made if call is not None]
+        if len(calls) < len(finding.culprits):
+            return 0
+        if all(call.state is CallState.COMPLETED for call in calls):
+            return min(call.issued_ns for call in calls)
+    return 0

@@ -11,6 +11,11 @@ Rules:
 6. So is one that hangs on a call which its backend may be about to refuse: that is as if it had
    not been made. Who waits in its call sleeps, mostly; one that has not had the processor since it
    made it does not.
+
+The splits of all-to-all calls have to fit together pair by pair (`split_mismatches`): every rank
+adds what it sends and subtracts what it expects, hashed, into a running balance. When all members
+of a group have made the same number of calls, the balances add up to 0 (mod 2**64) exactly if every
+pair agreed in every call. So a healthy group costs one addition a rank.
 """
 
 from __future__ import annotations
@@ -24,10 +29,13 @@ from ...record.dispute import (
     dispute_headline,
     opponents,
     parties_text,
+    split_dispute,
+    uneven_pairs,
     vote,
 )
 from ...record.layout import Activity, CallState
-from ...record.signature import agreement_key, disagreement, exact_key
+from ...record.ops import op_of
+from ...record.signature import MASK, agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
 from ...record.wording import numbered, ranks_text, verb
 from ..facts.call_histories import Story, compare_histories, lines_part
@@ -36,13 +44,11 @@ from ..facts.hash_chains import Divergence, first_divergence
 from ..facts.needs import Needs
 from ..facts.world import GroupView, World
 from ..findings import Finding, group_evidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import ON_CORE_NS, Candidate
 
 CHAIN, EXACT = 0, 1
 MOST_ASKED = 64
 """Ranks that speak for all that called the same."""
-ENTERING_NS = SECOND_NS // 2
-"""Nobody waits much longer than this for the processor; ranks that poll are told so much later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +73,24 @@ def mismatches(world: World, needs: Needs) -> list[Candidate]:
 
 
 def _compare(world: World, needs: Needs, view: GroupView, which: int) -> Candidate | None:
-    kin = _classes(view, which)
-    if len(kin) < 2:
-        return None
-    divergence = _first_mismatch(world, view, kin, which)
-    return _judge(world, needs, view, kin, divergence, which) if divergence else None
-
-
-def _classes(view: GroupView, which: int) -> list[Kin]:
     rows: dict[tuple[int, int], Kin] = {}
     for rank, group in view.states.items():
         chain = group.exact if which else group.chain
-        kin = rows.get((group.issued, chain))
-        if kin is None:
+        row = rows.get((group.issued, chain))
+        if row is None:
             rows[group.issued, chain] = Kin(group.issued, chain, [rank])
         else:
-            kin.ranks.append(rank)
-    return sorted((kin for kin in rows.values() if kin.issued), key=lambda kin: -kin.issued)
-
-
-def _first_mismatch(world: World, view: GroupView, kin: list[Kin], which: int) -> Divergence | None:
+            row.ranks.append(rank)
+    kin = sorted((row for row in rows.values() if row.issued), key=lambda row: -row.issued)
+    if len(kin) < 2:
+        return None
     reference = _chain_of(world, view, kin[0], which)
     first: Divergence | None = None
     for other in kin[1:]:
         found = first_divergence(reference, _chain_of(world, view, other, which), other.issued)
         if found and (first is None or found.seq < first.seq):
             first = found
-    return first
+    return _judge(world, needs, view, kin, first, which) if first else None
 
 
 def _chain_of(world: World, view: GroupView, kin: Kin, which: int) -> Callable[[int], int | None]:
@@ -164,7 +161,7 @@ def _judge(
     agreeing = all(call.agrees and not call.bounded for call in speakers.values())
     hold_ns = world.limits.hold_ns(result, agreeing)
     if any(_entering(world, view, ranks, seq) for _, ranks in result.parties):
-        hold_ns = max(hold_ns, ENTERING_NS)
+        hold_ns = max(hold_ns, ON_CORE_NS)
     return Candidate(finding, ready_ns=finding.observable_ns + hold_ns)
 
 
@@ -233,6 +230,18 @@ def _finding(
         message += " (same number of elements, other shape)"
     ranks = at_call(world, chosen(result.culprits, result.others), view.key, seq)
     parted = "" if warning else lines_part(world, view, parties[usual], parties[odd], seq)
+    # When the first two ranks of different parties had both called.
+    firsts = []
+    for _, party in result.parties:
+        times = []
+        for rank in party[:MOST_ASKED]:
+            history = world.ranks[rank].history
+            made = history.at(view.key, seq) if history else None
+            if made is not None and made.issued_ns:
+                times.append(made.issued_ns)
+        if times:
+            firsts.append(min(times))
+    firsts.sort()
     return Finding(
         kind=kind,
         message=message,
@@ -246,7 +255,7 @@ def _finding(
         details=(_agreed(divergence), *((parted,) if parted else ()), *story.details),
         headline=headline,
         difference=story.sentence,
-        observable_ns=_observable(world, view, result, seq),
+        observable_ns=firsts[1] if len(firsts) > 1 else world.now_ns,
         data={"exact_seq": divergence.exact},
     )
 
@@ -259,22 +268,6 @@ def _agreed(divergence: Divergence) -> str:
     if divergence.seq == 1:
         return "they agree on #0"
     return f"they agree on #0 to #{divergence.seq - 1}"
-
-
-def _observable(world: World, view: GroupView, result: Vote[tuple[object, ...]], seq: int) -> int:
-    """When the first two ranks of different parties had both called."""
-    firsts = []
-    for _, ranks in result.parties:
-        times = []
-        for rank in ranks[:MOST_ASKED]:
-            history = world.ranks[rank].history
-            call = history.at(view.key, seq) if history else None
-            if call is not None and call.issued_ns:
-                times.append(call.issued_ns)
-        if times:
-            firsts.append(min(times))
-    firsts.sort()
-    return firsts[1] if len(firsts) > 1 else world.now_ns
 
 
 def _overwritten(
@@ -311,3 +304,97 @@ def _overwritten(
         data={"exact_seq": False},
     )
     return Candidate(finding)
+
+
+MOST_DIRECT = 64
+"""Groups up to this size are compared pair by pair before everybody has come, too."""
+
+
+def split_mismatches(world: World) -> list[Candidate]:
+    """Returns at most one finding per group: the first call with a pair that disagrees."""
+    found = []
+    for view in world.groups:
+        if len(view.states) > 1 and any(group.balance for group in view.states.values()):
+            candidate = _by_balance(world, view) or _by_pairs(world, view)
+            if candidate:
+                found.append(candidate)
+    return found
+
+
+def _by_balance(world: World, view: GroupView) -> Candidate | None:
+    if not view.complete:
+        return None
+    issued = min(group.issued for group in view.states.values())
+    if issued == 0 or _balance(world, view, issued) in (0, None):
+        return None
+    low, high = 0, issued
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _balance(world, view, middle) in (0, None):
+            low = middle
+        else:
+            high = middle
+    return _uneven(world, view, high - 1)
+
+
+def _balance(world: World, view: GroupView, issued: int) -> int | None:
+    total = 0
+    for rank, group in view.states.items():
+        if group.issued == issued:
+            total += group.balance
+            continue
+        history = world.ranks[rank].history
+        chains = history.chains_after(view.key, issued) if history else None
+        if chains is None:
+            return None
+        total += chains[2]
+    return total & MASK
+
+
+def _by_pairs(world: World, view: GroupView) -> Candidate | None:
+    """The last call that anybody has made, among those who have made it."""
+    if len(view.ranks) > MOST_DIRECT:
+        return None
+    issued = max(group.issued for group in view.states.values())
+    return _uneven(world, view, issued - 1) if issued else None
+
+
+def _uneven(world: World, view: GroupView, seq: int) -> Candidate | None:
+    calls: dict[int, Call] = {}
+    for index, rank in enumerate(view.ranks):
+        history = world.ranks[rank].history if rank in view.states else None
+        call = history.at(view.key, seq) if history else None
+        if call and op_of(call.signature.op).splits:
+            calls[index] = call
+    signatures = {index: call.signature for index, call in calls.items()}
+    pairs = uneven_pairs(signatures)
+    if not pairs:
+        return None
+    first, ranks, group = pairs[0], view.ranks, view.any
+    where = f"{calls[first.sender].signature.op} {numbered(group, seq)}"
+    dispute = split_dispute(pairs, signatures, ranks, where)
+    if dispute is None:
+        return None
+    details = tuple(
+        f"rank {ranks[pair.sender]} -> rank {ranks[pair.receiver]}: {pair.sends} sent, "
+        f"{pair.expects} expected"
+        for pair in pairs[:16]
+    )
+    times = [calls[index].issued_ns for index in (first.sender, first.receiver)]
+    finding = Finding(
+        kind=dispute.kind,
+        message=dispute.message,
+        culprits=dispute.culprits,
+        victims=dispute.victims,
+        group=group_evidence(group),
+        seq=seq,
+        ranks=at_call(world, chosen(dispute.culprits, dispute.victims), view.key, seq),
+        details=details,
+        observable_ns=max(times) or world.now_ns,
+    )
+    # Who comes later may be in further pairs, and tell which rank of this one is to blame.
+    coming = len(pairs) == 1 and any(
+        world.may_come(rank) and (rank not in view.states or view.states[rank].issued <= seq)
+        for rank in view.ranks
+    )
+    return Candidate(finding, finding.observable_ns + world.limits.settle_ns if coming else 0)

@@ -22,14 +22,12 @@ from ...record.wording import at_site, printable, ranks_text
 from ..facts.evidence import call_of, chosen, stand
 from ..facts.world import World
 from ..findings import Finding, RankEvidence, group_evidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import AFTERMATH_NS, Candidate
 from ..story import step
 
 KIND = "ddp_unused_parameters"
 MOST_CALLS = 3
 MOST_SHOWN = 8
-OTHERS_NS = 2 * SECOND_NS
-"""For so long other ranks may still come to the end of the same backward."""
 REMEDY = (
     "let the loss use them, freeze them before the model is wrapped, or pass "
     "find_unused_parameters=True to DistributedDataParallel"
@@ -56,8 +54,11 @@ def unused_parameters(world: World) -> list[Candidate]:
             left_out[rank] = note
     told = f"{ranks_text(failed)} failed on it in the next forward{at_site(first.site)}"
     finding = _finding(world, left_out, members, group, [told], first.time_ns)
-    undecided = any(not _decided(world, rank) for rank in members - set(left_out))
-    return [Candidate(finding, first.time_ns + (OTHERS_NS if undecided else 0))]
+    undecided = any(  # it may still come to the end of its backward
+        not (world.ended(rank) or world.ranks[rank].phase >= Phase.EXITING or world.pending(rank))
+        for rank in members - set(left_out)
+    )
+    return [Candidate(finding, first.time_ns + (AFTERMATH_NS if undecided else 0))]
 
 
 @step("unused parameters")
@@ -109,13 +110,6 @@ def _led_to(world: World, finding: Finding, rank: int, note: Note) -> bool:
         return False
     call = call_of(world, finding.group.name, finding.seq, rank)
     return call is not None and _soon(call.number, note)
-
-
-def _decided(world: World, rank: int) -> bool:
-    """Whether the rank has come to the end of its backward, or will not any more."""
-    return (
-        world.ended(rank) or world.ranks[rank].phase >= Phase.EXITING or bool(world.pending(rank))
-    )
 
 
 def _group(world: World, teller: int, note: Note) -> Group | None:

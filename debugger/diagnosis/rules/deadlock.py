@@ -23,9 +23,9 @@ from ...record.layout import Activity
 from ...record.signature import ANY_SOURCE
 from ...record.wording import at_site, ranks_text, verb
 from ..facts.channels import Channels
-from ..facts.cycles import find_cycle, reaching, stuck_ranks
 from ..facts.evidence import doing
 from ..facts.needs import Need, Needs
+from ..facts.waits import find_cycle, reaching, stuck_ranks
 from ..facts.world import STOPPED, Pending, World
 from ..findings import Finding, Step, group_evidence
 from ..limits import Candidate
@@ -37,20 +37,16 @@ MOST_LEFT_OVER = 2
 
 def deadlocks(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
     """Returns one finding for each independent cycle: proven ones, else suspected ones."""
-    found = _cycles(world, channels, needs, _provable(world, needs), proven=True)
-    if found or world.paused:
-        return found
-    return _cycles(world, channels, needs, _suspected(world, needs), proven=False)
-
-
-def _provable(world: World, needs: Needs) -> Waiting:
     waiting = {}
     for number, rank in world.ranks.items():
         if rank.free_threads == 0 and rank.waits and _may_be_judged(world, number):
             rows = needs.of_all(number)
             if rows is not None and world.stable(number):
                 waiting[number] = rows
-    return waiting
+    found = _cycles(world, channels, needs, waiting, proven=True)
+    if found or world.paused:
+        return found
+    return _cycles(world, channels, needs, _suspected(world, needs), proven=False)
 
 
 def _suspected(world: World, needs: Needs) -> Waiting:
@@ -87,7 +83,14 @@ def _cycles(
         rank for rank in world.ranks if world.ended(rank) and rank not in world.unrecorded
     )
     stuck = stuck_ranks(waiting, gone)
-    blamed = _blamed(world, channels, waiting)
+    # The same, where a receive from any source waits for those that have sent it the fewest.
+    blamed = {
+        number: [
+            _of_the_fewest(channels, row, need)
+            for row, need in zip(world.pending(number), every, strict=True)
+        ]
+        for number, every in waiting.items()
+    }
     found = []
     while stuck:
         cycle = find_cycle(blamed, stuck) or find_cycle(waiting, stuck)
@@ -99,7 +102,12 @@ def _cycles(
             _link(world, needs, rank, cycle[(place + 1) % len(cycle)])
             for place, rank in enumerate(cycle)
         ]
-        found.append(_judge(world, channels, needs, links, cycle, victims, proven=proven))
+        finding = (
+            _tags(world, channels, links, (*cycle, *victims), proven=proven)
+            or _creation(world, needs, links, cycle, victims, proven=proven)
+            or _deadlock(world, channels, needs, links, cycle, victims, proven=proven)
+        )
+        found.append(Candidate(finding))
         stuck -= behind
     return found
 
@@ -108,15 +116,6 @@ def _less(needs: Needs, link: Pending) -> str:
     need = needs.of(link)
     narrowed = need is not None and needs.likely(link) != need.ranks
     return ", which has sent less than the others" if narrowed else ""
-
-
-def _blamed(world: World, channels: Channels, waiting: Waiting) -> Waiting:
-    """The same, where a receive from any source waits for those that have sent it the fewest."""
-    found = dict(waiting)
-    for rank, every in waiting.items():
-        rows = list(zip(world.pending(rank), every, strict=True))
-        found[rank] = [_of_the_fewest(channels, row, need) for row, need in rows]
-    return found
 
 
 def _of_the_fewest(channels: Channels, row: Pending, need: Need) -> Need:
@@ -134,24 +133,6 @@ def _link(world: World, needs: Needs, rank: int, target: int) -> Pending:
         if need and target in need.ranks:
             return pending
     return rows[0]
-
-
-def _judge(
-    world: World,
-    channels: Channels,
-    needs: Needs,
-    links: list[Pending],
-    cycle: list[int],
-    victims: tuple[int, ...],
-    *,
-    proven: bool,
-) -> Candidate:
-    finding = (
-        _tags(world, channels, links, (*cycle, *victims), proven=proven)
-        or _creation(world, needs, links, cycle, victims, proven=proven)
-        or _deadlock(world, channels, needs, links, cycle, victims, proven=proven)
-    )
-    return Candidate(finding)
 
 
 def _deadlock(

@@ -79,7 +79,17 @@ def _not_completed(world: World) -> Iterator[tuple[int, Stuck]]:
             call = world.collective(rank, view, seq)
             if call is None or _is_owed(world, view, seq):
                 continue
-            ahead = _ahead(world, view, rank, call)
+            # A rank that has completed this call, or a later one of the group: nothing but its own
+            # device can keep this one in the call.
+            seqs = [call.seq]
+            if not _is_symmetric(call) and not _is_in_front(world, view, call):
+                later = range(call.seq + 1, view.states[rank].issued)
+                calls = (world.collective(rank, view, seq) for seq in later)
+                seqs = [one.seq for one in calls if one is not None and _is_symmetric(one)]
+            beyond = ((seq, other) for seq in seqs for other in view.states if other != rank)
+            ahead = next(
+                (other for seq, other in beyond if (view.states[other].completed or 0) > seq), None
+            )
             over = world.collective(ahead, view, seq) if ahead is not None else None
             if ahead is not None and not (
                 over is not None and written_before(world, rank, over.completed_ns)
@@ -110,18 +120,6 @@ def _behind_its_messages(world: World, rank: int) -> Stuck | None:
     if first is None or view is None or first.signature.peer is None:
         return None
     return Stuck(view, first, first.signature.peer)
-
-
-def _ahead(world: World, view: GroupView, rank: int, call: Call) -> int | None:
-    """Returns a rank that has completed this call, or a later one of the group, so that nothing but
-    its own device can keep this rank in the call."""
-    seqs = [call.seq]
-    if not _is_symmetric(call) and not _is_in_front(world, view, call):
-        later = range(call.seq + 1, view.states[rank].issued)
-        calls = (world.collective(rank, view, seq) for seq in later)
-        seqs = [one.seq for one in calls if one is not None and _is_symmetric(one)]
-    beyond = ((seq, other) for seq in seqs for other in view.states if other != rank)
-    return next((other for seq, other in beyond if (view.states[other].completed or 0) > seq), None)
 
 
 def _is_symmetric(call: Call) -> bool:
@@ -156,7 +154,7 @@ def _is_owed(world: World, view: GroupView, seq: int) -> bool:
 
 def _not_begun(world: World) -> Iterator[tuple[int, Stuck]]:
     known: dict[tuple[int, int], int | None] = {}
-    for one in world.all_pending():
+    for one in world.all_pending:
         call = one.call
         view = world.view(one.rank, call.group) if call else None
         if call is None or view is None or call.signature.peer is not None:
@@ -184,7 +182,7 @@ def _is_within(world: World, rank: int, view: GroupView, seq: int) -> bool:
 def unended(world: World, needs: Needs) -> list[Candidate]:
     """Returns one finding for each call at which rule 2 ends; one without culprits where the record
     has lost a pending call."""
-    rows = world.all_pending()
+    rows = world.all_pending
     lost = sorted(row.rank for row in rows if row.wait.call is None)
     if lost:
         text = (
@@ -243,7 +241,7 @@ def _unended(world: World, first: int, calls: Mapping[int, Call]) -> Finding:
             text += ": the network between them, or the device of one, stands still"
         return _stalled(world, text, calls, call)
     # Who is not known to wait for them may be the one that they wait for.
-    waiting = {row.rank for row in world.all_pending() if row.call is not None}
+    waiting = {row.rank for row in world.all_pending if row.call is not None}
     names = world.knows.completion and world.size == len(waiting)
     text = (
         f"{ranks_text(calls)} {verb(sorted(calls), 'waits', 'wait')} in {text}"
@@ -281,7 +279,7 @@ def _stalled(
         else None
     )
     times = [call.issued_ns for call in calls.values()] or [
-        row.wait.since_ns for row in world.all_pending()
+        row.wait.since_ns for row in world.all_pending
     ]
     return Finding(
         kind="stalled",

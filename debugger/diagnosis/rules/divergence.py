@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan
 
-from ...record.dispute import Vote, vote
+from ...record.dispute import vote
 from ...record.replicas import (
     GRADIENT,
     HYPERPARAMETER,
@@ -215,8 +215,20 @@ def _finding(
     one_of = next(iter(replicas.values()))
     axis = one_of.axis or (name or "").removeprefix(OF_MESH)
     where = f' in group "{name}"' if name else ""
-    message = f"replicas differ {_after(first.step)}{where}: {_which(difference)}; " + _parties(
-        result, rows, difference
+    # Those outside the majority come first. Where steps differ, these are the reason.
+    most, *rest = result.parties
+    parties = result.parties if result.majority is None else (*rest, most)
+    steps = {row.step for row in rows.values()}
+    is_number = difference.column is not None and _is_number(difference.column)
+    texts = []
+    for digest, ranks in parties[:MOST_PARTIES]:
+        made = {rows[rank].step for rank in ranks}
+        count = f" after {made.pop()} steps" if len(steps) > 1 and len(made) == 1 else ""
+        shown = f"{number_of(digest):g}" if is_number else f"{digest:016x}"
+        texts.append(f"{ranks_text(ranks)} {verb(ranks, 'has', 'have')} {shown}{count}")
+    message = (
+        f"replicas differ {_after(first.step)}{where}: {_which(difference)}; {', '.join(texts)}"
+        f"{', ...' if len(parties) > MOST_PARTIES else ''}"
     )
     column = difference.column
     left_out = [] if column is None else _who_leaves_out(world, replicas, rows, column)
@@ -309,22 +321,6 @@ def _largest_difference(
         return None
     apart = (max(row) - min(row) for row in zip(*samples, strict=True) if not any(map(isnan, row)))
     return max(apart, default=0.0) or None
-
-
-def _parties(result: Vote[int], rows: dict[int, Digest], difference: Difference) -> str:
-    """Lists the parties, those outside the majority first. Where their steps differ, these are the
-    reason."""
-    first, *rest = result.parties
-    parties = result.parties if result.majority is None else (*rest, first)
-    steps = {row.step for row in rows.values()}
-    is_number = difference.column is not None and _is_number(difference.column)
-    texts = []
-    for value, ranks in parties[:MOST_PARTIES]:
-        made = {rows[rank].step for rank in ranks}
-        count = f" after {made.pop()} steps" if len(steps) > 1 and len(made) == 1 else ""
-        shown = f"{number_of(value):g}" if is_number else f"{value:016x}"
-        texts.append(f"{ranks_text(ranks)} {verb(ranks, 'has', 'have')} {shown}{count}")
-    return ", ".join(texts) + (", ..." if len(parties) > MOST_PARTIES else "")
 
 
 def _who_leaves_out(

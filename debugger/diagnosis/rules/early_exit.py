@@ -14,6 +14,8 @@ Rules:
    likewise.
 5. A rank that finished before the send that it never waited for was through: early_exit.
 6. A message with another tag between the same two ranks explains more than the partner's end.
+7. A rank that says in a note that it hosts the rendezvous store has finished, and another one lost
+   its connection to the store after that, outside of any call of a group: early_exit.
 """
 
 from __future__ import annotations
@@ -27,16 +29,18 @@ from ...record.notes import (
     CaughtExceptionNote,
     DataExhaustedNote,
     DestroyedNote,
+    StoreHostNote,
     UnfinishedNote,
+    raised,
 )
 from ...record.signature import ANY_SOURCE, call_bytes
-from ...record.snapshot import Call
-from ...record.wording import RankState, at_site, call_text, numbered, ranks_text, verb
+from ...record.snapshot import Call, Note
+from ...record.wording import RankState, at_site, call_text, numbered, printable, ranks_text, verb
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
 from ..facts.exceptions import is_communication_error, last_exception
-from ..facts.needs import SLOW_BYTES_PER_S, Need, Needs
+from ..facts.needs import Need, Needs
 from ..facts.unfinished import (
     UNFINISHED,
     abandoned_calls,
@@ -47,29 +51,31 @@ from ..facts.unfinished import (
 )
 from ..facts.world import GroupView, Pending, World, exited_ns, on_nccl
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
-from ..limits import SECOND_NS, Candidate
+from ..limits import AFTERMATH_NS, FAILING_NS, MOMENT_NS, SECOND_NS, SLOW_BYTES_PER_S, Candidate
 from ..shared_findings import not_created, tag_mismatch
 from ..story import step
 
-FAILING_NS = 10 * SECOND_NS
-"""So long a test runner may take from a test that failed to the end of its process."""
-ARRIVING_NS = 2 * SECOND_NS
-"""What has left a process that has ended may take to arrive, on a busy machine."""
 MOST_UNFINISHED = 64
 """So many of the last calls of a rank that failed are looked at: it may have been in several."""
 
 
 def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
     """early_exit and unmatched_p2p; one finding for each call, earliest waits first."""
-    if not _somebody_has_left(world):
+    states = (group.state for view in world.groups for group in view.states.values())
+    if not any(map(world.finished, world.eventful)) and GroupState.DESTROYED not in states:
         return []
     found: dict[tuple[object, ...], Candidate] = {}
     too_soon: set[tuple[object, ...]] = set()
     key: tuple[object, ...]
+    # Not a rank that itself destroys its groups, while this thread beside waits in one of them: one
+    # that listens as long as the program runs, say, and ends with it.
     waits = [
         (pending, needs.of(pending), False)
-        for pending in world.all_pending()
-        if not _is_left_behind(world, pending)
+        for pending in world.all_pending
+        if not any(
+            row.wait.activity is Activity.DESTROY and row.wait.thread != pending.wait.thread
+            for row in world.pending(pending.rank)
+        )
     ]
     waits += [(pending, None, True) for pending in failed_calls(world)]
     waits += [(pending, None, True) for pending in _failed_messages(world)]
@@ -115,7 +121,7 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
     if finding.kind != "early_exit" or finding.group is None:
         return finding
     victims = set(finding.victims)
-    for row in world.all_pending():
+    for row in world.all_pending:
         call = row.call if row.rank not in victims else None
         if call is None or call.signature.peer is not None or call.group[0] == finding.group.name:
             continue
@@ -126,23 +132,6 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
         text = f"meanwhile rank {row.rank} {doing(world, row)}{at_site(row.site)} waits for "
         return replace(finding, details=(*finding.details, f"{text}{expected}"))
     return finding
-
-
-def _somebody_has_left(world: World) -> bool:
-    return any(world.finished(rank) for rank in world.eventful) or any(
-        group.state is GroupState.DESTROYED
-        for view in world.groups
-        for group in view.states.values()
-    )
-
-
-def _is_left_behind(world: World, pending: Pending) -> bool:
-    """Whether the rank itself destroys its groups, while this thread beside waits in one of them:
-    one that listens as long as the program runs, say, and ends with it."""
-    return any(
-        row.wait.activity is Activity.DESTROY and row.wait.thread != pending.wait.thread
-        for row in world.pending(pending.rank)
-    )
 
 
 def _failed_messages(world: World) -> Iterator[Pending]:
@@ -171,7 +160,7 @@ def _never_created(
     gone = tuple(sorted(rank for rank in need.ranks if world.finished(rank)))
     if not gone:
         return None
-    waiting = tuple(sorted(row.rank for row in world.all_pending() if needs.of(row) is need))
+    waiting = tuple(sorted(row.rank for row in world.all_pending if needs.of(row) is need))
     ranks = stand(world, chosen(gone, waiting))
     since = _left_ns(world, list(gone), pending)
     return Candidate(not_created(needs, pending, gone, waiting, ranks, since, proven=True))
@@ -466,5 +455,53 @@ def _never_arrived(
         },
         observable_ns=left_ns,
     )
-    arriving_ns = ARRIVING_NS + int(call_bytes(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
+    arriving_ns = AFTERMATH_NS + int(call_bytes(sent.signature) / SLOW_BYTES_PER_S * SECOND_NS)
     return Candidate(finding, left_ns + arriving_ns)
+
+
+STORE_ERRORS = frozenset({"DistNetworkError", "DistStoreError", "StoreFailed"})
+
+
+def store_hosts_that_left(world: World) -> list[Candidate]:
+    """At most one finding for each host."""
+    found = []
+    for host in world.eventful:
+        record = world.ranks[host]
+        if not world.finished(host) or not world.notes(host, StoreHostNote):
+            continue
+        ended_ns = record.process.ended_ns or record.heartbeat_ns
+        lost = {
+            rank: note
+            for rank in world.eventful
+            if rank != host and (note := _lost_store(world, rank, ended_ns)) is not None
+        }
+        if lost:
+            found.append(Candidate(_finding(world, host, lost)))
+    return found
+
+
+def _lost_store(world: World, rank: int, since_ns: int) -> Note | None:
+    note = last_exception(world, rank)
+    if note is None or note.time_ns < since_ns - MOMENT_NS or raised(note).type not in STORE_ERRORS:
+        return None
+    call = last_call(world, rank)
+    return note if call is None or call.state is CallState.COMPLETED else None
+
+
+def _finding(world: World, host: int, lost: dict[int, Note]) -> Finding:
+    victims = tuple(sorted(lost))
+    first = min(lost, key=lambda rank: lost[rank].time_ns)
+    note = lost[first]
+    return Finding(
+        kind="early_exit",
+        message=(
+            f"rank {host} finished, and the store that it hosts ended with it, but "
+            f"rank {first} needed the store{at_site(note.site)}: {printable(note.message, 200)}; "
+            f"let rank {host} leave last, after a barrier"
+        ),
+        culprits=(host,),
+        victims=victims,
+        ranks=stand(world, chosen((host,), victims)),
+        observable_ns=note.time_ns,
+        cause="store",
+    )

@@ -29,8 +29,7 @@ from ...record.notes import StaleStoreNote, raised
 from ...record.snapshot import Note, Rank, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import chosen, stand, standing
-from ..facts.exceptions import TIMED_OUT, last_exception
-from ..facts.joins import gave_up, last_to_come
+from ..facts.exceptions import TIMED_OUT, gave_up, last_exception, last_to_come
 from ..facts.needs import Needs
 from ..facts.world import DEFAULT_GROUP, World
 from ..findings import Finding
@@ -205,12 +204,23 @@ def _elsewhere(
     answers: dict[tuple[str, int], list[int]] = {}
     for rank in sorted({*waiting, *lost, *refused}):
         record = world.ranks[rank]
-        if _joins_again(record):
+        # At DETAIL a group is there before its initialisation is over, and nothing called on it.
+        if any(
+            group.state is GroupState.DESTROYED or group.last is not None
+            for group in record.groups.values()
+        ):
             return []  # what the record says is the first initialisation's
         if rank in waiting and waiting[rank].detail.get("op") == "TCPStore":
             continue  # it has not said yet where it will join
         answers.setdefault((record.job, record.world_size), []).append(rank)
-    joined = _joined_there(world, answers)
+    # Those that have joined at an address where others wait: enough had come for their world.
+    jobs = {job for job, _ in answers}
+    counted = {rank for ranks in answers.values() for rank in ranks}
+    joined = [
+        rank
+        for rank, record in sorted(world.ranks.items())
+        if record.groups and rank not in counted and record.job in jobs and not world.ended(rank)
+    ]
     for rank in joined:
         answers.setdefault((world.ranks[rank].job, world.ranks[rank].world_size), []).append(rank)
     of_two_sizes = len({job for job, _ in answers}) < len(answers)
@@ -225,9 +235,12 @@ def _elsewhere(
     times = [wait.since_ns + world.limits.hang_ns for wait in late]
     times += [note.time_ns for note in lost.values()]
     if not times:  # they had come before one of them was refused
-        times = [
-            max(_came_ns(world, waiting, rank) for ranks in answers.values() for rank in ranks)
+        came = [
+            waiting[rank].since_ns if rank in waiting else world.ranks[rank].started_ns
+            for ranks in answers.values()
+            for rank in ranks
         ]
+        times = [max(came)]
     finding = Finding(
         kind="join_timeout",
         message=f"suspected: ranks do not join the same world: {'; '.join(parts)}",
@@ -239,31 +252,6 @@ def _elsewhere(
         cause="elsewhere",
     )
     return [Candidate(finding)]
-
-
-def _joins_again(record: Rank) -> bool:
-    """At DETAIL a group is there before all of its initialisation is over; nothing has been called
-    on it yet."""
-    return any(
-        group.state is GroupState.DESTROYED or group.last is not None
-        for group in record.groups.values()
-    )
-
-
-def _came_ns(world: World, waiting: Mapping[int, Wait], rank: int) -> int:
-    return waiting[rank].since_ns if rank in waiting else world.ranks[rank].started_ns
-
-
-def _joined_there(world: World, waiting: Mapping[tuple[str, int], Sequence[int]]) -> list[int]:
-    """Returns the ranks that have joined at an address where others wait: enough had come for their
-    world."""
-    jobs = {job for job, _ in waiting}
-    counted = {rank for ranks in waiting.values() for rank in ranks}
-    return [
-        rank
-        for rank, record in sorted(world.ranks.items())
-        if record.groups and rank not in counted and record.job in jobs and not world.ended(rank)
-    ]
 
 
 def _does(ranks: Sequence[int], joined: Collection[int]) -> str:

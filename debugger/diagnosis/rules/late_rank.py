@@ -20,12 +20,17 @@ from dataclasses import dataclass, replace
 
 from ...record.exits import POLITE_SIGNALS
 from ...record.layout import FOR_RANKS, Activity, CallState, Phase
-from ...record.snapshot import Call, CallSite, Note, Wait
+from ...record.snapshot import Call, CallSite, Note
 from ...record.wording import CAUSES, RankState, at_site, printable, ranks_text, seconds, verb
-from ..facts.absence import ENTERED, cause_of
-from ..facts.evidence import chosen, doing, last_call, stand, standing
-from ..facts.exceptions import is_communication_error, last_exception, own_timeout, timed_out
-from ..facts.joins import gave_up, last_to_come
+from ..facts.evidence import ENTERED, cause_of, chosen, doing, last_call, stand, standing
+from ..facts.exceptions import (
+    gave_up,
+    is_communication_error,
+    last_exception,
+    last_to_come,
+    own_timeout,
+    timed_out,
+)
 from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import STOPPED, GroupView, Pending, World
@@ -48,7 +53,8 @@ def missing_ranks(world: World, needs: Needs) -> list[Candidate]:
     found = _own_timeout(world, needs)
     if found or world.paused:
         return found
-    last = _last_to_join(world)
+    waiting = world.engaged(Activity.INIT)
+    last = last_to_come(waiting) if waiting else None
     all_there = last is not None and world.waited_ns(last) >= world.limits.hang_ns
     late = latest(world, needs, world.limits.hang_ns, joins=all_there)
     if late:
@@ -63,7 +69,7 @@ def latest(world: World, needs: Needs, longer_than_ns: int, *, joins: bool = Tru
     an initialisation."""
     rows = [
         pending
-        for pending in world.all_pending()
+        for pending in world.all_pending
         if world.waited_ns(pending.wait) >= longer_than_ns and (joins or not _joins(pending))
     ]
     seen: set[int] = set()
@@ -98,11 +104,6 @@ def _in_background(world: World, pending: Pending, longer_than_ns: int) -> bool:
 
 def _joins(pending: Pending) -> bool:
     return pending.wait.activity is Activity.INIT
-
-
-def _last_to_join(world: World) -> Wait | None:
-    waiting = world.engaged(Activity.INIT)
-    return last_to_come(waiting) if waiting else None
 
 
 def _roots(
@@ -192,7 +193,7 @@ def _waiting_with(world: World, pending: Pending, culprits: tuple[int, ...]) -> 
     if call is None or view is None or call.signature.peer is not None:
         alike = [
             other.rank
-            for other in world.all_pending()
+            for other in world.all_pending
             if call is None and other.wait.activity is pending.wait.activity
         ]
         return tuple(sorted({pending.rank, *alike} - set(culprits)))

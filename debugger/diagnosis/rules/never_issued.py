@@ -112,7 +112,7 @@ def _awaited(world: World, needs: Needs) -> Iterator[Awaited]:
             if made:
                 first = min(made, key=lambda call: call.issued_ns)
                 yield Awaited(view, first, tuple(absent), tuple(waiting))
-    for row in world.all_pending():
+    for row in world.all_pending:
         if row.call is None or row.call.signature.peer is None:
             continue
         group, need = world.view(row.rank, row.call.group), needs.of(row)

@@ -9,26 +9,28 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ...record.snapshot import LostNode
 from ...record.wording import printable, ranks_text, verb
 from ..facts.evidence import chosen, stand
 from ..facts.world import World
 from ..findings import Finding
-from ..limits import Candidate
+from ..limits import UNKNOWN_NS, Candidate
 from ..story import rule
-
-UNKNOWN_NS = 6_000_000_000
-"""Ranks are told of as they load torch, which takes seconds; then nobody but those of the lost node
-is left."""
 
 
 def lost_nodes(world: World) -> list[Candidate]:
     """Returns one finding for each host: where each rank has a supervisor, as under mpiexec, all
     that were on the host are lost with it."""
     found = []
-    for node in _hosts(world.snapshot.lost):
+    # The lost nodes of one host are one; a node without a name stays apart: its host is not known.
+    hosts: dict[tuple[str, ...], LostNode] = {}
+    for place, one in enumerate(world.snapshot.lost):
+        key = (one.host or f"/{place}", *one.others)
+        other = hosts.get(key, one)
+        both = tuple(sorted({*other.ranks, *one.ranks}))
+        heard_ns = min(other.heard_ns, one.heard_ns)
+        hosts[key] = LostNode(one.host, heard_ns, both, one.others)
+    for node in hosts.values():
         ranks = tuple(rank for rank in node.ranks if not world.finished(rank))
         if node.ranks and not ranks:
             continue
@@ -44,19 +46,6 @@ def lost_nodes(world: World) -> list[Candidate]:
         )
         found.append(Candidate(finding, 0 if ranks else node.heard_ns + UNKNOWN_NS))
     return found
-
-
-def _hosts(lost: Iterable[LostNode]) -> list[LostNode]:
-    """Joins the lost nodes of one host; a node without a name stays apart, since its host is not
-    known."""
-    found: dict[tuple[str, ...], LostNode] = {}
-    for place, node in enumerate(lost):
-        key = (node.host or f"/{place}", *node.others)
-        other = found.get(key, node)
-        ranks = tuple(sorted({*other.ranks, *node.ranks}))
-        heard_ns = min(other.heard_ns, node.heard_ns)
-        found[key] = LostNode(node.host, heard_ns, ranks, node.others)
-    return list(found.values())
 
 
 @rule

@@ -1,6 +1,7 @@
-"""Everybody waits, and nothing moves, though all that anybody is known to wait for have come.
+"""Everybody waits, and nothing moves, though all that anybody is known to wait for have come; or no
+rank is in a call, no process uses a core, and nothing moves: a job without an end.
 
-Rules:
+Rules of the first:
 1. Only where no other rule has found an error, but for what a rank says whose time limit ran out.
 2. All ranks are there, and each live one waits, with all of its threads, for `hang_timeout_s`;
    in the rendezvous, with the one that joins.
@@ -9,16 +10,26 @@ Rules:
 4. The likely cause is told, as far as the records show it: ranks that all are clients of a
    rendezvous which the launcher does not serve there. Who listens at the address, the supervisor
    looks up (`shared_findings.heard_at`); a pure function cannot.
+
+Rules of the second (`standstills`), of which nothing is proven:
+1. Each live rank was looked at from outside (`Process.standstill`) and stands where it stood for
+   `hang_timeout`, or waits in the layer for as long for something that no rank brings: a store's
+   key, the end of a group. No rank is stopped at a breakpoint.
+2. Nothing was seen that may bring the run on: a server that is idle, a person at a terminal, a
+   process at work, data on the move, a sleep until a time of its own.
+3. Where ranks have ended, or have run their program to its end, those that have not left are
+   `missing_rank`. Where none has, all of them are `stalled`: whom they wait for is outside the job.
 """
 
 from __future__ import annotations
 
-from ...record.layout import Activity
+from collections.abc import Mapping
+
+from ...record.layout import FOR_RANKS, Activity
 from ...record.signature import larger_side_bytes
-from ...record.snapshot import Wait
+from ...record.snapshot import Standstill, Wait
 from ...record.wording import at_site, printable, ranks_text, seconds, verb
-from ..facts.absence import cause_of
-from ..facts.evidence import chosen, doing, place_text, stand
+from ..facts.evidence import cause_of, chosen, doing, place_text, stand, standstill_text
 from ..facts.exceptions import last_exception, timed_out
 from ..facts.world import Pending, World
 from ..findings import Finding
@@ -142,3 +153,66 @@ def _nobody_serves(detail: object) -> str:
         f"(TORCHELASTIC_USE_AGENT_STORE), but it does so at {served_at}: give "
         "init_process_group no init_method, or env://"
     )
+
+
+def standstills(world: World) -> list[Candidate]:
+    """At most one finding."""
+    still = _standing(world, world.limits.hang_ns)
+    if not still:
+        return []
+    culprits = tuple(sorted(still))
+    since_ns = _since_ns(world, still)
+    leaving = len(still) < len(world.ranks) or any(one.leaving for one in still.values())
+    finding = Finding(
+        kind="missing_rank" if leaving else "stalled",
+        message=f"suspected: {_message(still, f'for {seconds(world.now_ns - since_ns)}')}",
+        culprits=culprits,
+        proven=False,
+        cause=("lock" if still[culprits[0]].locked else "user_code") if leaving else None,
+        ranks=stand(world, chosen(culprits, ())),
+        details=tuple(f"rank {rank}: {place}" for rank in culprits for place in still[rank].others)[
+            :MOST_TEXTS
+        ],
+        observable_ns=since_ns + world.limits.hang_ns,
+    )
+    return [Candidate(finding)]
+
+
+def standstill_so_far(world: World, longer_than_ns: int) -> tuple[str, str] | None:
+    """Describes a standstill before it is suspected, and how long it has lasted."""
+    still = _standing(world, longer_than_ns)
+    if not still:
+        return None
+    return _message(still), seconds(world.now_ns - _since_ns(world, still))
+
+
+def _standing(world: World, longer_than_ns: int) -> dict[int, Standstill]:
+    """The ranks that are alive where all of those stand still; else none."""
+    if world.paused or any(rank not in world.ranks for rank in world.expected):
+        return {}
+    found = {}
+    for rank, record in world.ranks.items():
+        still = record.process.standstill
+        if not record.process.alive:
+            continue
+        if still is None or still.goes_on:
+            return {}
+        if any(row.wait.activity in FOR_RANKS for row in world.pending(rank)):
+            return {}
+        found[rank] = still
+    lasted_ns = world.now_ns - _since_ns(world, found) if found else 0
+    return found if lasted_ns >= longer_than_ns else {}
+
+
+def _since_ns(world: World, still: Mapping[int, Standstill]) -> int:
+    return max(world.limits.clock_from_ns, *(one.since_ns for one in still.values()))
+
+
+def _message(still: Mapping[int, Standstill], lasted: str = "any more") -> str:
+    texts: dict[str, list[int]] = {}
+    for rank, one in sorted(still.items()):
+        awaits = f", {printable(one.awaits)}" if one.awaits else ""
+        texts.setdefault(f"{standstill_text(one)}{at_site(one.site)}{awaits}", []).append(rank)
+    parts = [f"{ranks_text(ranks)}: {text}" for text, ranks in list(texts.items())[:MOST_TEXTS]]
+    moved = "nothing has moved" if lasted != "any more" else "nothing moves"
+    return f"no rank is in a call, and {moved} {lasted}: {'; '.join(parts)}"

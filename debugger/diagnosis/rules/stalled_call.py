@@ -14,18 +14,13 @@ from __future__ import annotations
 from ...record.signature import larger_side_bytes
 from ...record.snapshot import Call, Rank
 from ...record.wording import call_text, numbered, seconds
-from ..facts.absence import ENTERED, cause_of
-from ..facts.broken_links import Link, link_of
-from ..facts.evidence import chosen, stand
-from ..facts.exceptions import last_exception, own_timeout, timed_out
+from ..facts.evidence import ENTERED, cause_of, chosen, stand
+from ..facts.exceptions import Link, last_exception, link_of, own_timeout, timed_out
 from ..facts.needs import Needs
 from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, group_evidence
-from ..limits import SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
-
-LATEST_NS = SECOND_NS
-"""Who came so shortly before the time was up may have been too late."""
+from ..limits import MOMENT_NS, SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
 
 
 def stuck(world: World, needs: Needs) -> list[Candidate]:
@@ -36,11 +31,11 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
     for pending in failed_calls(world):
         note = last_exception(world, pending.rank)
         if note is not None and timed_out(note) and not _seen(world, seen, pending):
-            view = _entered_by_all(world, needs, pending, before_ns=note.time_ns - LATEST_NS)
+            view = _entered_by_all(world, needs, pending, before_ns=note.time_ns - MOMENT_NS)
             if view is not None:
                 return [Candidate(_finding(world, view, pending, note.time_ns, own=True))]
     seen.clear()
-    for pending in sorted(world.all_pending(), key=lambda row: (row.wait.since_ns, row.rank)):
+    for pending in sorted(world.all_pending, key=lambda row: (row.wait.since_ns, row.rank)):
         limit_ns = world.limits.hang_ns
         if world.waited_ns(pending.wait) < limit_ns or pending.call is None:
             continue
@@ -54,7 +49,7 @@ def stuck(world: World, needs: Needs) -> list[Candidate]:
         if world.waited_ns(pending.wait) >= limit_ns:
             since_ns = max(pending.wait.since_ns, world.limits.clock_from_ns) + limit_ns
             hang_ns = world.limits.hang_ns
-            links = _messages_stuck_by(world, needs, max(hang_ns // 2, hang_ns - LATEST_NS))
+            links = _messages_stuck_by(world, needs, max(hang_ns // 2, hang_ns - MOMENT_NS))
             return [Candidate(_finding(world, view, pending, since_ns, own=False, links=links))]
     return []
 
@@ -63,7 +58,7 @@ def _messages_stuck_by(world: World, needs: Needs, limit_ns: int) -> set[Link]:
     """The ends of all messages that have stood for so long: a network that comes apart cuts several
     connections at once, and none of them is the first by more than chance."""
     found = set()
-    for pending in world.all_pending():
+    for pending in world.all_pending:
         peer = pending.call.signature.peer if pending.call is not None else None
         if peer is None or world.waited_ns(pending.wait) < limit_ns:
             continue
@@ -144,7 +139,10 @@ def _finding(
         links = {(peer, pending.rank), *(links or ())}
         what = f"{until}, though rank {peer} has made its part of the message"
     else:
-        links = _named(world)
+        # The connections on which nothing came, as the ranks whose time ran out say.
+        told = (last_exception(world, rank) for rank in world.eventful)
+        named = (link_of(world, note) for note in told if note is not None and timed_out(note))
+        links = {link for link in named if link is not None}
         what = f"{until}, though all {len(view.ranks)} ranks have entered it"
     culprits = tuple(sorted({rank for link in links for rank in link} or set(view.ranks)))
     if links:
@@ -177,14 +175,3 @@ def _ops(world: World, view: GroupView, call: Call) -> set[str]:
     histories = (world.ranks[rank].history for rank in view.states)
     found = (one.at(call.group, call.seq) for one in histories if one is not None)
     return {one.signature.op for one in found if one is not None}
-
-
-def _named(world: World) -> set[Link]:
-    """The connections on which nothing came, as the ranks whose time ran out say."""
-    found = set()
-    for rank in world.eventful:
-        note = last_exception(world, rank)
-        link = link_of(world, note) if note is not None and timed_out(note) else None
-        if link is not None:
-            found.add(link)
-    return found

@@ -28,9 +28,10 @@ from itertools import pairwise
 from statistics import median
 
 from ...record.ops import OPS, POINT_TO_POINT
-from ...record.snapshot import Call, CallSite, Group, GroupKey, Rank, Snapshot
+from ...record.snapshot import Call, CallSite, Group, GroupKey, Snapshot
 from ...record.wording import at_site, group_name, printable
 from ..findings import Finding, RankEvidence, group_evidence
+from ..limits import LEAST_NS
 from ..story import step
 
 SHARE = 0.75
@@ -48,8 +49,6 @@ FEW, FEW_FACTOR, FEW_EXCEPTIONS = 20, 3.0, 1
 """Of fewer than that it must be last at all but one, and take three times as long."""
 WARM_UP, WARM_UP_SHARE = 10, 4
 """Collectives at the beginning that do not count, but no more than one in four."""
-LEAST_NS = 100_000_000
-"""What a straggler takes more, in total."""
 MOST_CALLS = 200_000
 """To be read, of all ranks together: so that the largest run takes about a second."""
 MOST_FACTOR = 100.0
@@ -99,10 +98,27 @@ def stragglers(snapshot: Snapshot) -> list[Finding]:
         return []
     count = MOST_CALLS // len(ranks)
     calls = {n: rank.history.recent(count) for n, rank in ranks.items() if rank.history}
-    last_ns = _last_to_issue(ranks, calls)
+    # When the last rank came to each collective that needs all, and that all have on record.
+    counts: dict[tuple[GroupKey, int], tuple[int, int]] = {}
+    for own in calls.values():
+        for call in own:
+            if call.signature.op in NEEDS_ALL:
+                so_far, until_ns = counts.get((call.group, call.seq), (0, 0))
+                row = (so_far + 1, max(until_ns, call.issued_ns))
+                counts[call.group, call.seq] = row
+    sizes = {key: len(group.ranks) for rank in ranks.values() for key, group in rank.groups.items()}
+    last_ns = {
+        key: until_ns for key, (so_far, until_ns) in counts.items() if so_far == sizes.get(key[0])
+    }
     arrivals = {number: _arrivals(rows, last_ns) for number, rows in calls.items()}
     found: dict[int, tuple[int, Finding]] = {}
-    for group in _groups(ranks):
+    every: dict[tuple[GroupKey, tuple[int, ...]], Group] = {}
+    for one in ranks.values():
+        for made in one.groups.values():
+            every.setdefault((made.key, made.ranks), made)
+    for group in every.values():
+        if len(group.ranks) < 2:
+            continue
         members = [rank for rank in group.ranks if rank in arrivals]
         judged = _judge(group, members, {rank: arrivals[rank] for rank in members})
         if judged is not None:
@@ -112,7 +128,7 @@ def stragglers(snapshot: Snapshot) -> list[Finding]:
     return [_by_its_clock(snapshot, finding) for _, finding in found.values()]
 
 
-@step("host clock")
+@step("clocks")
 def _by_its_clock(snapshot: Snapshot, finding: Finding) -> Finding:
     """Says where the clocks of its host and of another are not known as well as it is late."""
     error_ms = snapshot.between_clocks_ns(finding.culprits, finding.victims) / 1e6
@@ -123,29 +139,6 @@ def _by_its_clock(snapshot: Snapshot, finding: Finding) -> Finding:
         f"{error_ms:.1f} ms; how long it takes between its calls is by its own"
     )
     return replace(finding, details=(*finding.details, detail))
-
-
-def _groups(ranks: Mapping[int, Rank]) -> list[Group]:
-    groups: dict[tuple[GroupKey, tuple[int, ...]], Group] = {}
-    for rank in ranks.values():
-        for group in rank.groups.values():
-            groups.setdefault((group.key, group.ranks), group)
-    return [group for group in groups.values() if len(group.ranks) > 1]
-
-
-def _last_to_issue(
-    ranks: Mapping[int, Rank], calls: Mapping[int, Sequence[Call]]
-) -> dict[tuple[GroupKey, int], int]:
-    """When the last rank came to each collective that needs all, and that all have on record."""
-    rows: dict[tuple[GroupKey, int], tuple[int, int]] = {}
-    for own in calls.values():
-        for call in own:
-            if call.signature.op in NEEDS_ALL:
-                count, last_ns = rows.get((call.group, call.seq), (0, 0))
-                row = (count + 1, max(last_ns, call.issued_ns))
-                rows[call.group, call.seq] = row
-    sizes = {key: len(group.ranks) for rank in ranks.values() for key, group in rank.groups.items()}
-    return {key: last_ns for key, (count, last_ns) in rows.items() if count == sizes.get(key[0])}
 
 
 def _arrivals(

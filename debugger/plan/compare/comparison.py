@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from ...record.snapshot import Call
 from ..traffic.calls import RankCalls
 from ..traffic.costs import Link
-from ..traffic.steps import Loop
-from ..traffic.table import Traffic, steps_of, traffic
-from .calls_alike import Actor, site_key
-from .rank_pair import BEFORE, ENDS, Difference, Walk, walk
+from ..traffic.table import Loop, Traffic, steps_of, traffic
+from .rank_pair import BEFORE, ENDS, Actor, Difference, Walk, site_key, walk
 
 UNLIKE_ANY = "unlike_any"
 """Of ranks of the first world: none of the second stands for them."""
@@ -50,7 +48,7 @@ class Comparison:
 
     @property
     def first(self) -> tuple[Pairing, Difference] | None:
-        """Where they differ first."""
+        """The place where they differ first."""
         return next(((one, one.differences[0]) for one in self.pairings if one.differences), None)
 
     @property
@@ -98,7 +96,9 @@ class _Pairs:
 
     def pairings(self) -> list[Pairing]:
         rows: dict[object, list[tuple[int, int, Walk]]] = defaultdict(list)
-        for rank, other, found in self._by_rank() if self.exact else self._by_role():
+        same = sorted(self.left.keys() & self.right.keys())
+        by_rank = ((rank, rank, self._walk(rank, rank)) for rank in same)
+        for rank, other, found in by_rank if self.exact else self._by_role():
             rows[_alike(found)].append((rank, other, found))
         made = [
             Pairing(
@@ -111,10 +111,6 @@ class _Pairs:
         ]
         return sorted(made, key=_weight)
 
-    def _by_rank(self) -> Iterator[tuple[int, int, Walk]]:
-        for rank in sorted(self.left.keys() & self.right.keys()):
-            yield rank, rank, self._walk(rank, rank)
-
     def _by_role(self) -> Iterator[tuple[int, int, Walk]]:
         """Ranks at the same places of their groups stand for each other; where a place is in one
         world alone, one that does the same, or else the nearest."""
@@ -126,7 +122,17 @@ class _Pairs:
                 (likeness, rank, self._walk(rank, members[0]))
                 for likeness, rank in _candidates(mine, placement)
             ]
-            _, rank, best = min(found, key=_worse)
+            # The least unlike: one that does something else at last, then the one whose places
+            # are others.
+            _, rank, best = min(
+                found,
+                key=lambda one: (
+                    one[2].hard is not None,
+                    -one[0],
+                    -one[2].alike,
+                    len(one[2].found),
+                ),
+            )
             used.add(rank)
             shown.add(_alike(best))
             for other in members:
@@ -174,8 +180,8 @@ def _classes(actors: Mapping[int, Actor]) -> dict[_Class, list[int]]:
 
 
 def _candidates(mine: Mapping[_Class, list[int]], placement: _Placement) -> list[tuple[int, int]]:
-    """Of each class that may stand for ranks at these places: how many of its places are the same,
-    and its first rank. Those at the very same places, or all where there are none."""
+    """Returns of each class that may stand for ranks at these places how many of its places are the
+    same, and its first rank: of those at the very same places, or of all where there are none."""
     same = [
         (len(placement), ranks[0]) for (places, _), ranks in mine.items() if places == placement
     ]
@@ -186,15 +192,8 @@ def _candidates(mine: Mapping[_Class, list[int]], placement: _Placement) -> list
     ]
 
 
-def _worse(one: tuple[int, int, Walk]) -> tuple[bool, int, int, int]:
-    """Less like, the greater: one that does something else at last, then the one whose places are
-    others."""
-    likeness, _, found = one
-    return (found.hard is not None, -likeness, -found.alike, len(found.found))
-
-
 def _alike(found: Walk) -> object:
-    """What two pairs of ranks have in common that are shown as one."""
+    """Returns what two pairs of ranks have in common that are shown as one."""
     return (
         found.alike if found.hard is not None else None,
         tuple(
@@ -206,7 +205,7 @@ def _alike(found: Walk) -> object:
 
 
 def _text(call: Call | None) -> object:
-    """Whom the call is about is another one for each rank."""
+    """Returns what calls of several ranks have in common: each is about another rank."""
     if call is None:
         return None
     return replace(call.signature, root=None, peer=None), site_key(call.site)

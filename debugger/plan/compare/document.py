@@ -1,4 +1,4 @@
-"""What a comparison found, as JSON and as text."""
+"""Shows what a comparison found, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...record.snapshot import Call, CallSite
+from ...record.snapshot import Call
 from ...record.wording import printable, ranks_text, site_text
 from ..traffic.document import as_json as traffic_json
 from ..traffic.document import bytes_text, role_text, span_text
 from ..traffic.table import Amount, GroupRole, Traffic
-from .calls_alike import HARD
 from .comparison import UNLIKE_ANY, Comparison, Pairing
-from .rank_pair import BEFORE, ENDS, STEPS, Difference
+from .rank_pair import BEFORE, ENDS, HARD, STEPS, Difference
 
 SCHEMA = "distdebug.compare/1"
 MOST_PAIRINGS = 6
@@ -41,7 +40,7 @@ _WHAT = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two: where it lies, and whether it is a plan."""
+    """A side of the comparison: where it lies, and whether it is a plan."""
 
     place: str
     is_plan: bool = False
@@ -99,16 +98,15 @@ def _made(number: int, call: Call | None, group: str) -> dict[str, Any]:
 
 
 def _call(call: Call | None) -> dict[str, Any] | None:
-    return None if call is None else {
-        "call": str(call.signature),
-        "location": _location(call.site),
-    }  # fmt: skip
-
-
-def _location(site: CallSite | None) -> dict[str, Any] | None:
-    if site is None:
+    if call is None:
         return None
-    return {"file": site.file, "line": site.line, "function": site.function}
+    site = call.site
+    return {
+        "call": str(call.signature),
+        "location": None
+        if site is None
+        else {"file": site.file, "line": site.line, "function": site.function},
+    }
 
 
 def lines(found: Comparison, sides: tuple[Side, Side]) -> Iterator[str]:
@@ -144,17 +142,12 @@ def _compared(found: Comparison) -> str:
     return "ranks compared by their places: first, last and inner ones of each group"
 
 
-def _who(pairing: Pairing, exact: bool) -> str:
-    if not pairing.other_ranks:
-        return f"{ranks_text(pairing.ranks)} of A"
-    if exact:
-        return ranks_text(pairing.other_ranks)
-    return f"{ranks_text(pairing.other_ranks)} of B, as {ranks_text(pairing.ranks)} of A"
-
-
 def _pairing(pairing: Pairing, exact: bool) -> Iterator[str]:
     ordered = sorted(pairing.differences, key=lambda one: not one.is_hard)
-    yield f"  {_who(pairing, exact)}: {_WHAT.get(ordered[0].kind, ordered[0].kind)}"
+    mine, theirs = ranks_text(pairing.ranks), ranks_text(pairing.other_ranks)
+    who = theirs if exact else f"{theirs} of B, as {mine} of A"
+    who = who if pairing.other_ranks else f"{mine} of A"
+    yield f"  {who}: {_WHAT.get(ordered[0].kind, ordered[0].kind)}"
     for place, one in enumerate(ordered):
         if place:
             yield f"    also {_WHAT.get(one.kind, one.kind)}:"

@@ -15,7 +15,8 @@ UNKNOWN = "a group that is no longer on record"
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """One rank. The first `lost` calls are no longer on record; `calls` are all others.
+    """The calls of one rank. The first `lost` calls are no longer on record; `calls` are all
+    others.
 
     `sites` are the lines where groups were made, as far as known. `end` says how it ended: ""
     where nobody knows, or it went on.
@@ -30,19 +31,19 @@ class RankCalls:
     end: str = ""
 
     def group_names(self) -> dict[GroupKey, str]:
-        """What each group of this rank is called: alike on all ranks, and in every run of the
+        """Returns the name of each group of this rank: alike on all ranks, and in every run of the
         program, whatever number of ranks it has."""
-        return {key: self._name(group) for key, group in self.groups.items()}
-
-    def _name(self, group: Group) -> str:
-        if group.desc not in ("", UNDEFINED):
-            return group_name(group.key[0], group.desc)
-        site = self.sites.get(group.key)
-        return f"made at {site_text(site)}" if site is not None else "without a name"
+        found = {}
+        for key, group in self.groups.items():
+            site = self.sites.get(key)
+            found[key] = f"made at {site_text(site)}" if site is not None else "without a name"
+            if group.desc not in ("", UNDEFINED):
+                found[key] = group_name(key[0], group.desc)
+        return found
 
 
 def of_program(program: Program) -> RankCalls:
-    """Of a rank that was planned; in a plan the whole of it is on record."""
+    """Returns those of a rank that was planned; in a plan the whole of it is on record."""
     calls, sites, end = [], {}, ""
     for event in program.events:
         match event:
@@ -67,7 +68,7 @@ def of_program(program: Program) -> RankCalls:
 
 
 def of_rank(rank: Rank) -> RankCalls:
-    """Of a rank whose flight record is there: its ring holds the last calls."""
+    """Returns those of a rank whose flight record is there: its ring holds the last calls."""
     calls = rank.history.recent(rank.calls) if rank.history is not None else ()
     return RankCalls(
         rank=rank.rank,
@@ -81,10 +82,10 @@ def of_rank(rank: Rank) -> RankCalls:
 
 
 def of_programs(programs: Mapping[int, Program]) -> list[RankCalls]:
-    """Of all ranks of a plan, in their order."""
+    """Returns those of all ranks of a plan, in their order."""
     return [of_program(programs[rank]) for rank in sorted(programs)]
 
 
 def of_ranks(ranks: Iterable[Rank]) -> list[RankCalls]:
-    """Of all ranks of a run, in their order."""
+    """Returns those of all ranks of a run, in their order."""
     return [of_rank(rank) for rank in sorted(ranks, key=lambda one: one.rank)]

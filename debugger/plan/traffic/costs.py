@@ -1,4 +1,4 @@
-"""What one call costs by the usual algorithms, in the model of latency and bandwidth: a message of
+"""The cost of a call by the usual algorithms, in the model of latency and bandwidth: a message of
 N bytes takes alpha + N beta, whoever else sends (Hockney, "The communication challenge for MPP"
 (1994)). A rank can send and receive at a time; what the reductions compute is not counted.
 
@@ -38,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """So many messages one after the other, and the bytes in them: of the rank that is last."""
+    """The messages one after the other, and the bytes in them: of the rank that is last."""
 
     algorithm: str
     rounds: int
@@ -89,8 +89,8 @@ def costs(signature: Signature, size: int, place: int = 0) -> tuple[Cost, ...]:
 
 
 def _all_reduce(given: int, size: int, low: int, high: int) -> tuple[Cost, ...]:
-    """Where the size is no power of two, the ranks above the last one hand theirs in before, and
-    get the result after it."""
+    """The costs of an all-reduce. Where the size is no power of two, the ranks above the last one
+    hand theirs in before, and get the result after it."""
     extra = 0 if low == high else 2
     whole = 1 << low
     return (
@@ -112,5 +112,5 @@ def _all_to_all(
 
 
 def _share(given: int, size: int) -> float:
-    """What is left without one of `size` equal parts."""
+    """Returns what is left without one of `size` equal parts."""
     return given * (size - 1) / size

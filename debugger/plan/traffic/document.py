@@ -13,7 +13,7 @@ MOST_ROWS = 40
 
 
 def as_json(traffic: Traffic) -> dict[str, Any]:
-    """What plan.json and `report --traffic --json` hold; times in microseconds."""
+    """Returns what plan.json and `report --traffic --json` hold; times in microseconds."""
     return {
         "schema": SCHEMA,
         "world_size": traffic.world_size,

@@ -3,17 +3,18 @@ step, with what a link of given latency and bandwidth would need for them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from ...record.signature import Signature, call_bytes
-from ...record.snapshot import Call, Group
+from ..limits import MOST_PERIODS
 from .calls import UNKNOWN, RankCalls
 from .costs import Cost, Link, costs
-from .steps import Loop, loop_of
 
+Priced = tuple[int, Sequence[tuple[Cost, float]], float]
+"""Bytes, the costs with their times, and the shortest time."""
 Span = tuple[int, int]
 """Of the rank with the least, and of the one with the most."""
 
@@ -47,7 +48,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One op of one role of groups: in the whole run, and in one step."""
+    """An op of one role of groups: in the whole run, and in one step."""
 
     role: GroupRole
     op: str
@@ -84,7 +85,8 @@ class _Sum:
     time_us: dict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
 
     def amount(self) -> Amount:
-        """Of all ranks that are in it, by the algorithms that can do all of their calls."""
+        """Returns the amount of all ranks that are in it, by the algorithms that can do all of
+        their calls."""
         able = {
             algorithm
             for algorithm in {name for _, name in self.done}
@@ -108,7 +110,12 @@ def traffic(ranks: Sequence[RankCalls], link: Link | None = None) -> Traffic:
     step: dict[tuple[GroupRole, str], _Sum] = defaultdict(_Sum)
     groups: dict[GroupRole, set[tuple[object, ...]]] = defaultdict(set)
     busiest: dict[int, float] = defaultdict(float)
-    priced = cache(lambda signature, size, place: _priced(signature, size, place, link))
+
+    @cache
+    def priced(signature: Signature, size: int, place: int) -> Priced:
+        timed = [(cost, link.time_us(cost)) for cost in costs(signature, size, place)]
+        return call_bytes(signature), timed, min((time for _, time in timed), default=0.0)
+
     for one in ranks:
         names = one.group_names()
         roles = {key: GroupRole(names[key], len(group.ranks)) for key, group in one.groups.items()}
@@ -119,7 +126,10 @@ def traffic(ranks: Sequence[RankCalls], link: Link | None = None) -> Traffic:
         loop = loops.get(one.rank)
         for number, call in enumerate(one.calls):
             role = roles.get(call.group, GroupRole(UNKNOWN, 0))
-            place = _place(one, call) if "all_to_all" in call.signature.op else 0
+            place = 0
+            if "all_to_all" in call.signature.op and call.group in one.groups:
+                members = one.groups[call.group].ranks
+                place = members.index(one.rank) if one.rank in members else 0
             price = priced(call.signature, role.size, place)
             _add(whole[role, call.signature.op], one.rank, price)
             if loop is not None and loop.stop - loop.period <= number < loop.stop:
@@ -175,20 +185,6 @@ def steps_of(ranks: Sequence[RankCalls]) -> dict[int, Loop]:
     return found
 
 
-def _place(one: RankCalls, call: Call) -> int:
-    group: Group | None = one.groups.get(call.group)
-    return group.ranks.index(one.rank) if group is not None and one.rank in group.ranks else 0
-
-
-Priced = tuple[int, Sequence[tuple[Cost, float]], float]
-"""Bytes, the costs with their times, and the shortest time."""
-
-
-def _priced(signature: Signature, size: int, place: int, link: Link) -> Priced:
-    timed = [(cost, link.time_us(cost)) for cost in costs(signature, size, place)]
-    return call_bytes(signature), timed, min((time for _, time in timed), default=0.0)
-
-
 def _add(total: _Sum, rank: int, price: Priced) -> None:
     size_bytes, timed, _ = price
     total.calls[rank] += 1
@@ -210,3 +206,60 @@ def _most(values: Mapping[tuple[int, str], float], of: Container[str]) -> dict[s
         if algorithm in of:
             found[algorithm] = max(found.get(algorithm, 0.0), value)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """From the call at `start` on, `period` calls come `times` times."""
+
+    start: int
+    period: int
+    times: int
+
+    @property
+    def stop(self) -> int:
+        """The number of the first call behind it."""
+        return self.start + self.period * self.times
+
+
+def loop_of(calls: Sequence[Hashable]) -> Loop | None:
+    """The repetition that covers most of the calls, of several the one of the shortest period;
+    None where nothing comes twice in a row, or that is less than half of it all."""
+    numbers: dict[Hashable, int] = {}
+    row = [numbers.setdefault(call, len(numbers)) for call in calls]
+    best: Loop | None = None
+    for period in _periods(row):
+        found = _longest(row, period)
+        if found is None:
+            continue
+        if best is None or (found.times * period, -period) > (
+            best.times * best.period,
+            -best.period,
+        ):
+            best = found
+    if best is None or best.times * best.period * 2 < len(row):
+        return None
+    return best
+
+
+def _periods(row: Sequence[int]) -> list[int]:
+    """Distances at which calls come again, those that cover most first."""
+    last: dict[int, int] = {}
+    covered: Counter[int] = Counter()
+    for place, call in enumerate(row):
+        if call in last:
+            covered[place - last[call]] += place - last[call]
+        last[call] = place
+    return [period for period, _ in covered.most_common(MOST_PERIODS)]
+
+
+def _longest(row: Sequence[int], period: int) -> Loop | None:
+    """The first of the longest runs in which each call comes again after `period` others."""
+    best_start = best_length = start = 0
+    for place in range(len(row) - period):
+        if row[place] != row[place + period]:
+            start = place + 1
+        elif place + 1 - start > best_length:
+            best_start, best_length = start, place + 1 - start
+    times = best_length // period + 1
+    return Loop(best_start, period, times) if times > 1 else None

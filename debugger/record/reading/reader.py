@@ -192,7 +192,7 @@ class FlightReader(RingReader):
             exiting_ns=exiting_ns + self.wall_offset_ns if exiting_ns else 0,
             layer_serial=serial,
             free_threads=free if free_serial == serial else -1,
-            location=self._definitions.site(location),
+            location=self._definitions.sites.get(location),
             groups=self._read_groups(newest),
             channels=self._read_channels(newest),
             creations=tuple(self._definitions.creations),
@@ -212,7 +212,9 @@ class FlightReader(RingReader):
         if self._replica_files is None:
             self._replica_files = ReplicaFiles(self.path.parent, copies.prefix(self.node))
         files = (
-            self._replica_files.announced(known.file, self._definitions.site, self.wall_offset_ns)
+            self._replica_files.announced(
+                known.file, self._definitions.sites.get, self.wall_offset_ns
+            )
             for note in notes
             if (known := ReplicasNote.read(note.data)) is not None
         )
@@ -231,7 +233,7 @@ class FlightReader(RingReader):
             )
             if not definition:
                 break
-            text = self._definitions.group(definition)
+            text = self._definitions.groups.get(definition)
             if text is None or state not in _GROUP_STATES:
                 continue
             if newest is not None and newest[1] == index and newest[0] > last:
@@ -257,7 +259,7 @@ class FlightReader(RingReader):
         if index >= layout.GROUPS:
             return UNKNOWN_GROUP
         at = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
-        text = self._definitions.group(layout.GROUP.unpack_from(self._map, at)[0])
+        text = self._definitions.groups.get(layout.GROUP.unpack_from(self._map, at)[0])
         return UNKNOWN_GROUP if text is None else text.key
 
     def _read_channels(self, newest: tuple[Any, ...] | None) -> tuple[Channel, ...]:
@@ -272,19 +274,10 @@ class FlightReader(RingReader):
                 break
             if newest is not None and newest[9] == index and newest[0] > last:
                 issued, chain, last = (newest[10] + 1) & MASK, newest[11], newest[0]
-            text = self._definitions.channel(definition)
+            text = self._definitions.channels.get(definition)
             if text is not None:
-                channels.append(
-                    Channel(
-                        group=text.group,
-                        op=text.op,
-                        peer=text.peer,
-                        tag=text.tag,
-                        issued=issued,
-                        chain=chain,
-                        last=last - 1 if last else None,
-                    )
-                )
+                last = last - 1 if last else None
+                channels.append(replace(text, issued=issued, chain=chain, last=last))
         return tuple(channels)
 
     def _read_waits(self, calls: Sequence[int]) -> tuple[Wait, ...]:
@@ -314,8 +307,8 @@ class FlightReader(RingReader):
                     serial=serial,
                     since_ns=since + self.wall_offset_ns,
                     call=call - 1 if call else None,
-                    detail=self._definitions.detail(detail),
-                    site=self._definitions.site(site),
+                    detail=self._definitions.details.get(detail, {}),
+                    site=self._definitions.sites.get(site),
                     inferred=bool(inferred),
                     guessed=inferred > layout.SEEN_IDLE,
                     asks=inferred == layout.SEEN_ASKING,
@@ -337,7 +330,7 @@ class FlightReader(RingReader):
             since_ns=since_ns + self.wall_offset_ns,
             call=call - 1 if call else None,
             detail={},
-            site=self._definitions.site(site),
+            site=self._definitions.sites.get(site),
         )
         made.__class__ = Wait
         return made
@@ -368,7 +361,7 @@ class FlightReader(RingReader):
             group=self._group_key(row[1]),
             seq=row[10],
             signature=self._definitions.signature(self._map, row[6], row[3], number),
-            site=self._definitions.site(row[7]),
+            site=self._definitions.sites.get(row[7]),
             thread=row[2],
             state=state,
             is_async=bool(row[5] & layout.ASYNC_FLAG),
@@ -444,7 +437,13 @@ class FlightReader(RingReader):
             if row[9] != layout.NO_CHANNEL:
                 message = messages.get(row[9])
                 if message is None:
-                    message = messages[row[9]] = self._message(row[9])
+                    text = None
+                    if row[9] < layout.CHANNELS:
+                        at = layout.CHANNELS_OFFSET + row[9] * layout.CHANNEL.size
+                        definition = layout.CHANNEL.unpack_from(self._map, at)[0]
+                        text = self._definitions.channels.get(definition)
+                    message = ("?", -1, 0) if text is None else (text.op, text.peer, text.tag)
+                    messages[row[9]] = message
             done = row[16]
             # A synchronous call that has started later goes on in a GPU's stream.
             handed_over = row[15] > row[14]
@@ -461,13 +460,6 @@ class FlightReader(RingReader):
                 )
             )
         return found
-
-    def _message(self, index: int) -> tuple[str, int, int]:
-        text = None
-        if index < layout.CHANNELS:
-            at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
-            text = self._definitions.channel(layout.CHANNEL.unpack_from(self._map, at)[0])
-        return ("?", -1, 0) if text is None else (text.op, text.peer, text.tag)
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         """chain, exact and balance after that many collectives of the group."""
@@ -499,8 +491,5 @@ class FlightReader(RingReader):
         return None
 
 
-@functools.lru_cache(maxsize=64)
-def _identity(text: bytes) -> Mapping[str, Any]:
-    """Reads an identity; the ranks of a node, which are read one after the other, may say the
-    same."""
-    return object_of(text)
+_identity = functools.lru_cache(maxsize=64)(object_of)
+"""Reads an identity; the ranks of a node, which are read one after the other, may say the same."""

@@ -445,7 +445,12 @@ def _snapshot(
         if notes:
             view = replace(view, notes=(*view.notes, *notes))
         taken = ranks.get(view.rank)
-        if taken is not None and _rivals(taken, view):
+        # Both were there at a time, and it has not exec'ed itself.
+        if (
+            taken is not None
+            and (taken.pid, taken.host) != (view.pid, view.host)
+            and (taken.process.ended_ns is None or taken.process.ended_ns > view.started_ns)
+        ):
             if taken.joins != view.joins:
                 ranks[view.rank] = taken if taken.joins else view
                 continue  # the other is a helper, which has inherited the name of the rank
@@ -462,13 +467,6 @@ def _snapshot(
         rivals=tuple(rivals),
         finished=finished,
     )
-
-
-def _rivals(older: Rank, newer: Rank) -> bool:
-    """Whether both processes were there at a time."""
-    if (older.pid, older.host) == (newer.pid, newer.host):
-        return False  # it has exec'ed itself
-    return older.process.ended_ns is None or older.process.ended_ns > newer.started_ns
 
 
 def unreadable_ranks(snapshots: Iterable[Snapshot]) -> dict[int, Note]:

@@ -128,13 +128,8 @@ def announce(directory: Path, stop: Stop) -> None:
     """Leave word that this process stands here. Raises OSError."""
     folder = directory / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
-    value = {
-        "file": stop.file,
-        "line": stop.line,
-        "function": stop.function,
-        "why": stop.why,
-        "address": stop.address,
-    }
+    said = ("file", "line", "function", "why", "address")
+    value = {name: getattr(stop, name) for name in said}
     with replacing(folder / f"{stop.name}.json", lasts=False) as file:
         file.write(json.dumps(value).encode())
 

@@ -37,7 +37,8 @@ def ask(stacks: Path, pid: int, limit_s: float) -> str:
     """
     path = dump_path(stacks, pid)
     try:
-        if not (_catches(pid) and _has_open(pid, path)):
+        catches = proc.has_signal(proc.read_status(pid), "SigCgt", STACK_SIGNAL)
+        if not (catches and _has_open(pid, path)):
             return ""
         before = path.stat().st_size
         _, deaf = _waits_or_blocked(pid)
@@ -113,7 +114,3 @@ def _has_open(pid: int, path: Path) -> bool:
             if (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
                 return True
     return False
-
-
-def _catches(pid: int) -> bool:
-    return proc.has_signal(proc.read_status(pid), "SigCgt", STACK_SIGNAL)

@@ -69,8 +69,13 @@ def prune(base: Path = BASE, keep: int = 10, *, without_findings: bool = False) 
         raise RunDirectoryError(f"the number of runs to keep is 0 or more, not {keep}")
     removed = []
     for entry in list_runs(base)[keep:]:
-        if entry.live or (without_findings and not _is_dispensable(entry)):
+        if entry.live:
             continue
+        if without_findings:
+            found = read_object(entry.path / "report.json").get("findings")
+            newest = os.path.realpath(base / LATEST) == os.path.realpath(entry.path)
+            if entry.outcome != "ok" or found or newest:
+                continue
         try:
             shutil.rmtree(entry.path)
         except OSError as error:
@@ -81,12 +86,6 @@ def prune(base: Path = BASE, keep: int = 10, *, without_findings: bool = False) 
         with contextlib.suppress(OSError):
             latest.unlink()
     return removed
-
-
-def _is_dispensable(entry: RunEntry) -> bool:
-    report = read_object(entry.path / "report.json")
-    latest = os.path.realpath(entry.path.with_name(LATEST)) == os.path.realpath(entry.path)
-    return entry.outcome == "ok" and not report.get("findings") and not latest
 
 
 def size_bytes(path: Path) -> int:

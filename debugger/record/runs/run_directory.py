@@ -68,15 +68,43 @@ class Verdict:
         return cls(str(value["kind"]), str(value["text"]), None if cause is None else str(cause))
 
 
+class _Below:
+    """The path of a file or folder in a run directory."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, directory: RunDirectory, owner: object) -> Path:
+        return directory.path.joinpath(*self._parts)
+
+
 @dataclass(slots=True)
 class RunDirectory:
     """The directory of a run. `failures` are sentences about writes that did not succeed, each
-    once; `packed` is the artefact that it was unpacked from, if it was (`unpacking`)."""
+    once; `packed` is the artefact that it was unpacked from, if it was."""
 
     path: Path
     failures: list[str] = field(default_factory=list)
     packed: Path | None = None
     _lock: int = -1
+
+    ranks = _Below("ranks")
+    logs = _Below("logs")
+    stacks = _Below("stacks")
+    run_json = _Below("run.json")
+    events = _Below("events.jsonl")
+    host = _Below("host.jsonl")
+    exits = _Below("exits.jsonl")
+    """Exit statuses that parent processes saw: {"pid", "status" (raw), "time_ns"} a line."""
+    verdict = _Below("verdict.json")
+    """The file by which the ranks learn of the finding that ends the run."""
+    report_json = _Below("report.json")
+    report_text = _Below("report.txt")
+    traffic_text = _Below("traffic.txt")
+    """The table of a plan for people: calls, bytes and times by group and op."""
+    junit = _Below("junit.xml")
+    stacks_text = _Below("stacks", "stacks.txt")
+    stacks_json = _Below("stacks", "stacks.json")
 
     @classmethod
     def create(cls, base: Path = BASE, explicit: Path | None = None) -> RunDirectory:
@@ -166,65 +194,6 @@ class RunDirectory:
     def as_known(self, sentence: str) -> str:
         """The sentence, about the artefact where it is about what was unpacked from one."""
         return sentence.replace(str(self.path), str(self.packed or self.path))
-
-    @property
-    def ranks(self) -> Path:
-        return self.path / "ranks"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def stacks(self) -> Path:
-        return self.path / "stacks"
-
-    @property
-    def run_json(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def host(self) -> Path:
-        return self.path / "host.jsonl"
-
-    @property
-    def exits(self) -> Path:
-        """Exit statuses that parent processes saw: {"pid", "status" (raw), "time_ns"} a line."""
-        return self.path / "exits.jsonl"
-
-    @property
-    def verdict(self) -> Path:
-        """The file by which the ranks learn of the finding that ends the run."""
-        return self.path / "verdict.json"
-
-    @property
-    def report_json(self) -> Path:
-        return self.path / "report.json"
-
-    @property
-    def report_text(self) -> Path:
-        return self.path / "report.txt"
-
-    @property
-    def traffic_text(self) -> Path:
-        """The table of a plan for people: calls, bytes and times by group and op."""
-        return self.path / "traffic.txt"
-
-    @property
-    def junit(self) -> Path:
-        return self.path / "junit.xml"
-
-    @property
-    def stacks_text(self) -> Path:
-        return self.stacks / "stacks.txt"
-
-    @property
-    def stacks_json(self) -> Path:
-        return self.stacks / "stacks.json"
 
     def flight(self, rank: int) -> Path:
         return self.ranks / f"{int(rank)}.flight"

@@ -20,7 +20,6 @@ A line is a list that begins with a word:
     ["waits", activity, detail, site] ["left"]        for something that is no call
     ["undecided", site, what]
     ["enough"]                                        it ends, for it has made all steps asked for
-    ["phase", phase, exit code]
     ["ended", exit code, signal] ["cut", why, site, waits, joins]     by whoever runs the ranks
 """
 
@@ -38,7 +37,7 @@ from types import FrameType
 from typing import Any
 
 from .. import layout
-from ..layout import ASYNC_FLAG, Activity, Definition, GroupState, Phase
+from ..layout import ASYNC_FLAG, Activity, Definition, GroupState
 from .flight_file import described
 from .slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
 from .writer import FlightWriter
@@ -101,10 +100,6 @@ class ProgramWriter(FlightWriter):
     ) -> None:
         super().claim(rank, world_size, local_rank, restart_count, max_restarts)
         self.put("rank", rank, world_size, local_rank, os.uname().nodename, os.getpid())
-
-    def phase(self, phase: Phase, exit_code: int = 0) -> None:
-        super().phase(phase, exit_code)
-        self.put("phase", int(phase), exit_code)
 
     # -- definitions ---------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from .. import layout
 
@@ -53,28 +53,22 @@ class Place:
         self.common = b""
 
 
+@dataclass(slots=True, eq=False)
 class GroupSlot:
     """A group's place in the record, and the running values that the writer keeps for it; it writes
     a checkpoint after the call with the number `checkpoint_at`."""
 
-    __slots__ = (
-        "balance",
-        "chain",
-        "checkpoint_at",
-        "exact",
-        "index",
-        "issued",
-        "last",
-        "offset",
-    )
+    index: int
+    offset: int = 0
+    issued: int = 0
+    chain: int = 0
+    exact: int = 0
+    balance: int = 0
+    last: int = 0
+    checkpoint_at: int = layout.CHECKPOINT_EVERY - 1
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.offset = layout.GROUPS_OFFSET + index * layout.GROUP_BYTES
-        self.issued = 0
-        self.chain = self.exact = self.balance = 0
-        self.last = 0
-        self.checkpoint_at = layout.CHECKPOINT_EVERY - 1
+    def __post_init__(self) -> None:
+        self.offset = layout.GROUPS_OFFSET + self.index * layout.GROUP_BYTES
 
 
 class ChannelSlot:
@@ -88,6 +82,7 @@ class ChannelSlot:
         self.issued = self.chain = self.last = 0
 
 
+@dataclass(slots=True, eq=False)
 class ThreadSlot:
     """The waits of one thread: its place in the record, and a stack of its nested waits.
 
@@ -102,27 +97,21 @@ class ThreadSlot:
     threads are put down in full (see `waits`).
     """
 
-    __slots__ = (
-        "at_rest",
-        "call_word",
-        "current",
-        "index",
-        "native_id",
-        "nested",
-        "offset",
-        "ring_word",
-        "version",
-        "wait_word",
-        "word",
-    )
+    index: int
+    native_id: int
+    shares: InitVar[bool] = False
+    offset: int = field(init=False)
+    call_word: int = field(init=False)
+    wait_word: int = field(init=False)
+    current: int = field(init=False)
+    at_rest: int = field(init=False)
+    word: int = 0
+    ring_word: int = 0
+    version: int = 0
+    nested: list[tuple[int, int, int, int]] = field(default_factory=list)
 
-    def __init__(self, index: int, native_id: int, shares: bool = False) -> None:
-        self.index = index
-        self.native_id = native_id
-        self.offset = layout.THREADS_OFFSET + index * layout.THREAD_BYTES
+    def __post_init__(self, shares: bool) -> None:
+        self.offset = layout.THREADS_OFFSET + self.index * layout.THREAD_BYTES
         self.call_word = (self.offset + layout.THREAD_CALL_AT) // 8
         self.wait_word = (self.offset + layout.WAIT_AT) // 8
         self.current = self.at_rest = WRITTEN if shares else 0
-        self.word = self.ring_word = 0
-        self.version = 0
-        self.nested: list[tuple[int, int, int, int]] = []

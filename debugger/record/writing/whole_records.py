@@ -18,10 +18,12 @@ from .. import layout
 from ..definitions import channel_row, creation_row, group_row, site_row
 from ..layout import CallState, Definition, Role
 from ..ops import OP_CODES
-from ..snapshot import Call, CallSite, GroupKey, Rank
+from ..snapshot import Call, CallSite, GroupKey, Rank, place_of
 from .flight_file import FlightFile
 
-MOST_CALLS = layout.RING
+MANY_RANKS = 256
+CALLS_OF_MANY = 256
+"""Of so many ranks, records hold the last calls only: they are there to be looked at."""
 _NOTHING = bytes(mmap.PAGESIZE)
 
 
@@ -29,17 +31,13 @@ def write_whole(
     path: Path,
     rank: Rank,
     identity: Mapping[str, Any],
-    most_calls: int = MOST_CALLS,
-    calls: Sequence[Call] | None = None,
+    ranks: int = 1,
 ) -> None:
-    """Write the record, of its last calls at most so many: those of its history, or `calls`, where
-    it has none. Raises OSError."""
-    most_calls = min(most_calls, layout.RING)
-    if calls is None:
-        calls = [] if rank.history is None else rank.history.recent(most_calls)
+    """Writes the record, one of those of so many `ranks`. Raises OSError."""
+    most = CALLS_OF_MANY if ranks > MANY_RANKS else layout.RING
     made = _WholeRecord(path, rank)
     made.identify({"host": rank.host, "job": rank.job, **identity})
-    made.tell(calls[-most_calls:])
+    made.tell([] if rank.history is None else rank.history.recent(most))
     made.save()
 
 
@@ -114,7 +112,7 @@ class _WholeRecord(FlightFile):
             channel = self.add_channel(channel_row(one, self._groups.get(one.group, 0)))
             if channel.index == layout.NO_CHANNEL:
                 break
-            self._channels[one.group, one.op, one.peer, one.tag] = channel.index
+            self._channels[one.place] = channel.index
             at = channel.offset + layout.CHANNEL_COUNTS_AT
             layout.CHANNEL_COUNTS.pack_into(self._map, at, one.issued, one.chain, _mark(one.last))
         for creation in rank.creations:
@@ -167,11 +165,7 @@ class _WholeRecord(FlightFile):
         before: dict[object, int] = {}
         for call in calls:
             signature = call.signature
-            where: object = call.group
-            channel = layout.NO_CHANNEL
-            if signature.peer is not None:
-                where = (call.group, signature.op, signature.peer, signature.tag)
-                channel = self._channels.get(where, layout.NO_CHANNEL)
+            where = place_of(call)
             mark = call.number + 1
             flags = layout.ASYNC_FLAG * call.is_async | layout.AGREES_FLAG * call.agrees
             layout.SLOT.pack_into(
@@ -186,7 +180,7 @@ class _WholeRecord(FlightFile):
                 self.define(Definition.SIGNATURE, signature.to_json()),
                 self._site(call.site),
                 before.get(where, 0) & 0xFFFFFFFF,
-                channel,
+                self._channels.get(where, layout.NO_CHANNEL),
                 call.seq,
                 call.chain,
                 call.exact,

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
 
-from ...diagnosis.diagnose import placed, refine_cause, restated
 from ...diagnosis.findings import Finding, RankEvidence
+from ...diagnosis.rules.late_rank import placed, refine_cause, restated
 from ...diagnosis.story import step
 from ...record.exits import ExitStatus
 from ...record.layout import Activity

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from distdebug.benchmarks import arguments as bench_arguments
-from distdebug.benchmarks import comm_figures, comm_ranks, forked, program, turns
+from distdebug.benchmarks import comm_figures, comm_ranks, forked, program
 from distdebug.errors import DistdebugError
 from tests.benchmarks import comm_plot
 from tests.support.torch_loaded import TorchLoaded
@@ -204,7 +204,7 @@ def test_wrong_data_is_noticed() -> None:
         assert call.source.tolist() == [2.0] * 4
         call.source.fill_(next(replies))
 
-    answering = comm_ranks.Call(reduce, call.source, call.target, call.rank, call.expected)
+    answering = comm_ranks.MeasuredCall(reduce, call.source, call.target, call.rank, call.expected)
     assert answering.is_right(None)
     assert not answering.is_right(None)
     assert torch.count_nonzero(call.source) == 0
@@ -212,7 +212,7 @@ def test_wrong_data_is_noticed() -> None:
 
 def test_a_turn() -> None:
     runs_made: list[int] = []
-    way = turns.here(lambda: runs_made.append(1))
+    way = forked.here(lambda: runs_made.append(1))
     for warm_up, made in ((True, 4), (False, 3)):
         runs_made.clear()
         seconds, cpu_s = way(3, warm_up)

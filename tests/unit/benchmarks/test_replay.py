@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distdebug.benchmarks.replay import comparison
-from distdebug.benchmarks.replay.plan import Ending, Plan, ending, planned
+from distdebug.benchmarks.replay.plan import Ending, ReplayPlan, ending, planned
 from distdebug.cli import main
 from distdebug.record.kinds import kind_of
 from distdebug.record.signature import ANY_SOURCE, Signature
@@ -21,17 +21,17 @@ from tests.unit.diagnosis.builder import Run, all_reduce, barrier, broadcast, re
 FINE = Ending()
 
 
-def plan(run: Run, ended: Ending = FINE) -> Plan:
+def plan(run: Run, ended: Ending = FINE) -> ReplayPlan:
     return planned(run.snapshot().ranks, ended)
 
 
-def events(made: Plan, rank: int, *kinds: str) -> list[list[Any]]:
+def events(made: ReplayPlan, rank: int, *kinds: str) -> list[list[Any]]:
     """The rank's events, without those that begin a group."""
     wanted = kinds or ("call", "wait", "create")
     return [event for event in made.ranks[rank]["events"] if event[0] in wanted]
 
 
-def calls(made: Plan, rank: int) -> list[str]:
+def calls(made: ReplayPlan, rank: int) -> list[str]:
     """The rank's calls, printed."""
     texts = made.ranks[rank]["signatures"]
     return [str(Signature.from_json(texts[event[2]])) for event in events(made, rank, "call")]
@@ -204,7 +204,7 @@ def test_tensors_that_do_not_fit_into_memory_are_not_begun_with(
     run.each(all_reduce(1 << 20))
     run.each(all_reduce(1 << 10, dtype="float64"))
     assert plan(run).tensors_bytes == 2 * ((4 << 20) + (8 << 10))
-    monkeypatch.setattr(Plan, "tensors_bytes", 1 << 60)
+    monkeypatch.setattr(ReplayPlan, "tensors_bytes", 1 << 60)
     found = recorded.unpack("mismatch", tmp_path / "run")
     assert main(["replay", str(found.path)]) == 2
     assert "have tensors of 1073741824.0 GiB, and this host has" in capsys.readouterr().err

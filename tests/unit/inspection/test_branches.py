@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.inspection.branches import calls_made
+from distdebug.inspection.source import calls_made
 from distdebug.inspection.stance import COLLECTIVES
 from distdebug.supervisor.stacks.stacks import Frame
 

@@ -51,8 +51,8 @@ pytestmark = pytest.mark.usefixtures("working_gdb")
 @pytest.fixture(autouse=True)
 def _crowded(monkeypatch: pytest.MonkeyPatch) -> None:
     """gdb may be given no core for long: that it is called off then is no matter here."""
-    monkeypatch.setattr(injection, "LIMIT_S", LIMIT_S)
-    monkeypatch.setattr(injection, "_LONGEST_STOP_S", LIMIT_S)
+    monkeypatch.setattr(injection, "TOOL_S", LIMIT_S)
+    monkeypatch.setattr(injection, "ANSWER_S", LIMIT_S)
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def test_the_code_runs_and_leaves_nothing(tmp_path: Path) -> None:
         done = injection.inject(
             of_our_python(running.pid), injection.code(bootstrap, tmp_path), tmp_path
         )
-        assert 0 < done.stopped_ms < injection._LONGEST_STOP_S * 1000
+        assert 0 < done.stopped_ms < injection.ANSWER_S * 1000
         until((tmp_path / "came").exists)
         stat = read_stat(running.pid)
         assert stat is not None

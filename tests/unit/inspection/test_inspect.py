@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from distdebug.inspection.inspect import _look, _who_is_who
+from distdebug.inspection.look import Stance
 from distdebug.inspection.processes import Job, Process
-from distdebug.inspection.stance import Doing, Stance
+from distdebug.record.wording import RankState
 from distdebug.supervisor.stacks.sights import Sight, Thread
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
@@ -48,7 +49,7 @@ def test_who_claims_a_rank_and_talks_to_nobody_is_what_a_rank_has_left() -> None
 
 
 def missing(job: Job, ranks: list[int], **joins: Any) -> tuple[int, ...]:
-    one = Stance(Doing.JOIN, "init_process_group", arguments=joins)
+    one = Stance(RankState.JOIN, "init_process_group", arguments=joins)
     return _look(job, dict.fromkeys(ranks, one), ()).missing
 
 

@@ -7,36 +7,35 @@ from typing import Any
 
 import pytest
 
-from distdebug.inspection.branches import MadeCall
 from distdebug.inspection.judging import at_work, judge
-from distdebug.inspection.lateness import Limits
-from distdebug.inspection.stance import Doing, Stance
-from distdebug.inspection.suspicions import Look
+from distdebug.inspection.look import Limits, Look, Stance
+from distdebug.inspection.source import MadeCall
 from distdebug.record.snapshot import CallSite
+from distdebug.record.wording import RankState
 
 LIMITS = Limits()
 
 
 def waits(op: str, line: int = 10, still_s: float = 30.0, **more: Any) -> Stance:
     """A rank that has waited in a collective of the default group."""
-    more = {"doing": Doing.COLLECTIVE, "group": "", "call": f"{op}()", **more}
+    more = {"doing": RankState.COLLECTIVE, "group": "", "call": f"{op}()", **more}
     return Stance(op=op, site=CallSite("train.py", line, "step"), still_s=still_s, **more)
 
 
 def message(op: str, peer: int, tag: int = 0) -> Stance:
     name = "dst" if op == "send" else "src"
     arguments = {name: str(peer), "tag": str(tag)}
-    return waits(op, doing=Doing.MESSAGE, group=None, arguments=arguments)
+    return waits(op, doing=RankState.MESSAGE, group=None, arguments=arguments)
 
 
 def makes(call: str, ranks: str) -> Stance:
     arguments = {"ranks": ranks}
-    return waits("new_group", doing=Doing.JOIN, call=f"{call}()", arguments=arguments)
+    return waits("new_group", doing=RankState.JOIN, call=f"{call}()", arguments=arguments)
 
 
 def works(still_s: float, running: bool = False, cause: str = "user_code") -> Stance:
     site = CallSite("train.py", 30, "load")
-    return Stance(Doing.CODE, site=site, still_s=still_s, running=running, cause=cause)
+    return Stance(RankState.CODE, site=site, still_s=still_s, running=running, cause=cause)
 
 
 def verdict(*stances: Stance, **more: Any) -> tuple[str, list[int]] | None:
@@ -104,7 +103,7 @@ def test_who_waits_for_one_that_is_at_work_is_not_late(held_up: Stance) -> None:
     stopped = works(20.0, cause="stopped")
     assert verdict(early, held_up, works(0.0, running=True), stopped) == ("missing_rank", [3])
     assert verdict(early, held_up, replace(works(9e3), serves="::")) == ("missing_rank", [1])
-    assert verdict(early, held_up, Stance(Doing.UNREADABLE)) == ("missing_rank", [1])
+    assert verdict(early, held_up, Stance(RankState.UNREADABLE)) == ("missing_rank", [1])
 
 
 def test_who_is_first_through_a_call_waits_in_the_next_one() -> None:
@@ -133,7 +132,7 @@ def test_handles_of_other_calls_where_nothing_moves() -> None:
     still_s = LIMITS.moving_s
 
     def handle(way: tuple[MadeCall, ...], line: int = 23, still_s: float = still_s) -> Stance:
-        return waits("wait", line, still_s=still_s, doing=Doing.HANDLE, group=None, way=way)
+        return waits("wait", line, still_s=still_s, doing=RankState.HANDLE, group=None, way=way)
 
     assert verdict(handle(first), handle(other), handle(other)) == ("op_mismatch", [0])
     assert verdict(handle(first), handle(first)) == ("stalled", [0, 1])
@@ -174,14 +173,14 @@ def test_who_has_gone() -> None:
     stuck = waits("barrier")
     found = judge(Look({0: stuck, 1: stuck}, missing=(2,), world_size=3), LIMITS)
     assert (found[0].kind, found[0].culprits, found[0].missing) == ("early_exit", (2,), (2,))
-    joins = waits("init_process_group", doing=Doing.JOIN)
+    joins = waits("init_process_group", doing=RankState.JOIN)
     assert verdict(joins, joins, missing=(2,)) == ("join_timeout", [2])
     assert verdict(joins, joins, twice=(1,)) == ("join_timeout", [1])
 
 
 def test_nobody_is_left_to_send_to_who_waits_for_anybody() -> None:
-    server = waits("recv", doing=Doing.MESSAGE, group=None)
-    gone = Stance(Doing.GONE)
+    server = waits("recv", doing=RankState.MESSAGE, group=None)
+    gone = Stance(RankState.GONE)
     assert verdict(server, missing=(1, 2)) == ("unmatched_p2p", [0])
     assert verdict(server, gone, gone) == ("unmatched_p2p", [0])
     assert verdict(server, message("recv", 2), missing=(2,)) == ("early_exit", [2])
@@ -192,7 +191,7 @@ def test_nobody_is_left_to_send_to_who_waits_for_anybody() -> None:
 
 def test_who_has_not_been_started_yet_is_not_gone() -> None:
     """Ranks may be started one after the other."""
-    joins = waits("init_process_group", doing=Doing.JOIN, still_s=LIMITS.still_s - 0.1)
+    joins = waits("init_process_group", doing=RankState.JOIN, still_s=LIMITS.still_s - 0.1)
     assert verdict(joins, joins, missing=(2,)) is None
     stuck = waits("barrier", still_s=LIMITS.waiting_s + 0.1)
     assert verdict(stuck, stuck, missing=(2,)) == ("early_exit", [2])
@@ -200,7 +199,7 @@ def test_who_has_not_been_started_yet_is_not_gone() -> None:
 
 def test_who_dials_a_store_again_and_again_has_not_waited_long() -> None:
     """Then the age of the job tells that nobody else is still to come."""
-    joins = waits("init_process_group", doing=Doing.JOIN, still_s=LIMITS.waiting_s + 0.1)
+    joins = waits("init_process_group", doing=RankState.JOIN, still_s=LIMITS.waiting_s + 0.1)
     assert verdict(joins, missing=(1,), age_s=LIMITS.moving_s - 1) is None
     assert verdict(joins, missing=(1,), age_s=LIMITS.moving_s) == ("join_timeout", [1])
 
@@ -210,7 +209,7 @@ def test_who_does_not_come_to_the_store() -> None:
 
     def in_store(still_s: float) -> Stance:
         site = CallSite("train.py", 20, "step")
-        return Stance(Doing.STORE, "store", "barrier()", site, still_s, cause="store")
+        return Stance(RankState.STORE, "store", "barrier()", site, still_s, cause="store")
 
     early, late = (in_store(LIMITS.still_s + by_s) for by_s in (-0.1, 0.1))
     absent = works(20.0)
@@ -223,7 +222,7 @@ def test_who_does_not_come_to_the_store() -> None:
 
 
 def exchanges(*peers: int, still_s: float = 30.0) -> Stance:
-    return waits("wait", doing=Doing.MESSAGE, group=None, peers=peers, still_s=still_s)
+    return waits("wait", doing=RankState.MESSAGE, group=None, peers=peers, still_s=still_s)
 
 
 def test_handles_of_which_the_source_tells_the_peers() -> None:
@@ -239,7 +238,7 @@ def test_handles_of_which_the_source_tells_the_peers() -> None:
 
 def connects(port: int, **more: Any) -> Stance:
     arguments = {"hostname": "head", "port": str(port)}
-    return waits("init_process_group", doing=Doing.JOIN, arguments=arguments, **more)
+    return waits("init_process_group", doing=RankState.JOIN, arguments=arguments, **more)
 
 
 def test_nobody_serves_the_store() -> None:
@@ -254,7 +253,7 @@ def test_nobody_serves_the_store() -> None:
 def test_who_is_at_another_store_and_who_has_never_come() -> None:
     here, there = connects(29500), connects(29501)
     assert verdict(here, there, here) == ("join_timeout", [1])
-    joins = waits("init_process_group", doing=Doing.JOIN)
+    joins = waits("init_process_group", doing=RankState.JOIN)
     look = Look({0: joins, 1: joins}, never_came=(2, 3), world_size=4)
     assert not judge(look, LIMITS)  # the other node may start later
     joins = replace(joins, still_s=LIMITS.moving_s)
@@ -273,9 +272,15 @@ def test_who_is_at_another_store_and_who_has_never_come() -> None:
         ([message("recv", 1), waits("barrier"), waits("barrier")], ("deadlock", [0, 1])),
         ([message("send", 1, 1), message("recv", 0, 2)], ("p2p_mismatch", [0, 1])),
         ([message("send", 1), message("send", 2), message("send", 3)], ("invalid_argument", [2])),
-        ([waits("barrier"), waits("backward", doing=Doing.BACKWARD)], ("op_mismatch", [0])),
-        ([waits("barrier")] + [waits("backward", doing=Doing.BACKWARD)] * 2, ("op_mismatch", [0])),
-        ([waits("barrier")] * 2 + [waits("backward", doing=Doing.BACKWARD)], ("op_mismatch", [2])),
+        ([waits("barrier"), waits("backward", doing=RankState.BACKWARD)], ("op_mismatch", [0])),
+        (
+            [waits("barrier")] + [waits("backward", doing=RankState.BACKWARD)] * 2,
+            ("op_mismatch", [0]),
+        ),
+        (
+            [waits("barrier")] * 2 + [waits("backward", doing=RankState.BACKWARD)],
+            ("op_mismatch", [2]),
+        ),
         (
             [waits("all_reduce", 20, group="a"), waits("all_reduce", 22, group="b")],
             ("deadlock", [0, 1]),
@@ -326,7 +331,7 @@ def test_a_job_at_work_is_left_alone(stances: list[Stance]) -> None:
 
 def in_store(still_s: float, **more: Any) -> Stance:
     return Stance(
-        Doing.STORE, "store", "store.wait(['go'])", still_s=still_s, cause="store", **more
+        RankState.STORE, "store", "store.wait(['go'])", still_s=still_s, cause="store", **more
     )
 
 
@@ -347,13 +352,13 @@ def test_a_key_that_may_come(stances: list[Stance]) -> None:
 
 
 def test_a_handle_whose_peer_no_stack_shows_makes_no_pair_a_cycle() -> None:
-    handles = [waits("wait", doing=Doing.MESSAGE)] * 4
+    handles = [waits("wait", doing=RankState.MESSAGE)] * 4
     assert verdict(*handles) == ("deadlock", [0, 1, 2, 3])
 
 
 def test_who_makes_the_store_is_joining() -> None:
-    host = waits("TCPStore", doing=Doing.JOIN)
-    joins = waits("init_process_group", doing=Doing.JOIN, arguments={"group_name": "0"})
+    host = waits("TCPStore", doing=RankState.JOIN)
+    joins = waits("init_process_group", doing=RankState.JOIN, arguments={"group_name": "0"})
     assert verdict(host, joins, works(20.0)) == ("join_timeout", [2])
     assert verdict(host, joins) is None
 

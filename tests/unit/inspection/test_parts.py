@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 
 from distdebug.commands.rendering import rendered
-from distdebug.inspection.branches import MadeCall
 from distdebug.inspection.inspect import of_nodes
-from distdebug.inspection.lateness import Limits
+from distdebug.inspection.look import Limits, Look, Stance
 from distdebug.inspection.parts import MARK, Part, read, whole, written
-from distdebug.inspection.stance import Doing, Stance
-from distdebug.inspection.suspicions import Look
+from distdebug.inspection.source import MadeCall
 from distdebug.record.snapshot import CallSite
+from distdebug.record.wording import RankState
 
 WAITS = Stance(
-    Doing.COLLECTIVE,
+    RankState.COLLECTIVE,
     op="all_reduce",
     call="all_reduce()",
     site=CallSite("train.py", 9, "step", "accelerate/state.py:4"),
@@ -31,7 +30,7 @@ WAITS = Stance(
     lines=("step (train.py:9)",),
 )
 LATE = Stance(
-    Doing.STORE,
+    RankState.STORE,
     op="store",
     site=CallSite("train.py", 5, "load"),
     still_s=29.5,

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from distdebug.inspection.judging import judge
-from distdebug.inspection.lateness import Limits
+from distdebug.inspection.look import Limits, Look, Stance
 from distdebug.inspection.parts import MARK, read
-from distdebug.inspection.stance import Doing, Stance
-from distdebug.inspection.suspicions import Look
 from distdebug.record.snapshot import CallSite
+from distdebug.record.wording import RankState
 from tests.support.fixture_table import FIXTURES, expected
 
 LIMITS = Limits(still_s=5.0, busy_s=10.0, moving_s=12.0)
@@ -80,12 +79,16 @@ class Job:
         came_s = {}
         for rank in members:
             came_s[rank] = self._ready_s[rank] + chance.choice([0.01, 0.5, 4.0])
-            works = Stance(Doing.CODE, site=site, running=True, cause="user_code", computes=True)
+            works = Stance(
+                RankState.CODE, site=site, running=True, cause="user_code", computes=True
+            )
             self.spans.append((rank, self._ready_s[rank], came_s[rank], works))
         over_s = max(came_s.values()) + chance.choice([0.001, 0.3])
         for rank in members:
             arguments = {"src": "0", "dst": "0"} if op in ("broadcast", "reduce") else {}
-            waits = Stance(Doing.COLLECTIVE, op, f"{op}()", site, group=group, arguments=arguments)
+            waits = Stance(
+                RankState.COLLECTIVE, op, f"{op}()", site, group=group, arguments=arguments
+            )
             self.spans.append((rank, came_s[rank], over_s, waits))
             self._ready_s[rank] = over_s
 
@@ -117,7 +120,8 @@ def test_no_generated_program_is_accused() -> None:
 
 def test_whatever_a_look_shows_is_judged() -> None:
     """Also what no program does: nothing is raised, and who is named is one of the ranks."""
-    doings = list(Doing)
+    names = "COLLECTIVE MESSAGE HANDLE JOIN STORE BACKWARD CODE ENDING GONE UNREADABLE"
+    doings = [RankState[name] for name in names.split()]
     for seed in range(300):
         chance = random.Random(seed)
         size = chance.randint(1, 5)

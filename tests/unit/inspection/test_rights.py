@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.inspection.inspect import inspect
-from distdebug.inspection.lateness import Limits
+from distdebug.inspection.look import Limits
 from distdebug.inspection.processes import Job, Process
 from distdebug.inspection.rights import needed
 from distdebug.supervisor.stacks import stacks

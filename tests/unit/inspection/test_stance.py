@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.inspection.look import Stance
 from distdebug.inspection.stance import (
-    Doing,
-    Stance,
     calls_itself,
     is_helper,
     stance,
     started_as,
     waits_for_children,
 )
+from distdebug.record.wording import RankState
 from distdebug.supervisor.stacks.sights import Sight, Thread
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
@@ -60,7 +60,7 @@ OPS = [("redispatch", "_ops.py"), ("forward", "_library/autograd.py"), ("__call_
 )
 def test_collectives(tmp_path: Path, line: str, below: list[tuple[str, str]], op: str) -> None:
     found = seen(tmp_path, line, *below)
-    assert (found.doing, found.op, found.waits) == (Doing.COLLECTIVE, op, True)
+    assert (found.doing, found.op, found.waits) == (RankState.COLLECTIVE, op, True)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_collectives(tmp_path: Path, line: str, below: list[tuple[str, str]], op
     ],
 )
 def test_handles(tmp_path: Path, line: str) -> None:
-    assert seen(tmp_path, line).doing is Doing.HANDLE
+    assert seen(tmp_path, line).doing is RankState.HANDLE
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_keys_of_the_store(
     tmp_path: Path, line: str, local: tuple[tuple[str, str], ...], keys: tuple[str, ...]
 ) -> None:
     found = seen(tmp_path, line, local=local)
-    assert (found.doing, found.cause, found.keys) == (Doing.STORE, "store", keys)
+    assert (found.doing, found.cause, found.keys) == (RankState.STORE, "store", keys)
 
 
 def test_what_the_variable_of_a_group_has_where_the_rank_is_no_member(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_a_rank_that_joins_tells(tmp_path: Path) -> None:
     values = (("hostname", '"head"'), ("port", "29500"), ("rank", "3"), ("world_size", "8"))
     sight = at(tmp_path, 'dist.init_process_group("gloo")', *below, values=values)
     found = stance(sight)
-    assert (found.doing, found.arguments["port"]) == (Doing.JOIN, "29500")
+    assert (found.doing, found.arguments["port"]) == (RankState.JOIN, "29500")
     assert (found.number("world_size"), started_as(sight)) == (8, 3)
 
 
@@ -131,7 +131,7 @@ def test_own_code_is_no_wait(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         found = seen(folder, line)
-        assert (found.doing, found.waits) == (Doing.CODE, False), line
+        assert (found.doing, found.waits) == (RankState.CODE, False), line
 
 
 def thread(name: str, number: int, *frames: Frame, still_s: float = 9.0) -> Thread:
@@ -146,9 +146,9 @@ def test_who_saves_a_checkpoint_waits_for_nobody(tmp_path: Path) -> None:
         ("save", "distributed/checkpoint/state_dict_saver.py"),
     ]
     line = "dcp.save(state, checkpoint_id=path)"
-    assert seen(tmp_path, line, *saves).doing is Doing.CODE
+    assert seen(tmp_path, line, *saves).doing is RankState.CODE
     gathers = ("gather_object", "distributed/distributed_c10d.py")
-    assert seen(tmp_path, line, gathers, *saves[1:]).doing is Doing.COLLECTIVE
+    assert seen(tmp_path, line, gathers, *saves[1:]).doing is RankState.COLLECTIVE
 
 
 def test_a_group_may_have_no_name(tmp_path: Path) -> None:
@@ -173,19 +173,19 @@ def test_a_group_may_have_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "doing"),
     [
-        ("reqs = [dist.isend(x, peer), dist.irecv(y, 0)]", Doing.MESSAGE),
-        ("reqs = dist.batch_isend_irecv(ops)", Doing.MESSAGE),
-        ("reqs = [dist.isend(x, peer), dist.all_reduce(x, async_op=True)]", Doing.HANDLE),
-        ("reqs = started()", Doing.HANDLE),
+        ("reqs = [dist.isend(x, peer), dist.irecv(y, 0)]", RankState.MESSAGE),
+        ("reqs = dist.batch_isend_irecv(ops)", RankState.MESSAGE),
+        ("reqs = [dist.isend(x, peer), dist.all_reduce(x, async_op=True)]", RankState.HANDLE),
+        ("reqs = started()", RankState.HANDLE),
     ],
 )
-def test_what_the_handles_of_a_function_are_of(tmp_path: Path, made: str, doing: Doing) -> None:
+def test_what_the_handles_of_a_function_are_of(tmp_path: Path, made: str, doing: RankState) -> None:
     file = tmp_path / "train.py"
     file.write_text(f"def step(peer):\n    {made}\n    for req in reqs:\n        req.wait()\n")
     user = Frame("step", str(file), 4, values=(("peer", "1"),))
     found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
     assert (found.doing, found.op, found.peer) == (doing, "wait", None)
-    assert found.of_unknown({}) is (doing is Doing.MESSAGE)
+    assert found.of_unknown({}) is (doing is RankState.MESSAGE)
 
 
 SENDS, RECEIVES = "dist.P2POp(dist.isend, x, peer)", "dist.P2POp(dist.irecv, y, 0)"
@@ -210,7 +210,7 @@ def test_whose_messages_a_handle_waits_for(
     file.write_text(f"def step(peer):\n{before}\n    for req in reqs:\n        req.wait()\n")
     user = Frame("step", str(file), 4, values=(("peer", local),))
     found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
-    assert (found.doing, found.op, found.peers) == (Doing.MESSAGE, "wait", peers)
+    assert (found.doing, found.op, found.peers) == (RankState.MESSAGE, "wait", peers)
 
 
 def test_the_message_at_the_line_itself_counts(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_message_at_the_line_itself_counts(tmp_path: Path) -> None:
     file.write_text(f"def step(rank):\n    dist.isend(x, 3)\n{text}")
     user = Frame("step", str(file), 4, values=(("rank", "1"),))
     found = stance(Sight(1, "S", [thread("MainThread", 1, user)]))
-    assert (found.doing, found.op, found.call) == (Doing.MESSAGE, "irecv", "irecv(src=0)")
+    assert (found.doing, found.op, found.call) == (RankState.MESSAGE, "irecv", "irecv(src=0)")
     assert (found.peer, found.of_unknown({0: found})) == (0, False)
     file.write_text(f"def step(rank):\n    dist.isend(x, 3)\n{text}".replace("1)", "1, tag=2)"))
     user = Frame("step", str(tmp_path / "other.py"), 4, values=(("rank", "1"),))
@@ -252,13 +252,13 @@ def test_a_call_has_no_wrappers_name(tmp_path: Path) -> None:
     functional = "distributed/_functional_collectives.py"
     dispatch = ("AsyncCollectiveTensor.__torch_dispatch__", functional)
     found = seen(tmp_path, "y.sum()", ("wait_tensor", functional), dispatch)
-    assert (found.doing, found.call) == (Doing.COLLECTIVE, "wait_tensor()")
+    assert (found.doing, found.call) == (RankState.COLLECTIVE, "wait_tensor()")
     # A constructor with a closure has `self` in a cell.
     made = ("DistributedDataParallel.__init__", "nn/parallel/distributed.py")
     closure = (("self", "<cell at 0x7f1c: DistributedDataParallel object at 0x7f1d>"),)
     for values in (closure, ()):
         found = seen(tmp_path, "model = DDP(net)", made, values=values)
-        assert (found.doing, found.waits) == (Doing.COLLECTIVE, True)
+        assert (found.doing, found.waits) == (RankState.COLLECTIVE, True)
         assert "cell" not in (found.call or "")
     found = seen(tmp_path, "model = DDP(net)", made, values=closure)
     assert found.call == "DistributedDataParallel()"
@@ -272,11 +272,11 @@ def test_an_event_loop_hands_a_call_to_a_thread(tmp_path: Path) -> None:
     call = Frame("all_reduce", f"{TORCH}/distributed/distributed_c10d.py", 5)
     pool = Frame("_worker", "/usr/lib/python3.12/concurrent/futures/thread.py", 5)
     found = stance(Sight(1, "S", [main, thread("asyncio_0", 2, call, pool)]))
-    assert (found.doing, found.call) == (Doing.COLLECTIVE, "all_reduce()")
+    assert (found.doing, found.call) == (RankState.COLLECTIVE, "all_reduce()")
     assert found.site is not None
     assert found.site.line == 1
     idle = stance(Sight(1, "S", [main, thread("asyncio_0", 2, pool)]))
-    assert idle.doing is Doing.CODE
+    assert idle.doing is RankState.CODE
 
 
 def test_whom_another_rank_waits_for_by_rpc(tmp_path: Path) -> None:
@@ -287,22 +287,22 @@ def test_whom_another_rank_waits_for_by_rpc(tmp_path: Path) -> None:
     asked = Frame("_run_function", f"{TORCH}/distributed/rpc/internal.py", 5)
     served = thread("Dummy-1", 2, Frame("work", str(tmp_path / "train.py"), 2), asked)
     found = stance(Sight(1, "S", [main, served]))
-    assert found.doing is Doing.CODE
+    assert found.doing is RankState.CODE
     assert found.site is not None
     assert found.site.line == 2
     found = stance(Sight(1, "S", [main, thread("Dummy-1", 2, asked)]))
-    assert (found.doing, found.call) == (Doing.COLLECTIVE, "shutdown()")
+    assert (found.doing, found.call) == (RankState.COLLECTIVE, "shutdown()")
 
 
 def test_a_wait_for_a_child_is_no_handle(tmp_path: Path) -> None:
-    assert seen(tmp_path, "os.wait()").doing is Doing.CODE
+    assert seen(tmp_path, "os.wait()").doing is RankState.CODE
 
 
 def test_the_thread_that_a_process_began_with_may_have_another_name(tmp_path: Path) -> None:
     """A child that a thread has forked keeps that thread's name."""
     (main,) = at(tmp_path, "dist.all_reduce(x)", ("all_reduce", "distributed/x.py")).threads
     renamed = Thread(replace(main.stack, name="Thread-3 (start)"), 9.0, False)
-    assert stance(Sight(1, "S", [renamed])).doing is Doing.COLLECTIVE
+    assert stance(Sight(1, "S", [renamed])).doing is RankState.COLLECTIVE
 
 
 def test_of_several_threads_that_communicate_one_counts(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_of_several_threads_that_communicate_one_counts(tmp_path: Path) -> None:
         for number, still_s in ((2, 3.0), (3, 8.0))
     ]
     found = stance(Sight(1, "S", [main, *others]))
-    assert (found.doing, found.still_s) == (Doing.COLLECTIVE, 8.0)
+    assert (found.doing, found.still_s) == (RankState.COLLECTIVE, 8.0)
 
 
 def test_who_has_a_pool_is_no_worker_of_one() -> None:
@@ -332,7 +332,7 @@ def test_who_waits_on_a_core_waits(tmp_path: Path) -> None:
     (call,) = at(tmp_path, "dist.barrier()", ("barrier", "distributed/x.py")).threads
     for still_s, waits in ((1.2, True), (0.0, False)):
         found = stance(Sight(1, "R", [Thread(call.stack, still_s, True)]))
-        assert (found.doing, found.waits) == (Doing.COLLECTIVE, waits)
+        assert (found.doing, found.waits) == (RankState.COLLECTIVE, waits)
 
 
 def test_what_a_program_calls_rank_may_be_another_number() -> None:

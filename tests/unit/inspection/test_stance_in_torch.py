@@ -10,7 +10,8 @@ from torch.distributed.distributed_c10d import GroupMember
 from torch.distributed.elastic.utils import store as elastic
 
 from distdebug.inspection import source
-from distdebug.inspection.stance import _NOT_A_MEMBER, Doing, stance
+from distdebug.inspection.stance import _NOT_A_MEMBER, stance
+from distdebug.record.wording import RankState
 from distdebug.supervisor.stacks.sights import Sight
 from distdebug.supervisor.stacks.stacks import Frame
 
@@ -36,9 +37,9 @@ def test_who_waits_for_the_store_inside_of_torch(tmp_path: Path) -> None:
     user = Frame("main", str(tmp_path / "train.py"), 1)
     waits = Frame("barrier", file, number)
     found = stance(Sight(1, "S", [thread("MainThread", 1, waits, user)]))
-    assert (found.doing, found.call, found.cause) == (Doing.STORE, "barrier()", "store")
+    assert (found.doing, found.call, found.cause) == (RankState.STORE, "barrier()", "store")
     assert found.site is not None
     assert found.site.line == 1
     at_other_line = Frame("barrier", file, first)
     found = stance(Sight(1, "S", [thread("MainThread", 1, at_other_line, user)]))
-    assert found.doing is Doing.CODE
+    assert found.doing is RankState.CODE

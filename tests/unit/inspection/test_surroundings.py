@@ -21,15 +21,13 @@ from typing import Any
 import pytest
 
 from distdebug.diagnosis.findings import Finding
-from distdebug.inspection import debug_server, dumps, nccl_ras, surroundings
-from distdebug.inspection.inspect import Inspection
-from distdebug.inspection.joining import joined
-from distdebug.inspection.lateness import Limits
+from distdebug.inspection import dumps, nccl_ras, surroundings
+from distdebug.inspection.inspect import Inspection, joined
+from distdebug.inspection.look import Limits, Look, Stance
 from distdebug.inspection.processes import Job, Process
-from distdebug.inspection.stance import Doing, Stance
 from distdebug.inspection.store import Keys, keys_of
 from distdebug.inspection.surroundings import Surroundings
-from distdebug.inspection.suspicions import Look
+from distdebug.record.wording import RankState
 from distdebug.system.proc import is_in_our, read_stat
 from distdebug.system.sockets import links, sockets_of
 
@@ -87,7 +85,7 @@ def serving(answer: Any) -> Iterator[int]:
 
 
 def waiting_for(*keys: str) -> Stance:
-    return Stance(Doing.STORE, op="store", keys=keys, still_s=9.0)
+    return Stance(RankState.STORE, op="store", keys=keys, still_s=9.0)
 
 
 def test_who_waits_for_a_key_that_nobody_has_set() -> None:
@@ -105,15 +103,15 @@ def test_who_has_never_come() -> None:
 
 
 def test_the_size_of_a_world_that_no_process_tells() -> None:
-    def size(came: Sequence[int], *doing: Doing) -> int:
+    def size(came: Sequence[int], *doing: RankState) -> int:
         around = Surroundings(keys=Keys("", [f"default_pg/0//cpu//0/{rank}" for rank in came]))
         return surroundings.world_size(
             around, {rank: Stance(one) for rank, one in enumerate(doing)}
         )
 
-    sends = Doing.MESSAGE
+    sends = RankState.MESSAGE
     assert size((0, 1, 2), sends, sends) == 3
-    assert size((0, 1, 2), sends, Doing.JOIN) == 0  # others may be on their way
+    assert size((0, 1, 2), sends, RankState.JOIN) == 0  # others may be on their way
     assert size((0, 2), sends) == 0
     assert size((0, 1), sends, sends, sends) == 0  # another world's
     assert size((), sends) == 0
@@ -245,7 +243,7 @@ def test_nccl_has_nothing_to_say_of_a_job_at_work() -> None:
 
 def inspected(*ranks: dict[str, Any]) -> list[str]:
     """The notes of a look at two ranks that are seen to compute, while NCCL tells this."""
-    stances = {rank: Stance(doing=Doing.CODE, running=True) for rank in (0, 1)}
+    stances = {rank: Stance(doing=RankState.CODE, running=True) for rank in (0, 1)}
     around = Surroundings(communicators=nccl_ras.parsed(status(*ranks)))
     seen = Inspection(Job(0, "", ()), Look(stances), [], {0: 10, 1: 11}, {}, around, problems=())
     return list(seen.report()["notes"])
@@ -342,7 +340,7 @@ def test_the_dumps_of_the_job_are_read(tmp_path: Path) -> None:
     assert found is not None
     (finding,) = found.findings
     assert (finding.kind, finding.proven, finding.culprits) == ("op_mismatch", True, (0, 1))
-    waits = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
+    waits = Stance(RankState.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
     (verdict,) = joined([], Look({0: waits}), Surroundings(recorded=found), {0: 1}, Limits())
     assert (verdict.kind, verdict.proven) == ("op_mismatch", True)
 
@@ -353,7 +351,7 @@ def test_what_a_job_has_outlived_is_no_verdict(tmp_path: Path) -> None:
     for rank, op in enumerate(("all_reduce", "broadcast")):
         (tmp_path / f"trace_rank_{rank}").write_bytes(dump(rank, op))
     around = Surroundings(recorded=dumps.recorded({0: this_process(prefix)}))
-    works = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=0.3)
+    works = Stance(RankState.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=0.3)
     assert joined([], Look({0: works, 1: works}), around, {0: 1, 1: 2}, Limits()) == []
     stands = replace(works, still_s=1.5)
     found = joined([], Look({0: works, 1: stands}), around, {0: 1, 1: 2}, Limits())
@@ -422,8 +420,8 @@ def test_a_dump_is_awaited_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
         return stamp(path)
 
     monkeypatch.setattr(dumps, "_stamp", counted)
-    monkeypatch.setattr(dumps, "_STILL_S", 60.0)
-    monkeypatch.setattr(dumps, "_WAITED_S", 60.0)
+    monkeypatch.setattr(dumps, "WRITTEN_S", 60.0)
+    monkeypatch.setattr(dumps, "ANSWER_S", 60.0)
     process = this_process(tmp_path / "trace_rank_")
     os.mkfifo(tmp_path / "pipe_0.pipe")
     reading = os.open(tmp_path / "pipe_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -449,7 +447,7 @@ def test_a_dump_is_awaited_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_a_recorder_suspects_counts_where_the_stacks_have_no_culprit() -> None:
-    waits = Stance(Doing.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
+    waits = Stance(RankState.COLLECTIVE, op="all_reduce", call="all_reduce()", still_s=9.0)
     look = Look({0: waits, 1: waits})
     device = Finding("stalled", "it never completed", (1,), proven=False, side="device")
     around = Surroundings(recorded=dumps.Recorded([device], []))
@@ -462,7 +460,7 @@ def test_what_a_recorder_suspects_counts_where_the_stacks_have_no_culprit() -> N
 
     assert verdict(stuck) == verdict() == ("stalled", (1,))
     assert verdict(late) == ("missing_rank", (0,))
-    moves = Look({0: Stance(Doing.CODE, running=True)})
+    moves = Look({0: Stance(RankState.CODE, running=True)})
     assert joined([], moves, around, {}, Limits()) == []
 
 
@@ -475,8 +473,8 @@ def of_servers(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> tuple[Any, l
     """What the ranks' servers give, where the store has these addresses."""
     names = [f"/debug_server/rank{rank}" for rank in range(len(addresses))]
     told = dict(zip(names, addresses, strict=True))
-    monkeypatch.setattr(debug_server, "values_of", lambda *_: told)
-    return debug_server.dumps_of(Keys("127.0.0.1:1", [*names, "/debug_server/rank", "rank7"]))
+    monkeypatch.setattr(dumps, "values_of", lambda *_: told)
+    return dumps.dumps_of(Keys("127.0.0.1:1", [*names, "/debug_server/rank", "rank7"]))
 
 
 def test_debug_servers_are_asked_for_their_flight_recorders(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distdebug.inspection.stance import Doing, Stance, of_threads
-from distdebug.inspection.threads import of_one_kind
+from distdebug.inspection.look import Stance, of_one_kind
+from distdebug.inspection.stance import of_threads
+from distdebug.record.wording import RankState
 from distdebug.supervisor.stacks.sights import Sight, Thread
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
 METRICS, GRADIENTS = "train.py:metrics", "train.py:gradients"
-WAITS = Stance(Doing.COLLECTIVE, op="all_reduce", still_s=30.0, thread=METRICS)
-MOVES = Stance(Doing.COLLECTIVE, op="all_reduce", still_s=0.1, thread=GRADIENTS)
-STUCK = Stance(Doing.CODE, still_s=30.0, cause="lock", thread=METRICS)
-JOINS = Stance(Doing.CODE, still_s=40.0, cause="lock")
+WAITS = Stance(RankState.COLLECTIVE, op="all_reduce", still_s=30.0, thread=METRICS)
+MOVES = Stance(RankState.COLLECTIVE, op="all_reduce", still_s=0.1, thread=GRADIENTS)
+STUCK = Stance(RankState.CODE, still_s=30.0, cause="lock", thread=METRICS)
+JOINS = Stance(RankState.CODE, still_s=40.0, cause="lock")
 
 
 def test_a_thread_is_compared_with_its_peer() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from distdebug.plan.traffic import document
 from distdebug.plan.traffic.costs import Link
-from distdebug.plan.traffic.steps import Loop, loop_of
-from distdebug.plan.traffic.table import GroupRole, traffic
+from distdebug.plan.traffic.table import GroupRole, Loop, loop_of, traffic
 from tests.support.plan_worlds import World, all_reduce, broadcast, recv, send
 from tests.unit.diagnosis.builder import all_to_all
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from distdebug.diagnosis.findings import CallIs, Finding, RankEvidence
 from distdebug.record.snapshot import CallSite, Rank
+from distdebug.record.wording import RankState
 from distdebug.reports import document
 from tests.unit.diagnosis.builder import Run
 
@@ -18,7 +19,9 @@ def at(
     state: str, call: str | None, line: int, function: str = "step", file: str = "/home/u/train.py"
 ) -> RankEvidence:
     """What the call is to the state follows from the state here, as in the rules."""
-    call_is = CallIs.in_report({"state": state})
+    call_is = CallIs.OBJECT if state in (RankState.WAITS_IN, RankState.STOPPED_IN) else CallIs.LAST
+    if state.startswith(("called #", "sends", "receives")):
+        call_is = CallIs.ALL
     return RankEvidence(state, call, CallSite(file, line, function), (), call_is)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from distdebug.diagnosis.story import STEPS
-from distdebug.reports import story
+from distdebug.reports import text
 
 FOUND = {"severity": "error", "kind": "missing_rank", "message": "rank 1 has not come"}
 
 
 def rendered(*findings: dict[str, Any]) -> list[str]:
-    return story.render({"outcome": "missing_rank", "findings": findings}).splitlines()
+    return text.story({"outcome": "missing_rank", "findings": findings}).splitlines()
 
 
 def test_the_rule_and_each_step_has_a_line() -> None:

@@ -16,9 +16,9 @@ from distdebug.record.requests.control import ControlServer
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.tui import attaching
 from distdebug.tui.picture import Picture
+from tests.unit.tui.test_app import drive
 
 from .driver import Driver, made
-from .test_app import drive
 
 PLAN = {
     "schema": "distdebug.faults/1",

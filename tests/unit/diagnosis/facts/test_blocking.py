@@ -91,7 +91,7 @@ def test_a_rank_that_waits_is_judged_as_before(seed: int, ranks: int, threads: i
     simulation.run.passes(rng.choice([0.05, 1.0, 20.0]))
     world = World(simulation.look(), None, PATIENT)
     needs = Needs(world, Channels(world))
-    for pending in world.all_pending():
+    for pending in world.all_pending:
         if pending.call is not None and pending.call.signature.peer is None:
             assert needs.of(pending) == of_the_diagnosis(world, pending)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distdebug.diagnosis.diagnose import diagnose
-from distdebug.diagnosis.rules.node_lost import UNKNOWN_NS
+from distdebug.diagnosis.limits import UNKNOWN_NS
 from distdebug.record.snapshot import LostNode, Process, Snapshot
 from tests.unit.diagnosis.builder import Run, all_reduce
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.inspection.lateness import Limits, late_ranks
-from distdebug.inspection.stance import Doing, Stance, stance
+from distdebug.inspection.judging import late_ranks
+from distdebug.inspection.look import Limits, Stance
+from distdebug.inspection.stance import stance
+from distdebug.record.wording import RankState
 from distdebug.supervisor.stacks.sights import Sight, look
 
 LIMITS = Limits()
@@ -96,7 +98,7 @@ def settled(pid: int) -> Sight:
 def is_late(one: Stance, others_s: float) -> bool:
     """Whether it is, while the other rank has waited for so long. All that it has done so far was
     done by then."""
-    waiting = Stance(Doing.COLLECTIVE, op="all_reduce", still_s=others_s)
+    waiting = Stance(RankState.COLLECTIVE, op="all_reduce", still_s=others_s)
     return late_ranks({0: waiting, 1: one}, {0: waiting}, LIMITS) == [1]
 
 
@@ -126,7 +128,7 @@ def is_late(one: Stance, others_s: float) -> bool:
 def test_what_is_late_when(program: str, late_after_s: float | None, tmp_path: Path) -> None:
     with running(program, tmp_path) as pid:
         one = stance(settled(pid))
-    assert one.doing is Doing.CODE, one
+    assert one.doing is RankState.CODE, one
     late = [s for s in (LIMITS.still_s, LIMITS.busy_s, LIMITS.moving_s) if is_late(one, s)]
     if late_after_s is None:
         assert not late, one
