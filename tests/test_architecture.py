@@ -148,7 +148,7 @@ def test_importing_it_does_not_import_torch(module: str) -> None:
         ("distdebug", 19, 77),
         ("distdebug.rank", 15, 54),
         ("distdebug.record", 29, 52),
-        ("distdebug.supervisor", 23, 54),
+        ("distdebug.supervisor", 23, 55),
         ("distcore", 16, 55),
     ],
 )

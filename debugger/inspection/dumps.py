@@ -26,8 +26,7 @@ from ..foreign.flight_recorder import Dump, NoDump, read
 from ..foreign.trace import traced
 from ..record.safe_files import open_regular
 from ..record.safe_text import clean
-from ..supervisor.stacks.stacks import root_of
-from ..system.proc import age_s
+from ..system.proc import age_s, root_of
 from .limits import ANSWER_S, WRITTEN_S
 from .processes import Process
 from .store import Keys, values_of

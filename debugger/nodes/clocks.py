@@ -70,37 +70,3 @@ class Listening:
         if self._last_s >= 0 and now_s - self._last_s > MISSED_S:
             self.absent_s, self.absent_at_s = now_s - self._last_s, self.total_s
         self._last_s = now_s
-
-
-@dataclass(slots=True)
-class Heard:
-    """The other end. All times are those of `Listening.total_s`."""
-
-    last_s: float = -1.0
-    """When it was heard last; before it ever was, -1."""
-    asked_s: float = -1.0
-    """When it was asked first after that; -1: not yet."""
-
-    def spoke(self, listened_s: float) -> None:
-        """Notes that the other side has said something."""
-        self.last_s, self.asked_s = listened_s, -1.0
-
-    def asked(self, listened_s: float) -> None:
-        """Notes that the other side was told something that it answers."""
-        if self.asked_s < 0:
-            self.asked_s = listened_s
-
-    def since_absent(self, listening: Listening) -> bool:
-        """Whether it has said nothing, but for what was said meanwhile, since we were absent."""
-        return listening.absent_s > 0 and self.last_s <= listening.absent_at_s + QUEUE_EVERY_S
-
-    def silent_s(self, listened_s: float) -> float:
-        """Returns for how long it has said nothing."""
-        return listened_s - self.last_s if self.last_s >= 0 else 0.0
-
-    def is_lost(self, listened_s: float, after_s: float, every_s: float) -> bool:
-        """Whether the other side is silent for so long, and was asked early enough: one of three
-        questions, asked every `every_s`, would have come through."""
-        if self.silent_s(listened_s) <= after_s or self.asked_s < 0:
-            return False
-        return listened_s - self.asked_s >= after_s - 3 * every_s

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ from ..record.exits import ExitStatus
 from ..record.reading import copies
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
-from .files import LogCopies
+from .files import FileCopies
 from .injected import InjectedCopies, plan_message
 from .limits import ACTS_S, AGAIN_EVERY_S, ANSWERS_S, MEETING_S, SWITCH_S, TOGETHER_NS, TORN_S
 from .listener import Listener
 from .many_nodes import Pace, pace_for, packed
-from .messages import Message, PatchError, unpacked
+from .messages import Message, PatchError, Requests, unpacked
 from .mirror import MOST_FILES, Copy, Mirror, MirrorError
-from .prompts import HeadPrompts
+from .presence import Standing
+from .prompts import Prompts
 from .viewers import Views
 
 
@@ -98,7 +100,7 @@ class Head:
         self._listener = listener
         self._directory = directory
         self._say = say
-        self._logs = LogCopies(directory.logs)
+        self._logs = FileCopies(directory.path)
         self.nodes: dict[int, RemoteNode] = {}
         self.news = 0
         """The number of times that nodes have told more than that their ranks go on calling."""
@@ -112,10 +114,9 @@ class Head:
         self._pacing = Pacing(listener)
         self._own_ranks: list[int] = []
         self._late_s = 0.0
-        self._prompts = HeadPrompts(directory.path, listener.send)
+        self._prompts = Prompts(directory.path, listener.send)
         self.views = Views(directory.path, listener.send)
-        self._asked = 0
-        self._answers: dict[int, tuple[bool, str]] = {}
+        self._requests = Requests()
         self._standing: dict[str, Message] = {}
         self._said: set[str] = set()
         self.given_up_ns = 0
@@ -157,8 +158,8 @@ class Head:
             early, far.early = far.early, []
             for message in early:
                 self._guarded(self._read_by_its_clock, number, message)
-        if known.silent:
-            known.lost = True
+        if known.peer.standing is Standing.MISSED:
+            self._listener.give_up(number)
             self._lose(far, known.heard_ns + steady_clock.offset_ns(), "has fallen silent")
         self._count(far)
 
@@ -219,15 +220,11 @@ class Head:
             case "stacks":
                 far.stacks = data
             case "stops":
-                self._prompts.stand(number, data["stops"])
+                self._prompts.stand(number, data)
             case "prompt":
                 self._prompts.heard(number, data, message.blob)
-            case "answer":
-                if type(data["number"]) is int and 0 < data["number"] <= self._asked:
-                    self._answers[data["number"]] = (
-                        data["ok"] is True,
-                        clean(str(data["text"]), 4000),
-                    )
+            case "reply":
+                self._requests.answered(data)
             case "watch" | "request":
                 self.views.take(number, message)
             case "interrupted":
@@ -296,7 +293,6 @@ class Head:
         far.serial = serial
         for number, name, size in data.get("files", ()):
             far.mirror.announced(int(number), str(name), int(size))
-            far.mirror.named(int(number), str(name))
         if far.mirror.left_out:
             self._say_once(
                 f"{self.name(far)} has more than {MOST_FILES} records, of processes that it has "
@@ -491,20 +487,18 @@ class Head:
         """The nodes that can be asked."""
         return [far.number for far in self.nodes.values() if far.there and not far.over]
 
-    def ask(self, node: int, request: Mapping[str, Any], timeout_s: float) -> tuple[bool, str]:
-        """Have a node act; whether it did, and what it says. From another thread than the loop's,
-        in which the answer is taken in."""
+    def ask(self, node: int, request: Mapping[str, Any]) -> str:
+        """Have a node act; what it says of it. Raises ValueError with its refusal. From another
+        thread than the loop's, in which the answer is taken in."""
         far = self.nodes.get(node)
-        if far is None or not far.there:
-            return False, f"node {node} is not there any more"
-        self._asked += 1
-        number = self._asked
-        self._listener.send(node, Message("action", {"number": number, "request": dict(request)}))
-        until_s = time.monotonic() + timeout_s
-        while number not in self._answers and time.monotonic() < until_s and far.there:
-            time.sleep(0.02)
-        late = f"{self.name(far)} has not answered within {timeout_s:.0f} s"
-        return self._answers.pop(number, (False, late))
+
+        def gone() -> str:
+            there = far is not None and far.there
+            return "" if there else f"node {node} is not there any more"
+
+        whom = "" if far is None else self.name(far)
+        send = partial(self._listener.send, node)
+        return self._requests.ask(send, request, ACTS_S, whom, gone)
 
     def tell(self, summary: Mapping[str, Any]) -> None:
         """The verdict."""

@@ -21,6 +21,7 @@ from ..record.snapshot import Process
 from ..record.wording import printable
 from .interfaces import InterfaceError, address_of_host, address_towards, is_here, names_loopback
 from .limits import ANSWERS_S, COMES_S, HEAD_FIRST_S, TAKE_EVERY_S
+from .presence import ROLES, Event, Role, after
 from .several import MOST, Agreed, Several
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from .keys import Offer
     from .listener import Listener
     from .member import Member
-
-ALONE, HEAD, MEMBER = "alone", "head", "member"
 
 
 class Job:
@@ -56,17 +55,24 @@ class Job:
         self._lock = threading.Lock()
         self._listener: Listener | None = None
         self._connection: Connection | None = None
-        self._asked = False
+        self.role = Role.ALONE
         self.store_host = ""
         """The host of the job's store, as far as the launcher has said it."""
         self.rendezvous_s = 0.0
         """When the launcher began to look for other nodes; 0: it has not."""
-        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
-        """For the member that this may become."""
         self.on_request: Callable[[Mapping[str, Any]], str] = lambda _request: ""
-        """For the head that this may become."""
+        """Does what another node asks of the head that this may become, or of the member."""
         self.head: Head | None = None
         self.member: Member | None = None
+
+    def _on(self, event: Event) -> bool:
+        """Takes an event; whether it has changed the role."""
+        before, self.role = self.role, after(ROLES, self.role, event)
+        return self.role is not before
+
+    def _cannot_meet(self, why: Exception) -> None:
+        self._on(Event.FAIL)
+        self.say(f"there will be no verdict over all nodes: {why}")
 
     # -- meeting where all nodes were told to, before there are ranks --------------------------
 
@@ -77,7 +83,7 @@ class Job:
         if agreed is None or self.several is None:
             return
         with self._lock:
-            self._asked = True  # what the ranks' own store is for is done
+            self._on(Event.MEET)  # what the ranks' own store is for is done
         try:
             address = address_of_host(agreed.host)
             if not address:
@@ -89,7 +95,7 @@ class Job:
                 address = address_towards(agreed.host, self.several.interface)
                 self._go_to(agreed, address, here=True)
         except (InterfaceError, OSError) as error:
-            self.say(f"there will be no verdict over all nodes: {error}")
+            self._cannot_meet(error)
             return
         until_s = time.monotonic() + HEAD_FIRST_S
         while self.member is not None and not self.member.planned:
@@ -174,14 +180,14 @@ class Job:
         assert self.several is not None
         with self._lock:
             host = str(request.get("host", ""))[:255]
-            if self._asked or not self._is_one_of_several(host, request.get("nodes")):
+            if self.role.has_met or not self._is_one_of_several(host, request.get("nodes")):
                 return json.dumps({"offer": ""})
-            self._asked = True
+            self._on(Event.MEET)
             try:
                 address = address_towards(host or socket.gethostname(), self.several.interface)
                 self._listener = Listener(address, socket.gethostname(), self.say)
             except (InterfaceError, OSError) as error:
-                self.say(f"there will be no verdict over all nodes: {error}")
+                self._cannot_meet(error)
                 return json.dumps({"offer": ""})
             self._connection = Connection(self.say)
             offer = self._listener.offer.text()
@@ -207,7 +213,7 @@ class Job:
         from .head import Head
 
         with self._lock:
-            if self._listener is None or self.role != ALONE:
+            if self._listener is None or not self._on(Event.LEAD):
                 raise ValueError("this supervisor cannot be the head")
             self._listener.welcome = {"version": _version()}
             self._listener.task = self.several.task if self.several is not None else ""
@@ -220,14 +226,15 @@ class Job:
         from .keys import Offer, OfferError
 
         with self._lock:
-            if self._connection is None or self._listener is None or self.role != ALONE:
+            if self._connection is None or self.role is not Role.MEETING:
                 raise ValueError("this supervisor has a role already")
             try:
                 offer = Offer.of(str(request.get("offer")))
             except OfferError as error:
                 self.say(f"there will be no verdict over all nodes: {error}")
                 raise
-            self._listener.close()
+            if self._listener is not None:
+                self._listener.close()
             self._listener = None
             member = self._become_member(offer)
             if not one_terminal():
@@ -243,11 +250,12 @@ class Job:
         from .member import Member
 
         assert self._connection is not None
+        self._on(Event.JOIN)
         several = self.several or Several(1, MOST)
         about = Member.hello(_version(), several.task, several.ranks)
         self._connection.connect(offer, about)
         self.member = Member(self._connection, self._directory, self._observe, self.say)
-        self.member.on_action = self.on_action
+        self.member.on_request = self.on_request
         return self.member
 
     def _admit(self, request: Mapping[str, Any]) -> str:
@@ -267,16 +275,6 @@ class Job:
     # -- in the supervisor's loop --------------------------------------------------------------
 
     @property
-    def has_met(self) -> bool:
-        """Whether a process that has the job's store has begun to meet the other nodes."""
-        return self._asked
-
-    @property
-    def role(self) -> str:
-        """ALONE, HEAD or MEMBER."""
-        return HEAD if self.head is not None else MEMBER if self.member is not None else ALONE
-
-    @property
     def far_stops(self) -> Collection[str]:
         """The names of breakpoints of other nodes, as they stand in the run directory here."""
         one = self.head or self.member
@@ -292,9 +290,8 @@ class Job:
         if self.head is not None:
             self.head.take()
         elif self.member is not None:
-            known = self.member.lost
             self.member.take()
-            if self.member.lost and not known:
+            if self.member.lost and self._on(Event.ORPHAN):
                 self.say(
                     f"{self.member.lost}: from here on this node is judged by what is seen here"
                 )

@@ -20,11 +20,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ipaddress
+import json
 import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import zmq
@@ -32,8 +33,6 @@ from zmq.utils import z85
 
 from ..record.safe_files import object_of
 from .limits import UNKNOWN_KEY_S
-
-_HEAD, _NODE = b"distdebug head", b"distdebug node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,12 @@ class Pair:
 
 def head_pair(job_key: bytes) -> Pair:
     """Returns the keys of the node that listens."""
-    return _pair(job_key, _HEAD)
+    return _pair(job_key, b"distdebug head")
 
 
 def node_pair(job_key: bytes) -> Pair:
     """Returns the keys of all other nodes."""
-    return _pair(job_key, _NODE)
+    return _pair(job_key, b"distdebug node")
 
 
 def _pair(job_key: bytes, label: bytes) -> Pair:
@@ -88,16 +87,7 @@ class Offer:
 
     def text(self) -> str:
         """Returns one line of JSON, as it stands in the store."""
-        import json
-
-        value = {
-            "schema": SCHEMA,
-            "address": self.address,
-            "port": self.port,
-            "key": self.key,
-            "host": self.host,
-        }
-        return json.dumps(value, separators=(",", ":"))
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, separators=(",", ":"))
 
     @classmethod
     def of(cls, text: str) -> Offer:

@@ -20,7 +20,7 @@ from ..record.safe_text import endpoint
 from ..record.snapshot import Rank
 from ..record.wording import printable
 from .interfaces import is_here
-from .job import ALONE, Job
+from .job import Job
 from .limits import COMES_S
 
 
@@ -44,7 +44,7 @@ class LateMeeting:
         of it, so that it is not judged here yet. `ranks`: as of the last look."""
         if self._job.judged_elsewhere:
             return True
-        if self._over or self._job.role != ALONE:
+        if self._over or self._job.role.is_settled:
             return False
         if self._process is None:
             here = {number: rank for number, rank in ranks.items() if not rank.node}
@@ -64,7 +64,7 @@ class LateMeeting:
     def _may_look(self) -> bool:
         """Whether there may be nodes that were not met."""
         several = self._job.several
-        return several is not None and several.agreed is None and not self._job.has_met
+        return several is not None and several.agreed is None and not self._job.role.has_met
 
     def _place(self, here: Mapping[int, Rank]) -> tuple[str, int] | None:
         """Returns where the ranks of all nodes were to meet; None where that is not known, where

@@ -12,6 +12,13 @@ MISSED_EVERY_S = 0.1
 LOST_AFTER_S = 2.6
 """A node that has said nothing for so long is lost. An interruption of two seconds must not come to
 that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
+LATE_S = 0.9
+"""A node whose head has said nothing for so long dials it anew."""
+SILENT_S = 1.6
+"""And after so long it speaks by that connection: the head takes a node for lost later than that,
+and is to have heard of it by then. Where four packets or more are on the way when a network fails,
+Linux takes no notice of `resend_steadily`: what was lost goes out once more after 1.6 s, and then
+after 3.2 s. A new connection gets through as soon as there is a network."""
 UNHEARD_S = 0.5
 """A node that has said nothing for longer is told so with each ping: its connection may be stuck in
 one direction alone."""

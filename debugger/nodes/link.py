@@ -128,7 +128,7 @@ class Link(threading.Thread):
             self._run_calls()
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
-            self._failed()
+            self.say(f"the link between the nodes is off: {self.failure}")
         finally:
             for socket in self._sockets():
                 with contextlib.suppress(Exception):
@@ -190,7 +190,3 @@ class Link(threading.Thread):
     def _rest_s(self) -> float:
         """Returns for how long nothing is read, unless something is to be sent."""
         return 0.0
-
-    def _failed(self) -> None:
-        """The thread ends, for `failure`."""
-        self.say(f"the link between the nodes is off: {self.failure}")

@@ -17,12 +17,14 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
-from .clocks import Heard, Offset
+from . import limits
+from .clocks import Offset
 from .keys import SCHEMA, KnownKeys, Offer, Pair
-from .limits import LOST_AFTER_S, MISSED_EVERY_S, PING_EVERY_S, UNHEARD_S
+from .limits import MISSED_EVERY_S, PING_EVERY_S, UNHEARD_S
 from .link import Link, resend_steadily
 from .many_nodes import ping_every_s
 from .messages import MOST_BYTES, Intake, Message, MessageError, message_of, size_of
+from .presence import Event, Peer, Standing
 
 PONGS_S, REST_S = 0.05, 0.025
 """The pause after a ping in which the answers of many nodes are read at once, since clocks are
@@ -44,7 +46,7 @@ class Node:
     """A node as the head knows it. `number` counts from 1; the head itself is 0. `key` is of no
     other node: its public key, or where all have one, what it has made up. `task`, `ranks`: see
     Several.
-    `silent`: nothing has come from it for so long that it is lost."""
+    """
 
     number: int
     key: str
@@ -54,11 +56,8 @@ class Node:
     ranks: int = 0
     heard_ns: int = 0
     offset: Offset = field(default_factory=Offset)
-    heard: Heard = field(default_factory=Heard)
+    peer: Peer = field(default_factory=Peer)
     intake: Intake = field(default_factory=Intake)
-    silent: bool = False
-    left: bool = False
-    lost: bool = False
 
 
 class Listener(Link):
@@ -121,13 +120,17 @@ class Listener(Link):
         """The seconds for which this process was not run (suspended, or its machine was) a moment
         ago; else 0."""
         listening = self._listening
-        recent = listening.total_s - listening.absent_at_s < LOST_AFTER_S
+        recent = listening.total_s - listening.absent_at_s < limits.LOST_AFTER_S
         return listening.absent_s if recent else 0.0
 
     def allow(self, key: str) -> None:
         """The node that holds this key is of the job."""
         self.admitted += 1
         self.later(lambda: self._keys.allow(key))
+
+    def give_up(self, number: int) -> None:
+        """The node was missed, and is lost from here on."""
+        self.later(lambda: self.nodes[number].peer.on(Event.BE_GIVEN_UP))
 
     def send(self, number: int, message: Message) -> None:
         """Sends to one node; lost where that is not there."""
@@ -178,8 +181,7 @@ class Listener(Link):
             self._missed_s = now_s
             for number in self._identities:
                 node = self.nodes[number]
-                node.silent = node.heard.is_lost(listened_s, LOST_AFTER_S, every_s)
-                if node.silent:
+                if node.peer.look(listened_s, every_s) is Standing.MISSED:
                     self._stirred.append(number)
         for address in self._keys.refused(now_s):
             self.say(f"refused {address}: its key is none of this job's nodes")
@@ -188,7 +190,7 @@ class Listener(Link):
             for number in self._identities:
                 # Each with its own time: clocks are compared by it.
                 self._send(number, self._ping(self.nodes[number]))
-                self.nodes[number].heard.asked(listened_s)
+                self.nodes[number].peer.asked(listened_s)
 
     def _rest_s(self) -> float:
         if len(self.nodes) <= FEW_NODES or self._keys.any_waits:
@@ -199,15 +201,14 @@ class Listener(Link):
 
     def _ping(self, node: Node) -> Message:
         data: dict[str, Any] = {"t": time.monotonic_ns(), "taken": node.intake.total}
-        unheard_s = node.heard.silent_s(self._listening.total_s)
+        unheard_s = node.peer.silent_s(self._listening.total_s)
         if unheard_s > UNHEARD_S:
             data["unheard_s"] = round(unheard_s, 3)
         return Message("ping", data)
 
     def _heard(self, node: Node) -> None:
         node.heard_ns = time.monotonic_ns()
-        node.heard.spoke(self._listening.total_s)
-        node.silent = False
+        node.peer.spoke(self._listening.total_s)
 
     def _happened(self, told: Mapping[str, Any]) -> None:
         """Takes an event of a connection. Which one is not told: of those that close while others
@@ -248,7 +249,8 @@ class Listener(Link):
             return
         node = self.nodes[number]
         self._heard(node)
-        node.left = node.left or message.kind == "bye"
+        if message.kind == "bye":
+            node.peer.on(Event.LEAVE)
         if message.kind == "pong":
             sent, theirs = message.data.get("t"), message.data.get("n")
             if (
@@ -263,12 +265,12 @@ class Listener(Link):
     def _greet(self, identity: bytes, key: str, message: Message, address: str) -> None:
         if self._all_have_one_key:
             key = f"{key}/{str(message.data.get('id'))[:64]}"
-        why = self._why_not(key, message)
+        known = next((one for one in self.nodes.values() if one.key == key), None)
+        why = self._why_not(key, known, message)
         if why:
             self.say(f"refused a node at {address}: {why}")
             self._send_to(identity, Message("refused", {"why": why}).parts())
             return
-        known = next((one for one in self.nodes.values() if one.key == key), None)
         number = known.number if known is not None else len(self.nodes) + 1
         self._leaving += known is not None and message.data.get("moves") is True
         host = str(message.data.get("host", ""))[:255]
@@ -284,10 +286,10 @@ class Listener(Link):
         self.nodes[number] = node
         self._send(number, Message("welcome", {**self.welcome, "node": number}))
         self._send(number, self._ping(node))
-        node.heard.asked(self._listening.total_s)
+        node.peer.asked(self._listening.total_s)
         self._inbox.put(number, message, node.intake, size_of([]))
 
-    def _why_not(self, key: str, message: Message) -> str:
+    def _why_not(self, key: str, known: Node | None, message: Message) -> str:
         """Tells why this cannot be a node of the job; "" if it can."""
         schema = str(message.data.get("schema"))[:40]
         if schema != SCHEMA:
@@ -295,8 +297,7 @@ class Listener(Link):
         theirs, ours = str(message.data.get("version"))[:40], str(self.welcome.get("version"))
         if theirs != ours:
             return f"it runs distdebug {theirs}, the head {ours}: install one version on all nodes"
-        alive = next((one for one in self.nodes.values() if one.key == key and one.lost), None)
-        if alive is not None:
+        if known is not None and known.peer.standing is Standing.LOST:
             return "it was taken for lost"
         if len(self.nodes) >= MOST_NODES:
             return f"the head takes {MOST_NODES} nodes"
@@ -308,7 +309,7 @@ class Listener(Link):
             return ""
         other = "the head" if task == self.task else ""
         for node in self.nodes.values():
-            if node.task == task and node.key != key and not (node.left or node.lost):
+            if node.task == task and node.key != key and not node.peer.is_gone:
                 other = f"node {node.number} ({node.host})"
         if not other:
             return ""

@@ -18,14 +18,17 @@ from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from ..record.snapshot import LostNode, Process
 from .connection import Connection
-from .files import AT_THE_END_BYTES, MOST_LOGS_BYTES, LogSource
+from .files import MOST_LOGS_BYTES, WHILE_RUNNING_BYTES, FileSource
 from .injected import InjectedSource, take_plan
 from .limits import AGAIN_EVERY_S, REPORT_S
 from .many_nodes import Pace, unpacked
-from .messages import Message
-from .prompts import NodePrompts
+from .messages import Act, Message, answer
+from .prompts import Prompts
 from .sampler import Sampler
 from .view import View
+
+HEAD = 0
+"""The number of the head."""
 
 
 class Member:
@@ -42,9 +45,9 @@ class Member:
         self._directory = directory
         self._say = say
         self._sampler = Sampler(directory.ranks, observe)
-        self._logs = LogSource(directory.logs)
+        self._logs = FileSource(directory.path)
         self._injected = InjectedSource(directory.path)
-        self._prompts = NodePrompts(directory.path, connection.send)
+        self._prompts = Prompts(directory.path, lambda _head, message: connection.send(message))
         self.view = View(directory, connection.send)
         self._logs_s = 0.0
         self._told_end: Mapping[str, Any] | None = None
@@ -55,8 +58,8 @@ class Member:
         self.stop_signal = self._interrupted = 0
         self.ends = False
         self.stacks_wanted: Mapping[str, Any] | None = None
-        self.on_action: Callable[[int, Mapping[str, Any]], None] = lambda _number, _request: None
-        """Does what the head asks of the ranks here; it answers later."""
+        self.on_request: Act = lambda _request: ""
+        """Does what the head asks of the ranks here."""
         self.lost = ""
         self.lost_ns = 0
         self._absent = False
@@ -81,63 +84,69 @@ class Member:
 
     def _take(self, message: Message) -> None:
         data = message.data
-        if message.kind == "welcome":
-            ranks = data.get("ranks")
-            if isinstance(ranks, list):
-                self._heads_ranks = tuple(
-                    one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
-                )
-            if "node" in data:
-                if self.welcomed:
-                    self._again()
-                self.welcomed = True
-                self.view.headed(self.host)
-        elif message.kind == "fill":
-            number, files = data.get("number"), data.get("files")
-            self._sampler.fill(
-                number if type(number) is int else 0, files if isinstance(files, list) else None
+        match message.kind:
+            case "welcome":
+                self._welcome(data)
+            case "tell":
+                self._sampler.hasten()
+            case "anew":
+                self._sampler.anew()
+            case "stacks":
+                self.stacks_wanted = data
+            case "verdict":
+                self.finding = _finding(data)
+            case "stop":
+                signal = data.get("signal")
+                self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
+            case "end":
+                self.ends = True
+            case "report":
+                self.document = unpacked(message.blob)
+                self._connection.send(Message("bye"))  # so that the head may go
+            case _:
+                # What makes no sense is left out, and so is what cannot be kept.
+                with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+                    self._do(message)
+
+    def _welcome(self, data: Mapping[str, Any]) -> None:
+        ranks = data.get("ranks")
+        if isinstance(ranks, list):
+            self._heads_ranks = tuple(
+                one for one in ranks if type(one) is int and 0 <= one < MOST_RANKS
             )
-        elif message.kind == "pace":
-            with contextlib.suppress(ValueError, TypeError, KeyError):
+        if "node" in data:
+            if self.welcomed:
+                self._again()
+            self.welcomed = True
+            self.view.headed(self.host)
+
+    def _do(self, message: Message) -> None:
+        data = message.data
+        match message.kind:
+            case "fill":
+                files = data.get("files")
+                self._sampler.fill(int(data["number"]), files if isinstance(files, list) else None)
+            case "pace":
                 self._sampler.pace = Pace.of(data)
-        elif message.kind == "tell":
-            self._sampler.hasten()
-        elif message.kind == "anew":
-            self._sampler.anew()
-        elif message.kind == "stacks":
-            self.stacks_wanted = data
-        elif message.kind == "plan":
-            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
-                take_plan(self._directory.path, data)
-            self.planned = True
-        elif message.kind == "prompt":
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                self._prompts.heard(data, message.blob)
-        elif message.kind == "stops":
-            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
-                self._prompts.stand(data)
-        elif message.kind == "action":
-            number, request = data.get("number"), data.get("request")
-            if type(number) is int and isinstance(request, Mapping):
-                self.on_action(number, request)
-        elif message.kind in ("view", "reply"):
-            with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+            case "plan":
+                try:
+                    take_plan(self._directory.path, data)
+                finally:
+                    self.planned = True
+            case "prompt":
+                self._prompts.heard(HEAD, data, message.blob)
+            case "stops":
+                self._prompts.stand(HEAD, data)
+            case "request":
+                answer(self.on_request, data, self._connection.send)
+            case "view" | "reply":
                 self.view.take(message)
-        elif message.kind == "verdict":
-            self.finding = _finding(data)
-        elif message.kind == "stop":
-            signal = data.get("signal")
-            self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
-        elif message.kind == "end":
-            self.ends = True
-        elif message.kind == "report":
-            self.document = unpacked(message.blob)
-            self._connection.send(Message("bye"))  # so that the head may go
 
     def _again(self) -> None:
         """The connection broke for a moment: what was on its way is lost."""
-        for source in (self._sampler, self._injected, self._prompts, self._logs, self.view):
+        for source in (self._sampler, self._injected, self._logs, self.view):
             source.anew()
+        self._prompts.gone(HEAD)
         if self._told_end is not None:
             self._tell()  # before the end: how the ranks came to it
             if self._told_end["over"]:
@@ -151,13 +160,14 @@ class Member:
         # Looked at after the digest was made, and told before it: whoever has that knows of all
         # faults that had been made to happen by then.
         injected = self._injected.next()
-        for message in (injected, *digests, self._prompts.next()):
+        for message in (injected, *digests):
             if message is not None:
                 self._connection.send(message)
+        self._prompts.tell(lambda: (HEAD,))
         now_s = time.monotonic()
         if now_s - self._logs_s >= max(AGAIN_EVERY_S, self._sampler.pace.idle_s):
             self._logs_s = now_s
-            added = self._logs.next()
+            added = self._logs.next("files", WHILE_RUNNING_BYTES)
             if added is not None:
                 self._connection.send(added)
 
@@ -185,10 +195,6 @@ class Member:
         self.stacks_wanted = None
         self._connection.send(Message("stacks", stacks))
 
-    def answer(self, number: int, ok: bool, text: str) -> None:
-        """Answers the head's request of this number."""
-        self._connection.send(Message("answer", {"number": number, "ok": ok, "text": text}))
-
     def tell_end(self, status: ExitStatus | None, over: bool) -> None:
         """Tells the head how the command has ended, and whether nothing is left of it; if something
         is, it is ranks that the command has left behind."""
@@ -207,7 +213,7 @@ class Member:
 
     def _tell_all_logs(self) -> None:
         told_bytes = 0
-        while told_bytes < MOST_LOGS_BYTES and (added := self._logs.next(AT_THE_END_BYTES)):
+        while told_bytes < MOST_LOGS_BYTES and (added := self._logs.next("files")):
             told_bytes += len(added.blob)
             self._connection.send(added)
 

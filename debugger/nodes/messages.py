@@ -1,9 +1,9 @@
 """The messages between supervisors: a kind, one JSON object, and bytes. Nothing is unpickled.
 
-    node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, answer,
-                     interrupted, files, watch, request, bye
-    head -> node     welcome, refused, ping, pace, tell, anew, plan, verdict, stacks, fill, action,
-                     stops, prompt, view, reply, report, stop, end; hello: say once more who you are
+    node -> head     hello, pong, digest, injected, ended, stacks, stops, prompt, request,
+                     reply, interrupted, files, watch, bye
+    head -> node     welcome, refused, ping, pace, tell, anew, plan, verdict, stacks, fill, request,
+                     reply, stops, prompt, view, report, stop, end; hello: say once more who you are
 
 Sizes are checked before anything is parsed: ZeroMQ drops a connection that sends more than
 `MOST_BYTES` in one part, and a JSON object that would take much memory is none. Changes of files
@@ -21,14 +21,17 @@ the rest waits in the sockets, and then on the nodes.
 from __future__ import annotations
 
 import json
+import threading
+import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import Struct, error
 from typing import Any, NamedTuple
 
 from ..record.safe_files import object_of
+from ..record.safe_text import clean
 
 MOST_BYTES = 16 << 20
 """The most bytes of one part of a message."""
@@ -36,8 +39,8 @@ MOST_JSON_COST_BYTES = 160 << 20
 KINDS = frozenset(
     {
         *("hello", "pong", "digest", "injected", "ended", "stacks", "interrupted", "files"),
-        *("stops", "prompt", "answer", "bye"),
-        *("welcome", "refused", "ping", "verdict", "fill", "action", "report"),
+        *("stops", "prompt", "bye"),
+        *("welcome", "refused", "ping", "verdict", "fill", "report"),
         *("plan", "stop", "end", "pace", "tell", "anew"),
         *("watch", "request", "view", "reply"),
     }
@@ -77,6 +80,66 @@ def message_of(parts: Sequence[bytes]) -> Message:
     if not data and parts[1] != b"{}":
         raise MessageError(f"the JSON object of a message {kind!r} cannot be read")
     return Message(kind, data, parts[2] if len(parts) == 3 else b"")
+
+
+class Requests:
+    """The requests of this end to others, which any thread may make. Each has a number by which its
+    answer is known, which the supervisor's loop takes in."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        self._answers: dict[int, tuple[bool, str]] = {}
+
+    def ask(
+        self,
+        send: Callable[[Message], None],
+        request: Mapping[str, Any],
+        timeout_s: float,
+        whom: str,
+        gone: Callable[[], str],
+    ) -> str:
+        """Returns the answer. Raises ValueError with a refusal, where none comes, and with what
+        `gone` says when nobody is left to answer."""
+        self._asked += 1
+        number, until_s = self._asked, time.monotonic() + timeout_s
+        send(Message("request", {"number": number, "request": dict(request)}))
+        while number not in self._answers:
+            if why := gone():
+                raise ValueError(why)
+            if time.monotonic() > until_s:
+                raise ValueError(f"{whom} has not answered within {timeout_s:.0f} s")
+            time.sleep(0.02)
+        ok, text = self._answers.pop(number)
+        if not ok:
+            raise ValueError(text)
+        return text
+
+    def answered(self, data: Mapping[str, Any]) -> None:
+        """Takes an answer. Raises KeyError for what makes no sense."""
+        number, ok, text = data["number"], data["ok"], data["text"]
+        if type(number) is int and 0 < number <= self._asked:
+            self._answers[number] = ok is True, clean(str(text), 4000)
+
+
+Act = Callable[[Mapping[str, Any]], str]
+"""Does what was asked, and says so. Raises ValueError, which is a refusal."""
+
+
+def answer(act: Act, data: Mapping[str, Any], reply: Callable[[Message], None]) -> None:
+    """Does what the other end asks, in a thread of its own, since it may take a while, and replies.
+    Raises ValueError, TypeError or KeyError for what makes no sense."""
+    number, request = int(data["number"]), dict(data["request"])
+
+    def run() -> None:
+        try:
+            ok, text = True, act(request)
+        except ValueError as refusal:
+            ok, text = False, str(refusal)
+        except Exception as error:  # the other end waits for an answer
+            ok, text = False, f"{type(error).__name__}: {error}"
+        reply(Message("reply", {"number": number, "ok": ok, "text": text}))
+
+    threading.Thread(target=run, name="distdebug-request", daemon=True).start()
 
 
 MOST_UNREAD_BYTES = 32 << 20

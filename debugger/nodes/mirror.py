@@ -27,8 +27,6 @@ RECORD = re.compile(r"(\d{1,7}|pid-\d{1,10}|\d{1,7}\.before-\d{1,10})\.flight")
 REPLICAS = re.compile(r"pid-\d{1,10}-\d{1,6}\.replicas")
 MOST_FILES = 4096
 """The most files of one node."""
-_OFFSET_AT = 48
-"""The offset of `wall_offset_ns` in `layout.HEADER`."""
 
 
 class MirrorError(ValueError):
@@ -90,8 +88,12 @@ class Mirror:
         return [number for number, one in self._copies.items() if one.name == path.name]
 
     def announced(self, number: int, name: str, size: int) -> None:
-        """The node has a file of that name. Raises MirrorError, or OSError."""
-        if number in self._copies or number in self._left_out:
+        """The node has a file of that name, or a record of it has got its rank's name. Raises
+        MirrorError, or OSError."""
+        if number in self._copies:
+            self._named(self._copies[number], name)
+            return
+        if number in self._left_out:
             return
         is_record = RECORD.fullmatch(name) is not None
         if not is_record and not REPLICAS.fullmatch(name):
@@ -109,10 +111,8 @@ class Mirror:
             raise MirrorError("a node reports two files of one name")
         self._copies[number] = Copy(ours, size, is_record)
 
-    def named(self, number: int, name: str) -> None:
-        """A record has got its rank's name."""
-        copy = self._copies.get(number)
-        if copy is None or not copy.is_record or not RECORD.fullmatch(name):
+    def _named(self, copy: Copy, name: str) -> None:
+        if not copy.is_record or not RECORD.fullmatch(name):
             return
         target = self._place(name)
         if any(one.name == target for one in self._copies.values()):
@@ -166,7 +166,7 @@ class Mirror:
         end = offset + len(data)
         if end > copy.size:
             raise MirrorError("a node changes what it has not")
-        if copy.is_record and offset < _OFFSET_AT + 8 and end > _OFFSET_AT:
+        if copy.is_record and offset < layout.WALL_OFFSET_AT + 8 and end > layout.WALL_OFFSET_AT:
             data = self._with_our_offset(offset, data)
         if os.pwrite(descriptor, data, offset) != len(data):
             raise OSError(28, "no space left on device")
@@ -185,7 +185,7 @@ class Mirror:
                 ended_ns = copy.process.ended_ns + by_ns
                 copy.process = replace(copy.process, ended_ns=ended_ns)
         for copy in records:
-            self._apply(copy, [Patch(0, _OFFSET_AT, bytes(8))], urgent)
+            self._apply(copy, [Patch(0, layout.WALL_OFFSET_AT, bytes(8))], urgent)
 
     def seen(self, number: int, values: Any) -> None:
         """Takes what the node's system says of the process: `process_values`. Raises
@@ -227,39 +227,52 @@ class Mirror:
         return descriptor
 
     def _with_our_offset(self, at: int, data: bytes) -> bytes:
-        ours = self.offset_ns.to_bytes(8, "little", signed=True)
-        changed = bytearray(data)
-        for index in range(8):
-            if 0 <= _OFFSET_AT + index - at < len(data):
-                changed[_OFFSET_AT + index - at] = ours[index]
-        return bytes(changed)
+        ours, here = self.offset_ns.to_bytes(8, "little", signed=True), layout.WALL_OFFSET_AT
+        start, end = max(at, here), min(at + len(data), here + len(ours))
+        return data[: start - at] + ours[start - here : end - here] + data[end - at :]
 
 
 def _hidden(copy: Copy) -> str:
     return f".{copy.name}.begun"
 
 
+def _by(process: Process, add_ns: int) -> Process:
+    """The process by a clock that is so much ahead."""
+    ended_ns, still = process.ended_ns, process.standstill
+    return replace(
+        process,
+        ended_ns=None if ended_ns is None else ended_ns + add_ns,
+        standstill=None if still is None else replace(still, since_ns=still.since_ns + add_ns),
+    )
+
+
 def process_values(process: Process, said: LastWords | None, offset_ns: int) -> list[Any]:
     """Returns the process as it goes over the wire, with what it said of its end; times by the
     node's monotonic clock, from which `offset_ns` leads to the Unix time in `process`."""
-    ended = None if process.ended_ns is None else process.ended_ns - offset_ns
-    still = process.standstill
-    return [
-        process.alive,
-        process.state,
-        process.exit_code,
-        process.signal,
-        process.oom_killed,
-        ended,
-        process.cpu_busy,
-        process.asked,
-        process.replaced,
-        None if still is None else astuple(replace(still, since_ns=still.since_ns - offset_ns)),
-        None if said is None else said.values(),
-    ]
+    return [*astuple(_by(process, -offset_ns)), None if said is None else said.values()]
 
 
-def _standstill_of(values: Any, offset_ns: int) -> Standstill | None:
+def _flag(value: Any) -> bool:
+    return value is True
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else whole(value)
+
+
+def _letter(value: Any) -> str:
+    return str(value)[:1]
+
+
+def _maybe(value: Any) -> bool | None:
+    return None if value is None else value is True
+
+
+_READ = (_flag, _letter, _count, _count, _flag, _count, _maybe, _flag, _flag)
+"""How each field of a Process before its `standstill` is read, in order."""
+
+
+def _standstill_of(values: Any) -> Standstill | None:
     if values is None:
         return None
     since, thread, site, call, leaving, locked, awaits, others, goes_on = values
@@ -267,37 +280,19 @@ def _standstill_of(values: Any, offset_ns: int) -> Standstill | None:
     if site is not None:
         file, line, function, through = site
         place = CallSite(str(file), whole(line), str(function), str(through))
+    texts = str(awaits), tuple(map(str, others)), str(goes_on)
     return Standstill(
-        whole(since) + offset_ns,
-        str(thread),
-        place,
-        str(call),
-        leaving is True,
-        locked is True,
-        str(awaits),
-        tuple(map(str, others)),
-        str(goes_on),
+        whole(since), str(thread), place, str(call), _flag(leaving), _flag(locked), *texts
     )
 
 
 def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
     """The opposite of `process_values`, by our clock. Raises MirrorError."""
     try:
-        alive, state, exit_code, signal, oom_killed, ended, busy, asked, replaced, still, said = (
-            values
-        )
-        process = Process(
-            alive=alive is True,
-            state=str(state)[:1],
-            exit_code=None if exit_code is None else whole(exit_code),
-            signal=None if signal is None else whole(signal),
-            oom_killed=oom_killed is True,
-            ended_ns=None if ended is None else whole(ended) + offset_ns,
-            cpu_busy=None if busy is None else busy is True,
-            asked=asked is True,
-            replaced=replaced is True,
-            standstill=_standstill_of(still, offset_ns),
-        )
-        return process, None if said is None else LastWords.of(said)
+        *plain, still, said = values
+        fields: list[Any] = [read(value) for read, value in zip(_READ, plain, strict=True)]
+        fields.append(_standstill_of(still))
+        process = Process(*fields)
+        return _by(process, offset_ns), None if said is None else LastWords.of(said)
     except (ValueError, TypeError, OverflowError):
         raise MirrorError("what a node reports of a process cannot be read") from None

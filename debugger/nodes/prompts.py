@@ -208,56 +208,9 @@ class Shown:
                 self._tunnels.begin(number, connection, send, leads)
 
 
-class NodePrompts:
-    """A node's side; `send`: to the head."""
-
-    def __init__(self, directory: Path, send: Send) -> None:
-        self._directory = directory
-        self._send = send
-        self._told: Rows = []
-        self._reached = Reached(directory, send)
-        self._shown = Shown(directory, lambda _node, message: send(message))
-
-    @property
-    def far(self) -> frozenset[str]:
-        """The names of those that stand on other nodes."""
-        return self._shown.names
-
-    def anew(self) -> None:
-        """Nothing counts as told, and terminals elsewhere are gone."""
-        self._told = []
-        self._reached.close()
-        self._shown.stand(0, ())
-
-    def next(self) -> Message | None:
-        """Returns a message with the stops here, where they have changed."""
-        rows = _rows_of(stops(self._directory), self.far)
-        if rows == self._told:
-            return None
-        self._told = rows
-        return Message("stops", {"stops": rows})
-
-    def stand(self, data: Mapping[str, Any]) -> None:
-        """Takes the stops of elsewhere, and those that are about to come. Raises what makes no
-        sense, and OSError."""
-        if data.get("asked") is True:
-            expect(self._directory)
-        else:
-            self._shown.stand(0, data["stops"])
-
-    def heard(self, data: Mapping[str, Any], blob: bytes) -> None:
-        """The head speaks for a terminal, or for a rank. Raises TypeError and KeyError."""
-        (self._shown if data.get("back") is True else self._reached).heard(data, blob)
-
-    def close(self) -> None:
-        """Ends the connections: there is no head any more, or the run is over."""
-        self._reached.close()
-        self._shown.close()
-        breakpoints.withdraw_request(self._directory, os.getpid())
-
-
-class HeadPrompts:
-    """The head's side; `send`: to the node of that number."""
+class Prompts:
+    """The prompts at one supervisor. `send`: to the supervisor of that number; a node knows one
+    other, its head."""
 
     def __init__(self, directory: Path, send: Callable[[int, Message], None]) -> None:
         self._directory = directory
@@ -265,23 +218,23 @@ class HeadPrompts:
         self._shown = Shown(directory, send)
         self._reached: dict[int, Reached] = {}
         self._told: dict[int, Rows] = {}
-        self.stand = self._shown.stand
 
     @property
     def far(self) -> frozenset[str]:
         """The names of those that stand on other nodes."""
         return self._shown.names
 
-    def tell(self, reachable: Callable[[], Iterable[int]]) -> None:
-        """The nodes that can be reached, where it has changed, who stands elsewhere."""
+    def tell(self, others: Callable[[], Iterable[int]]) -> None:
+        """Tells each of the others, where it has changed, who stands here or elsewhere, but for
+        whom it has told of itself."""
         found = stops(self._directory)
         if not found and not any(self._told.values()):
             return
-        for node in reachable():
-            rows = _rows_of(found, self._shown.names_of(node))
-            if rows != self._told.get(node, []):
-                self._told[node] = rows
-                self._send(node, Message("stops", {"stops": rows}))
+        for other in others():
+            rows = _rows_of(found, self._shown.names_of(other))
+            if rows != self._told.get(other, []):
+                self._told[other] = rows
+                self._send(other, Message("stops", {"stops": rows}))
 
     def expect(self, nodes: Iterable[int]) -> None:
         """A rank is asked to stand: all others are to be ready to wait for it."""
@@ -289,26 +242,34 @@ class HeadPrompts:
         for node in nodes:
             self._send(node, Message("stops", {"asked": True}))
 
-    def anew(self, node: int) -> None:
-        """Forgets what the node was told: it comes again, or for the first time."""
-        self._told.pop(node, None)
-        if node in self._reached:
-            self._reached.pop(node).close()
+    def stand(self, other: int, data: Mapping[str, Any]) -> None:
+        """Takes the stops of elsewhere, and those that are about to come. Raises what makes no
+        sense, and OSError."""
+        if data.get("asked") is True:
+            expect(self._directory)
+        else:
+            self._shown.stand(other, data["stops"])
 
-    def gone(self, node: int) -> None:
-        """The node is not there any more."""
-        self.anew(node)
-        self._shown.gone(node)
+    def anew(self, other: int) -> None:
+        """Forgets what the other was told: it comes again, or for the first time."""
+        self._told.pop(other, None)
+        if other in self._reached:
+            self._reached.pop(other).close()
 
-    def heard(self, node: int, data: Mapping[str, Any], blob: bytes) -> None:
-        """A rank of that node speaks to a terminal, or a terminal there to a rank. Raises TypeError
-        and KeyError for what makes no sense."""
+    def gone(self, other: int) -> None:
+        """The other is not there any more, or was not for a moment."""
+        self.anew(other)
+        self._shown.gone(other)
+
+    def heard(self, other: int, data: Mapping[str, Any], blob: bytes) -> None:
+        """A rank there speaks to a terminal, or a terminal there to a rank. Raises TypeError and
+        KeyError for what makes no sense."""
         if data.get("back") is True:
             self._shown.heard(data, blob)
             return
-        if node not in self._reached:
-            self._reached[node] = Reached(self._directory, partial(self._send, node))
-        self._reached[node].heard(data, blob)
+        if other not in self._reached:
+            self._reached[other] = Reached(self._directory, partial(self._send, other))
+        self._reached[other].heard(data, blob)
 
     def close(self) -> None:
         """Removes all stops, and closes their connections."""

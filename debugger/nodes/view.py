@@ -7,22 +7,26 @@ control socket of that run directory is done by the head, which knows where each
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from ..record import steady_clock
 from ..record.limits import LOOK_EVERY_S
+from ..record.reading import copies
 from ..record.requests.control import ControlError, ControlServer, ask
 from ..record.runs import job_view
 from ..record.runs.run_directory import RunDirectory
-from ..record.safe_text import clean
-from .files import ViewCopies, link_own
+from ..record.safe_files import whole
+from .files import GROWING, REPLACED, FileCopies, logs_of
 from .limits import REPORT_S
-from .messages import Message
+from .listener import MOST_NODES
+from .messages import Message, Requests, unpacked
+from .mirror import Mirror
 
 ACTIONS = ("stacks", "break", "continue", "inject")
 
@@ -42,8 +46,7 @@ class View:
         self._taken = self._told = 0
         self._ranks: list[int] = []
         self._looked_s = -1e9
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, tuple[bool, str]] = {}
+        self._requests = Requests()
         self.why_lost = ""
 
     def headed(self, host: str) -> None:
@@ -88,19 +91,7 @@ class View:
                 return ask(self._directory.path, "stop", {})
             except ControlError as error:
                 raise ValueError(str(error)) from None
-        number = next(self._numbers)
-        self._send(Message("request", {"number": number, "request": dict(request)}))
-        until_s = time.monotonic() + REPORT_S
-        while number not in self._answers:
-            if self.why_lost:
-                raise ValueError(self.why_lost)
-            if time.monotonic() > until_s:
-                raise ValueError(f"the head has not answered within {REPORT_S:.0f} s")
-            time.sleep(0.02)
-        ok, text = self._answers.pop(number)
-        if not ok:
-            raise ValueError(text)
-        return text
+        return self._requests.ask(self._send, request, REPORT_S, "the head", lambda: self.why_lost)
 
     # -- in the supervisor's loop --------------------------------------------------------------
 
@@ -112,8 +103,7 @@ class View:
                 return  # it was on the way when the last one went
             self._taken += 1
             if message.kind == "reply":
-                number, ok, text = (message.data[name] for name in ("number", "ok", "text"))
-                self._answers[int(number)] = ok is True, clean(str(text), 4000)
+                self._requests.answered(message.data)
             elif message.data.get("whole") is True:
                 self._whole = True
                 self._tell_state()
@@ -195,3 +185,68 @@ class View:
         if self._open is not None:
             self._open.close()
         self._open = self._copies = self._control = None
+
+
+class ViewCopies:
+    """Makes the run directory `directory` of what the head tells. There every file that it tells of
+    is a copy; this node's own files are linked (`link_own`), so that they are read as they are."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._mirrors: dict[int, Mirror] = {}
+        self._files = FileCopies(directory, (*REPLACED, *GROWING))
+
+    def apply(self, data: Mapping[str, Any], blob: bytes) -> None:
+        """Raises ValueError, TypeError or KeyError for what makes no sense, and OSError."""
+        if "pieces" in data:
+            self._files.apply(data, blob)
+            return
+        node = whole(data["node"])
+        if not 0 < node <= MOST_NODES:
+            raise ValueError("the head reports a node that is none")
+        mirror = self._mirrors.get(node)
+        if mirror is None:
+            mirror = self._mirrors[node] = Mirror(self._directory / "ranks", node)
+        mirror.correct(whole(data["add_ns"]) + steady_clock.offset_ns())
+        for number, name, size in data["files"]:
+            mirror.announced(int(number), str(name), int(size))
+        mirror.apply(unpacked(blob))
+
+
+def link_own(own: Path, directory: Path) -> list[int]:
+    """Have this node's own records, logs and ends stand in `directory`, too, under their names and
+    as the same files; the ranks that have logs here. Raises OSError."""
+    _link_all(own / "ranks", directory / "ranks")
+    _link_all(own / "logs", directory / "logs")
+    _link_all(own / "stacks", directory / "stacks", ".txt")
+    for name in ("exits.jsonl", "host.jsonl", "run.json"):
+        _link(own / name, directory / name)
+    return sorted(set(logs_of(own).values()))
+
+
+def _link_all(folder: Path, into: Path, suffix: str = "") -> None:
+    ours = {
+        name
+        for name in os.listdir(folder)
+        if not name.startswith(".") and name.endswith(suffix) and f"stacks/{name}" not in REPLACED
+    }
+    for name in ours:
+        _link(folder / name, into / name)
+    if folder.name == "ranks":  # a record that has got its rank's name
+        for name in set(os.listdir(into)) - ours:
+            if not copies.node_of(name) and not name.startswith("."):
+                (into / name).unlink()
+
+
+def _link(path: Path, into: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        here = path.stat().st_ino
+        try:
+            if into.stat().st_ino == here:
+                return
+        except FileNotFoundError:
+            pass
+        temporary = into.with_name(f".{into.name}.link")
+        temporary.unlink(missing_ok=True)
+        os.link(path, temporary)
+        os.replace(temporary, into)

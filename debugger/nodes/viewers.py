@@ -14,10 +14,9 @@ they grow, or as a whole where they are replaced. What the node has itself is no
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,9 @@ from ..record.limits import LOOK_EVERY_S, MOST_RANKS
 from ..record.reading import copies
 from ..record.safe_files import open_regular
 from ..record.snapshot import Process
-from .files import GROWING, PART_BYTES, REPLACED, SentPart
-from .files import NAME as LOG
+from .files import GROWING, PART_BYTES, REPLACED, FileSource
 from .limits import AT_ONCE_S
-from .messages import Message, Patch, packed
+from .messages import Act, Message, Patch, answer, packed
 from .mirror import Copy, Mirror
 from .sampler import Sampler
 
@@ -40,17 +38,16 @@ BLOCK = 512
 
 class ViewSource:
     """The source for one node, the `own`-th. `directory` is the head's run directory, `mirrors` its
-    copies of other nodes' records; `ranks_there` are those of the node."""
+    copies of other nodes' records."""
 
     def __init__(self, directory: Path, mirrors: Mapping[int, Mirror], own: int) -> None:
         self._directory = directory
         self._mirrors = mirrors
         self._own = own
-        self.ranks_there: Collection[int] = ()
         self._dirty: dict[tuple[int, int], set[int] | None] = {}
         self._named: dict[tuple[int, int], str] = {}
         self._sampler = Sampler(directory / "ranks", lambda _pid, _ticks: Process(alive=True))
-        self._files: dict[str, SentPart] = {}
+        self.files = FileSource(directory, (*REPLACED, *GROWING))
         for node, mirror in mirrors.items():
             if node != own:
                 self._dirty |= dict.fromkeys((node, number) for number in mirror.files)
@@ -77,20 +74,18 @@ class ViewSource:
 
     # -- copies of other nodes' records --------------------------------------------------------
 
-    def _can_be_told(self, key: tuple[int, int]) -> bool:
-        copy = self._mirrors[key[0]].files.get(key[1])
-        return copy is not None and copy.begun
-
     def copies(self) -> Message | None:
         """The next part of what has changed in them: of one node all that fits. None where that is
         nothing."""
         node, size, patches, files = 0, 0, list[Patch](), list[list[Any]]()
-        for key in [one for one in self._dirty if self._can_be_told(one)]:
+        for key in list(self._dirty):
+            copy = self._mirrors[key[0]].files.get(key[1])
+            if copy is None or not copy.begun:
+                continue
             if node not in (0, key[0]) or size >= PART_BYTES:
                 break
             node, number = key
             blocks = self._dirty.pop(key)
-            copy = self._mirrors[node].files[number]
             if self._named.get(key) != copy.name:
                 self._named[key] = copy.name
                 files.append([number, copies.own_name(copy.name), copy.size])
@@ -123,34 +118,9 @@ class ViewSource:
     # -- everything else -----------------------------------------------------------------------
 
     def other_files(self) -> Message | None:
-        """The next part of what is new in them; None where that is nothing."""
-        pieces: list[list[Any]] = []
-        blob = b""
-        for name in self._names():
-            if len(blob) >= PART_BYTES:
-                break
-            told = self._files.setdefault(name, SentPart())
-            piece = told.next(self._directory / name, name, PART_BYTES - len(blob))
-            if piece is not None:
-                at, data, total = piece
-                pieces.append([name, at, len(data), total])
-                blob += data
-        if not pieces:
-            return None
-        # Times of the wall clock here, which `shift_ns` and the node's own clock make the node's.
-        shift_ns = -self._mirrors[self._own].offset_ns
-        return Message("view", {"pieces": pieces, "shift_ns": shift_ns}, blob)
-
-    def _names(self) -> Iterator[str]:
-        yield from REPLACED
-        yield from GROWING
-        try:
-            logs = sorted(os.listdir(self._directory / "logs"))
-        except OSError:
-            return
-        for name in logs:
-            if LOG.fullmatch(name) and int(name.partition(".")[0]) not in self.ranks_there:
-                yield f"logs/{name}"
+        """The next part of what is new in them; None where that is nothing. Times in them are of
+        the wall clock here, which `shift_ns` and the node's own clock make the node's."""
+        return self.files.next("view", shift_ns=-self._mirrors[self._own].offset_ns)
 
 
 def _joined(blocks: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -184,8 +154,6 @@ REST = 4
 MOST_AHEAD = 8
 """The most messages of up to `PART_BYTES` that may be on the way to a node."""
 
-Reply = tuple[int, bool, str]
-
 
 @dataclass(slots=True)
 class _Viewer:
@@ -199,8 +167,8 @@ class _Viewer:
     looked_s: float = -1e9
     rest_s: float = 0.0
     told_all: bool = False
-    done: deque[Reply] = field(default_factory=deque)
-    replies: list[Reply] = field(default_factory=list)
+    done: deque[Message] = field(default_factory=deque)
+    replies: list[Message] = field(default_factory=list)
 
 
 class Views:
@@ -212,8 +180,8 @@ class Views:
         self._send = send
         self.mirrors: dict[int, Mirror] = {}
         self._viewers: dict[int, _Viewer] = {}
-        self.on_request: Callable[[Mapping[str, Any]], str] = lambda _request: ""
-        """Does what the control socket here would be asked for. Raises ValueError."""
+        self.on_request: Act = lambda _request: ""
+        """Does what the control socket here would be asked for."""
 
     def take(self, node: int, message: Message) -> None:
         """Takes what the node has told of a viewer there. Raises ValueError, TypeError and KeyError
@@ -221,7 +189,7 @@ class Views:
         if message.kind == "watch":
             self._watched(node, message.data)
         else:
-            self._requested(node, message.data)
+            answer(self.on_request, message.data, self._viewers[node].done.append)
 
     def _watched(self, node: int, data: Mapping[str, Any]) -> None:
         """Begins, or ends, to serve a viewer on that node."""
@@ -234,29 +202,12 @@ class Views:
             viewer = self._viewers[node] = _Viewer(source)
         ranks = data["ranks"]
         viewer.taken = int(data["taken"])
-        viewer.source.ranks_there = frozenset(map(int, ranks[:MOST_RANKS]))
+        viewer.source.files.without = frozenset(map(int, ranks[:MOST_RANKS]))
 
     def changed(self, node: int, patches: Iterable[Patch]) -> None:
         """Hands on what the node has told of its records."""
         for viewer in self._viewers.values():
             viewer.source.changed(node, patches)
-
-    def _requested(self, node: int, data: Mapping[str, Any]) -> None:
-        """Does what a viewer there asks for, in a thread of its own, since it may take a while."""
-        number, request = int(data["number"]), data["request"]
-        viewer = self._viewers.get(node)
-        if viewer is None or not isinstance(request, Mapping):
-            raise ValueError("nobody looks from there")
-
-        def act() -> None:
-            try:
-                viewer.done.append((number, True, self.on_request(request)))
-            except ValueError as refusal:
-                viewer.done.append((number, False, str(refusal)))
-            except Exception as error:  # the node waits for an answer
-                viewer.done.append((number, False, f"{type(error).__name__}: {error}"))
-
-        threading.Thread(target=act, name="distdebug-request", daemon=True).start()
 
     def gone(self, node: int) -> None:
         """Forgets the viewer of a node that is gone."""
@@ -274,9 +225,8 @@ class Views:
         viewer.replies += done
         until_s = began_s + AT_ONCE_S
         if self._tell_all(node, viewer, viewer.source.other_files, until_s):
-            for number, ok, text in viewer.replies:  # behind what has changed by it
-                data = {"number": number, "ok": ok, "text": text}
-                self._send_to(node, viewer, Message("reply", data))
+            for reply in viewer.replies:  # behind what has changed by it
+                self._send_to(node, viewer, reply)
             viewer.replies.clear()
         if not _is_ahead(viewer):
             for message in viewer.source.own_records():

@@ -66,6 +66,8 @@ HEADER = Struct("<8sIIiiiiBxxxIqqQQ")
 """magic, version, pid, rank, world_size, local_rank, restart_count, role, how often the launcher
 restarts it at most (0: not at all, or not on record), started_ns, wall_offset_ns, main thread's
 native id, process start in clock ticks"""
+WALL_OFFSET_AT = 48
+"""Where `wall_offset_ns` stands in it."""
 IDENTITY_OFFSET = 256
 IDENTITY_BYTES = 3840
 

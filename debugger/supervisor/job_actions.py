@@ -8,14 +8,13 @@ ranks can be asked for, and the refusal says where the head is.
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ..nodes.job import Job
-from ..nodes.limits import ACTS_S
 from ..record.limits import POLL_EVERY_S
 from ..record.requests.control import Action
 from ..record.runs.run_directory import RunDirectory, planned_faults
@@ -38,7 +37,6 @@ class JobActions:
         self._directory = directory
         self._all_ranks = ranks
         self._local = Actions(directory, self._here, lambda: job.far_stops).table()
-        job.on_action = self.act_here
         job.on_request = self._requested
 
     def _here(self) -> Mapping[int, Rank]:
@@ -54,21 +52,15 @@ class JobActions:
             "inject": self._inject,
         }
 
-    def act_here(self, number: int, request: Mapping[str, Any]) -> None:
-        """The head asks this node: it is done in a thread, and answered."""
-
-        def answer() -> None:
-            ok, text = True, ""
-            try:
-                text = self._do_here(request)
-            except ValueError as refusal:
-                ok, text = False, str(refusal)
-            except Exception as error:  # the head waits for an answer
-                ok, text = False, f"{type(error).__name__}: {error}"
-            if self._job.member is not None:
-                self._job.member.answer(number, ok, text)
-
-        threading.Thread(target=answer, name="distdebug-action", daemon=True).start()
+    def _requested(self, request: Mapping[str, Any]) -> str:
+        """Does what another node asks: the head of this one, or one of this one, which is the
+        head."""
+        if self._job.member is not None:
+            return self._do_here(request)
+        action = self.table().get(str(request.get("action")))
+        if action is None:
+            raise ValueError(f"the head cannot {clean(str(request.get('action')), 40)}")
+        return action(request)
 
     def _do_here(self, request: Mapping[str, Any]) -> str:
         name = str(request.get("action"))
@@ -81,13 +73,6 @@ class JobActions:
         if name not in ("break", "continue"):
             raise ValueError(f"a node is not asked to {clean(name, 40)}")
         return self._local[name](request)
-
-    def _requested(self, request: Mapping[str, Any]) -> str:
-        """Does what a process on another node asks of this one, which is the head."""
-        action = self.table().get(str(request.get("action")))
-        if action is None:
-            raise ValueError(f"the head cannot {clean(str(request.get('action')), 40)}")
-        return action(request)
 
     # -- of one rank ---------------------------------------------------------------------------
 
@@ -123,10 +108,7 @@ class JobActions:
         head = self._job.head
         if head is None:
             raise ValueError("the rank is on another node")
-        ok, text = head.ask(node, request, ACTS_S)
-        if not ok:
-            raise ValueError(text)
-        return text
+        return head.ask(node, request)
 
     def _everywhere(self, here: Callable[[], str], request: Mapping[str, Any]) -> str:
         """Acts here and on all nodes; refused where all refuse."""
@@ -172,5 +154,6 @@ class JobActions:
         )
         if head is not None:
             for node in head.reachable:
-                head.ask(node, {"action": "inject", "text": text}, ACTS_S)
+                with contextlib.suppress(ValueError):  # its plan has no such fault, say
+                    head.ask(node, {"action": "inject", "text": text})
         return said

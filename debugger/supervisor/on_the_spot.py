@@ -86,11 +86,13 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     if not live and supervised:
         notes.append("the run was killed before it could report; this is how its records ended")
     command = run.get("command")
+    ended_ns = max((snapshot.taken_ns for snapshot in look.now), default=0)
+    started_ns = whole_or_none(run.get("started_ns"))
     made = document.build(
         command=[str(word) for word in command] if isinstance(command, list) else [],
         run_dir=directory.path,
         world_size=max((snapshot.world_size for snapshot in look.now), default=0),
-        duration_s=_duration_s(look, whole_or_none(run.get("started_ns"))),
+        duration_s=max(0, ended_ns - started_ns) / 1e9 if ended_ns and started_ns else 0.0,
         outcome=outcome,
         exit_code=code,
         findings=[(finding, None) for finding in findings],
@@ -115,13 +117,6 @@ def _outcome(look: Look, live: bool, supervised: bool) -> tuple[str, int]:
         return "interrupted", EXIT_KILLED
     failed = any(exit_status(rank) for rank in look.ranks.values())
     return ("failed", EXIT_FAILED) if failed else ("ok", 0)
-
-
-def _duration_s(look: Look, started_ns: int | None) -> float:
-    until_ns = max((snapshot.taken_ns for snapshot in look.now), default=0)
-    if not until_ns or started_ns is None:
-        return 0.0
-    return max(0.0, (until_ns - started_ns) / 1e9)
 
 
 def _newest_world(look: Look) -> Look:

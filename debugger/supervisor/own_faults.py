@@ -37,7 +37,11 @@ class OwnFaults:
             raise error
         if part in self._why or len(self._why) >= _MOST_PARTS:
             return
-        self.say(part, _one_line(error))
+        try:
+            text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        except Exception:  # an exception may be unable to say what it is
+            text = f"{type(error).__name__}: it cannot be printed"
+        self.say(part, clean(text, 300))
         if self.directory is not None:
             text = "".join(traceback.format_exception(error))
             with contextlib.suppress(OSError):
@@ -63,11 +67,3 @@ class OwnFaults:
     def off(self) -> list[dict[str, Any]]:
         """The parts that failed at least once, as report.json has them."""
         return [{"part": part, "why": why} for part, why in self._why.items()]
-
-
-def _one_line(error: Exception) -> str:
-    try:
-        text = str(error)
-    except Exception:  # an exception may be unable to say what it is
-        text = "it cannot be printed"
-    return clean(f"{type(error).__name__}: {text}" if text else type(error).__name__, 300)

@@ -8,69 +8,24 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ..diagnosis.findings import Finding
 from ..record.limits import POLL_EVERY_S
 from ..record.reading.records import newest_ranks
-from ..record.runs.run_directory import RunDirectory
-from ..record.snapshot import Rank
 from ..system.memory import OomWatch
 from .command.interrupts import Interrupts
-from .command.launch import Launch, can_raise, end_tree, forward
+from .command.launch import Launch, can_raise
 from .command.reach import Reach, early_death
 from .guarded_watch import GuardedWatch
 from .limits import END_GRACE_S, INTERRUPTED_S, LEFT_GRACE_S, RAISE_GRACE_S, STACKS_S
 from .machine import listeners
 from .own_faults import OwnFaults
 from .run_options import Options
-from .stacks.evidence import Evidence, gather
+from .several_nodes import JobRanks
+from .stacks.evidence import Evidence
 from .watch import Look
-
-
-class RunRanks(Protocol):
-    """The actions on the ranks of a run, on this host or on others."""
-
-    def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
-        """The stacks of those that are alive, kept in the run directory."""
-
-    def tell(self, finding: Finding) -> bool:
-        """Have every rank that can still run Python raise the finding; False where none hears."""
-
-    def left(self) -> bool:
-        """Whether any process of the run is left."""
-
-    def forward(self, number: int, grace_s: float, hasten: Callable[[], bool]) -> None:
-        """Hand a signal on to the command, and give it that time to end; or until `hasten()`."""
-
-    def end(self, grace_s: float, quiet: bool = False, spared: Collection[int] = ()) -> None:
-        """End what is left but `spared`: ask politely, and kill after `grace_s`. `quiet`: the
-        launcher first, so that it prints nothing about the ranks it loses."""
-
-
-class LocalRanks:
-    """The processes below one command on this host."""
-
-    def __init__(self, launch: Launch, directory: RunDirectory) -> None:
-        self._launch = launch
-        self._directory = directory
-
-    def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
-        return gather(self._directory, ranks, native, timeout_s)
-
-    def tell(self, finding: Finding) -> bool:
-        return self._directory.raise_in_ranks(finding.kind, finding.message, finding.cause)
-
-    def left(self) -> bool:
-        return bool(self._launch.descendants())
-
-    def forward(self, number: int, grace_s: float, hasten: Callable[[], bool]) -> None:
-        forward(self._launch, number, grace_s, hasten)
-
-    def end(self, grace_s: float, quiet: bool = False, spared: Collection[int] = ()) -> None:
-        end_tree(self._launch, grace_s, silence_launcher=quiet, spared=spared)
 
 
 @dataclass(slots=True)
@@ -79,7 +34,7 @@ class RunEnd:
 
     options: Options
     launch: Launch
-    ranks: RunRanks
+    ranks: JobRanks
     watch: GuardedWatch
     interrupts: Interrupts
     faults: OwnFaults
@@ -143,7 +98,7 @@ class RunEnd:
         left = self.ranks.left()
         if status is not None:
             # All of them may have ended since the last look, the one that failed among them.
-            look = self.watch.look() or look
+            look = self.watch.observe() or look
         ranks = newest_ranks(look.snapshots)
         if status is None or any(rank.process.alive for rank in ranks.values()):
             # How the ranks end from here on is our doing; what was found before stands.
@@ -156,7 +111,7 @@ class RunEnd:
             spared = launch.daemons(pids) if status.shell_code == 0 else []
             launch.spare(spared)
             self.ranks.end(END_GRACE_S, self._quiet, spared)
-        look = self.watch.look(finished=True) or look
+        look = self.watch.observe(finished=True) or look
         found = look.verdict
         if status.shell_code:
             with self.faults.guard("rule early_death"):
@@ -174,10 +129,10 @@ class RunEnd:
         """The last look; where it finds nothing, what ranks caught before they ended with a status
         that nobody saw may be what the command failed of."""
         self.watch.fail()
-        look = self.watch.look(finished) or look
+        look = self.watch.observe(finished) or look
         if not finished and look.findings:
             time.sleep(self.watch.pause_s)
-            look = self.watch.look() or look  # which confirms it
+            look = self.watch.observe() or look  # which confirms it
         return look
 
     def _raise_in_ranks(self, finding: Finding) -> None:
@@ -186,7 +141,7 @@ class RunEnd:
             return
         deadline = time.monotonic() + RAISE_GRACE_S
         while self.ranks.left() and time.monotonic() < deadline and self.interrupts.signal is None:
-            look = self.watch.silent_look()
+            look = self.watch.only_look()
             if not any(can_raise(rank) for rank in newest_ranks(look.snapshots).values()):
                 return
             time.sleep(POLL_EVERY_S)

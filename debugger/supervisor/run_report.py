@@ -71,13 +71,13 @@ class RunReport:
         findings += [
             one for one in look.findings if finding is None or one.identity != finding.identity
         ]
-        timed = [(one, self.watch.detected_after_s(one.identity)) for one in findings]
+        timed = [(one, self.watch.detected_after_s.get(one.identity)) for one in findings]
         ranks = newest_ranks(look.snapshots)
         if outcome == "interrupted":
             ranks = evidence.stood(ranks)
         ends = ranks
         with self.faults.guard("how the ranks ended"):
-            ends = newest_ranks(self.watch.silent_look().snapshots)
+            ends = newest_ranks(self.watch.only_look().snapshots)
         memory = ": the kernel killed it, out of memory" if oom_killed else ""
         notes = [f"the command itself ended with {status}{memory}"] if unexplained else []
         world_size = max((one.world_size for one in look.snapshots), default=0)

@@ -1,5 +1,5 @@
 """A run that may be a part of a job of several nodes: how its ranks are read, looked into and ended
-(`run_reader.RunReader` and `run_end.RunRanks` of all nodes), and what the job orders."""
+(`run_reader.RunReader` of all nodes), and what the job orders."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from ..record.safe_text import clean
 from ..record.snapshot import LostNode, Rank, Snapshot
 from ..reports.stored import Document, received
 from .command.interrupts import Interrupts
+from .command.launch import Launch, end_tree, forward
 from .limits import ASKED_STACKS_S
-from .run_end import LocalRanks
 from .run_reader import LocalReader
-from .stacks.evidence import Evidence, keep
+from .stacks.evidence import Evidence, gather, keep
 from .stacks.stacks import Frame, ThreadStack
 
 if TYPE_CHECKING:
@@ -242,10 +242,10 @@ def _thread_of(row: Any) -> ThreadStack:
 
 
 class JobRanks:
-    """`local` are those of this node."""
+    """The ranks of a run: the processes below the command on this node, and those of others."""
 
-    def __init__(self, local: LocalRanks, job: Job, directory: RunDirectory) -> None:
-        self._local = local
+    def __init__(self, launch: Launch, job: Job, directory: RunDirectory) -> None:
+        self._launch = launch
         self._job = job
         self._directory = directory
         self._taken: Evidence | None = None
@@ -253,13 +253,14 @@ class JobRanks:
         self._hasten: Callable[[], bool] = lambda: False
 
     def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
+        """The stacks of those that are alive, kept in the run directory."""
         head, began_s = self._job.head, time.monotonic()
         if head is None and self._taken is not None:
             return self._taken  # the head has asked for them already
         if head is not None:
             head.ask_stacks(native, timeout_s, nodes_to_look_into(ranks))
         here = {number: rank for number, rank in ranks.items() if not rank.node}
-        evidence = self._local.stacks(here, native, timeout_s)
+        evidence = gather(self._directory, here, native, timeout_s)
         if head is not None:
             others = head.stacks(began_s + timeout_s + THERE_AND_BACK_S)
             evidence = merged(evidence, others)
@@ -278,10 +279,12 @@ class JobRanks:
             if isinstance(asked_s, int | float)
             else ASKED_STACKS_S
         )
-        self._taken = self._local.stacks(ranks, wanted.get("native") is True, timeout_s)
+        native = wanted.get("native") is True
+        self._taken = gather(self._directory, ranks, native, timeout_s)
         member.tell_stacks(to_message(self._taken))
 
     def tell(self, finding: Finding) -> bool:
+        """Has every rank that can still run Python raise the finding; False where none hears."""
         if self._job.head is not None:
             self._job.head.tell(
                 {
@@ -291,21 +294,25 @@ class JobRanks:
                     "culprits": list(finding.culprits)[:4096],
                 }
             )
-        return self._local.tell(finding)
+        return self._directory.raise_in_ranks(finding.kind, finding.message, finding.cause)
 
     def left(self) -> bool:
-        return self._local.left()
+        """Whether any process of the run is left on this node."""
+        return bool(self._launch.descendants())
 
     def forward(self, number: int, grace_s: float, hasten: Callable[[], bool]) -> None:
+        """Hands a signal on to the command, which gets that time to end; or until `hasten()`."""
         self._grace_s, self._hasten = grace_s, hasten
         if self._job.head is not None:
             self._job.head.stop(number)
         elif self._job.member is not None:
             self._job.member.interrupted(number)
-        self._local.forward(number, grace_s, hasten)
+        forward(self._launch, number, grace_s, hasten)
 
     def end(self, grace_s: float, quiet: bool = False, spared: Collection[int] = ()) -> None:
-        self._local.end(grace_s, quiet, spared)
+        """Ends what is left but `spared`: asks politely, and kills after `grace_s`. `quiet`: the
+        launcher first, so that it prints nothing about the ranks it loses."""
+        end_tree(self._launch, grace_s, silence_launcher=quiet, spared=spared)
         if self._job.head is not None:
             # The ranks of other nodes may take as long to end as those here.
             self._job.head.end(self._grace_s, self._hasten)

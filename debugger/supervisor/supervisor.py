@@ -44,14 +44,14 @@ from .machine.task_limit import TaskLimit
 from .metrics_file import MetricsFile
 from .output.process import OutputProcess
 from .own_faults import OwnFaults
-from .run_end import LocalRanks, RunEnd
+from .run_end import RunEnd
 from .run_options import Options, about, environment, here, key_variables
 from .run_reader import LocalReader
 from .run_report import RunReport
 from .several_nodes import JobRanks, JobReader, Orders
 from .stacks.standstill_watch import StandstillWatch
 from .terminal_app import Beside
-from .watch import Look, Policy, Watch, without_deaths_by
+from .watch import Look, Policy, without_deaths_by
 
 
 class Supervisor:
@@ -120,7 +120,7 @@ class Supervisor:
         self._late = LateMeeting(self._job, directory.path, self._say, within_s)
         self._watch = self._watching(table)
         self._standstill = StandstillWatch(options.limits, launch.descendants, table, faults.note)
-        ranks = JobRanks(LocalRanks(launch, directory), self._job, directory)
+        ranks = JobRanks(launch, self._job, directory)
         incomplete = Incomplete(
             self._job, lambda: len(launch.descendants()) > 1, options.limits, self._say
         )
@@ -230,9 +230,10 @@ class Supervisor:
         )
         reader = JobReader(LocalReader(records, table, options.world_size), self._job, self._late)
         self._unwatched = reader.unwatched
-        watch = Watch(reader, policy, note)
         job = self._job
-        return GuardedWatch(watch, self._faults, self._announcements, lambda: job.judged_elsewhere)
+        return GuardedWatch(
+            reader, policy, self._faults, self._announcements, lambda: job.judged_elsewhere
+        )
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[HostSampler]:
@@ -278,7 +279,7 @@ class Supervisor:
         while True:
             with guard("the breakpoints"):
                 self._tell_pauses()
-            look = self._watch.look() or look
+            look = self._watch.observe() or look
             impossible = self._injection.look()
             with guard("the sampling of the host"):
                 host.sample(self._watch.pids_here)

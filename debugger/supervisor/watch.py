@@ -219,7 +219,8 @@ class Watch:
         return self._look
 
     def only_look(self) -> Look:
-        """Look at all ranks now, and judge nothing: another supervisor does."""
+        """Looks at all ranks now, and judges nothing: another supervisor does, or they have just
+        ended. To judge 16,384 takes more memory than all that is known of them."""
         self._look = Look(self._reader.look(False), (), (), None)
         return self._look
 

@@ -228,18 +228,14 @@ def setting(name: str, proc: Path = PROC) -> Path:
     return proc / "sys" / name.replace(".", "/")
 
 
-def root(pid: int | str) -> Path:
-    """The root of the files of a process, as seen from here."""
-    return PROC / str(pid) / "root"
-
-
-def has_own_files(pid: int) -> bool:
-    """Whether a process has other files than this one, as in a container; not where that is not
-    told."""
-    try:
-        return not is_in_our("mnt", pid) or os.readlink(root(pid)) != os.readlink(root("self"))
-    except OSError:
-        return False
+def root_of(pid: int) -> str:
+    """The root of the files of a process, as seen from here; "" of one that has the same files as
+    this one, and where that is not told."""
+    own, theirs = PROC / "self" / "root", PROC / str(pid) / "root"
+    with suppress(OSError):
+        if not is_in_our("mnt", pid) or os.readlink(theirs) != os.readlink(own):
+            return str(theirs)
+    return ""
 
 
 def working_directory(pid: int | str) -> str:

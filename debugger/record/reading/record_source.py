@@ -37,6 +37,30 @@ Piece = tuple[int, bytes]
 """An offset in the file, and what stands there."""
 
 
+def changed(mapped: mmap.mmap, told: bytearray, start: int, end: int) -> Iterator[Piece]:
+    """Yields the lines of what is mapped that differ from what was told, each from its first
+    changed byte to its last; then they are told."""
+    for at in range(start, end, _CHUNK):
+        now = mapped[at : min(at + _CHUNK, end)]
+        if now == told[at : at + len(now)]:
+            continue
+        for line in range(0, len(now), _LINE):
+            piece = now[line : line + _LINE]
+            before = told[at + line : at + line + len(piece)]
+            if piece != before:
+                yield _tell(told, at + line, piece, before)
+
+
+def _tell(told: bytearray, at: int, now: bytes, before: bytes | bytearray) -> Piece:
+    first, last = 0, len(now)
+    while now[first] == before[first]:
+        first += 1
+    while now[last - 1] == before[last - 1]:
+        last -= 1
+    told[at : at + len(now)] = now
+    return at + first, now[first:last]
+
+
 class RecordSource(RingReader):
     """A flight record of this node. Raises FlightError where it is none."""
 
@@ -95,30 +119,13 @@ class RecordSource(RingReader):
     # -- parts ---------------------------------------------------------------------------------
 
     def _changed(self, start: int, end: int) -> Iterator[Piece]:
-        """Lines that differ from what was told, each from its first changed byte to its last."""
-        for at in range(start, end, _CHUNK):
-            stop = min(at + _CHUNK, end)
-            now = self._map[at:stop]
-            if self._anew:
-                self._told[at:stop] = now
-                yield at, now
-                continue
-            if now == self._told[at:stop]:
-                continue
-            for line in range(0, len(now), _LINE):
-                piece = now[line : line + _LINE]
-                before = self._told[at + line : at + line + len(piece)]
-                if piece != before:
-                    yield self._tell(at + line, piece, before)
+        if self._anew:
+            self._told[start:end] = self._map[start:end]
+            return iter([(start, self._map[start:end])] if end > start else [])
+        return changed(self._map, self._told, start, end)
 
     def _tell(self, at: int, now: bytes, before: bytes | bytearray) -> Piece:
-        first, last = 0, len(now)
-        while now[first] == before[first]:
-            first += 1
-        while now[last - 1] == before[last - 1]:
-            last -= 1
-        self._told[at : at + len(now)] = now
-        return at + first, now[first:last]
+        return _tell(self._told, at, now, before)
 
     def _used(self, start: int, size: int, most: int) -> int:
         for index in range(most):
@@ -280,14 +287,4 @@ class ReplicaSource:
                 return []  # cut short: reading what is mapped would end us
         except OSError:
             pass  # it has no name any more: what is mapped stays
-        found = []
-        for at in range(0, self.size, _CHUNK):
-            chunk = self._map[at : at + _CHUNK]
-            if chunk == self._told[at : at + _CHUNK]:
-                continue
-            for line in range(0, len(chunk), _LINE):
-                piece = chunk[line : line + _LINE]
-                if piece != self._told[at + line : at + line + len(piece)]:
-                    found.append((at + line, piece))
-            self._told[at : at + len(chunk)] = chunk
-        return found
+        return list(changed(self._map, self._told, 0, self.size))

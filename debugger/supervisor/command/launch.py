@@ -115,7 +115,13 @@ class Launch:
         """Returns how the command ended; None while it runs. Also feeds `exits`. Cheap."""
         self._read_reports()
         if self._status is None and self.pid and self._warden.poll() is not None:
-            self._status = self._reap_without_warden()
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._status = ExitStatus(None, int(signal.SIGKILL), steady_clock.now_ns())
+            else:
+                now_ns = steady_clock.now_ns()
+                self._status = ExitStatus.from_wait(status, now_ns) if pid else None
         return self._status
 
     def wait(self, timeout_s: float) -> ExitStatus | None:
@@ -219,13 +225,6 @@ class Launch:
             self.exits.add(pid, status, int(report["time_ns"]), int(report["monotonic_ns"]))
             if pid == self.pid and self._status is None:
                 self._status = self.exits.find(pid)
-
-    def _reap_without_warden(self) -> ExitStatus | None:
-        try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            return ExitStatus(None, int(signal.SIGKILL), steady_clock.now_ns())
-        return ExitStatus.from_wait(status, steady_clock.now_ns()) if pid else None
 
     def _kill_without_warden(self) -> None:
         """Ends what a warden had below it that was itself killed: it is ours to end."""

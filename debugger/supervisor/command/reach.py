@@ -61,7 +61,9 @@ class Reach:
     def look(self, pids: Iterable[int]) -> None:
         """Judge the processes that are new, or have become another program since the last look."""
         for pid in pids:
-            words = self._command_line(pid)
+            words: list[str] = []
+            with contextlib.suppress(OSError):
+                words = command_line(pid, self._proc)
             if pid in self.ranks and pid not in self._with_torch and has_torch(pid, self._proc):
                 self._with_torch.add(pid)
             if not words or self._known.get(pid) == words:
@@ -158,11 +160,6 @@ class Reach:
                 f"`export PYTHONPATH={clean(path, 80) + os.pathsep if path else ''}$PYTHONPATH`"
             )
         return None
-
-    def _command_line(self, pid: int) -> list[str]:
-        with contextlib.suppress(OSError):
-            return command_line(pid, self._proc)
-        return []
 
 
 def _isolating_flag(words: Sequence[str]) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...diagnosis.findings import Finding
@@ -23,24 +22,17 @@ _ADDRESS = re.compile(r"(?:tcp://)?\[?(?P<host>[^\]/?]*)\]?:(?P<port>\d+)(?:[/?]
 MOST_COMMAND = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """`process 4711 (python train.py)` at `127.0.0.1:29500`; `holder` is "" for nobody."""
-
-    address: str
-    holder: str
-
-
 @step("listener")
 def with_listener(finding: Finding) -> Finding:
     """The finding with who listens at the address that it is about, if it is about one."""
     address = finding.data.get("address")
     found = who_listens(address) if isinstance(address, str) else None
-    return finding if found is None else heard_at(finding, found.address, found.holder)
+    return finding if found is None else heard_at(finding, *found)
 
 
-def who_listens(address: str) -> Listener | None:
-    """The process that does; None where this host cannot tell."""
+def who_listens(address: str) -> tuple[str, str] | None:
+    """The address, and the process that listens there, `process 4711 (python train.py)`, "" for
+    none; None where this host cannot tell."""
     found = _ADDRESS.fullmatch(address)
     if found is None:
         return None
@@ -56,8 +48,8 @@ def who_listens(address: str) -> Listener | None:
         if row.status != psutil.CONN_LISTEN or not row.laddr or row.laddr.port != port:
             continue
         if row.laddr.ip in here or ipaddress.ip_address(row.laddr.ip).is_unspecified:
-            return Listener(f"{host}:{port}", _process(row.pid))
-    return Listener(f"{host}:{port}", "")
+            return f"{host}:{port}", _process(row.pid)
+    return f"{host}:{port}", ""
 
 
 def _local_addresses(host: str) -> set[str]:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Container, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,10 @@ class ProcessTable:
         seen = self._seen.get(pid)
         if seen is None or (start_ticks and start_ticks != seen.start_ticks):
             ticks = start_ticks or (stat.start_ticks if stat is not None else 0)
-            seen = self._seen[pid] = _Seen(ticks, self._started_ns(ticks))
+            # The start is known to a tick, and the wall clock may have been set meanwhile.
+            since_boot_ns = ticks * (1_000_000_000 // TICKS_PER_S) - 1_000_000_000
+            seen = _Seen(ticks, self._booted_ns + since_boot_ns if ticks else 0)
+            self._seen[pid] = seen
         if seen.ended_ns is not None:
             return self._ended(pid, seen)
         if stat is not None and seen.start_ticks and stat.start_ticks != seen.start_ticks:
@@ -97,8 +101,10 @@ class ProcessTable:
             return self._ended(pid, seen)
         if stat.state in DEAD_STATES:
             seen.ended_ns = steady_clock.now_ns()
-            if stat.state == "Z" and self._owned(pid):
-                seen.zombie_status = ExitStatus.from_wait(stat.wait_status, seen.ended_ns)
+            # The kernel shows the status of a zombie as 0 to those who may not trace it.
+            with suppress(OSError):
+                if stat.state == "Z" and os.geteuid() in (0, owner(pid, self._proc)):
+                    seen.zombie_status = ExitStatus.from_wait(stat.wait_status, seen.ended_ns)
             return self._ended(pid, seen)
         if self._oom is not None:
             self._oom.watch(pid)
@@ -141,16 +147,3 @@ class ProcessTable:
             seen.busy = used_s >= BUSY_SHARE * elapsed_s or always_runnable
         seen.sampled_s, seen.cpu_ticks = now_s, stat.cpu_ticks
         seen.looks = seen.runnable_looks = 0
-
-    def _started_ns(self, ticks: int) -> int:
-        if not ticks:
-            return 0
-        # The start is known to a tick, and the wall clock may have been set meanwhile.
-        return self._booted_ns + ticks * (1_000_000_000 // TICKS_PER_S) - 1_000_000_000
-
-    def _owned(self, pid: int) -> bool:
-        """The kernel shows the status of a zombie as 0 to those who may not trace it."""
-        try:
-            return os.geteuid() in (0, owner(pid, self._proc))
-        except OSError:
-            return False

@@ -65,19 +65,8 @@ _MOST_WAITING_BYTES = 32 << 20
 without us."""
 
 
-class _Source:
-    """A pipe or terminal of a rank."""
-
-    __slots__ = ("descriptor", "log", "number", "rank", "stream")
-
-    def __init__(
-        self, number: int, descriptor: int, rank: int, stream: str, log: OutputLog
-    ) -> None:
-        self.number = number
-        self.descriptor = descriptor
-        self.rank = rank
-        self.stream = stream
-        self.log = log
+_Source = collections.namedtuple("_Source", "number descriptor rank stream log")
+"""A pipe or terminal of a rank."""
 
 
 class Backlog:

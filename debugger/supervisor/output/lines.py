@@ -127,10 +127,7 @@ def colour_wanted(stream: TextIO, environment: Mapping[str, str] | None = None) 
     environment = os.environ if environment is None else environment
     if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
         return False
-    try:
-        return stream.isatty()
-    except ValueError:
-        return False
+    return _is_terminal(stream)
 
 
 class _Screen:
@@ -251,8 +248,11 @@ class Display:
             "out": _Screen(stdout, colour and colour_wanted(stdout)),
             "err": _Screen(stderr, colour and colour_wanted(stderr)),
         }
-        if _same_file(stdout, stderr):
-            # One terminal has one cursor.
+        try:
+            one_file = os.path.sameopenfile(stdout.fileno(), stderr.fileno())
+        except (OSError, ValueError):
+            one_file = stdout is stderr
+        if one_file:  # one terminal has one cursor
             self._screens["err"] = self._screens["out"]
         self._followers: dict[tuple[int, str], _Follower] = {}
 
@@ -293,10 +293,3 @@ def _is_terminal(stream: TextIO) -> bool:
         return stream.isatty()
     except ValueError:
         return False
-
-
-def _same_file(one: TextIO, other: TextIO) -> bool:
-    try:
-        return os.path.sameopenfile(one.fileno(), other.fileno())
-    except (OSError, ValueError):
-        return one is other

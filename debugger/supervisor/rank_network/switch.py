@@ -32,7 +32,7 @@ from pathlib import Path
 from ...faults.injected import InjectedLog
 from ...faults.packets import destination
 from ...faults.plan import Plan
-from ...faults.wire import Clock, Leaving, Wire
+from ...faults.wire import Clock, Wire
 from ...record.network import INTERFACE, LAUNCHER, NETMASK, SWITCH, Entrances, address
 from ...system.proc import namespace_path, setting
 
@@ -184,14 +184,13 @@ class Switch:
                 self._send_late()
                 now_s = time.monotonic()
                 for one in wire.take(bytes(packet), now_s):
-                    self._send(one, wire, tun if one.back else other, now_s)
-
-    def _send(self, one: Leaving, wire: Wire, tun: int, now_s: float) -> None:
-        if one.back or (one.at_s <= now_s and not wire.queued_bytes):
-            _write(tun, one.packet)
-            return
-        wire.queued_bytes += len(one.packet)
-        heapq.heappush(self._late, (one.at_s, next(self._order), tun, one.packet, wire))
+                    to = tun if one.back else other
+                    if one.back or (one.at_s <= now_s and not wire.queued_bytes):
+                        _write(to, one.packet)
+                    else:
+                        wire.queued_bytes += len(one.packet)
+                        late = (one.at_s, next(self._order), to, one.packet, wire)
+                        heapq.heappush(self._late, late)
 
     def _send_late(self) -> None:
         """Sends the packets that are due by now."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ast
 import re
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
@@ -69,31 +69,22 @@ def held_lock(threads: Sequence[ThreadStack], late: ThreadStack | None = None) -
         if found is None or not stack_tree.waits_for_lock(waiter):
             continue
         frame = found[0]
-        for name in _taken_at(frame):
+        blocks = _blocks(frame.root + frame.file)
+        for name in [one.name for one in blocks if one.first <= frame.line < one.body]:
             for holder in threads:
                 if holder is waiter:
                     continue
                 for index, other in enumerate(holder.frames):
-                    if other.file == frame.file and name in _entered_at(other):
+                    if other.file == frame.file and any(
+                        one.name == name and one.body <= other.line <= one.last
+                        for one in _blocks(other.root + other.file)
+                    ):
                         return HeldLock(name, frame, other, holder.frames[: index + 1])
     return None
 
 
 def _place(frame: Frame) -> str:
     return f"{frame.file.rpartition('/')[2]}:{frame.line} in {frame.function}"
-
-
-def _taken_at(frame: Frame) -> Iterator[str]:
-    """Yields the locks that are waited for on this line: `with lock:`, `lock.acquire()`."""
-    for block in _blocks(frame.root + frame.file):
-        if block.first <= frame.line < block.body:
-            yield block.name
-
-
-def _entered_at(frame: Frame) -> set[str]:
-    """The locks in whose body this line lies."""
-    blocks = _blocks(frame.root + frame.file)
-    return {block.name for block in blocks if block.body <= frame.line <= block.last}
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ def _run_py_spy(
             check=False,
         )
         if done.returncode == 0:
-            root = root_of(pid)
+            root = proc.root_of(pid)
             return [_from_py_spy(pid, thread, root) for thread in json.loads(done.stdout)]
     except subprocess.TimeoutExpired:
         return f"no answer within {left_s:.0f} s"
@@ -173,11 +173,6 @@ def _run_py_spy(
         return clean(str(error), 200)
     text = done.stderr.decode("utf-8", "replace").strip() or f"exit code {done.returncode}"
     return clean(text.splitlines()[0].removeprefix("Error: "), 200)
-
-
-def root_of(pid: int) -> str:
-    """ "" of a process that has the same files as this one."""
-    return str(proc.root(pid)) if proc.has_own_files(pid) else ""
 
 
 def _from_py_spy(pid: int, thread: dict[str, Any], root: str) -> ThreadStack:

@@ -232,7 +232,9 @@ class StandstillWatch:
         # Their records tell of ranks that call, or wait for one another: the kernel, which takes
         # some milliseconds for each rank, is asked only where these show nothing.
         quiet = bool(alive) and self._last is not None and self._last.calls == calls
-        quiet = quiet and not any(map(_is_for_others, alive.values()))
+        # It is for another rank, or for a person at a breakpoint, to bring on one that waits so.
+        waits = [wait.activity for rank in alive.values() for wait in rank.waits]
+        quiet = quiet and not any(one in FOR_RANKS or one is Activity.PAUSED for one in waits)
         pids = self._descendants() if quiet else ()
         sample = _Sample(now_s, calls, {pid: (_ticks(pid), proc.moved_bytes(pid)) for pid in pids})
         if not quiet or self._last is None or _has_moved(self._last, sample):
@@ -311,13 +313,6 @@ def _has_moved(before: _Sample, now: _Sample) -> bool:
         or moved - before.used[pid][1]
         > (MOVING_BYTES_PER_S if pid in ranks else TRICKLE_BYTES_PER_S) * gap_s
         for pid, (ticks, moved) in now.used.items()
-    )
-
-
-def _is_for_others(rank: Rank) -> bool:
-    """Whether it is for another rank, or for a person at its breakpoint, to bring it on."""
-    return any(
-        wait.activity in FOR_RANKS or wait.activity is Activity.PAUSED for wait in rank.waits
     )
 
 

@@ -14,10 +14,11 @@ import pytest
 from distdebug.nodes import job as jobs
 from distdebug.nodes.connection import Connection
 from distdebug.nodes.interfaces import LOOPBACK
-from distdebug.nodes.job import HEAD, MEMBER, Job
+from distdebug.nodes.job import Job
 from distdebug.nodes.keys import head_pair, node_pair
 from distdebug.nodes.listener import Listener
 from distdebug.nodes.messages import Message
+from distdebug.nodes.presence import Role
 from distdebug.nodes.several import VARIABLE, Agreed, AgreedError, Several, job_key, place
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process
@@ -82,12 +83,12 @@ def test_the_first_on_the_heads_host_listens_and_the_next_comes_to_it(
     supervisors: Supervisors, port: int
 ) -> None:
     head, said = supervisors.begins(task="RANK=0")
-    assert (head.role, said) == (HEAD, [])
+    assert (head.role, said) == (Role.HEAD, [])
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port), timeout=5)
     supervisors.heads = head
     other, others = supervisors.begins(task="RANK=1")
-    assert (other.role, others) == (MEMBER, [])
+    assert (other.role, others) == (Role.MEMBER, [])
     assert other.judged_elsewhere
     assert other.member is not None
     assert other.member.planned

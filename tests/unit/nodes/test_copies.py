@@ -52,7 +52,6 @@ class Node:
         (digest,) = self.sampler.digests()
         for number, name, size in digest.data.get("files", ()):
             self.mirror.announced(number, name, size)
-            self.mirror.named(number, name)
         self.mirror.apply(unpacked(digest.blob), digest.data.get("busy") is not True)
         for number, *values in digest.data.get("processes", ()):
             self.mirror.seen(number, values)
@@ -538,7 +537,6 @@ def test_much_is_told_in_parts(node: Node, monkeypatch: pytest.MonkeyPatch) -> N
     for one in digests:
         for number, name, size in one.data.get("files", ()):
             node.mirror.announced(number, name, size)
-            node.mirror.named(number, name)
         node.mirror.apply(unpacked(one.blob), one.data.get("busy") is not True)
     seen, meant = node.seen(), node.meant()
     assert {n: plain(one).groups for n, one in seen.ranks.items()} == {

@@ -15,6 +15,7 @@ from distdebug.nodes.listener import Listener, Node
 from distdebug.nodes.messages import Message, Patch, packed
 from distdebug.nodes.mirror import Mirror
 from distdebug.nodes.missing import lost_nodes
+from distdebug.nodes.presence import Event
 from distdebug.nodes.several import Several
 from distdebug.record import layout, steady_clock
 from distdebug.record.reading.copies import own_name
@@ -51,6 +52,9 @@ class Heard:
     def stirred(self) -> list[int]:
         return list(self.nodes)
 
+    def give_up(self, number: int) -> None:
+        self.nodes[number].peer.on(Event.BE_GIVEN_UP)
+
     def broadcast(self, message: Message) -> None:
         if message.kind == "fill":
             self.asked.append(message.data["number"])
@@ -63,6 +67,7 @@ class Heard:
 
     def joins(self, number: int = 1, host: str = "node1") -> Node:
         node = Node(number, f"key{number}", host, heard_ns=time.monotonic_ns())
+        node.peer.spoke(0.0)
         self.nodes[number] = node
         self.came.append((number, Message("hello")))
         return node
@@ -405,7 +410,7 @@ def test_supervisors_of_one_host_are_lost_together(tmp_path: Path) -> None:
         heard.came.append((number, Message("digest", told, packed([]))))
     head.take()
     assert head.settled(since_ns)
-    one.silent = True
+    one.peer.on(Event.BE_MISSED)
     head.take()
     assert not head.settled(since_ns), "the other one has said nothing since, neither"
     other.heard_ns += 2 * 10**9

@@ -28,7 +28,8 @@ ENDS = """
 import pathlib, sys, time
 sys.path.insert(0, sys.argv[1])
 from distdebug.nodes.keys import head_pair, node_pair
-from distdebug.nodes.listener import LOST_AFTER_S, Listener
+from distdebug.nodes.limits import LOST_AFTER_S
+from distdebug.nodes.listener import Listener
 from distdebug.nodes.clocks import Listening
 from distdebug.nodes.connection import Connection
 from distdebug.nodes.messages import Message
@@ -63,7 +64,7 @@ head.welcome = {"version": "1"}
 head.allow(node_pair(key).public.decode())
 
 def silent_s():
-    heard = [one.heard for one in head.nodes.values()]
+    heard = [one.peer for one in head.nodes.values()]
     return heard[0].silent_s(head._listening.total_s) if heard else -1.0
 
 until_the_end("head", head, silent_s, head.received)

@@ -14,6 +14,7 @@ import pytest
 
 from distdebug.nodes.job import Job
 from distdebug.nodes.late_meeting import LateMeeting
+from distdebug.nodes.presence import Role
 from distdebug.nodes.several import Several, perhaps
 from distdebug.record.layout import Phase
 from distdebug.record.runs.run_directory import RunDirectory
@@ -79,7 +80,7 @@ def test_a_node_that_has_joined_leaves_it_to_the_head(node: Node) -> None:
     ranks = {1: rank(1, nobody())}
     assert node.looks(ranks)
     member: Any = SimpleNamespace(lost="", close=lambda: None)
-    node.job.member = member
+    node.job.member, node.job.role = member, Role.MEMBER
     assert node.late.goes_on(ranks)
     member.lost = "it is silent"
     assert not node.late.goes_on(ranks)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.nodes.messages import Message
-from distdebug.nodes.prompts import HeadPrompts, NodePrompts
+from distdebug.nodes.prompts import Prompts
 from distdebug.record.requests.breakpoints import (
     BREAKPOINT,
     Line,
@@ -40,33 +40,31 @@ class Job:
         for one in self.directories:
             one.mkdir()
         self._said: queue.Queue[tuple[int, int, Message]] = queue.Queue()
-        self.head = HeadPrompts(self.directories[HEAD], self._to_node)
+        self.head = Prompts(self.directories[HEAD], self._to_node)
         self.nodes = {number: self._node(number) for number in (1, 2)}
 
     def _to_node(self, number: int, message: Message) -> None:
         self._said.put((HEAD, number, message))
 
-    def _node(self, number: int) -> NodePrompts:
-        def to_head(message: Message) -> None:
+    def _node(self, number: int) -> Prompts:
+        def to_head(_head: int, message: Message) -> None:
             self._said.put((number, HEAD, message))
 
-        return NodePrompts(self.directories[number], to_head)
+        return Prompts(self.directories[number], to_head)
 
     def pump(self) -> None:
         """What each says is heard."""
-        for number, node in self.nodes.items():
-            told = node.next()
-            if told is not None:
-                self._said.put((number, HEAD, told))
+        for node in self.nodes.values():
+            node.tell(lambda: (HEAD,))
         self.head.tell(lambda: self.nodes)
         while not self._said.empty():
             here, there, message = self._said.get()
             if there != HEAD and message.kind == "stops":
-                self.nodes[there].stand(message.data)
+                self.nodes[there].stand(HEAD, message.data)
             elif there != HEAD:
-                self.nodes[there].heard(message.data, message.blob)
+                self.nodes[there].heard(HEAD, message.data, message.blob)
             elif message.kind == "stops":
-                self.head.stand(here, message.data["stops"])
+                self.head.stand(here, message.data)
             else:
                 self.head.heard(here, message.data, message.blob)
 
@@ -180,7 +178,7 @@ def test_a_connection_that_broke_and_came_again(job: Job) -> None:
     place = "train.py:7 in step"
     until(job.everywhere([(0, place), (1, place)]), "it is not told")
     withdraw(job.directories[HEAD], standing(0))
-    job.nodes[2].anew()
+    job.nodes[2].gone(HEAD)
     job.head.anew(2)
     until(job.everywhere([(1, place)]), "it is not told")
 

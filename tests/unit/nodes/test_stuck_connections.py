@@ -11,15 +11,14 @@ from contextlib import ExitStack
 import pytest
 import zmq
 
-from distdebug.nodes import connection as member
 from distdebug.nodes import limits
-from distdebug.nodes import listener as head
-from distdebug.nodes.connection import LATE_S, Connection
+from distdebug.nodes.connection import Connection
 from distdebug.nodes.interfaces import LOOPBACK
 from distdebug.nodes.keys import Offer
-from distdebug.nodes.limits import LOST_AFTER_S
+from distdebug.nodes.limits import LATE_S, LOST_AFTER_S
 from distdebug.nodes.listener import Listener
 from distdebug.nodes.messages import Message
+from distdebug.nodes.presence import Standing
 from tests.support.waiting import until
 from tests.unit.nodes.test_links import HELLO
 
@@ -113,7 +112,7 @@ class Two:
     @property
     def missed(self) -> list[bool]:
         """Whether the node misses the head, and the head the node."""
-        return [bool(self.node.lost), self.head.nodes[1].silent]
+        return [bool(self.node.lost), self.head.nodes[1].peer.standing is Standing.MISSED]
 
 
 @pytest.fixture(name="two")
@@ -125,7 +124,6 @@ def _two() -> Iterator[Two]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is lost for want of a core."""
-    monkeypatch.setattr(head, "LOST_AFTER_S", 60.0)
     monkeypatch.setattr(limits, "LOST_AFTER_S", 60.0)
 
 
@@ -134,8 +132,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_new_connection_is_made(two: Two, both_ways: bool) -> None:
     """What is told from then on arrives; nobody takes the old connection's end for a stranger's."""
     two.network.stuck(both_ways)
-    until(lambda: two.node._failed_over_s > 0, "it waits on the one that it has")
-    until(lambda: two.node._before is None, "it was not welcomed again")
+    until(lambda: two.node._head.moved_s > 0, "it waits on the one that it has")
+    until(lambda: two.node._left is None, "it was not welcomed again")
     two.node.send(Message("digest", {"t": 2}))
     until(lambda: two.told("digest"), "it does not get through")
     until(lambda: two.node.silent_s < LATE_S, "it does not hear the head")
@@ -146,13 +144,13 @@ def test_a_new_connection_is_made(two: Two, both_ways: bool) -> None:
 @pytest.mark.usefixtures("patient")
 def test_who_speaks_again_is_not_left(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: a new connection was made, and there is no need of it."""
-    monkeypatch.setattr(member, "SILENT_S", 60.0)
+    monkeypatch.setattr(limits, "SILENT_S", 60.0)
     identity = two.head._identities[1]
     two.network.takes_new = False  # the new one is made, and nothing comes over it first
     two.network.stuck()
     until(lambda: two.network.made > 1, "it waits on the one that it has")
     two.network.flows(oldest=True)
-    until(lambda: two.node._anew is None, "it keeps both")
+    until(lambda: two.node._second is None, "it keeps both")
     assert two.head._identities[1] == identity
     # The new one was given up before its handshake was through, which the head may take for a
     # stranger's; nothing else is said.

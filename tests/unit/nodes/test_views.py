@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from distdebug.cli import main
-from distdebug.nodes.files import ViewCopies
 from distdebug.nodes.messages import Message, Patch, packed
+from distdebug.nodes.view import ViewCopies
 from distdebug.nodes.viewers import BLOCK
 from distdebug.record.requests.breakpoints import BREAKPOINT, Stop, announce, listen
+from distdebug.record.requests.control import ask
 from distdebug.record.runs.job_view import FOLDER, HEAD, JobView, is_watched
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.writing.writer import FlightWriter
@@ -131,8 +133,12 @@ def test_a_connection_that_breaks_and_comes_again_tells_all_once_more(two: Watch
 def test_a_request_is_done_by_the_head_and_answered(two: Watched) -> None:
     two.looks()
     two.head.views.on_request = lambda request: f"did {request['action']}"
-    two.connection.send(Message("request", {"number": 7, "request": {"action": "stacks"}}))
-    two.until(lambda: two.node.view._answers.get(7) == (True, "did stacks"), "no answer")
+    answers: list[str] = []
+    asks = threading.Thread(
+        target=lambda: answers.append(ask(two.folder, "stacks", {})), daemon=True
+    )
+    asks.start()
+    two.until(lambda: answers == ["did stacks"], "no answer")
 
 
 def test_a_lost_head_is_said_and_what_was_seen_stays(two: Watched) -> None:

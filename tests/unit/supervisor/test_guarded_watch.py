@@ -15,7 +15,7 @@ from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import LostNode, Process, Rank, Snapshot
 from distdebug.supervisor.guarded_watch import Announcements, GuardedWatch
 from distdebug.supervisor.own_faults import OwnFaults
-from distdebug.supervisor.watch import Policy, Watch
+from distdebug.supervisor.watch import Policy
 
 SILENT_S = 2.6
 
@@ -46,13 +46,13 @@ class Nobody:
 def test_a_lost_head_is_found_when_this_node_says_so(tmp_path: Path) -> None:
     """Not by a look: on a busy machine none may have come between the silence and the end."""
     announcements = Announcements(RunDirectory.create(tmp_path))
-    watched = GuardedWatch(Watch(Nobody(), Policy()), OwnFaults(), announcements)
+    watched = GuardedWatch(Nobody(), Policy(), OwnFaults(), announcements)
     lost = lost_without_ranks(
         LostNode("node0", steady_clock.now_ns() - int(SILENT_S * 1e9), (0, 1))
     )
-    assert watched.detected_after_s(lost.identity) is None
+    assert watched.detected_after_s.get(lost.identity) is None
     watched.found(lost)
-    after_s = watched.detected_after_s(lost.identity)
+    after_s = watched.detected_after_s.get(lost.identity)
     assert after_s is not None
     assert SILENT_S - 0.01 <= after_s < SILENT_S + 30
 
@@ -74,9 +74,9 @@ class Ranks(Nobody):
 
 def test_only_processes_of_this_host_are_sampled(tmp_path: Path) -> None:
     announcements = Announcements(RunDirectory.create(tmp_path))
-    watched = GuardedWatch(Watch(Ranks(), Policy()), OwnFaults(), announcements)
+    watched = GuardedWatch(Ranks(), Policy(), OwnFaults(), announcements)
     assert watched.pids_here == {}
-    watched.look()
+    watched.observe()
     assert watched.ranks.keys() == {0, 1}
     assert watched.pids_here == {0: 77}
 
@@ -84,10 +84,10 @@ def test_only_processes_of_this_host_are_sampled(tmp_path: Path) -> None:
 def test_of_what_has_no_time_none_is_made_up(tmp_path: Path) -> None:
     """Nodes that never came: nobody could have seen that at one moment."""
     announcements = Announcements(RunDirectory.create(tmp_path))
-    watched = GuardedWatch(Watch(Nobody(), Policy()), OwnFaults(), announcements)
+    watched = GuardedWatch(Nobody(), Policy(), OwnFaults(), announcements)
     missing = Finding(kind="join_timeout", message="1 of 2 nodes has come", culprits=())
     watched.found(missing)
-    assert watched.detected_after_s(missing.identity) is None
+    assert watched.detected_after_s == {}
 
 
 def test_how_ranks_ended_is_looked_at_and_not_judged(
@@ -103,8 +103,8 @@ def test_how_ranks_ended_is_looked_at_and_not_judged(
 
     monkeypatch.setattr(Judge, "look", look)
     announcements = Announcements(RunDirectory.create(tmp_path))
-    watched = GuardedWatch(Watch(Nobody(), Policy()), OwnFaults(), announcements)
-    assert watched.look() is not None
+    watched = GuardedWatch(Nobody(), Policy(), OwnFaults(), announcements)
+    assert watched.observe() is not None
     assert len(judged) == 1
-    assert watched.silent_look().findings == ()
+    assert watched.only_look().findings == ()
     assert len(judged) == 1

@@ -14,7 +14,7 @@ from distdebug.diagnosis.findings import Finding, RankEvidence
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import CallSite
 from distdebug.record.wording import RankState
-from distdebug.supervisor.run_end import LocalRanks
+from distdebug.supervisor.several_nodes import JobRanks
 from distdebug.supervisor.stacks.evidence import Evidence, keep
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
 
@@ -142,7 +142,7 @@ def test_ranks_are_told_without_waiting_for_a_busy_disk(
     monkeypatch.setattr(os, "fsync", synced.append)
     keep(directory, {1: (MAIN,)}, [], took_s=0.1)
     late = Finding("missing_rank", "suspected: rank 1 has not come", (1,), (0,), proven=False)
-    assert LocalRanks(Mock(), directory).tell(late)
+    assert JobRanks(Mock(), Mock(head=None), directory).tell(late)
     assert (synced, directory.verdict.exists(), directory.stacks_text.exists()) == ([], True, True)
     directory.write_json(directory.report_json.name, {})
     assert len(synced) == 1

@@ -1,0 +1,222 @@
+"""Tables of states and events say who may lead, who is lost, and what a member does about it.
+
+Pure: no socket, and no clock but what is passed in. Times of the other end are seconds for which we
+have listened (`clocks.Listening`), so that a supervisor that is behind takes nobody for lost.
+An event that a row does not name changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeVar
+
+from . import limits
+from .clocks import Listening
+
+
+class Event(Enum):
+    """Whatever can happen to a supervisor, to the other end of its link, or to a connection."""
+
+    # to a supervisor
+    MEET = auto()  # it is told, by the job's store or by its flags, that there are others
+    FAIL = auto()  # it cannot listen there, or knows no way
+    LEAD = auto()
+    JOIN = auto()
+    ORPHAN = auto()  # it has lost its head
+    # to the other end
+    SPEAK = auto()
+    BE_LATE = auto()
+    BE_SILENT = auto()
+    BE_MISSED = auto()  # it was silent for so long that no interruption explains it
+    BE_GIVEN_UP = auto()  # it was missed, and that was acted upon
+    LEAVE = auto()
+    REFUSE = auto()
+    # to a connection
+    CONNECT = auto()
+    PROVE = auto()  # both ends have proved their keys
+    CLOSE = auto()
+    EXPIRE = auto()
+
+
+class Role(Enum):
+    """A supervisor's part in its job."""
+
+    ALONE = "alone"
+    MEETING = "meeting"
+    APART = "apart"
+    HEAD = "head"
+    MEMBER = "member"
+    ORPHAN = "orphan"
+
+    @property
+    def has_met(self) -> bool:
+        """Whether it has begun to meet the others."""
+        return self is not Role.ALONE
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has, or had, a part in a job of several nodes."""
+        return self in (Role.HEAD, Role.MEMBER, Role.ORPHAN)
+
+
+ROLES: Mapping[Role, Mapping[Event, Role]] = {
+    Role.ALONE: {Event.MEET: Role.MEETING},
+    Role.MEETING: {Event.LEAD: Role.HEAD, Event.JOIN: Role.MEMBER, Event.FAIL: Role.APART},
+    Role.APART: {},
+    Role.HEAD: {},
+    Role.MEMBER: {Event.ORPHAN: Role.ORPHAN},
+    Role.ORPHAN: {},
+}
+"""A head stays one, and who has lost its head gets no other: two heads would be two verdicts."""
+
+
+class Standing(Enum):
+    """The other end, as this one hears it."""
+
+    AWAITED = auto()
+    HEARD = auto()
+    LATE = auto()
+    SILENT = auto()
+    MISSED = auto()
+    LOST = auto()
+    LEFT = auto()
+    REFUSED = auto()
+
+
+_THERE: Mapping[Event, Standing] = {
+    Event.SPEAK: Standing.HEARD,
+    Event.BE_LATE: Standing.LATE,
+    Event.BE_SILENT: Standing.SILENT,
+    Event.BE_MISSED: Standing.MISSED,
+    Event.LEAVE: Standing.LEFT,
+    Event.REFUSE: Standing.REFUSED,
+}
+STANDINGS: Mapping[Standing, Mapping[Event, Standing]] = {
+    Standing.AWAITED: {**_THERE, Event.BE_MISSED: Standing.LOST},
+    Standing.HEARD: _THERE,
+    Standing.LATE: _THERE,
+    Standing.SILENT: _THERE,
+    # Who is missed and speaks before that was acted upon is there.
+    Standing.MISSED: {**_THERE, Event.BE_GIVEN_UP: Standing.LOST},
+    Standing.LOST: {},
+    Standing.LEFT: {},
+    Standing.REFUSED: {},
+}
+
+
+class Line(Enum):
+    """A connection to the head."""
+
+    DIALLED = auto()
+    PROVING = auto()
+    PROVED = auto()
+    EXPIRED = auto()
+
+
+_DIALLED: Mapping[Event, Line] = {Event.CONNECT: Line.PROVING, Event.PROVE: Line.PROVED}
+LINES: Mapping[Line, Mapping[Event, Line]] = {
+    Line.DIALLED: {**_DIALLED, Event.EXPIRE: Line.EXPIRED},
+    Line.EXPIRED: _DIALLED,
+    Line.PROVING: {Event.PROVE: Line.PROVED, Event.CLOSE: Line.DIALLED},
+    Line.PROVED: {Event.CONNECT: Line.PROVING, Event.CLOSE: Line.DIALLED},
+}
+
+
+class Way(Enum):
+    """The choice of a member between the connection that it has and a second one."""
+
+    DIAL = auto()
+    MOVE = auto()
+    DROP = auto()
+
+
+WAYS: Mapping[tuple[Line | None, Standing], Way] = {
+    (None, Standing.LATE): Way.DIAL,
+    (None, Standing.SILENT): Way.DIAL,
+    (None, Standing.MISSED): Way.DIAL,
+    (Line.PROVED, Standing.SILENT): Way.MOVE,
+    (Line.PROVED, Standing.MISSED): Way.MOVE,
+    (Line.PROVED, Standing.HEARD): Way.DROP,
+    # Not while keys are proved: the head would count it as an attempt without one.
+    (Line.EXPIRED, Standing.HEARD): Way.DROP,
+}
+"""What to do, by the state of the second connection (None: there is none) and the head's. A
+connection is not left before the head is silent, since it may have spoken again by then: who broke
+with it at once would be missed after an interruption that loses nobody."""
+
+State = TypeVar("State", Role, Standing, Line)
+
+
+def after(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
+    """Returns the state that follows."""
+    return table[state].get(event, state)
+
+
+@dataclass(slots=True)
+class Peer:
+    """The other end of a link. A head knows one for each node, a node one: its head."""
+
+    standing: Standing = Standing.AWAITED
+    last_s: float = -1.0
+    """When it was heard last; before it ever was, -1."""
+    unheard_s: float = 0.0
+    """For how long it has heard nothing of us, by its own word."""
+    _asked_s: float = -1.0
+    moved_s: float = -1e9
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it does not come again."""
+        return not STANDINGS[self.standing]
+
+    def on(self, event: Event) -> None:
+        """Takes an event."""
+        self.standing = after(STANDINGS, self.standing, event)
+
+    def spoke(self, listened_s: float) -> None:
+        """Notes that it has said something."""
+        self.last_s, self._asked_s = listened_s, -1.0
+        self.on(Event.SPEAK)
+
+    def asked(self, listened_s: float) -> None:
+        """Notes that it was told something that it answers."""
+        if self._asked_s < 0:
+            self._asked_s = listened_s
+
+    def silent_s(self, listened_s: float) -> float:
+        """Returns for how long it has said nothing; before it has ever spoken, 0."""
+        return listened_s - self.last_s if self.last_s >= 0 else 0.0
+
+    def since_absent(self, listening: Listening) -> bool:
+        """Whether it has said nothing, but for what was said meanwhile, since we were absent."""
+        until_s = listening.absent_at_s + limits.QUEUE_EVERY_S
+        return listening.absent_s > 0 and self.last_s <= until_s
+
+    def look(self, listened_s: float, every_s: float | None = None) -> Standing:
+        """Returns how it stands now. `every_s`: between two questions to it, of one that speaks
+        when it is asked. It is missed only if it was asked early enough: one of three questions
+        would have come through."""
+        silent_s = self.silent_s(listened_s)
+        stuck_s = max(silent_s, self.unheard_s)
+        if stuck_s <= limits.LATE_S:
+            return self.standing
+        in_time = every_s is None or (
+            self._asked_s >= 0 and listened_s - self._asked_s >= limits.LOST_AFTER_S - 3 * every_s
+        )
+        if silent_s > limits.LOST_AFTER_S and in_time:
+            self.on(Event.BE_MISSED)
+        else:
+            self.on(Event.BE_SILENT if stuck_s > limits.SILENT_S else Event.BE_LATE)
+        return self.standing
+
+    def way(self, second: Line | None, listened_s: float) -> Way | None:
+        """Returns what a member does about its connections; None: nothing. Where it has moved a
+        moment ago, the head is about to speak."""
+        way = WAYS.get((second, self.standing))
+        return None if way is Way.DIAL and listened_s - self.moved_s < limits.LATE_S else way
+
+    def moved(self, listened_s: float) -> None:
+        """Notes that a member speaks by another connection now."""
+        self.unheard_s, self.moved_s = 0.0, listened_s
