@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from distcore.groups.operators import open_to
+from distcore.torch_api import open_operators_to
 
 from .probe import Private, WatchedPart
 from .probe import c10d as private
@@ -32,7 +32,7 @@ def record_operators(front_class: type) -> None:
     """
     if OPERATORS.works:
         try:
-            open_to(_front(front_class), PASS_BY)
+            open_operators_to(_front(front_class), PASS_BY)
         except Exception as error:
             OPERATORS.switch_off(f"putting a kernel before torch's failed: {error!r}")
 
