@@ -13,6 +13,7 @@ from typing import Any as _Any
 import torch.distributed as _torch
 
 from . import algorithms as _algorithms
+from .backend import register_all as _register_all
 from .backend import unavailable
 from .errors import (
     Aborted,
@@ -24,7 +25,6 @@ from .errors import (
     RendezvousError,
     StoreFailed,
 )
-from .registration import register_all as _register_all
 from .torch_api import (
     init_process_group,
     is_nccl_available,

@@ -1,16 +1,27 @@
-"""The interface of a backend: a name that torch knows, and how a group on it is made."""
+"""The interface of a backend, ours that there are, and when torch.distributed knows of them: once
+the program imports distcore, or names one of them.
+
+Until then, where another package has loaded parts of distcore for its own use, torch answers every
+question as it would without distcore.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from . import torch_api, torch_private
+from .base.backend_names import by_device
+from .base.wrapping import around
 from .groups.composite import CompositeGroup
 from .groups.process_group import CoreGroup, Origin
+from .mpi import torch_api as mpi
+from .mpi.backend import MpiBackend
+from .nccl.backend import NcclBackend
+from .tcp.backend import TcpBackend
 
 
 class Backend(Protocol):
@@ -97,25 +108,10 @@ def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
     for made in planned._device_types:
         if made.type == device:
             return planned._get_backend(made)
-    return torch_private.make_backend(
-        name,
-        device,
-        origin.store,
-        origin.rank,
-        len(origin.ranks),
-        timedelta(seconds=origin.timeout.total_seconds()),
-        origin.name,
-        origin.ranks,
-        planned,
-    )
+    return torch_private.make_backend(name, device, origin, planned)
 
 
 _registered: dict[str, Backend] = {}
-
-
-def registered(name: str) -> Backend | None:
-    """Ours of this name."""
-    return _registered.get(name)
 
 
 def register(backend: Backend) -> None:
@@ -133,7 +129,64 @@ def register(backend: Backend) -> None:
 def unavailable(backend: str) -> str | None:
     """Why distcore's own "tcp", "mpi" or "nccl" cannot be used in this process, in a sentence with
     the next step; None if it can. Raises ValueError for another name."""
-    found = registered(backend) or registered(f"distcore_{backend}")
+    found = _registered.get(backend) or _registered.get(f"distcore_{backend}")
     if found is None:
         raise ValueError(f"distcore has no backend {backend!r}")
     return found.unavailable()
+
+
+_BACKENDS = (TcpBackend(), MpiBackend(), NcclBackend())
+UNBUFFERED = (TcpBackend.name,)
+"""The backends of which no send is over before its receive has taken it, be it empty (see
+`transports.parcels`). What others buffer is for the libraries below them to say."""
+_BACKEND_AT = {"init_process_group": 0, "_new_group_with_tag": 2, "_new_process_group_helper": 3}
+"""torch's functions that are given the name of a backend, and where among their arguments."""
+
+
+def register_all() -> None:
+    """Make `init_process_group` work with "tcp", "mpi" and "distcore_nccl", and have torch say so.
+
+    Opens nothing and starts nothing; again it changes nothing.
+    """
+    stand_by()
+    if _knows_all():
+        return
+    for backend in _BACKENDS:
+        register(backend)
+    mpi.answer_for_torch()
+
+
+def stand_by() -> None:
+    """Have `register_all` called as soon as the program asks torch for one of the backends by a
+    name that torch does not have. Whatever it asks otherwise is answered by torch alone."""
+    for name, position in _BACKEND_AT.items():
+        theirs = getattr(torch_private.c10d, name, None)
+        if theirs is None:
+            continue  # without the two private ones, init_process_group alone knows our names
+        ours = around(theirs)
+        adapted = theirs if torch_private.has_own_mpi() else ours(mpi.ADAPTED[name](theirs))
+        torch_private.in_front(name, ours(_asking(adapted, position)))
+
+
+def _knows_all() -> bool:
+    return TcpBackend.name in _registered
+
+
+def _asking(adapted: Callable[..., Any], position: int) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if not _knows_all():
+            backend = args[position] if len(args) > position else kwargs.get("backend")
+            if backend is not None and _names_ours(str(backend)):
+                register_all()
+        return adapted(*args, **kwargs)
+
+    return function
+
+
+def _names_ours(backend: str) -> bool:
+    """Whether this names a backend of ours ("tcp", "cpu:tcp,cuda:nccl") that nobody else has."""
+    named = set(by_device(backend.lower()).values())
+    if mpi.SHOWN in named and not torch_private.has_own_mpi():
+        return True
+    known = torch_private.dist.Backend.backend_list
+    return any(one.name in named and one.name not in known for one in _BACKENDS)

@@ -6,17 +6,6 @@ from collections.abc import Sequence
 
 from torch.distributed import DistBackendError, DistError, DistNetworkError, DistStoreError
 
-__all__ = [
-    "Aborted",
-    "CallMismatch",
-    "CorruptFrame",
-    "DeadlineExceeded",
-    "GroupFailed",
-    "PeerLost",
-    "RendezvousError",
-    "StoreFailed",
-]
-
 
 class GroupFailed(DistBackendError):
     """A call could not be completed, and the group cannot be used any more.
@@ -66,6 +55,13 @@ class CorruptFrame(GroupFailed, DistNetworkError):
 
 class Aborted(GroupFailed):
     """`abort()` was called on the group."""
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (PeerLost, CallMismatch, DeadlineExceeded, CorruptFrame, Aborted, GroupFailed)
+}
+"""The errors of a group that ranks pass on to each other, by name."""
 
 
 class RendezvousError(DistError):

@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -117,34 +116,38 @@ def creation_in_progress() -> tuple[dict[str, str], Any]:
     return {str(device): str(name) for device, name in devices.items()}, seen.get("pg")
 
 
-def make_backend(
-    name: str,
-    device: str,
-    store: Any,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    group_name: str,
-    ranks: Sequence[int],
-    planned: Any = None,
-) -> Any:
+def make_backend(name: str, device: str, origin: Any, planned: Any) -> Any:
     """Makes one of torch's own backends, or of another package's, for another device of a group of
-    ours. `planned`: the group that torch was about to make.
+    ours, which has this origin. `planned`: the group that torch was about to make.
 
     Raises ValueError for a backend that torch does not have.
     """
-    prefixed = dist.PrefixStore(f"{device}/", store)
-    plugin = _plugin(name)
+    # Since 2.14 torch's own backends are in its table as well, and the table says which of those
+    # for NCCL is "nccl" (TORCH_DIST_USE_NCCL2).
+    load = getattr(dist.Backend, "_ensure_backend_registered", None)
+    if load is not None:
+        load(name)
+    plugin = getattr(dist.Backend, "_plugins", {}).get(name.upper())
+    store = dist.PrefixStore(f"{device}/", origin.store)
+    size = len(origin.ranks)
+    if plugin is not None and not plugin.extended_api:
+        return _counting(plugin.creator_fn(store, origin.rank, size, origin.timeout))
     if plugin is not None:
-        return _make_by_plugin(plugin, prefixed, rank, size, timeout, group_name, ranks, planned)
+        asked = _bindings._DistributedBackendOptions()
+        asked.store, asked.group_rank, asked.group_size = store, origin.rank, size
+        asked.timeout, asked.group_id = origin.timeout, origin.name
+        asked.global_ranks_in_group = list(origin.ranks)
+        if hasattr(asked, "process_group"):
+            asked.process_group = planned
+        return _counting(plugin.creator_fn(asked, None))
     if name == "nccl" and dist.is_nccl_available():
         options = c10d.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        options.global_ranks_in_group = list(ranks)
-        options.group_name = group_name
-        return _counting(c10d.ProcessGroupNCCL(prefixed, rank, size, options))
+        options._timeout = origin.timeout
+        options.global_ranks_in_group = list(origin.ranks)
+        options.group_name = origin.name
+        return _counting(c10d.ProcessGroupNCCL(store, origin.rank, size, options))
     if name == "gloo" and dist.is_gloo_available():
-        return _counting(c10d.ProcessGroupGloo(prefixed, rank, size, timeout=timeout))
+        return _counting(c10d.ProcessGroupGloo(store, origin.rank, size, timeout=origin.timeout))
     raise ValueError(
         f"backend {name!r} for {device} beside ours: torch of this installation has only "
         f"{[n for n in ('gloo', 'nccl') if dist.is_backend_available(n)]}"
@@ -157,36 +160,6 @@ def _counting(backend: Any) -> Any:
     if begin is not None:
         begin()
     return backend
-
-
-def _plugin(name: str) -> Any:
-    """Returns how a backend of torch's table is made. Since 2.14 torch's own are there as well, and
-    the table says which of its backends for NCCL is "nccl" (TORCH_DIST_USE_NCCL2)."""
-    load = getattr(dist.Backend, "_ensure_backend_registered", None)
-    if load is not None:
-        load(name)
-    return getattr(dist.Backend, "_plugins", {}).get(name.upper())
-
-
-def _make_by_plugin(
-    plugin: Any,
-    store: Any,
-    rank: int,
-    size: int,
-    timeout: timedelta,
-    group_name: str,
-    ranks: Sequence[int],
-    planned: Any,
-) -> Any:
-    if not plugin.extended_api:
-        return _counting(plugin.creator_fn(store, rank, size, timeout))
-    asked = _bindings._DistributedBackendOptions()
-    asked.store, asked.group_rank, asked.group_size = store, rank, size
-    asked.timeout, asked.group_id = timeout, group_name
-    asked.global_ranks_in_group = list(ranks)
-    if hasattr(asked, "process_group"):
-        asked.process_group = planned
-    return _counting(plugin.creator_fn(asked, None))
 
 
 def register_group(group: Any, ranks: Sequence[int], like: Any) -> None:
@@ -254,10 +227,14 @@ _kernels: Any = None
 
 
 def in_front_of_operator(
-    name: str, devices: Sequence[str], kernel: Callable[..., Any], serves: Callable[[Any], bool]
+    name: str,
+    devices: Sequence[str],
+    kernel: Callable[..., Any],
+    serves: Sequence[Callable[[Any], bool]],
 ) -> None:
     """Have `kernel(group, *arguments)` serve the functional operator of that name for groups that
-    it `serves`; torch's own serves the others. Once; nothing where torch has none."""
+    one of these says it `serves`; torch's own serves the others. Once; nothing where torch has
+    none."""
     global _kernels
     operator = getattr(torch.ops._c10d_functional, name, None)
     if operator is None or name in _originals:
@@ -269,7 +246,7 @@ def in_front_of_operator(
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         group = c10d._resolve_process_group(args[place])
-        if type(group) is dist.ProcessGroup or not serves(group):
+        if type(group) is dist.ProcessGroup or not any(one(group) for one in serves):
             return overload.redispatch(own, *args, **kwargs)
         return kernel(group, *args, **kwargs)
 

@@ -65,7 +65,7 @@ PLANTED = [
     ("debugger/benchmarks/a.py", "import distcore, torch", None),
     (
         "debugger/benchmarks/a.py",
-        "from distcore.transports.socket_mesh import mesh",
+        "from distcore.transports import mesh",
         "distcore's public names",
     ),
     ("debugger/commands/a.py", "from ..launch import torchrun_flags", None),

@@ -187,18 +187,16 @@ MOST_NAMES = 64
 """Names on record; of further ones only how many."""
 
 
+@dataclass(slots=True)
 class _WatchedModel:
     """A model: the names of its parameters, and those for which it waits."""
 
-    __slots__ = ("group", "in_parts", "missing", "name", "names")
-
-    def __init__(self, name: str, group: GroupRecord | None, names: dict[int, str]) -> None:
-        self.name = name
-        self.group = group
-        self.names = names
-        self.missing: list[int] | None = None
-        self.in_parts = False
-        """A later backward has brought what one had left out: the program means it so."""
+    name: str
+    group: GroupRecord | None
+    names: dict[int, str]
+    missing: list[int] | None = None
+    in_parts: bool = False
+    """A later backward has brought what one had left out: the program means it so."""
 
 
 class UnusedParameters:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distcore.registration import stand_by
+from distcore.backend import stand_by
 
 from ..errors.in_ranks import FindingRaised
 from ..record import torch_versions
@@ -41,10 +41,11 @@ from .group.wrap import Groups
 from .log import rank_log
 from .log.debug_level import DebugLevel
 from .log.rank_log import at_exit, report_own_fault, say
-from .process import cleanup_calls, init_process_group, last_words, meeting
+from .process import cleanup_calls, last_words, meeting
 from .process.exceptions import Exceptions
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
+from .process.init_process_group import Initialisations, claim_at_its_end
 from .process.last_words import CrashWriter
 from .process.main_thread import MainThread
 from .process.verdict import VerdictWatch
@@ -106,7 +107,7 @@ def ends_as_rank(number: int, error: BaseException) -> None:
     """An exception ends this process, and is on record: it is of the rank that MPI's launcher has
     made it, if it has not said who it is. What waits for ranks that it has spawned is none."""
     if _layer is not None and type(error).__module__ != "torch.multiprocessing.spawn":
-        init_process_group.claim_at_its_end(_layer.recorder, _layer.directory, number)
+        claim_at_its_end(_layer.recorder, _layer.directory, number)
 
 
 def _come_to_rest() -> None:
@@ -166,9 +167,6 @@ class Layer:
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
 
-    def __repr__(self) -> str:
-        return f"<Layer of rank {self.recorder.writer.rank}, in {self.directory}>"
-
     def observe(self) -> None:
         """Begin. What begins later comes in front of torch's functions, and runs earlier at the
         end of the process."""
@@ -177,18 +175,16 @@ class Layer:
         newer = torch_versions.too_new(torch.__version__)
         if newer:
             recorder.part_off("torch", newer)
-        self.verdict.install()
-        rank_log.of_this_process.observed(
-            lambda: recorder.writer.rank,
-            directory,
-            self.level.current,
-            lambda what, why: recorder.part_off(what, why, said=True),
-            (FindingRaised,),
-        )
+        process = rank_log.of_this_process
+        process.rank_of = lambda: recorder.writer.rank
+        process.directory, process.debug_level = directory, self.level.current
+        process.note_part_off = lambda what, why: recorder.part_off(what, why, said=True)
+        process.passing = (FindingRaised,)
         rank_log.observe_warnings()
-        init_process_group.observe(
+        initialisations = Initialisations(
             recorder, directory, self.groups, self.forks, self.exits, self.unwaited
         )
+        initialisations.observe()
         if os.environ.get(FAULTS):
             self._plan_faults()
         elif os.environ.get(meeting.VARIABLE):
@@ -197,7 +193,7 @@ class Layer:
         self.exits.observe()
         self.agreement.observe()
         self.pipeline.observe()
-        self._observe_further()
+        self._observe_further(initialisations)
         self.main_thread.observe()
         self.breakpoints.observe(self.pipeline.look_once)
         self.forks.on_own_rank(self.breakpoints.adopt)
@@ -205,7 +201,7 @@ class Layer:
         self._begin()
         self.forks.observe(directory, identity, self._begin)
 
-    def _observe_further(self) -> None:
+    def _observe_further(self, initialisations: Initialisations) -> None:
         """Installs the further parts. One that fails is left out, and takes nothing else with
         it."""
         recorder = self.recorder
@@ -230,9 +226,7 @@ class Layer:
             "comparing what is paired by position": PositionPairing(recorder).observe,
             "watching exceptions that are caught": lambda: on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
-            "watching init_rpc": lambda: init_process_group.observe_rpc(
-                recorder, self.directory, self.forks, self.exits
-            ),
+            "watching init_rpc": initialisations.observe_rpc,
             "watching the end of data": lambda: torch_private.on_data_end(_note_data_end(recorder)),
         }
         for what, begin in parts.items():

@@ -12,12 +12,11 @@ memory collectives" (2008).
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..base.buffers import copy_bytes
 from ..base.reduction import SERIAL_ELEMENTS, Reduction
-from ..transports.base import Receive, Send, Transport
-from ..transports.shared_board import BLOCK_BYTES, PAGE_BYTES, SharedBoard
+from ..transports.base import BLOCK_BYTES, PAGE_BYTES, Receive, Send, SharedBoard, Transport
 from . import direct
 from .pieces import NO_RECEIVES, NO_SENDS, edges
 
@@ -65,68 +64,53 @@ def reduce_scatter(
 
     Meetings: B, for blocks of n cells in a page. Copied: all parts but the own one.
     """
-    board, rank, size = _board(net), net.rank, net.size
+    rank, size = net.rank, net.size
     cell = BLOCK_BYTES // size // 64 * 64
-    before: tuple[list[memoryview], int] | None = None
-    for begin in range(0, max(map(len, inputs)) + cell, cell):
-        here = None
-        if begin < max(map(len, inputs)):
-            pages = board.turn()
-            here = (pages, begin)
-            for peer in direct.peers_of(net):
-                part = inputs[peer][begin : begin + cell]
-                copy_bytes(pages[rank][peer * cell : peer * cell + len(part)], part)
-        if before is not None:
-            pages, start = before
-            own = inputs[rank][start : start + cell]
-            parts = [page[rank * cell : rank * cell + len(own)] for page in pages]
-            spare, parts[rank] = parts[rank], own
-            _combine(parts, spare, output[start : start + len(own)], reduction, size)
-        if here is not None:
-            meet(net)
-        before = here
+
+    def write(pages: list[memoryview], begin: int) -> None:
+        for peer in direct.peers_of(net):
+            part = inputs[peer][begin : begin + cell]
+            copy_bytes(pages[rank][peer * cell : peer * cell + len(part)], part)
+
+    def combine(pages: list[memoryview], begin: int) -> None:
+        own = inputs[rank][begin : begin + cell]
+        parts = [page[rank * cell : rank * cell + len(own)] for page in pages]
+        spare, parts[rank] = parts[rank], own
+        _combine(parts, spare, output[begin : begin + len(own)], reduction, size)
+
+    _in_turns(net, max(map(len, inputs)), cell, write, combine)
 
 
 def broadcast(net: Transport, data: memoryview, root: int) -> None:
     """The root writes, the others read. Meetings: B. Copied: N."""
-    board = _board(net)
-    before: tuple[list[memoryview], int] | None = None
-    for begin in range(0, len(data) + BLOCK_BYTES, BLOCK_BYTES):
-        here = None
-        if begin < len(data):
-            here = (board.turn(), begin)
-            if net.rank == root:
-                block = data[begin : begin + BLOCK_BYTES]
-                copy_bytes(here[0][root][: len(block)], block)
-        if before is not None and net.rank != root:
-            pages, start = before
-            block = data[start : start + BLOCK_BYTES]
+
+    def write(pages: list[memoryview], begin: int) -> None:
+        if net.rank == root:
+            block = data[begin : begin + BLOCK_BYTES]
+            copy_bytes(pages[root][: len(block)], block)
+
+    def read(pages: list[memoryview], begin: int) -> None:
+        if net.rank != root:
+            block = data[begin : begin + BLOCK_BYTES]
             copy_bytes(block, pages[root][: len(block)])
-        if here is not None:
-            meet(net)
-        before = here
+
+    _in_turns(net, len(data), BLOCK_BYTES, write, read)
 
 
 def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) -> None:
     """Everyone writes its part, and reads those of the others. Meetings: B. Copied: all parts."""
-    board, rank = _board(net), net.rank
-    longest = max(map(len, outputs))
-    before: tuple[list[memoryview], int] | None = None
-    for begin in range(0, longest + BLOCK_BYTES, BLOCK_BYTES):
-        here = None
-        if begin < longest:
-            here = (board.turn(), begin)
-            block = data[begin : begin + BLOCK_BYTES]
-            copy_bytes(here[0][rank][: len(block)], block)
-        if before is not None:
-            pages, start = before
-            for peer in direct.peers_of(net):
-                block = outputs[peer][start : start + BLOCK_BYTES]
-                copy_bytes(block, pages[peer][: len(block)])
-        if here is not None:
-            meet(net)
-        before = here
-    copy_bytes(outputs[rank], data)
+
+    def write(pages: list[memoryview], begin: int) -> None:
+        block = data[begin : begin + BLOCK_BYTES]
+        copy_bytes(pages[net.rank][: len(block)], block)
+
+    def read(pages: list[memoryview], begin: int) -> None:
+        for peer in direct.peers_of(net):
+            block = outputs[peer][begin : begin + BLOCK_BYTES]
+            copy_bytes(block, pages[peer][: len(block)])
+
+    _in_turns(net, max(map(len, outputs)), BLOCK_BYTES, write, read)
+    copy_bytes(outputs[net.rank], data)
 
 
 def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[memoryview]) -> None:
@@ -165,6 +149,29 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
             break
         pages = board.turn()
     copy_bytes(outputs[rank], inputs[rank])
+
+
+def _in_turns(
+    net: Transport,
+    length: int,
+    block_bytes: int,
+    write: Callable[[list[memoryview], int], None],
+    read: Callable[[list[memoryview], int], None],
+) -> None:
+    """Block by block: each is written, all ranks meet, and it is read while the next one is
+    written. Both are given a block's pages, and where it begins."""
+    board = _board(net)
+    before: tuple[list[memoryview], int] | None = None
+    for begin in range(0, length + block_bytes, block_bytes):
+        here = None
+        if begin < length:
+            here = (board.turn(), begin)
+            write(*here)
+        if before is not None:
+            read(*before)
+        if here is not None:
+            meet(net)
+        before = here
 
 
 def meet(net: Transport) -> None:

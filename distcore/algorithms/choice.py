@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from . import board, bruck, chain, direct, hub, pairwise, recursive, ring, tree
+from . import board, direct, recursive, ring, tree
 
 ALGORITHM_VARIABLE = "DISTCORE_ALGORITHM"
 
@@ -17,24 +17,24 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[..., None]]] = {
     "all_reduce": {
         "board": board.all_reduce,
         "direct": direct.all_reduce,
-        "hub": hub.all_reduce,
+        "hub": direct.all_reduce_by_hub,
         "two_step": direct.all_reduce_in_two_steps,
         "doubling": recursive.all_reduce_by_doubling,
         "halving": recursive.all_reduce_by_halving,
         "ring": ring.all_reduce,
     },
-    "reduce": {"direct": direct.reduce, "tree": tree.reduce, "chain": chain.reduce},
+    "reduce": {"direct": direct.reduce, "tree": tree.reduce, "chain": tree.reduce_along_chain},
     "broadcast": {
         "board": board.broadcast,
         "direct": direct.broadcast,
         "tree": tree.broadcast,
-        "chain": chain.broadcast,
+        "chain": tree.broadcast_along_chain,
         "ring": ring.broadcast,
     },
     "all_gather": {
         "board": board.all_gather,
         "direct": direct.all_gather,
-        "bruck": bruck.all_gather,
+        "bruck": recursive.all_gather,
         "ring": ring.all_gather,
     },
     "gather": {"direct": direct.gather, "tree": tree.gather},
@@ -48,7 +48,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[..., None]]] = {
     "all_to_all": {
         "board": board.all_to_all,
         "direct": direct.all_to_all,
-        "pairwise": pairwise.all_to_all,
+        "pairwise": ring.all_to_all_pairwise,
     },
 }
 """The algorithms of each op. A barrier has one."""
@@ -64,7 +64,7 @@ _MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ChoiceRow:
     """`algorithm` is for up to this many bytes and ranks (None: any number)."""
 
     op: str
@@ -84,53 +84,53 @@ class Row:
         return self.most_ranks is None or ranks <= self.most_ranks
 
 
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[ChoiceRow, ...] = (
     # The first row of an op that fits is taken. Bytes: of the whole tensor; for all_gather and
     # reduce_scatter of all ranks' parts together; for gather and scatter of one part. all_to_all
     # has none: its sizes differ from rank to rank.
-    Row("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=2),
-    Row("all_reduce", "hub", most_bytes=64 * _KIB, most_ranks=16, one_host=True),
-    Row("all_reduce", "board", most_ranks=16, one_host=True),
-    Row("all_reduce", "hub", most_bytes=8 * _KIB, most_ranks=8),
-    Row("all_reduce", "direct", most_bytes=64 * _KIB, most_ranks=3),
-    Row("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=4, power_of_two=True),
-    Row("all_reduce", "doubling", most_bytes=32 * _KIB),
-    Row("all_reduce", "halving", power_of_two=True),
-    Row("all_reduce", "two_step", most_bytes=1 * _MIB, most_ranks=7),
-    Row("all_reduce", "ring"),
-    Row("reduce", "tree", most_ranks=4),
-    Row("reduce", "tree", most_bytes=1 * _MIB),
-    Row("reduce", "chain"),
-    Row("broadcast", "tree", most_ranks=2),
-    Row("broadcast", "direct", most_bytes=64 * _KIB, most_ranks=4),
-    Row("broadcast", "tree", most_bytes=64 * _KIB),
-    Row("broadcast", "board", most_ranks=16, one_host=True),
-    Row("broadcast", "tree", most_bytes=1 * _MIB),
-    Row("broadcast", "chain", most_ranks=16),
-    Row("broadcast", "ring"),
-    Row("all_gather", "direct", most_bytes=16 * _KIB, most_ranks=4),
-    Row("all_gather", "bruck", most_bytes=16 * _KIB),
-    Row("all_gather", "board", most_ranks=16, one_host=True),
-    Row("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=4),
-    Row("all_gather", "bruck", most_bytes=64 * _KIB),
-    Row("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=16),
-    Row("all_gather", "ring"),
-    Row("gather", "direct", most_ranks=16),
-    Row("gather", "tree", most_bytes=16 * _KIB),
-    Row("gather", "direct"),
-    Row("scatter", "direct", most_ranks=16),
-    Row("scatter", "tree", most_bytes=16 * _KIB),
-    Row("scatter", "direct"),
-    Row("reduce_scatter", "direct", most_ranks=2),
-    Row("reduce_scatter", "direct", most_bytes=64 * _KIB, most_ranks=4, one_host=True),
-    Row("reduce_scatter", "board", most_ranks=16, one_host=True),
-    Row("reduce_scatter", "halving", most_bytes=1 * _MIB, power_of_two=True),
-    Row("reduce_scatter", "direct", most_bytes=1 * _MIB, most_ranks=16),
-    Row("reduce_scatter", "ring"),
-    Row("all_to_all", "direct", most_ranks=2),
-    Row("all_to_all", "board", most_ranks=16, one_host=True),
-    Row("all_to_all", "direct", most_ranks=16),
-    Row("all_to_all", "pairwise"),
+    ChoiceRow("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=2),
+    ChoiceRow("all_reduce", "hub", most_bytes=64 * _KIB, most_ranks=16, one_host=True),
+    ChoiceRow("all_reduce", "board", most_ranks=16, one_host=True),
+    ChoiceRow("all_reduce", "hub", most_bytes=8 * _KIB, most_ranks=8),
+    ChoiceRow("all_reduce", "direct", most_bytes=64 * _KIB, most_ranks=3),
+    ChoiceRow("all_reduce", "doubling", most_bytes=256 * _KIB, most_ranks=4, power_of_two=True),
+    ChoiceRow("all_reduce", "doubling", most_bytes=32 * _KIB),
+    ChoiceRow("all_reduce", "halving", power_of_two=True),
+    ChoiceRow("all_reduce", "two_step", most_bytes=1 * _MIB, most_ranks=7),
+    ChoiceRow("all_reduce", "ring"),
+    ChoiceRow("reduce", "tree", most_ranks=4),
+    ChoiceRow("reduce", "tree", most_bytes=1 * _MIB),
+    ChoiceRow("reduce", "chain"),
+    ChoiceRow("broadcast", "tree", most_ranks=2),
+    ChoiceRow("broadcast", "direct", most_bytes=64 * _KIB, most_ranks=4),
+    ChoiceRow("broadcast", "tree", most_bytes=64 * _KIB),
+    ChoiceRow("broadcast", "board", most_ranks=16, one_host=True),
+    ChoiceRow("broadcast", "tree", most_bytes=1 * _MIB),
+    ChoiceRow("broadcast", "chain", most_ranks=16),
+    ChoiceRow("broadcast", "ring"),
+    ChoiceRow("all_gather", "direct", most_bytes=16 * _KIB, most_ranks=4),
+    ChoiceRow("all_gather", "bruck", most_bytes=16 * _KIB),
+    ChoiceRow("all_gather", "board", most_ranks=16, one_host=True),
+    ChoiceRow("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=4),
+    ChoiceRow("all_gather", "bruck", most_bytes=64 * _KIB),
+    ChoiceRow("all_gather", "direct", most_bytes=1 * _MIB, most_ranks=16),
+    ChoiceRow("all_gather", "ring"),
+    ChoiceRow("gather", "direct", most_ranks=16),
+    ChoiceRow("gather", "tree", most_bytes=16 * _KIB),
+    ChoiceRow("gather", "direct"),
+    ChoiceRow("scatter", "direct", most_ranks=16),
+    ChoiceRow("scatter", "tree", most_bytes=16 * _KIB),
+    ChoiceRow("scatter", "direct"),
+    ChoiceRow("reduce_scatter", "direct", most_ranks=2),
+    ChoiceRow("reduce_scatter", "direct", most_bytes=64 * _KIB, most_ranks=4, one_host=True),
+    ChoiceRow("reduce_scatter", "board", most_ranks=16, one_host=True),
+    ChoiceRow("reduce_scatter", "halving", most_bytes=1 * _MIB, power_of_two=True),
+    ChoiceRow("reduce_scatter", "direct", most_bytes=1 * _MIB, most_ranks=16),
+    ChoiceRow("reduce_scatter", "ring"),
+    ChoiceRow("all_to_all", "direct", most_ranks=2),
+    ChoiceRow("all_to_all", "board", most_ranks=16, one_host=True),
+    ChoiceRow("all_to_all", "direct", most_ranks=16),
+    ChoiceRow("all_to_all", "pairwise"),
 )
 
 
@@ -139,7 +139,7 @@ class Chooser:
     """The table, and what the user wishes instead, by op."""
 
     wishes: Mapping[str, str] = field(default_factory=dict)
-    table: tuple[Row, ...] = TABLE
+    table: tuple[ChoiceRow, ...] = TABLE
     _limits: dict[tuple[str, int, bool], tuple[tuple[float, str], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

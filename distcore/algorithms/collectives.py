@@ -16,7 +16,7 @@ from torch import Tensor
 from ..base.buffers import bytes_of, copy_bytes
 from ..base.reduction import Reduction
 from ..transports.base import Transport
-from . import bruck
+from . import recursive
 from .choice import ALGORITHMS, DEFAULT, Chooser
 
 
@@ -150,7 +150,7 @@ def all_to_all(
 
 def barrier(net: Transport) -> None:
     """Returns when all ranks have called it."""
-    bruck.barrier(net)
+    recursive.barrier(net)
 
 
 def _chosen(net: Transport, op: str, size_bytes: int, choice: Chooser) -> Any:

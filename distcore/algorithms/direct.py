@@ -1,9 +1,9 @@
 """Everyone to everyone at once: one step (or two), for few ranks, where steps cost more than bytes.
 
 Steps and bytes below are for n ranks and a message of N bytes; "sent" is by one rank. Source: the
-linear algorithms of Open MPI's tuned component; `two_step` is the reduce-scatter and all-gather of
-Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
-(2005), with both halves linear.
+linear algorithms of Open MPI's tuned and basic components; `two_step` is the reduce-scatter and
+all-gather of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations
+in MPICH" (2005), with both halves linear.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .pieces import (
     edges,
     give_back,
     merge_in_order,
+    sendrecv,
     share_of_scratch,
     take_scratch,
 )
@@ -132,10 +133,7 @@ def reduce_scatter(
     own = inputs[rank]
     if size == 2:
         (peer,) = peers
-        net.exchange(
-            [Send(peer, inputs[peer])] if inputs[peer] else NO_SENDS,
-            [Receive(peer, own, reduction.folding(own, output))] if own else NO_RECEIVES,
-        )
+        sendrecv(net, peer, inputs[peer], peer, own, reduction.folding(own, output))
         reduction.finish_bytes(output, size)
         return
     share = share_of_scratch(len(peers))
@@ -211,3 +209,23 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
         [Receive(peer, outputs[peer]) for peer in peers],
     )
     copy_bytes(outputs[net.rank], inputs[net.rank])
+
+
+def all_reduce_by_hub(net: Transport, data: memoryview, reduction: Reduction) -> None:
+    """Rank 0 combines everything in the order of ranks, and sends the result to everyone.
+
+    Steps: 2. Sent: (n-1) N by rank 0, N by the others. Scratch: (n-1) N on rank 0, however large:
+    meant for small messages.
+    """
+    size, length = net.size, len(data)
+    if net.rank:
+        net.exchange([Send(0, data)], NO_RECEIVES)
+        net.exchange(NO_SENDS, [Receive(0, data)])
+        return
+    scratch = take_scratch((size - 1) * length)
+    parts = [data, *(scratch[part * length : (part + 1) * length] for part in range(size - 1))]
+    net.exchange(NO_SENDS, [Receive(peer, parts[peer]) for peer in range(1, size)])
+    merge_in_order(parts, 0, data, reduction)
+    give_back(scratch)
+    reduction.finish_bytes(data, size)
+    net.exchange([Send(peer, data) for peer in range(1, size)], NO_RECEIVES)

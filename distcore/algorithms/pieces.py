@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from ..base.reduction import Reduction
-from ..transports.base import Receive, Send
+from ..transports.base import Consume, Receive, Send, Transport
 
 SCRATCH_BYTES = 4 * 1024 * 1024
 """The most scratch memory of one call, except where an algorithm's docstring says otherwise."""
@@ -23,6 +23,21 @@ _KEPT = 2
 _SMALL_BYTES = 64 * 1024
 # Of SCRATCH_BYTES each, kept since fresh pages would cost as much as the copy into them.
 _scratches: list[bytearray] = []
+
+
+def sendrecv(
+    net: Transport,
+    to: int,
+    data: memoryview,
+    source: int,
+    into: memoryview,
+    consume: Consume | None = None,
+) -> None:
+    """Makes one step: `data` goes to one rank, `into` comes from one; what is empty is left out."""
+    net.exchange(
+        [Send(to, data)] if data else NO_SENDS,
+        [Receive(source, into, consume)] if into else NO_RECEIVES,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -1,9 +1,12 @@
-"""Pairs at distance 1, 2, 4, ...: log2 n steps, for small messages, and for powers of two.
+"""Ranks at distance 1, 2, 4, ...: log2 n steps, for small messages, and for powers of two.
 
 Steps and bytes below are for n ranks, of which p is the largest power of two, and a message of N
-bytes; "sent" is by one rank. Where n is no power of two, the n-p ranks from p on hand their data to
-rank minus p first and get the result last. Source: Thakur, Rabenseifner and Gropp, "Optimization of
-Collective Communication Operations in MPICH" (2005); Rabenseifner (2004) for halving.
+bytes; "sent" is by one rank. Where pairs exchange and n is no power of two, the n-p ranks from p on
+hand their data to rank minus p first and get the result last. Source: Thakur, Rabenseifner and
+Gropp, "Optimization of Collective Communication Operations in MPICH" (2005); Rabenseifner (2004)
+for halving; Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient algorithms for all-to-all
+communications in multiport message-passing systems" (1997) for the all-gather; Hensgen, Finkel and
+Manber, "Two algorithms for barrier synchronization" (1988) for the barrier.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from .pieces import (
     blocks,
     edges,
     give_back,
+    sendrecv,
     take_scratch,
 )
 
@@ -80,10 +84,7 @@ def all_reduce_by_halving(net: Transport, data: memoryview, reduction: Reduction
             known = data[edge[first] : edge[first + distance]]
             wanted = data[edge[other] : edge[other + distance]]
             peer = rank ^ distance
-            net.exchange(
-                [Send(peer, known)] if known else NO_SENDS,
-                [Receive(peer, wanted)] if wanted else NO_RECEIVES,
-            )
+            sendrecv(net, peer, known, peer, wanted)
             distance *= 2
     _fold_out(net, data, powers)
 
@@ -121,10 +122,7 @@ def _halve(
             first += distance
             kept, given = given, kept
         peer = rank ^ distance
-        net.exchange(
-            [Send(peer, given)] if given else NO_SENDS,
-            [Receive(peer, kept, reduction.folding(kept))] if kept else NO_RECEIVES,
-        )
+        sendrecv(net, peer, given, peer, kept, reduction.folding(kept))
     return data[edge[rank] : edge[rank + 1]]
 
 
@@ -152,3 +150,40 @@ def _fold_out(net: Transport, data: memoryview, powers: int) -> None:
         net.exchange([Send(rank + powers, data)], NO_RECEIVES)
     else:
         net.exchange(NO_SENDS, NO_RECEIVES)
+
+
+def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) -> None:
+    """All parts known so far go back by 1, 2, 4, ... ranks, at last only those still missing there.
+
+    Steps: ceil(log2 n). Sent: (n-1) m for n equal parts of m bytes. Scratch: n m, however large,
+    since parts that travel together must lie together: meant for small messages.
+    """
+    rank, size = net.rank, net.size
+    order = [*range(rank, size), *range(rank)]
+    edge = [0]
+    for place in order:
+        edge.append(edge[-1] + len(outputs[place]))
+    held = take_scratch(edge[-1])
+    held[: len(data)] = data
+    known = 1
+    while known < size:
+        count = min(known, size - known)
+        away = held[: edge[count]]
+        into = held[edge[known] : edge[known + count]]
+        sendrecv(net, (rank - known) % size, away, (rank + known) % size, into)
+        known *= 2
+    for behind, place in enumerate(order):
+        outputs[place][:] = held[edge[behind] : edge[behind + 1]]
+    give_back(held)
+
+
+def barrier(net: Transport) -> None:
+    """Everyone has heard, through others, of everyone. Steps: ceil(log2 n). Sent: a byte a step."""
+    rank, size = net.rank, net.size
+    sent, heard = memoryview(bytearray(1)), memoryview(bytearray(1))
+    distance = 1
+    while distance < size:
+        net.exchange(
+            [Send((rank + distance) % size, sent)], [Receive((rank - distance) % size, heard)]
+        )
+        distance *= 2

@@ -4,8 +4,8 @@ The fewest bytes, evenly spread over all links, and no scratch worth the name: f
 Steps and bytes below are for n ranks and a message of N bytes; "sent" is by one rank. Source:
 Patarasu and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009);
 Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH"
-(2005); the broadcast is that of van de Geijn (Barnett et al., "Interprocessor collective
-communication library", 1994).
+(2005), also for the pairwise exchange; the broadcast is that of van de Geijn (Barnett et al.,
+"Interprocessor collective communication library", 1994).
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from collections.abc import Sequence
 from ..base.buffers import copy_bytes
 from ..base.reduction import Reduction
 from ..transports.base import Receive, Send, Transport
-from .pieces import NO_RECEIVES, NO_SENDS, blocks, edges, give_back, share_of_scratch, take_scratch
+from .pieces import (
+    NO_RECEIVES,
+    NO_SENDS,
+    blocks,
+    edges,
+    give_back,
+    sendrecv,
+    share_of_scratch,
+    take_scratch,
+)
 
 
 def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
@@ -30,10 +39,7 @@ def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
     following, previous = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
         partial, own = chunks[rank - step], chunks[rank - step - 1]
-        net.exchange(
-            [Send(following, partial)] if partial else NO_SENDS,
-            [Receive(previous, own, reduction.folding(own))] if own else NO_RECEIVES,
-        )
+        sendrecv(net, following, partial, previous, own, reduction.folding(own))
     reduction.finish_bytes(chunks[following], size)
     _pass_round(net, chunks, following)
 
@@ -44,10 +50,7 @@ def _pass_round(net: Transport, chunks: Sequence[memoryview], first: int) -> Non
     following, previous = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
         known, wanted = chunks[(first - step) % size], chunks[(first - step - 1) % size]
-        net.exchange(
-            [Send(following, known)] if known else NO_SENDS,
-            [Receive(previous, wanted)] if wanted else NO_RECEIVES,
-        )
+        sendrecv(net, following, known, previous, wanted)
 
 
 def reduce_scatter(
@@ -73,10 +76,7 @@ def reduce_scatter(
                 result = halves[step % 2][: len(own)]
             else:
                 result = output[begin : begin + len(own)]
-            net.exchange(
-                [Send(following, partial)] if partial else NO_SENDS,
-                [Receive(previous, own, reduction.folding(own, result))] if own else NO_RECEIVES,
-            )
+            sendrecv(net, following, partial, previous, own, reduction.folding(own, result))
             partial = result
     give_back(scratch)
     reduction.finish_bytes(output, size)
@@ -110,3 +110,21 @@ def broadcast(net: Transport, data: memoryview, root: int) -> None:
         else:
             net.exchange(NO_SENDS, NO_RECEIVES)
     _pass_round(net, [data[edge[part] : edge[part + 1]] for part in range(size)], place)
+
+
+def all_to_all_pairwise(
+    net: Transport, outputs: Sequence[memoryview], inputs: Sequence[memoryview]
+) -> None:
+    """In step k rank r sends to r+k and receives from r-k; for powers of two it exchanges with
+    r xor k. At any time a rank deals with one or two others.
+
+    Steps: n-1. Sent: all inputs but the own one. Empty parts travel too: splits that do not match
+    are found where they do not, not by a timeout.
+    """
+    rank, size = net.rank, net.size
+    paired = not size & (size - 1)
+    copy_bytes(outputs[rank], inputs[rank])
+    for step in range(1, size):
+        to = rank ^ step if paired else (rank + step) % size
+        source = to if paired else (rank - step) % size
+        net.exchange([Send(to, inputs[to])], [Receive(source, outputs[source])])

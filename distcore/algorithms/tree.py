@@ -1,9 +1,12 @@
-"""Binomial trees: everything to or from one rank in ceil(log2 n) steps, for small messages.
+"""Trees: everything to or from one rank, in ceil(log2 n) steps of a binomial tree for small
+messages, along a chain, block by block, for large ones.
 
-Ranks are numbered from the root on; in the step of distance d those that are multiples of 2 d deal
-with the rank d further. Steps and bytes below are for n ranks and a message of N bytes (m: one
-rank's part); "sent" is by one rank. Source: Thakur, Rabenseifner and Gropp, "Optimization of
-Collective Communication Operations in MPICH" (2005).
+In the binomial tree ranks are numbered from the root on; in the step of distance d those that are
+multiples of 2 d deal with the rank d further. In the chain every byte crosses every link once, the
+least there is, and all links work at once. Steps and bytes below are for n ranks and a message of N
+bytes (m: one rank's part; B: its blocks of 1 MiB); "sent" is by one rank. Source: Thakur,
+Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (2005); the
+pipelined linear algorithms of Open MPI's tuned component ("pipeline", a chain with fan-out 1).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Sequence
 
 from ..base.reduction import Reduction
 from ..transports.base import Receive, Send, Transport
-from .pieces import NO_RECEIVES, NO_SENDS, SCRATCH_BYTES, blocks, give_back, take_scratch
+from .pieces import NO_RECEIVES, NO_SENDS, SCRATCH_BYTES, blocks, give_back, sendrecv, take_scratch
 
 
 def broadcast(net: Transport, data: memoryview, root: int) -> None:
@@ -131,3 +134,54 @@ def scatter(
 def _reach(place: int, size: int) -> int:
     """Returns how many ranks from `place` on are in its subtree, were the tree full."""
     return place & -place if place else size
+
+
+CHAIN_BLOCK_BYTES = 1024 * 1024
+
+
+def broadcast_along_chain(net: Transport, data: memoryview, root: int) -> None:
+    """From the root to its next rank, and on. Steps: B + n-2. Sent: N, by the last nothing."""
+    rank, size = net.rank, net.size
+    place = (rank - root) % size
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    blocks = -(-len(data) // CHAIN_BLOCK_BYTES)
+    for step in range(blocks + size - 2):
+        known = _chain_block(data, step - place if place < size - 1 else -1)
+        wanted = _chain_block(data, step - place + 1 if place else -1)
+        sendrecv(net, following, known, previous, wanted)
+
+
+def reduce_along_chain(net: Transport, data: memoryview, root: int, reduction: Reduction) -> None:
+    """From the rank before the root, backwards to the root, each adding its own.
+
+    Steps: B + n-2. Sent: N, by the root nothing. Scratch: 2 blocks on the ranks in between, whose
+    data does not change.
+    """
+    rank, size = net.rank, net.size
+    place = (root - 1 - rank) % size  # the root is the last, at size - 1
+    following, previous = (rank - 1) % size, (rank + 1) % size
+    blocks = -(-len(data) // CHAIN_BLOCK_BYTES)
+    between = 0 < place < size - 1
+    room = min(CHAIN_BLOCK_BYTES, len(data))
+    scratch = take_scratch(2 * room if between else 0)
+    halves = (scratch[:room], scratch[room:])
+    partial = nothing = data[:0]
+    for step in range(blocks + size - 2):
+        if place == 0:
+            partial = _chain_block(data, step)
+        own = _chain_block(data, step - place + 1)
+        result = halves[step % 2][: len(own)] if between else own
+        given = partial if place < size - 1 else nothing
+        taken = own if place else nothing
+        sendrecv(net, following, given, previous, taken, reduction.folding(own, result))
+        partial = result
+    give_back(scratch)
+    if rank == root:
+        reduction.finish_bytes(data, size)
+
+
+def _chain_block(data: memoryview, number: int) -> memoryview:
+    """Returns block `number`: an empty one before the first and after the last."""
+    if number < 0:
+        return data[:0]
+    return data[number * CHAIN_BLOCK_BYTES : (number + 1) * CHAIN_BLOCK_BYTES]

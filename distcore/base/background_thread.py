@@ -8,7 +8,6 @@ that serves its groups for as long as these live.
 from __future__ import annotations
 
 import _thread
-import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -16,9 +15,6 @@ from os import getpid
 from typing import Any
 
 from .linux import name_this_thread
-
-_MOST_NAME_BYTES = 15
-"""The longest name of a thread that Linux keeps."""
 
 
 class BackgroundThread:
@@ -62,8 +58,7 @@ class BackgroundThread:
         main thread."""
         self.ident = threading.get_ident()  # who began it may be given no core to hear of that
         try:
-            with contextlib.suppress(OSError):
-                name_this_thread(self.name.encode()[:_MOST_NAME_BYTES])
+            name_this_thread(self.name)
             self._target(*self._args)
         except SystemExit:
             pass

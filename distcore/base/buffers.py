@@ -8,8 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-__all__ = ["bytes_of", "copy_bytes", "tensor_over"]
-
 _COPY_BYTES = 1024 * 1024
 
 

@@ -61,8 +61,13 @@ def uncounted(name: str, dtype: torch.dtype) -> str:
     return f"{name}({dtype_name(dtype)})"
 
 
-def uneven(name: str, op: int | None, dtype: torch.dtype, counts: Sequence[int]) -> str:
-    """`all_gather(float32[5, 3])`: a list of tensors that differ in size, in the ranks' order."""
+def of_list(name: str, op: int | None, dtype: torch.dtype, counts: Sequence[int]) -> str:
+    """`all_gather(float32[5])`, or `all_gather(float32[5, 3])` for a list of tensors that differ in
+    size, in the ranks' order."""
+    if len(set(counts)) == 1:
+        return (
+            moving(name, dtype, counts[0]) if op is None else reducing(name, op, dtype, counts[0])
+        )
     reduced = "" if op is None else f"{REDUCE_OPS.get(op, op)}, "
     return f"{name}({reduced}{dtype_name(dtype)}[{_shortened([str(c) for c in counts])}])"
 
@@ -99,8 +104,8 @@ def tensor(dtype: torch.dtype, count: int) -> str:
     return f"{dtype_name(dtype)}[{count}]"
 
 
-def message(name: str, peer: int | None, tag: int, dtype: torch.dtype, count: int) -> str:
-    """`send(dst=1, float32[4], tag=0)`; `peer` is a global rank, None any."""
+def message(name: str, peer: int | None, tag: int, what: str) -> str:
+    """`send(dst=1, float32[4], tag=0)`; `peer` is a global rank, None any; `what`: `tensor`'s."""
     role = "dst" if name == "send" else "src"
     whom = "any" if peer is None else peer
-    return f"{name}({role}={whom}, {tensor(dtype, count)}, tag={tag})"
+    return f"{name}({role}={whom}, {what}, tag={tag})"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ..limits import FIRST_PAUSE_S, REST_PAUSE_S
+
 _now = time.monotonic
 
 
@@ -41,6 +43,43 @@ class Deadline(float):
         made.began = began
         made.limit_s = limit_s
         return made
+
+
+class Timer:
+    """Real time; tests have another."""
+
+    def now(self) -> float:
+        """Returns the time as time.monotonic() does."""
+        return _now()
+
+    def pause(self, pause_s: float) -> None:
+        time.sleep(pause_s)
+
+
+_REAL_TIME = Timer()
+
+
+def wait_for(
+    condition: Callable[[], bool],
+    deadline: float,
+    *,
+    first_pause_s: float = FIRST_PAUSE_S,
+    check: Callable[[], object] = lambda: None,
+    clock: Timer = _REAL_TIME,
+) -> bool:
+    """Ask until it is true; whether it was in time. `check` is called in between and may raise.
+
+    The pauses grow from the first one to `REST_PAUSE_S`; Python's signals are seen between them.
+    """
+    while not condition():
+        check()
+        if clock.now() >= deadline:
+            deadline = extended(deadline)
+            if clock.now() >= deadline:
+                return False
+        clock.pause(first_pause_s)
+        first_pause_s = min(2 * first_pause_s, REST_PAUSE_S)
+    return True
 
 
 def timed_out(deadline: float) -> str:

@@ -1,34 +1,69 @@
-"""Reads what Linux tells of this process and its machine. Raises OSError where it does not."""
+"""Reads what Linux says of this process and its host. (In a rank, psutil may be a module of the
+program's.)"""
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
+from dataclasses import dataclass
+
+_MOST_NAME_BYTES = 15
+"""The longest name of a thread that Linux keeps."""
+_LINK_LOCAL = "20"
+"""The scope of a link-local address, as /proc/net/if_inet6 writes it."""
 
 
-def boot_id() -> str:
-    """The name of the machine since it was booted. Raises UnicodeDecodeError, too."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read(64).strip()
+@dataclass(frozen=True)
+class Host:
+    """The host of a process. Loopback and abstract UNIX sockets reach from one process to another
+    where their hosts are equal.
+
+    Containers share the machine's boot id, but have a network namespace of their own.
+    """
+
+    boot: str
+    network: int
 
 
-def network_namespace() -> int:
-    """The number of the network namespace that this process is in."""
-    return os.stat("/proc/self/ns/net").st_ino
+def this_host() -> Host:
+    """This process's host; where the system does not tell, a value that equals no other's name."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read(64).strip()
+        return Host(boot, os.stat("/proc/self/ns/net").st_ino)
+    except (OSError, UnicodeDecodeError):
+        return Host(f"name {ascii(socket.gethostname())[1:-1]}"[:64], 0)
 
 
-def ipv6_addresses() -> list[list[str]]:
-    """The rows of the table of addresses: digits, index, length of prefix, scope, flags, name."""
-    with open("/proc/net/if_inet6", encoding="ascii", errors="replace") as file:
-        return [line.split() for line in file]
+def ipv6_address(interface: str) -> str | None:
+    """Returns an interface's IPv6 address. A link-local address means nothing without the peer's
+    own interface name, so none is taken."""
+    try:
+        with open("/proc/net/if_inet6", encoding="ascii", errors="replace") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        return None
+    for digits, _, _, scope, _, name in rows:
+        if name == interface and scope != _LINK_LOCAL:
+            return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+    return None
 
 
-def mapped_files() -> set[str]:
-    """The paths of the files that this process has mapped."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-        return {line.rsplit(" ", 1)[-1].strip() for line in maps}
+def mapped_files(prefix: str) -> list[str]:
+    """The paths of the files that this process has mapped and whose names begin so."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            paths = {line.rsplit(" ", 1)[-1].strip() for line in maps}
+    except OSError:
+        return []
+    return sorted(path for path in paths if os.path.basename(path).startswith(prefix))
 
 
-def name_this_thread(name: bytes) -> None:
-    """Gives the calling thread a name in the kernel, of 15 bytes at most."""
-    with open("/proc/thread-self/comm", "wb", buffering=0) as comm:
-        comm.write(name)
+def name_this_thread(name: str) -> None:
+    """Has the system show this name, as far as it has room."""
+    try:
+        with open("/proc/thread-self/comm", "wb", buffering=0) as comm:
+            comm.write(name.encode()[:_MOST_NAME_BYTES])
+    except OSError:
+        pass  # a thread without a name works as well

@@ -35,7 +35,7 @@ COMPLEX_AS = {
     torch.complex128: torch.float64,
 }
 
-_BITS = ("BAND", "BOR", "BXOR")
+BITS = ("BAND", "BOR", "BXOR")
 _ELEMENTWISE: dict[str, Elementwise] = {
     "SUM": torch.add,
     "AVG": torch.add,
@@ -227,13 +227,13 @@ def _refusal(op: str, dtype: torch.dtype) -> str | None:
     if dtype is torch.bool:
         return f"a bool has no {op}" if op in ("AVG", "PREMUL_SUM") else None
     if dtype in FLOATS:
-        return "only integers and bool have bits to combine" if op in _BITS else None
+        return "only integers and bool have bits to combine" if op in BITS else None
     if dtype in COMPLEX_AS:
         if op in ("SUM", "AVG") or (op == "PREMUL_SUM" and dtype is not torch.complex32):
             return None
         return "complex numbers have SUM and AVG, complex64 and complex128 also PREMUL_SUM"
     if dtype in UNSIGNED_AS:
-        if op in ("SUM", "PRODUCT", *_BITS):
+        if op in ("SUM", "PRODUCT", *BITS):
             return None
         return "torch has no such arithmetic for it on the CPU; SUM, PRODUCT and bits work"
     return "elements of this dtype can be moved, not reduced"

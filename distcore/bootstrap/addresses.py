@@ -21,45 +21,22 @@ import os
 import socket
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
-from ..base import linux
-from ..base.store import KeyValueStore
+from ..base.linux import Host, ipv6_address
 from ..errors import RendezvousError
 from ..torch_private import dist
 
 INTERFACE_VARIABLE = "DISTCORE_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 """Linux's request for the address in a `struct ifreq`, which begins with the interface's name."""
-_LINK_LOCAL = "20"
-"""The scope of a link-local address, as the kernel writes it."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """The host of a process. Loopback and abstract UNIX sockets reach from one process to another
-    where their hosts are equal.
-
-    Containers share the machine's boot id, but have a network namespace of their own.
-    """
-
-    boot: str
-    network: int
-
-
-def this_host() -> Host:
-    """This process's host; where the system does not tell, a value that equals no other's name."""
-    try:
-        return Host(linux.boot_id(), linux.network_namespace())
-    except (OSError, UnicodeDecodeError):
-        return Host(f"name {ascii(socket.gethostname())[1:-1]}"[:64], 0)
 
 
 def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def store_host(store: KeyValueStore) -> str | None:
+def store_host(store: Any) -> str | None:
     """The name or address of the host that serves the store; None where there is none."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
@@ -80,7 +57,10 @@ def address_towards(host: str) -> str | None:
         try:
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(address)
-                return _plain(probe.getsockname()[0])
+                own = str(probe.getsockname()[0])
+                # IPv4 is written as such, also where a dual-stack socket reports it.
+                mapped = getattr(ipaddress.ip_address(own.partition("%")[0]), "ipv4_mapped", None)
+                return own if mapped is None else str(mapped)
         except OSError:
             continue
     return None
@@ -96,7 +76,7 @@ def interface_address() -> str | None:
     if not names:
         return None
     for name in names:
-        address = _ipv4_of(name) or _ipv6_of(name)
+        address = _ipv4_of(name) or ipv6_address(name)
         if address is not None:
             return address
     having = ", ".join(sorted(name for _, name in socket.if_nameindex()))
@@ -117,20 +97,7 @@ def _ipv4_of(interface: str) -> str | None:
     return socket.inet_ntoa(answer[20:24])
 
 
-def _ipv6_of(interface: str) -> str | None:
-    """Returns an interface's IPv6 address. A link-local address means nothing without the peer's
-    own interface name, so none is taken."""
-    try:
-        rows = linux.ipv6_addresses()
-    except OSError:
-        return None
-    for digits, _, _, scope, _, name in rows:
-        if name == interface and scope != _LINK_LOCAL:
-            return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
-    return None
-
-
-def candidate_address(store: KeyValueStore) -> str | None:
+def candidate_address(store: Any) -> str | None:
     """The address to tell the other ranks first: rules 1 and 3, where no other rank is needed."""
     chosen = interface_address()
     if chosen is not None:
@@ -172,9 +139,3 @@ def listening_address(
         f"group rank {elsewhere[0]} is on another host, and this one knows no address of its own "
         f"but loopback; set {INTERFACE_VARIABLE} to the interface between the hosts"
     )
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address is written as one, also where a dual-stack socket reports it."""
-    mapped = getattr(ipaddress.ip_address(address.partition("%")[0]), "ipv4_mapped", None)
-    return address if mapped is None else str(mapped)

@@ -38,11 +38,8 @@ class Endpoint:
     unix_token: str | None
 
     def __str__(self) -> str:
-        return (
-            f"[{self.address}]:{self.port}"
-            if ":" in self.address
-            else f"{self.address}:{self.port}"
-        )
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{address}:{self.port}"
 
 
 class DialTimeout(Exception):
@@ -64,8 +61,8 @@ def dial(
 ) -> socket.socket:
     """A connected, authenticated, non-blocking socket to the rank that `hello` names.
 
-    For a hello on the probe lane, the socket is connected and of no further use. Raises Late at
-    `deadline` (time.monotonic seconds), TurnedAway, HandshakeRefused, another OSError when the
+    For a hello on the probe lane, the socket is connected and of no further use. Raises DialTimeout
+    at `deadline` (time.monotonic seconds), TurnedAway, HandshakeRefused, another OSError when the
     rank cannot be reached, and what `check` raises.
     """
     attempt = 1
@@ -91,43 +88,25 @@ def _connect(
     endpoint: Endpoint, over_unix: bool, deadline: float, check: Callable[[], None]
 ) -> socket.socket:
     reason = None
-    if over_unix and endpoint.unix_token is not None and sockets.HAVE_UNIX:
+    if over_unix and endpoint.unix_token is not None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            return _connect_unix(endpoint.unix_token, deadline, check)
-        except OSError as error:
+            connection.setblocking(False)
+            while True:
+                try:
+                    connection.connect(sockets.unix_name(endpoint.unix_token))
+                    break
+                except BlockingIOError:
+                    # The listener's queue is full; poll() does not tell when it has room again.
+                    _pause(0.005, deadline, check)
+            if not sockets.same_user(connection):
+                raise PermissionError("it belongs to another user")
+            return connection
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError):
+                raise
             reason = error
-    connection = _connect_tcp(endpoint, deadline, check)
-    if reason is not None:
-        _notice(f"{endpoint} is on this host, but its UNIX socket cannot be used: {reason}")
-    return connection
-
-
-@functools.cache
-def _notice(text: str) -> None:
-    """Once per rank, not once per connection."""
-    _logger.warning("distcore: %s; using TCP", text)
-
-
-def _connect_unix(token: str, deadline: float, check: Callable[[], None]) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.setblocking(False)
-        while True:
-            try:
-                connection.connect(sockets.unix_name(token))
-                break
-            except BlockingIOError:
-                # The listener's queue is full; poll() does not tell when it has room again.
-                _pause(0.005, deadline, check)
-        if not sockets.same_user(connection):
-            raise PermissionError("it belongs to another user")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _connect_tcp(endpoint: Endpoint, deadline: float, check: Callable[[], None]) -> socket.socket:
     family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -141,7 +120,15 @@ def _connect_tcp(endpoint: Endpoint, deadline: float, check: Callable[[], None])
     except BaseException:
         connection.close()
         raise
+    if reason is not None:
+        _notice(f"{endpoint} is on this host, but its UNIX socket cannot be used: {reason}")
     return connection
+
+
+@functools.cache
+def _notice(text: str) -> None:
+    """Once per rank, not once per connection."""
+    _logger.warning("distcore: %s; using TCP", text)
 
 
 def _prove(

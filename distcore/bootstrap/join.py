@@ -1,12 +1,17 @@
 """The ranks of a group find each other through torch's store, also a store with old data in it.
 
-Keys, below `dc/<digest of the group's name>/` (values: see `store_values`):
+Keys, below `dc/<digest of the group's name>/`:
 
     rank/<rank>             who is here: a nonce of this attempt, ranks, host, candidate address
     answer/<nonce>          rank 0 to one rank: the id of the proposal that it is in
     proposal/<id>           rank 0 to all: the secret and everybody's rank/ value, as rank 0 read it
     address/<id>/<rank>     where the rank listens, now that it knows who is on its host
     complete/<id>           rank 0 to all: everybody's address
+
+**Values** are JSON, read strictly, since anybody may have written them. A value is refused as a
+whole, with one sentence, when it is too long, no JSON, has other fields, or a field of another type
+or form. Nothing from the store is resolved, evaluated or used as a path, and what is shown to the
+user consists of letters, digits, dots and dashes.
 
 **Old data.** A store may hold an earlier group of the same name: init, destroy, init in one process
 on one store, or ranks that were started again. A rank believes only what answers the nonce that it
@@ -24,26 +29,199 @@ blocks other users of the store's client, and prints two warnings each time that
 from __future__ import annotations
 
 import hashlib
+import ipaddress
+import json
+import os
+import re
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import NoReturn
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NoReturn
 
-from ..base.store import KeyValueStore
+from ..base.linux import Host
 from ..errors import RendezvousError, StoreFailed
 from ..limits import FIRST_STORE_PAUSE_S, LOOK_AGAIN_S
-from . import handshake, job_key
+from . import handshake
 from .dial import Endpoint
-from .store_values import (
-    Proposal,
-    StoreMember,
-    pack_endpoint,
-    pack_endpoints,
-    unpack_endpoint,
-    unpack_endpoints,
-    unpack_id,
-)
+
+PROTOCOL = 2
+TRANSPORTS = ("auto", "tcp", "shm")
+
+_ITEM_LIMIT_BYTES = 1024
+_HEX_32 = re.compile(r"[0-9a-f]{32}")
+_HEX_64 = re.compile(r"[0-9a-f]{64}")
+_ADDRESS = re.compile(r"[0-9A-Za-z.:%_-]{1,64}")
+_Forms = dict[str, "re.Pattern[str] | int | None"]
+"""By field: the form of a text, what a number is below, or None: a list of texts."""
+_MEMBER: _Forms = {
+    "version": 2**31,
+    "nonce": _HEX_32,
+    "ranks": _HEX_32,
+    "boot": re.compile(r"[ -~]{1,64}"),
+    "network": 2**64,
+    "name": re.compile(r"[A-Za-z0-9.-]{1,64}"),
+    "pid": 2**31,
+    "candidate": _ADDRESS,
+    "transport": re.compile("|".join(TRANSPORTS)),
+    "algorithms": re.compile(r"[a-z_:,]{0,256}"),
+    "key": re.compile(r"([0-9a-f]{32})?"),
+}
+_PROPOSAL: _Forms = {"secret": _HEX_64, "members": None, "conflict": 2**31}
+_ENDPOINT: _Forms = {"address": _ADDRESS, "port": 2**16, "unix": _HEX_32}
+_MAY_BE_NULL = ("candidate", "conflict", "address", "unix")
+
+
+@dataclass(frozen=True)
+class StoreMember:
+    """A rank of one attempt: `nonce` is its own, `ranks` a digest of the ranks it expects."""
+
+    nonce: str
+    ranks: str
+    host: Host
+    host_name: str
+    pid: int
+    candidate: str | None
+    transport: str
+    algorithms: str
+    """The user's choice of algorithms; all ranks must choose alike."""
+    key: str = ""
+    """The fingerprint of the job's key; empty where the rank has none."""
+
+    def pack(self) -> str:
+        fields = asdict(self)
+        return _dump(version=PROTOCOL, **fields.pop("host"), name=fields.pop("host_name"), **fields)
+
+    @staticmethod
+    def unpack(key: str, packed: bytes) -> StoreMember:
+        fields = _fields(key, packed, _MEMBER)
+        del fields["version"]
+        host = Host(fields.pop("boot"), fields.pop("network"))
+        return StoreMember(host=host, host_name=fields.pop("name"), **fields)
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host_name}"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The ranks that rank 0 has found; or, with `conflict`, that this rank expects another group
+    than rank 0 does: then `members` are just these two, and there will be no group."""
+
+    secret: bytes
+    members: tuple[StoreMember, ...]
+    conflict: int | None = None
+
+    def pack(self) -> str:
+        return _dump(
+            secret=self.secret.hex(),
+            members=[member.pack() for member in self.members],
+            conflict=self.conflict,
+        )
+
+    @staticmethod
+    def unpack(key: str, packed: bytes, size: int) -> Proposal:
+        fields = _fields(key, packed, _PROPOSAL, size + 1)
+        conflict = fields["conflict"]
+        given = _listed(key, fields, "members", size if conflict is None else 2)
+        members = tuple(StoreMember.unpack(key, one) for one in given)
+        return Proposal(bytes.fromhex(fields["secret"]), members, conflict)
+
+
+def pack_endpoint(endpoint: Endpoint | None) -> str:
+    """Packs the address on which a rank listens; None: it found none that the others reach."""
+    if endpoint is None:
+        return _dump(address=None, port=0, unix=None)
+    return _dump(address=endpoint.address, port=endpoint.port, unix=endpoint.unix_token)
+
+
+def unpack_endpoint(key: str, packed: bytes) -> Endpoint | None:
+    fields = _fields(key, packed, _ENDPOINT)
+    address, port, unix_token = fields["address"], fields["port"], fields["unix"]
+    return None if address is None else Endpoint(address, port, unix_token)
+
+
+def unpack_id(key: str, packed: bytes) -> str:
+    """A proposal's id: 32 hexadecimal digits."""
+    text = packed.decode("latin-1")
+    if not _HEX_32.fullmatch(text):
+        raise _complaint(key, "it is no id")
+    return text
+
+
+def own_member(
+    host: Host, candidate: str | None, transport: str = "auto", algorithms: str = "", key: str = ""
+) -> StoreMember:
+    """This process, before it joins."""
+    # As it may stand in the store and in a message.
+    name = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64] or "-"
+    return StoreMember("", "", host, name, os.getpid(), candidate, transport, algorithms, key)
+
+
+def _dump(**fields: object) -> str:
+    return json.dumps(fields, separators=(",", ":"))
+
+
+def _complaint(key: str, reason: str) -> RendezvousError:
+    return RendezvousError(
+        f"the store's {key} was not written by this version of distcore: {reason}"
+    )
+
+
+def _fields(key: str, packed: bytes, forms: _Forms, items: int = 1) -> dict[str, Any]:
+    """The fields of one JSON object with up to so many items; whatever is not as expected is
+    refused."""
+    limit = _ITEM_LIMIT_BYTES * (items + 1)
+    if len(packed) > limit:
+        raise _complaint(key, f"{len(packed)} bytes, the limit is {limit}")
+    try:
+        fields = json.loads(packed)
+    except (ValueError, RecursionError):
+        raise _complaint(key, "it is no JSON") from None
+    if not isinstance(fields, dict):
+        raise _complaint(key, "it is no object")
+    version = fields.get("version")
+    if type(version) is int and version != PROTOCOL:
+        raise RendezvousError(
+            f"{key} in the store speaks protocol {version}, this rank speaks {PROTOCOL}: "
+            f"all ranks need the same version of distcore"
+        )
+    if fields.keys() != forms.keys():
+        raise _complaint(key, "it has other fields")
+    for name, form in forms.items():
+        if not _is_of(form, fields[name], name in _MAY_BE_NULL):
+            raise _malformed(key, name)
+    return fields
+
+
+def _is_of(form: re.Pattern[str] | int | None, value: object, may_be_null: bool) -> bool:
+    if value is None:
+        return may_be_null
+    if form is None:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if isinstance(form, int):
+        return type(value) is int and 0 <= value < form
+    if not isinstance(value, str) or not form.fullmatch(value):
+        return False
+    if form is _ADDRESS:
+        try:
+            ipaddress.ip_address(value.partition("%")[0])
+        except ValueError:
+            return False
+    return True
+
+
+def _malformed(key: str, field: str) -> RendezvousError:
+    return _complaint(key, f"its {field} is missing or malformed")
+
+
+def _listed(key: str, fields: dict[str, Any], name: str, count: int) -> list[bytes]:
+    """A list of `count` values that were packed on their own."""
+    if len(fields[name]) != count:
+        raise _malformed(key, name)
+    return [each.encode() for each in fields[name]]
+
 
 _NOTHING = "-"
 
@@ -62,17 +240,12 @@ Listen = Callable[[Round], Endpoint | None]
 """Takes calls for this round (and no longer for an earlier one), and tells where; None: cannot."""
 
 
-def ranks_digest(ranks: Sequence[int]) -> str:
-    """Returns the digest that `StoreMember.ranks` holds."""
-    return hashlib.sha256(repr([int(rank) for rank in ranks]).encode()).hexdigest()[:32]
-
-
 class Joining:
     """An attempt of one rank to make the group; `run` once."""
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: Any,
         name: str,
         rank: int,
         ranks: Sequence[int],
@@ -89,7 +262,8 @@ class Joining:
         self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._nonce = secrets.token_hex(16)
-        self._member = replace(member, nonce=self._nonce, ranks=ranks_digest(ranks))
+        digest = hashlib.sha256(repr([int(one) for one in ranks]).encode()).hexdigest()[:32]
+        self._member = replace(member, nonce=self._nonce, ranks=digest)
         self._listen = listen
         self._job_key = key
         self._prefix = f"dc/{hashlib.sha256(name.encode()).hexdigest()[:16]}"
@@ -103,7 +277,7 @@ class Joining:
         Raises StoreFailed: when the store does (chained from torch's error).
         """
         try:
-            self._put(self._key("rank", self._rank), self._member.pack())
+            self._store.set(self._key("rank", self._rank), self._member.pack())
             agreed, endpoints = self._lead() if self._rank == 0 else self._follow()
             self._delete(self._garbage)
         except RendezvousError:
@@ -150,7 +324,10 @@ class Joining:
                     for key, value in zip(keys, self._get(keys), strict=True)
                 ]
                 endpoints = (endpoint, *others)
-                self._put(self._key("complete", identity), pack_endpoints(endpoints))
+                self._store.set(
+                    self._key("complete", identity),
+                    _dump(endpoints=[pack_endpoint(one) for one in endpoints]),
+                )
                 return agreed, endpoints
             packed = self._peek(rank_keys, packed)
 
@@ -173,7 +350,7 @@ class Joining:
             keys = [self._key("address", identity, rank) for rank in range(1, self._size)]
             own_key = keys[self._rank - 1]
             self._delete([rank_keys[self._rank]])
-            self._put(own_key, pack_endpoint(endpoint))
+            self._store.set(own_key, pack_endpoint(endpoint))
             self._garbage.append(own_key)
             complete_key = self._key("complete", identity)
 
@@ -182,7 +359,9 @@ class Joining:
 
             if self._wait([complete_key], [None, *keys], is_outdated):
                 [value] = self._get([complete_key])
-                return agreed, unpack_endpoints(complete_key, value, self._size)
+                fields = _fields(complete_key, value, {"endpoints": None}, self._size)
+                packed_ones = _listed(complete_key, fields, "endpoints", self._size)
+                return agreed, tuple(unpack_endpoint(complete_key, one) for one in packed_ones)
 
     def _members(
         self, keys: Sequence[str], packed: Sequence[bytes | None]
@@ -204,7 +383,7 @@ class Joining:
         """Writes the proposal and points these ranks to it. Returns its id and its key."""
         identity = secrets.token_hex(16)
         key = self._key("proposal", identity)
-        self._put(key, proposal.pack())
+        self._store.set(key, proposal.pack())
         answers = {
             self._key("answer", member.nonce): identity
             for member in members
@@ -229,7 +408,7 @@ class Joining:
 
     def _round(self, identity: str, proposal: Proposal) -> Round:
         digest = hashlib.sha256(f"distcore group {self._prefix} {identity}".encode()).digest()
-        secret = job_key.mixed(self._job_key, proposal.secret)
+        secret = handshake.mixed(self._job_key, proposal.secret)
         return Round(digest, secret, proposal.members)
 
     def _wait(
@@ -299,9 +478,6 @@ class Joining:
 
     def _key(self, *parts: str | int) -> str:
         return "/".join(map(str, (self._prefix, *parts)))
-
-    def _put(self, key: str, value: str) -> None:
-        self._store.set(key, value)
 
     def _get(self, keys: Sequence[str]) -> list[bytes]:
         """Values of keys that are known to be there (a missing one would be waited for)."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from ..base.background_thread import BackgroundThread
 from ..limits import HELLO_S, PENDING_S
 from . import handshake, sockets
-from .half_open import NEVER, HalfOpen
+from .sockets import NEVER, HalfOpen
 
 PENDING_LIMIT = 128
 _BACKLOG = 1024
@@ -89,24 +89,17 @@ class RankListener:
         self._awake.setblocking(False)
         self._waker.setblocking(False)
         self._selector.register(self._awake, selectors.EVENT_READ)
-        if sockets.HAVE_UNIX:
-            token = secrets.token_hex(16)
-            listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                listening.bind(sockets.unix_name(token))
-            except OSError:
-                listening.close()
-            else:
-                self.unix_token = token
-                self._open(listening)
+        token = secrets.token_hex(16)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(sockets.unix_name(token))
+        except OSError:
+            listening.close()
+        else:
+            self.unix_token = token
+            self._open(listening)
         self._thread = BackgroundThread(self._run, "distcore listener")
         self._thread.start()
-
-    def __repr__(self) -> str:
-        return (
-            f"<Listener on {', '.join(f'{a} port {p}' for a, p in self._ports.items()) or 'UNIX'}, "
-            f"{len(self._registrations)} registered, {self.rejected} rejected>"
-        )
 
     def listen(self, address: str | None) -> tuple[str, int]:
         """Listens on a TCP socket at an address of this machine (None: loopback), once.
@@ -121,19 +114,11 @@ class RankListener:
             for place in tries:
                 family = socket.AF_INET6 if ":" in place else socket.AF_INET
                 try:
-                    listening = socket.socket(family, socket.SOCK_STREAM)
+                    listening = socket.create_server((place, 0), family=family, backlog=_BACKLOG)
+                    break
                 except OSError:
                     if place == tries[-1]:
                         raise
-                    continue
-                try:
-                    listening.bind((place, 0))
-                except OSError:
-                    listening.close()
-                    if place == tries[-1]:
-                        raise
-                    continue
-                break
             self._ports[place] = int(listening.getsockname()[1])
             self._open(listening)
             return place, self._ports[place]

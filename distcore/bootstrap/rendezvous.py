@@ -8,65 +8,58 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..base.store import KeyValueStore
+from ..base.linux import Host, this_host
 from ..errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
 from ..limits import FIRST_PROBE_S, LONGEST_PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from . import handshake, listener, sockets
-from .addresses import Host, candidate_address, listening_address, this_host
+from .addresses import candidate_address, listening_address
 from .dial import DialTimeout, Endpoint, TurnedAway, dial
-from .job_key import KEY_FILE_VARIABLE, fingerprint, job_key
-from .join import Joining, Round
-from .store_values import TRANSPORTS, StoreMember, shown_host_name
+from .handshake import KEY_FILE_VARIABLE, fingerprint, job_key
+from .join import TRANSPORTS, Joining, Round, own_member
 
 LANES = 16
 """Connections that a pair of ranks may have."""
 FREE_LANE = LANES - 1
 """The one on which either rank calls the other when it likes, once in each direction."""
 
-# A rank that waits to be called asks now and then whether the caller is still there.
-
 
 class Rendezvous:
     """The ranks of one group, connected on demand.
 
-    The constructor blocks until all ranks have come; see `joining` for how, and for what makes it
+    The constructor blocks until all ranks have come; see `join` for how, and for what makes it
     safe on a store that holds old data. A group of one opens nothing and asks nobody. Otherwise:
     RendezvousError names the ranks that did not come within `timeout_s` seconds, or says what else
-    stands in the way; ValueError for arguments that are wrong by themselves.
+    stands in the way; ValueError for a transport that there is not.
 
-    `ranks` are the global ranks by group rank (by default 0 to size - 1); error messages and
-    `culprit` use them. `transport`: "auto" and "shm" connect ranks of one host over UNIX sockets,
-    where both want it; "tcp" uses TCP always; "shm" refuses a group on several hosts. `host` says
-    where this process runs, if not where it seems to.
+    `ranks` are the global ranks by group rank; error messages and `culprit` use them; `rank` is
+    this one's group rank. `transport`: "auto" and "shm" connect ranks of one host over UNIX
+    sockets, where both want it; "tcp" uses TCP always; "shm" refuses a group on several hosts.
+    `host` says where this process runs, if not where it seems to.
 
     Use it from any thread. A forked child must make its own.
     """
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: Any,
         name: str,
+        ranks: Sequence[int],
         rank: int,
-        size: int,
         timeout_s: float,
         transport: str = "auto",
         algorithms: str = "",
-        ranks: Sequence[int] | None = None,
         host: Host | None = None,
     ) -> None:
-        self._ranks = tuple(range(size)) if ranks is None else tuple(ranks)
-        if len(self._ranks) != size:
-            raise ValueError(f"ranks has {len(self._ranks)} entries for a group of size {size}")
-        if not 0 <= rank < size:
-            raise ValueError(f"rank {rank} is outside the group's 0 to {size - 1}")
+        self._ranks = tuple(ranks)
         if transport not in TRANSPORTS:
             raise ValueError(
                 f"transport {transport!a} is none of {', '.join(map(ascii, TRANSPORTS))}"
             )
         self.name = name
         self.rank = rank
-        self.size = size
+        self.size = len(self._ranks)
         self._transport = transport
         self._algorithms = algorithms
         self._process = os.getpid()
@@ -74,7 +67,6 @@ class Rendezvous:
         self._changed = threading.Condition()
         self._arrived: dict[tuple[int, int], socket.socket] = {}
         self._seen: set[tuple[int, int]] = set()
-        self._asked: set[tuple[int, int]] = set()
         self._called: Callable[[int, socket.socket], bool] | None = None
         self._abort_reason: str | None = None
         self._listener: listener.RankListener | None = None
@@ -82,15 +74,8 @@ class Rendezvous:
         self._cannot_listen: Exception | None = None
         self._round: Round | None = None
         self._endpoints: tuple[Endpoint, ...] = ()
-        if size > 1:
+        if self.size > 1:
             self._join(store, timeout_s, this_host() if host is None else host)
-
-    def __repr__(self) -> str:
-        state = "open" if self._abort_reason is None else f"ended: {self._abort_reason}"
-        return (
-            f"<Rendezvous {self.name!a} rank {self._ranks[self.rank]}, "
-            f"group rank {self.rank} of {self.size}, {state}>"
-        )
 
     @property
     def digest(self) -> bytes:
@@ -106,24 +91,15 @@ class Rendezvous:
         (time.monotonic seconds), Aborted after `abort` or `close`, PeerLost when the peer has died
         or has left the group; a wait is also ended by an exception of a Python signal handler.
         """
-        self._check_arguments(peer, lane)
-        with self._changed:
-            if (peer, lane) in self._asked:
-                raise ValueError(f"group rank {peer} is connected already on lane {lane}")
-            self._asked.add((peer, lane))
-        try:
-            if peer > self.rank:
-                return self._dial(peer, lane, deadline)
-            return self._await(peer, lane, deadline)
-        except BaseException:
-            with self._changed:
-                self._asked.discard((peer, lane))
-            raise
+        self._check_process()
+        if peer > self.rank:
+            return self._dial(peer, lane, deadline)
+        return self._await(peer, lane, deadline)
 
     def dial(self, peer: int, deadline: float) -> socket.socket:
         """A connection to `peer` on the free lane, which only this rank asks for: the peer gets it
         by `on_call`. Raises what `connect` raises."""
-        self._check_arguments(peer, FREE_LANE)
+        self._check_process()
         return self._dial(peer, FREE_LANE, deadline)
 
     def is_calling(self, peer: int) -> bool:
@@ -169,18 +145,10 @@ class Rendezvous:
         if opened is not None:
             listener.release(opened)
 
-    def _join(self, store: KeyValueStore, timeout_s: float, host: Host) -> None:
+    def _join(self, store: Any, timeout_s: float, host: Host) -> None:
         key = job_key()
-        me = StoreMember(
-            nonce="",
-            ranks="",
-            host=host,
-            host_name=shown_host_name(socket.gethostname()),
-            pid=self._process,
-            candidate=candidate_address(store),
-            transport=self._transport,
-            algorithms=self._algorithms,
-            key=fingerprint(key),
+        me = own_member(
+            host, candidate_address(store), self._transport, self._algorithms, fingerprint(key)
         )
         self._listener = listener.acquire()
         try:
@@ -348,18 +316,12 @@ class Rendezvous:
             case _:
                 return PeerLost(f"{what} cannot be reached at {endpoint}: {error}", culprit)
 
-    def _check_arguments(self, peer: int, lane: int) -> None:
+    def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RendezvousError(
                 f"group {self.name!a} belongs to process {self._process}; a forked child "
                 f"cannot use it and must make a group of its own"
             )
-        if not 0 <= peer < self.size or peer == self.rank:
-            raise ValueError(
-                f"peer {peer} is no other rank of a group of {self.size} (this is {self.rank})"
-            )
-        if not 0 <= lane < LANES:
-            raise ValueError(f"lane {lane} is outside 0 to {LANES - 1}")
 
     def check_aborted(self) -> None:
         """Raises Aborted after `abort` or `close`."""

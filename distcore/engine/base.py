@@ -2,7 +2,7 @@
 
 The group (`CoreGroup`) checks the arguments, writes the call's text and decides what is copied
 first. The engine does the rest. `tcp.engine` runs our own algorithms on a mesh of connections;
-`queued` is shared by the engines whose calls take turns on threads.
+`session.QueuedEngine` is shared by the engines whose calls take turns on threads.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from ..base.reduction import Reduction
-from .session import Body
 from .staging import DeviceReach, Staging
 from .work import CallWork
+
+Body = Callable[[Any], object]
+"""The body of a call, which runs in its turn on the network of the group's collectives."""
 
 
 class Life(Protocol):
@@ -69,7 +71,7 @@ class Engine(Protocol):
     calls, and give the call's body, which `start` runs; a body may plan and run more. Their tensors
     are plain (`reach.is_plain`) and checked; a result is written in place. What they cannot do they
     refuse with TypeError or ValueError, before anything is sent. What bodies raise is in
-    `distcore.errors`. Parts of one tensor are `parts.Parts`.
+    `distcore.errors`. Parts of one tensor are `staging.Parts`.
     """
 
     @property

@@ -12,43 +12,21 @@ import os
 import sys
 import weakref
 from multiprocessing import util
-from typing import Protocol
+from typing import Any
 
-
-class Leaver(Protocol):
-    """The methods by which a group leaves."""
-
-    def close_gracefully(self) -> None:
-        """Finish what was begun, and tell the peers that this rank will take no part any more.
-
-        Afterwards no thread of the group is within torch's code: one that is when the interpreter
-        is finalised is ended inside a C++ destructor, and takes the process with it.
-        """
-
-    def abandon(self) -> None:
-        """Close this process's copies of the connections, and say nothing."""
-
-
-class SideNetwork(Protocol):
-    """A network beside a group, whose calls can do without it."""
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The first error, which made it unusable."""
-
-    def close(self) -> None:
-        """Leaves."""
-
-
-_open: weakref.WeakSet[Leaver] = weakref.WeakSet()
-_beside: weakref.WeakSet[SideNetwork] = weakref.WeakSet()
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
+_beside: weakref.WeakSet[Any] = weakref.WeakSet()
 _watching_process = 0
 
 
-def watch(leaver: Leaver) -> None:
-    """Registers a group, which is closed when the process ends."""
+def watch(group: Any) -> None:
+    """Registers a group. When the process ends, its `close_gracefully()` finishes what was begun,
+    and tells the peers that this rank will take no part any more. Afterwards no thread of the group
+    is within torch's code: one that is when the interpreter is finalised is ended inside a C++
+    destructor, and takes the process with it. In a forked child its `abandon()` closes the child's
+    copies of the connections, and says nothing."""
     global _watching_process
-    _open.add(leaver)
+    _open.add(group)
     if _watching_process == os.getpid():
         return
     if not _watching_process:
@@ -59,13 +37,14 @@ def watch(leaver: Leaver) -> None:
     util.Finalize(None, _close_all_gracefully, exitpriority=-100)
 
 
-def forget(leaver: Leaver) -> None:
+def forget(group: Any) -> None:
     """Removes a group that has been closed."""
-    _open.discard(leaver)
+    _open.discard(group)
 
 
-def watch_beside(network: SideNetwork) -> None:
-    """Registers a network that `close_beside` is to close."""
+def watch_beside(network: Any) -> None:
+    """Registers a network beside a group, whose calls can do without it, for `close_beside` to
+    close. Its `failure` is the first error, which made it unusable."""
     _beside.add(network)
 
 
@@ -87,12 +66,12 @@ def by_an_exception() -> bool:
 
 
 def _close_all_gracefully() -> None:
-    for leaver in list(_open):
-        leaver.close_gracefully()
+    for group in list(_open):
+        group.close_gracefully()
 
 
 def _abandon_all() -> None:
-    for leaver in list(_open):
-        leaver.abandon()
+    for group in list(_open):
+        group.abandon()
     _open.clear()
     _beside.clear()

@@ -1,4 +1,5 @@
-"""The life of one group: its transports, its calls, its first failure, its end.
+"""The life of one group (its transports, its calls, its first failure, its end), and the base of
+the engines whose calls run in it, one at a time, on threads.
 
 A call runs as `begin`, the algorithm, `end`. Whatever breaks it off breaks the group: the bytes of
 a call that was left half-way would be taken for those of the next one.
@@ -7,22 +8,24 @@ a call that was left half-way would be taken for those of the next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..base import call_text
+from ..base.buffers import bytes_of
 from ..base.deadline import Deadline
+from ..base.reduction import Reduction
 from ..errors import Aborted, GroupFailed, unusable
 from ..limits import DRAIN_S, EXIT_DRAIN_S
 from . import process_exit
-from .call_queue import CallQueue
-from .callbacks import Callbacks
-from .work import FINISHED, CallWork, PendingWork
-
-Body = Callable[[Any], object]
-"""The body of a call, which runs in its turn on the network of the group's collectives."""
+from .base import Body, MessageRequest
+from .call_queue import Callbacks, CallQueue
+from .staging import DeviceReach, Staging
+from .work import FINISHED, CallWork, JoinedWork, PendingWork, PostedWork
 
 
 class Session:
@@ -53,12 +56,6 @@ class Session:
         self._closed = False
         process_exit.watch(self)
 
-    def __repr__(self) -> str:
-        state = "closed" if self._closed else "failed" if self._failure else "ready"
-        return (
-            f"<Session {self.name!r}: rank {self.rank} of {self.size}, {self.calls} calls, {state}>"
-        )
-
     @property
     def failure(self) -> BaseException | None:
         """The first error, which made the group unusable."""
@@ -74,11 +71,15 @@ class Session:
     ) -> CallWork:
         """Run a call on this thread, when its turn comes, or on the group's; `tensors` are what
         it writes."""
-        if at_once:
-            self.run_in_turn(text, timeout_s, body)
-            return FINISHED
         if self._failure is not None:
             raise self.unusable()
+        if at_once:
+            self.queue.enter()
+            try:
+                self.run(text, timeout_s, body)
+            finally:
+                self.queue.leave()
+            return FINISHED
         work = PendingWork(text, tensors, self._callbacks)
 
         def job() -> None:
@@ -106,17 +107,6 @@ class Session:
             mesh.fail(error)  # also after abort(): it is this thread that tells the peers
             self._broken(error, f"{text} failed")
             raise
-
-    def run_in_turn(self, text: str, timeout_s: float, body: Body) -> None:
-        """Runs a body as `run` does, after the calls that were made before."""
-        if self._failure is not None:
-            raise self.unusable()
-        queue = self.queue
-        queue.enter()
-        try:
-            self.run(text, timeout_s, body)
-        finally:
-            queue.leave()
 
     def mailbox(self) -> Any:
         """Point-to-point messages of this group."""
@@ -151,15 +141,12 @@ class Session:
     def abort(self, reason: str) -> None:
         """End every call at once, those of the other ranks too. From any thread."""
         with self._lock:
-            first = self._failure is None
-            if first:
-                self._failure = Aborted(f"group {self.name!r} was aborted: {reason}")
-        if not first:
-            return
+            if self._failure is not None:
+                return
+            self._failure = failure = Aborted(f"group {self.name!r} was aborted: {reason}")
         for part in (self._rendezvous, self._mesh, self._mailbox):
             part.abort(reason)
         # The peers are told by a thread that has the turn, after the call that this ends.
-        failure = self._failure
         self.queue.submit(lambda: self._mesh.fail(failure))
 
     def close(self) -> None:
@@ -200,3 +187,101 @@ class Session:
         """This is a forked child: the connections are its parent's."""
         self._mailbox.abandon()
         self._mesh.abandon()
+
+
+_BUCKET_BYTES = 256 * 1024
+"""Above this a message's own cost is small beside its bytes', and copying into a bucket is not."""
+
+
+class QueuedEngine:
+    """An engine without the planners of the collectives: all else of `engine.Engine`."""
+
+    def __init__(self, name: str, session: Session, reach: DeviceReach) -> None:
+        self.name = name
+        self.session = session
+        self.reach = reach
+        self.start = session.start
+        self._memory: Callable[[Tensor], Any] = bytes_of
+
+    def staging(self) -> Staging:
+        return Staging(self.reach)
+
+    def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Body:
+        raise NotImplementedError
+
+    def together(self, bodies: Sequence[Body]) -> Body:
+        def body(net: Any) -> None:
+            for one in bodies:
+                one(net)
+
+        return body
+
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], reductions: Sequence[Reduction]
+    ) -> Body:
+        """Small neighbours of one dtype travel in one message."""
+        return self.together(
+            [self._bucket(bucket, its) for bucket, its in _buckets(tensors, reductions)]
+        )
+
+    def _bucket(self, bucket: Sequence[Tensor], reduction: Reduction) -> Body:
+        if len(bucket) == 1:
+            return self.all_reduce(bucket[0], reduction)
+        counts = [one.numel() for one in bucket]
+        flat = torch.empty(sum(counts), dtype=bucket[0].dtype, device=bucket[0].device)
+        parts = torch.split(flat, counts)
+        reduce = self.all_reduce(flat, reduction)
+
+        def body(net: Any) -> None:
+            for one, part in zip(bucket, parts, strict=True):
+                part.copy_(one.view(-1))
+            reduce(net)
+            for one, part in zip(bucket, parts, strict=True):
+                one.view(-1).copy_(part)
+
+        return body
+
+    def send(self, message: MessageRequest) -> CallWork:
+        return self._posted(self.session.mailbox().post_send, message)
+
+    def receive(self, message: MessageRequest) -> CallWork:
+        return self._posted(self.session.mailbox().post_receive, message)
+
+    def _posted(self, post: Callable[..., Any], message: MessageRequest) -> CallWork:
+        text, timeout_s, tensor, peer, tag, tensors, arrived = message
+        kind = call_text.tensor(tensor.dtype, tensor.numel())
+        posting = post(peer, tag, self._memory(tensor), Deadline.after(timeout_s), kind)
+        # A view of bytes does not keep its memory alive, and a program may drop the handle.
+        posting.owner = tensors
+        return PostedWork(text, posting, tensors, arrived)
+
+    def begin_batch(self) -> None:
+        """Nothing to do: calls do not wait for each other."""
+
+    def end_batch(self, works: Sequence[Any]) -> CallWork:
+        return JoinedWork(works)
+
+
+def _buckets(
+    tensors: Sequence[Tensor], reductions: Sequence[Reduction]
+) -> Iterator[tuple[list[Tensor], Reduction]]:
+    """Neighbours of one dtype and device, up to `_BUCKET_BYTES` together; cut alike on all ranks,
+    for the call's text says how many elements each has."""
+    bucket: list[Tensor] = []
+    filled = 0
+    its: Reduction | None = None
+    for one, reduction in zip(tensors, reductions, strict=True):
+        if bucket and (
+            one.dtype is not bucket[0].dtype
+            or one.device != bucket[0].device
+            or filled + one.nbytes > _BUCKET_BYTES
+        ):
+            assert its is not None
+            yield bucket, its
+            bucket, filled = [], 0
+        bucket.append(one)
+        filled += one.nbytes
+        its = reduction
+    if bucket:
+        assert its is not None
+        yield bucket, its

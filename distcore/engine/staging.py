@@ -1,12 +1,13 @@
-"""Tensors that an engine cannot take as they lie in memory: copied in before, back after.
+"""The tensors of a call as engines take them: whole, as the parts of one tensor, or as copies.
 
 Engines take contiguous tensors of some kinds of devices. Everything else (views with gaps, lazily
-conjugated or negated ones, tensors of another device) gets a copy in main memory.
+conjugated or negated ones, tensors of another device) gets a copy in main memory, which is filled
+before the call and copied back after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +29,11 @@ def _plain_in_main_memory(tensor: Any) -> bool:
     )
 
 
-def _plain_on_a_gpu(tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
+    """Whether it is dense, contiguous, and what its elements say, wherever it is."""
     return (
         isinstance(tensor, Tensor)
         and tensor.layout is _strided
-        and tensor.is_cuda
         and tensor.is_contiguous()
         and not tensor.requires_grad
         and not tensor.is_neg()
@@ -60,12 +61,8 @@ class DeviceReach:
 
 
 MAIN_MEMORY = DeviceReach(("cpu",), ("cuda",), _plain_in_main_memory)
-EITHER = DeviceReach(
-    ("cpu", "cuda"),
-    (),
-    lambda tensor: _plain_in_main_memory(tensor) or _plain_on_a_gpu(tensor),
-)
-GPU_ONLY = DeviceReach(("cuda",), (), _plain_on_a_gpu)
+EITHER = DeviceReach(("cpu", "cuda"), (), lambda one: is_plain(one) and (one.is_cpu or one.is_cuda))
+GPU_ONLY = DeviceReach(("cuda",), (), lambda one: is_plain(one) and one.is_cuda)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +75,9 @@ class Staged:
     writes: bool
     ready: Any = None
 
-    def load(self) -> None:
-        if self.ready is not None:
-            self.ready.synchronize()
-        if self.reads:
-            self.scratch.copy_(self.original)
-
-    def store(self) -> None:
-        if self.writes:
-            # Blocking also for a GPU: when the call is over, every stream may read the result.
-            self.original.copy_(self.scratch)
-
 
 class Staging:
-    """The copies of one call's tensors; true when there are any."""
+    """The copies of one call's tensors."""
 
     __slots__ = ("_copies", "_inference", "_is_plain")
 
@@ -99,9 +85,6 @@ class Staging:
         self._is_plain = reach.is_plain
         self._copies: list[Staged] = []
         self._inference = False
-
-    def __bool__(self) -> bool:
-        return bool(self._copies)
 
     def take(self, tensor: Tensor, reads: bool, writes: bool) -> Tensor:
         """The tensor, or what the engine shall work on in its place."""
@@ -137,13 +120,18 @@ class Staging:
         """Copy in what the call reads."""
         with torch.inference_mode(self._inference), torch.no_grad():
             for copy in self._copies:
-                copy.load()
+                if copy.ready is not None:
+                    copy.ready.synchronize()
+                if copy.reads:
+                    copy.scratch.copy_(copy.original)
 
     def store(self) -> None:
         """Copy back what the call wrote."""
         with torch.inference_mode(self._inference), torch.no_grad():
             for copy in self._copies:
-                copy.store()
+                if copy.writes:
+                    # Blocking also for a GPU: when the call is over, every stream may read it.
+                    copy.original.copy_(copy.scratch)
 
     def around(self, body: Callable[[Any], object]) -> Callable[[Any], object]:
         """The call's body with the copying before and after; the body itself if there is none."""
@@ -158,6 +146,61 @@ class Staging:
         return staged
 
 
-def around(staging: Staging | None, body: Callable[[Any], object]) -> Callable[[Any], object]:
-    """`Staging.around`, where there may be none."""
-    return body if staging is None else staging.around(body)
+NO_COPIES = Staging()
+"""The staging of a call whose tensors can all be taken as they are."""
+
+
+class Parts(Sequence[Tensor]):
+    """The parts of one contiguous tensor: flat, in its order, without gaps. It is cut when a part
+    is accessed."""
+
+    __slots__ = ("_counts", "_cut", "_size", "each", "whole")
+
+    def __init__(self, whole: Tensor, counts: Sequence[int]) -> None:
+        """`counts`: the elements of each part."""
+        self.whole = whole
+        self.each = -1
+        self._size = len(counts)
+        self._counts: Sequence[int] | None = counts
+        self._cut: Sequence[Tensor] | None = None
+
+    @classmethod
+    def even(cls, whole: Tensor, size: int) -> Parts:
+        """Returns `size` parts of one length, which is `each`; where the sizes were given, that is
+        -1."""
+        made = cls(whole, ())
+        made.each = whole.numel() // size
+        made._size = size
+        made._counts = None
+        return made
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """The elements of each part."""
+        if self._counts is None:
+            self._counts = [self.each] * self._size
+        return self._counts
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._parts())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._parts()[index]
+
+    def _parts(self) -> Sequence[Tensor]:
+        if self._cut is None:
+            if self.each < 0:
+                flat = self.whole.view(-1)
+                self._cut = flat.split(self.counts)  # type: ignore[no-untyped-call]
+            else:
+                self._cut = self.whole.view(self._size, self.each).unbind(0)
+        return self._cut
+
+
+def whole_of(tensors: Sequence[Tensor]) -> Tensor | None:
+    """The tensor of which these are the parts. By the call, not by the addresses, so all ranks get
+    the same answer: None for a list that the program gave."""
+    return tensors.whole if isinstance(tensors, Parts) else None

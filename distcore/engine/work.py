@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.distributed import Work
@@ -17,22 +17,10 @@ from torch.futures import Future
 
 from ..base.background_thread import BackgroundThread
 from ..errors import DeadlineExceeded
-from .callbacks import Callbacks, level
+from .call_queue import Callbacks, level
 
 NO_TIMEOUT = timedelta(0)
 """What C++ passes where the caller of `wait` gave no timeout: the call's own deadline holds."""
-
-
-class PostedMessage(Protocol):
-    """A message's state as the mailbox has it: see `distcore.transports.messages.mailbox`."""
-
-    @property
-    def done(self) -> bool: ...
-    @property
-    def error(self) -> BaseException | None: ...
-    @property
-    def source(self) -> int: ...
-    def wait(self, timeout_s: float | None = None) -> bool: ...
 
 
 def again(error: BaseException) -> BaseException:
@@ -45,7 +33,8 @@ def again(error: BaseException) -> BaseException:
     return twin
 
 
-def _too_late(what: str, timeout: timedelta) -> DeadlineExceeded:
+def too_late(what: str, timeout: timedelta) -> DeadlineExceeded:
+    """Returns the error of a wait whose own time is up."""
     return DeadlineExceeded(
         f"{what} is not complete after the {timeout.total_seconds():g} s given to wait(); "
         f"it goes on"
@@ -55,10 +44,11 @@ def _too_late(what: str, timeout: timedelta) -> DeadlineExceeded:
 class CallWork(Work):
     """The base of all handles; the subclasses say when the call is over."""
 
-    __slots__ = ("_record",)
-
-    def __init__(self) -> None:
+    def __init__(self, text: str, tensors: Sequence[Tensor] = ()) -> None:
         super().__init__()
+        self.text = text
+        self._tensors = tensors
+        self._error: BaseException | None = None
         self._record: Any = None
 
     def recorded_until(self, record: Any) -> None:
@@ -83,7 +73,10 @@ class CallWork(Work):
 
     def exception(self) -> BaseException | None:
         """Why the call failed; None while it has not."""
-        raise NotImplementedError
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        return list(self._tensors)
 
     def is_success(self) -> bool:
         return self.is_completed() and self.exception() is None
@@ -121,8 +114,6 @@ def _succeeded(future: Any) -> int:
 class FinishedWork(CallWork):
     """The handle of a call that was complete when it returned."""
 
-    __slots__ = ()
-
     def __repr__(self) -> str:
         return "<FinishedWork: done>"
 
@@ -132,22 +123,13 @@ class FinishedWork(CallWork):
     def is_completed(self) -> bool:
         return True
 
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> BaseException | None:
-        return None
-
-    def result(self) -> list[Tensor]:
-        return []
-
     def get_future(self) -> Any:
         future: Future[list[Tensor]] = Future()
         future.set_result([])
         return future
 
 
-FINISHED = FinishedWork()
+FINISHED = FinishedWork("")
 """Shared by all calls that the caller waited for: nobody asks them for a result."""
 
 
@@ -155,26 +137,10 @@ class PendingWork(CallWork):
     """The handle of a call in the group's queue, which calls `finish` once. `threads` run what
     futures' users want done then: the group's own thread is needed for the next call."""
 
-    __slots__ = (
-        "_callbacks",
-        "_done",
-        "_error",
-        "_level",
-        "_lock",
-        "_over",
-        "_quick",
-        "_tensors",
-        "_threads",
-        "text",
-    )
-
     def __init__(self, text: str, tensors: Sequence[Tensor], threads: Callbacks) -> None:
-        super().__init__()
+        super().__init__(text, tensors)
         self._threads = threads
         self._level = level()
-        self.text = text
-        self._tensors = tensors
-        self._error: BaseException | None = None
         self._done = False
         self._lock = Lock()
         self._over = Lock()  # held until the call is over: waiting for it ends early on a signal
@@ -214,7 +180,7 @@ class PendingWork(CallWork):
         if not self._done:
             if timeout > NO_TIMEOUT:
                 if not self._over.acquire(timeout=timeout.total_seconds()):
-                    raise _too_late(self.text, timeout)
+                    raise too_late(self.text, timeout)
             else:
                 self._over.acquire()
             self._over.release()
@@ -226,12 +192,6 @@ class PendingWork(CallWork):
     def is_completed(self) -> bool:
         return self._done and self._record_is_over()
 
-    def exception(self) -> BaseException | None:
-        return self._error
-
-    def result(self) -> list[Tensor]:
-        return list(self._tensors)
-
     def get_future(self) -> Any:
         return as_future(self, self.on_end)
 
@@ -240,22 +200,18 @@ class PendingWork(CallWork):
 
 
 class PostedWork(CallWork):
-    """The handle of a message in the mailbox; `arrived` is called once, before it counts as
-    done."""
-
-    __slots__ = ("_arrived", "_lock", "_posting", "_tensors", "text")
+    """The handle of a message in the mailbox, whose state is `posting` (see `matching.Posting`);
+    `arrived` is called once, before it counts as done."""
 
     def __init__(
         self,
         text: str,
-        posting: PostedMessage,
+        posting: Any,
         tensors: Sequence[Tensor],
         arrived: Callable[[], None] | None,
     ) -> None:
-        super().__init__()
-        self.text = text
+        super().__init__(text, tensors)
         self._posting = posting
-        self._tensors = tensors
         self._arrived = arrived
         self._lock = Lock()
 
@@ -283,7 +239,7 @@ class PostedWork(CallWork):
                     raise  # the handler of a signal has raised it: nothing has come yet
                 in_time = True  # raised below, as a copy
             if not in_time:
-                raise _too_late(self.text, timeout)
+                raise too_late(self.text, timeout)
         if posting.error is not None:
             raise again(posting.error)
         if self._arrived is not None:
@@ -304,13 +260,13 @@ class PostedWork(CallWork):
         return self._record_is_over()
 
     def exception(self) -> BaseException | None:
-        return self._posting.error
+        return self._posting.error  # type: ignore[no-any-return]
 
     def result(self) -> list[Tensor]:
         return list(self._tensors[:1])
 
     def _source_rank(self) -> int:
-        return self._posting.source
+        return self._posting.source  # type: ignore[no-any-return]
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call it when the message is through; a thread waits for it."""
@@ -331,10 +287,8 @@ class PostedWork(CallWork):
 class JoinedWork(CallWork):
     """The handle of several calls that were started together."""
 
-    __slots__ = ("_works",)
-
     def __init__(self, works: Sequence[Any]) -> None:
-        super().__init__()
+        super().__init__("")
         self._works = works
 
     def __repr__(self) -> str:
@@ -372,7 +326,7 @@ class JoinedWork(CallWork):
             work.on_end(one_less)
 
     def get_future(self) -> Any:
-        return as_future(self, self.on_end) if self._works else FinishedWork().get_future()
+        return as_future(self, self.on_end) if self._works else FINISHED.get_future()
 
 
 def as_future(work: CallWork, on_end: Callable[[Callable[[], None]], None]) -> Any:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..base import call_text
-from ..engine.parts import Parts
-from ..engine.session import Body
-from . import argument_checks
-from .call_options import AllGather, AllReduceCoalesced, ReduceScatter, options
+from ..engine.base import Body
+from ..engine.staging import Parts
+from . import arguments
+from .arguments import AllGather, AllReduceCoalesced, ReduceScatter, options
 from .collectives import Collectives
 
 
@@ -39,7 +39,7 @@ class Coalesced(Collectives):
         caller = self._caller("all_gather_into_tensor_coalesced")
         outputs, inputs = _pairs(caller, outputs, inputs)
         for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
-            argument_checks.part(caller, f"inputs[{index}]", data, f"outputs[{index}]", output)
+            arguments.part(caller, f"inputs[{index}]", data, f"outputs[{index}]", output)
         staging = self._engine.staging()
         sources = [staging.take(one, True, False) for one in inputs]
         targets = [Parts.even(staging.take(one, False, True), self._size) for one in outputs]
@@ -63,7 +63,7 @@ class Coalesced(Collectives):
         caller = self._caller("reduce_scatter_tensor_coalesced")
         outputs, inputs = _pairs(caller, outputTensors, inputTensors)
         for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
-            argument_checks.part(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
+            arguments.part(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
         kind = hash(opts.reduceOp)
         combines = [self._reduction(kind, opts.reduceOp, one.dtype) for one in outputs]
         staging = self._engine.staging()
@@ -101,11 +101,9 @@ class Coalesced(Collectives):
                 caller.wrong(name, f"{len(inputs)} tensors, as input_list has", len(row))
             for index, one in enumerate(row):
                 name = f"output_lists[{rank}][{index}]"
-                argument_checks.tensor(caller, name, one, written=True)
-                argument_checks.same_dtype(caller, name, one, f"input_list[{index}]", inputs[index])
-                argument_checks.count(
-                    caller, name, one, inputs[index].numel(), f"as input_list[{index}]"
-                )
+                arguments.tensor(caller, name, one, written=True)
+                arguments.same_dtype(caller, name, one, f"input_list[{index}]", inputs[index])
+                arguments.count(caller, name, one, inputs[index].numel(), f"as input_list[{index}]")
                 targets[index].append(staging.take(one, False, True))
         sources = staging.inputs(inputs)
         text = call_text.coalesced("all_gather_coalesced", None, _facts(inputs))
@@ -128,7 +126,7 @@ def _list(caller: Any, argument: str, given: Any, *, written: bool = False) -> l
     if not isinstance(given, list | tuple) or not given:
         caller.wrong_type(argument, "a list of tensors", given)
     return [
-        argument_checks.tensor(caller, f"{argument}[{index}]", one, written=written)
+        arguments.tensor(caller, f"{argument}[{index}]", one, written=written)
         for index, one in enumerate(given)
     ]
 
@@ -139,7 +137,7 @@ def _pairs(caller: Any, outputs: Any, inputs: Any) -> tuple[list[Tensor], list[T
     if len(outputs) != len(inputs):
         caller.wrong("outputs", f"{len(inputs)} tensors, as inputs has", len(outputs))
     for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
-        argument_checks.same_dtype(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
+        arguments.same_dtype(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
     return outputs, inputs
 
 

@@ -17,7 +17,6 @@ from torch.distributed import ProcessGroup
 from ..engine.work import JoinedWork
 from .coalesced import Coalesced
 from .collectives import Collectives
-from .exchanging import Exchanging
 from .point_to_point import PointToPoint
 from .process_group import CoreGroup
 
@@ -71,22 +70,13 @@ class CompositeGroup(CoreGroup):
             return super()._end_coalescing(device)
         return backend._end_coalescing() if backend.supports_coalescing else JoinedWork([])
 
-    def split_group(
-        self,
-        new_ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Any = None,
-    ) -> CoreGroup | None:
+    def split_group(self, new_ranks: Sequence[int], *how: Any, **named: Any) -> CoreGroup | None:
         """Splits the group as `CoreGroup.split_group` does, for all devices whose groups are ours.
         Torch's own backends are not split: their devices' tensors go to this group's backend, if it
         takes them."""
-        how = (new_ranks, timeout, opts, group_name, group_desc, device_types)
         ours = {device: one for device, one in self.others.items() if isinstance(one, CoreGroup)}
-        parts = {device: one.split_group(*how) for device, one in ours.items()}
-        group = super().split_group(*how)
+        parts = {device: one.split_group(new_ranks, *how, **named) for device, one in ours.items()}
+        group = super().split_group(new_ranks, *how, **named)
         if group is not None:
             assert isinstance(group, CompositeGroup)
             group.others = parts
@@ -135,7 +125,7 @@ def _by_device(name: str) -> Callable[..., Any]:
     return call
 
 
-for _owner in (Coalesced, Collectives, Exchanging, PointToPoint):
+for _owner in (Coalesced, Collectives, PointToPoint):
     for _name, _method in vars(_owner).items():
         # Not what stands behind the calls, nor a barrier, which has no tensor.
         is_call = callable(_method) and (_name[0] != "_" or hasattr(ProcessGroup, _name))

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch.distributed import DistBackendError
 
-from ..base.deadline import Deadline, extended
-from ..limits import ANSWER_S, FIRST_STORE_PAUSE_S, REST_PAUSE_S
+from ..base.deadline import Deadline, wait_for
+from ..limits import ANSWER_S, FIRST_STORE_PAUSE_S
 
 
 class BarrierFailed(DistBackendError, TimeoutError):
@@ -53,8 +53,8 @@ def monitored_barrier(
         late = [ranks[1 + arrivals.index(key)] for key in _missing(store, arrivals, deadline)]
     else:
         store.set(arrivals[rank - 1], "")
-        came = _wait(store, [answer], Deadline.after(timeout_s + ANSWER_S))
-        late = [] if came else [ranks[0]]
+        until = Deadline.after(timeout_s + ANSWER_S)
+        late = [ranks[0]] if _missing(store, [answer], until) else []
     named = late if wait_all_ranks else late[:1]
     text = ""
     if named and not store.check([answer]):
@@ -72,7 +72,7 @@ def monitored_barrier(
     else:
         # The store may end with this process: not before those that came know the answer.
         there = len(ranks) - 1 - len(late)
-        _wait_until(lambda: store.add(read, 0) >= there, time.monotonic() + ANSWER_S)
+        wait_for(lambda: store.add(read, 0) >= there, time.monotonic() + ANSWER_S)
     if given["missing"]:
         reason = text = given["text"]
         if given["by"] != ranks[rank]:
@@ -89,35 +89,17 @@ def monitored_barrier(
                 _delete(store, f"monitored_barrier/{number - 1}/{name}")
 
 
-def _missing(store: Any, keys: Sequence[str], deadline: float) -> list[str]:
-    """The keys that nobody has set in time."""
-    if _wait(store, keys, deadline):
-        return []
-    return [key for key in keys if not store.check([key])]
-
-
-def _wait(store: Any, keys: Sequence[str], deadline: float) -> bool:
-    """Wait until all keys are set; whether they are.
+def _missing(store: Any, keys: list[str], deadline: float) -> list[str]:
+    """The keys that nobody has set in time.
 
     Asks again and again: a wait inside the store would not see Python's signals, and prints a
     warning when its time is up.
     """
-    return not keys or _wait_until(lambda: bool(store.check(list(keys))), deadline)
-
-
-def _wait_until(condition: Callable[[], bool], deadline: float) -> bool:
-    """Whether it came true in time."""
-    pause_s = FIRST_STORE_PAUSE_S
-    while not condition():
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            deadline = extended(deadline)
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, REST_PAUSE_S)
-    return True
+    if not keys or wait_for(
+        lambda: bool(store.check(keys)), deadline, first_pause_s=FIRST_STORE_PAUSE_S
+    ):
+        return []
+    return [key for key in keys if not store.check([key])]
 
 
 def _delete(store: Any, key: str) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from ..base import call_text
 from ..engine.base import MessageRequest
 from ..engine.work import CallWork
-from . import argument_checks
-from .issuing import Issuing
+from . import arguments
+from .collectives import Issuing
 
 
 class PointToPoint(Issuing):
@@ -23,16 +23,18 @@ class PointToPoint(Issuing):
     def send(self, tensors: Any, dst: Any, tag: Any = 0) -> Any:
         """Send a tensor to group rank `dst`. The handle is done when the tensor may be changed."""
         caller = self._caller("send")
-        data = argument_checks.only_one(caller, "tensors", tensors)
+        data = arguments.only_one(caller, "tensors", tensors)
         flat = data
         if not self._is_plain(data):
-            argument_checks.tensor(caller, "tensor", data)
+            arguments.tensor(caller, "tensor", data)
             staging = self._engine.staging()
             flat = staging.take(data, True, False)
             staging.load()
-        dst = argument_checks.peer(caller, "dst", dst)
-        tag = argument_checks.tag(caller, tag)
-        text = call_text.message("send", self._ranks[dst], tag, data.dtype, data.numel())
+        dst = arguments.peer(caller, "dst", dst)
+        tag = arguments.tag(caller, tag)
+        text = call_text.message(
+            "send", self._ranks[dst], tag, call_text.tensor(data.dtype, data.numel())
+        )
         tensors = [data] if flat is data else [data, flat]
         message = MessageRequest(text, self._timeout_s, flat, dst, tag, tensors)
         return self._post("send", text, partial(self._engine.send, message))
@@ -40,15 +42,15 @@ class PointToPoint(Issuing):
     def recv(self, tensors: Any, src: Any, tag: Any = 0) -> Any:
         """Receive the next message of group rank `src` with this tag."""
         caller = self._caller("recv")
-        data = argument_checks.only_one(caller, "tensors", tensors)
-        src = argument_checks.peer(caller, "src", src)
+        data = arguments.only_one(caller, "tensors", tensors)
+        src = arguments.peer(caller, "src", src)
         return self._receive(caller, data, src, tag)
 
     def recv_anysource(self, tensors: Any, tag: Any = 0) -> Any:
         """Receive the next message with this tag, whoever sends it; see the handle's
         `source_rank`."""
         caller = self._caller("recv")
-        data = argument_checks.only_one(caller, "tensors", tensors)
+        data = arguments.only_one(caller, "tensors", tensors)
         return self._receive(caller, data, None, tag)
 
     def recvAnysource(self, tensors: Any, tag: Any = 0) -> Any:
@@ -56,14 +58,14 @@ class PointToPoint(Issuing):
         return self.recv_anysource(tensors, tag)
 
     def _receive(self, caller: Any, data: Any, src: int | None, tag: Any) -> Any:
-        tag = argument_checks.tag(caller, tag)
+        tag = arguments.tag(caller, tag)
         flat, arrived = data, None
         if not self._is_plain(data):
-            argument_checks.tensor(caller, "tensor", data, written=True)
+            arguments.tensor(caller, "tensor", data, written=True)
             staging = self._engine.staging()
             flat, arrived = staging.take(data, False, True), staging.store
         source = None if src is None else self._ranks[src]
-        text = call_text.message("recv", source, tag, data.dtype, data.numel())
+        text = call_text.message("recv", source, tag, call_text.tensor(data.dtype, data.numel()))
         tensors = [data] if flat is data else [data, flat]
         message = MessageRequest(text, self._timeout_s, flat, src, tag, tensors, arrived)
         return self._post("recv_", text, partial(self._engine.receive, message))

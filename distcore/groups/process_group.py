@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from .. import torch_private
 from ..engine.base import Engine
 from ..engine.work import CallWork
-from .argument_checks import Caller
+from .arguments import Caller
 from .coalesced import Coalesced
 from .monitored_barrier import monitored_barrier
 from .point_to_point import PointToPoint
@@ -99,11 +99,7 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:
         return self._origin.backend
 
-    def name(self) -> str:
-        return self._origin.backend
-
-    def _get_backend_name(self) -> str:
-        return self._origin.backend
+    name = _get_backend_name = getBackendName
 
     def getGroupName(self) -> str:
         return self._group_name
@@ -120,13 +116,8 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
     _set_group_name = setGroupName
     _set_group_desc = setGroupDesc
 
-    @property
-    def group_name(self) -> Any:
-        return self._group_name
-
-    @property
-    def group_desc(self) -> str:
-        return self._group_desc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
 
     # -- what torch asks of a group's backend, which is the group itself ---------------------------
 

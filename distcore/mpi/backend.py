@@ -17,9 +17,8 @@ from ..groups.process_group import CoreGroup, Origin
 from . import library
 from .engine import MpiEngine
 from .line import MpiLine
-from .messages import Messages
+from .messages import Messages, Tags
 from .notices import Notices
-from .tags import Tags
 from .torch_api import REGISTERED, SHOWN
 from .world import MpiWorld, join
 

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from ..base.reduction import Reduction
-from ..engine.parts import Parts, whole_of
-from ..engine.queued import QueuedEngine
-from ..engine.session import Body, Session
-from ..engine.staging import DeviceReach, Staging
+from ..engine.base import Body
+from ..engine.session import QueuedEngine, Session
+from ..engine.staging import DeviceReach, Parts, Staging, whole_of
 from .line import MpiLine
-from .memory import (
+from .operations import (
     MOST_BYTES,
     counts_and_starts,
     empty_for,
+    operation,
     pieces,
     settle,
     settle_all,
@@ -37,7 +37,6 @@ from .memory import (
     touch,
     unpack,
 )
-from .operations import operation
 
 _MEET_BYTES = 1024 * 1024
 _PACKED_BYTES = 64 * 1024
@@ -67,7 +66,10 @@ class MpiEngine(QueuedEngine):
         op, datatype = operation(self._mpi, reduction)
         size_bytes = tensor.nbytes
         if not tensor.is_cpu:
-            return self._beside(tensor, reduction)
+            # A tensor of a GPU: torch's kernels and ours reduce in main memory.
+            staging = Staging()
+            copy = staging.take(tensor, True, True)
+            return staging.around(self.all_reduce(copy, reduction))
         ready = reduction.factor is None and not reduction.divides
         if ready and 0 < size_bytes < _MEET_BYTES:
             comm, in_place = self._comm, self._mpi.IN_PLACE
@@ -87,12 +89,6 @@ class MpiEngine(QueuedEngine):
             reduction.finish(tensor, self._size)
 
         return body
-
-    def _beside(self, tensor: Tensor, reduction: Reduction) -> Body:
-        """A tensor of a GPU: torch's kernels and ours reduce in main memory."""
-        staging = Staging()
-        copy = staging.take(tensor, True, True)
-        return staging.around(self.all_reduce(copy, reduction))
 
     def reduce(self, tensor: Tensor, root: int, reduction: Reduction) -> Body:
         if not tensor.is_cpu:
@@ -338,23 +334,16 @@ class MpiEngine(QueuedEngine):
         requests = []
         total_bytes = 0
         address = self._address
-        for peer, part in receives:
-            if peer != me:
-                for piece in pieces(part):
-                    size_bytes = piece.nbytes
-                    total_bytes += size_bytes
-                    spec = [address(piece.data_ptr(), size_bytes), byte]
-                    requests.append(net.issue(comm.Irecv, spec, peer, _TAG))
         # Not all to rank 0 first.
         if self._size > 2:
             sends = sorted(sends, key=lambda one: (one[0] - me) % self._size)
-        for peer, part in sends:
-            if peer != me:
-                for piece in pieces(part):
+        for issue, parts in ((comm.Irecv, receives), (comm.Isend, sends)):
+            for peer, part in parts:
+                for piece in pieces(part) if peer != me else ():
                     size_bytes = piece.nbytes
                     total_bytes += size_bytes
                     spec = [address(piece.data_ptr(), size_bytes), byte]
-                    requests.append(net.issue(comm.Isend, spec, peer, _TAG))
+                    requests.append(net.issue(issue, spec, peer, _TAG))
         own = [part for peer, part in sends if peer == me]
         for peer, part in receives:
             if peer == me and own and part.data_ptr() != own[0].data_ptr():

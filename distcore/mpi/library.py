@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ..base.linux import mapped_files
 from ..engine import process_exit
@@ -25,20 +25,13 @@ from ..limits import FAILED_DRAIN_S, REST_PAUSE_S
 INSTALL = "pip install 'distdebug[mpi]'"
 
 
-class Members(Protocol):
-    """The members of a group, as far as this rank knows of them."""
-
-    def all_left(self) -> bool:
-        """Whether all others have left it."""
-
-
 _lock = threading.Lock()
 _loaded: Any = None
 _process = 0
 """The process that has loaded the library."""
 _abandoned: list[object] = []
 _others_left: list[Callable[[], bool]] = []
-_groups: weakref.WeakSet[Members] = weakref.WeakSet()
+_groups: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @functools.cache
@@ -113,9 +106,9 @@ def ask_at_end(others_left: Callable[[], bool]) -> None:
     _others_left.append(others_left)
 
 
-def group_made(members: Members) -> None:
+def group_made(notices: Any) -> None:
     """Registers a group. If a side channel has failed, the groups are asked who has left."""
-    _groups.add(members)
+    _groups.add(notices)
 
 
 def _end() -> None:
@@ -135,7 +128,7 @@ def _end() -> None:
             return
         time.sleep(REST_PAUSE_S)
     alone = _loaded.COMM_WORLD.Get_size() == 1
-    segments = _mapped("sm_segment.") if alone else []
+    segments = mapped_files("sm_segment.") if alone else []
     _loaded.Finalize()
     # Of a process that no launcher started, Open MPI leaves its 16 MiB of shared memory behind.
     for path in segments:
@@ -152,7 +145,7 @@ def query_cuda() -> bool:
     # In the process already, whatever its name is: mpi4py has loaded it.
     import ctypes
 
-    for name in _mapped("libmpi"):
+    for name in mapped_files("libmpi"):
         try:
             ask = ctypes.CDLL(name).MPIX_Query_cuda_support
         except (OSError, AttributeError):
@@ -160,12 +153,3 @@ def query_cuda() -> bool:
         ask.restype = ctypes.c_int
         return bool(ask())
     return False
-
-
-def _mapped(prefix: str) -> list[str]:
-    """The files of that name that this process has mapped."""
-    try:
-        paths = mapped_files()
-    except OSError:
-        return []
-    return sorted(path for path in paths if os.path.basename(path).startswith(prefix))

@@ -2,8 +2,9 @@
 
 A call is issued as one of MPI's non-blocking ones, and tested until it is done: at once, then
 yielding the core, then with growing pauses. Meanwhile its `MpiWatch` is asked whether it can still
-end well. MPI cannot take back a collective, so a call that is given up leaves its request and its
-buffers behind (`library.abandon`), and the group is over.
+end well: its deadline, an abort, and what the other ranks say. MPI cannot take back a collective,
+so a call that is given up leaves its request and its buffers behind (`library.abandon`), and the
+group is over.
 
 For much data MPI's blocking calls are up to three times as fast. They are made once all ranks have
 met in the call, and where they may take long by a thread of their own, so that they can be given
@@ -16,14 +17,144 @@ import array
 import os
 import time
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
-from ..errors import CallMismatch, GroupFailed, PeerLost
-from ..limits import CALL_PAUSE_S, CHECK_EVERY_S, FIRST_PAUSE_S, MOST_SPIN_S, SPIN_S
+from ..base.deadline import extended, timed_out
+from ..engine.call_queue import CallQueue
+from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
+from ..limits import (
+    CALL_PAUSE_S,
+    CHECK_EVERY_S,
+    FIRST_PAUSE_S,
+    LOOK_AGAIN_S,
+    MOST_SPIN_S,
+    PLACE_S,
+    SPIN_S,
+    STOPPED_S,
+    WORD_S,
+)
 from . import library
-from .blocking import BlockingThread
 from .notices import Notices, fingerprint
-from .watch import MpiWatch
+
+_now = time.monotonic
+
+
+class MpiWatch:
+    """The watch of one group on one rank: `begin` for each call, `begin_wait` for a wait in it."""
+
+    def __init__(self, notices: Notices) -> None:
+        self.notices = notices
+        self.calls = 0
+        self.text = ""
+        self.aborted: str | None = None
+        self._deadline = float("inf")
+        self._all_came = False
+
+    def begin(self, text: str, deadline: float) -> int:
+        """The number of the call that begins."""
+        self.text = text
+        self._deadline = deadline
+        self._all_came = False
+        number = self.calls
+        self.calls = number + 1
+        return number
+
+    def all_came(self) -> None:
+        """Every rank is known to be in the call: whoever is missing now has stopped in it."""
+        self._all_came = True
+
+    def begin_wait(self) -> None:
+        """A wait in the call begins, in which `look` is called again and again."""
+        self._looked = now = _now()
+        self._next_look = now + LOOK_AGAIN_S
+        self._place_at = now + min(PLACE_S, (self._deadline - now) / 4)
+
+    def look(self) -> None:
+        """Raises what ends the call, if anything does: an abort, its time, what others say."""
+        now = _now()
+        if now > self._looked + STOPPED_S:
+            self._ask_others()
+        self._looked = now
+        if self.aborted is not None:
+            raise Aborted(self.aborted)
+        if now >= self._deadline:
+            self._deadline = extended(self._deadline)
+            if now >= self._deadline:
+                self._compare()
+                raise self._too_late()
+        if now >= self._place_at:
+            self._place_at = float("inf")
+            self._next_look = now
+            self._tell_place()
+        if now >= self._next_look:
+            self._ask_others()
+            self._next_look = now + LOOK_AGAIN_S
+
+    @property
+    def who(self) -> str:
+        """`barrier(), collective #3 of group '0', rank 1`"""
+        notices = self.notices
+        call = f"{self.text}, collective #{self.calls - 1} of group {notices.name!r}"
+        return f"{call}, rank {notices.ranks[notices.rank]}"
+
+    def mismatch(self) -> CallMismatch:
+        """Other ranks are in other calls: which, as soon as one tells."""
+        self._tell_place()
+        until = _now() + WORD_S
+        try:
+            while _now() < until:
+                self._compare()
+                time.sleep(CALL_PAUSE_S)
+        except CallMismatch as found:
+            return found
+        return CallMismatch(f"{self.who}: the other ranks are in other calls")
+
+    def _tell_place(self) -> None:
+        """Tell the others where this rank is."""
+        self.notices.waiting(self.calls - 1, self.text)
+
+    def _ask_others(self) -> None:
+        """Raises where the others say that nothing will come of this call."""
+        told = self.notices.told()
+        if told is not None:
+            raise told
+        gone = [peer for peer, calls in self.notices.left().items() if calls < self.calls]
+        if gone:
+            rank = self.notices.ranks[gone[0]]
+            raise PeerLost(f"{self.who}: rank {rank} has left the group", rank)
+        self._compare()
+        if self.notices.lost:
+            raise PeerLost(f"{self.who}: the store that the ranks share is gone")
+
+    def _compare(self) -> None:
+        """Raises where another rank says that it is in another call."""
+        number = self.calls - 1
+        for peer, (theirs, text) in self.notices.positions().items():
+            if theirs == number and text != self.text:
+                rank = self.notices.ranks[peer]
+                raise CallMismatch(f"{self.who}: rank {rank} is in {text} there")
+
+    def _too_late(self) -> DeadlineExceeded:
+        number = self.calls - 1
+        notices = self.notices
+        there = {peer for peer, (theirs, _) in notices.positions().items() if theirs >= number}
+        there.add(notices.rank)
+        absent = [rank for peer, rank in enumerate(notices.ranks) if peer not in there]
+        limit_s = getattr(self._deadline, "limit_s", 0.0)
+        text = f"{self.who} is not complete after its timeout of {limit_s:g} s"
+        culprit = None
+        if absent:
+            named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+            if not self._all_came:
+                culprit, did = absent[0], "did not come to it"
+            else:
+                # One may have stopped in it; others may be through with it, and have gone on.
+                culprit = absent[0] if len(absent) == 1 else None
+                did = "came to it, and told nothing since"
+            text += f": {named} {did}"
+        return DeadlineExceeded(text + timed_out(self._deadline), culprit)
+
 
 _TESTS = 50
 SPIN_S_PER_BYTE = 2e-9
@@ -33,7 +164,6 @@ _APART_BYTES = 24 * 1024 * 1024
 warm caches, some 5 % of 4 to 16 MiB in shared memory; below, whoever waits is at MPI's mercy while
 the data is on its way."""
 _LOST = ("ERR_PROC_FAILED", "ERR_REVOKED", "ERR_PROC_ABORTED")
-_now = time.monotonic
 
 
 class MpiLine:
@@ -48,11 +178,8 @@ class MpiLine:
         self._watch = MpiWatch(notices)
         library.group_made(notices)
         self._failed = False
-        self._apart: BlockingThread | None = None
+        self._apart = CallQueue(f"mpi calls of {notices.name}")
         self._met: dict[int, tuple[array.array[int], list[Any]]] = {}
-
-    def __repr__(self) -> str:
-        return f"<Line of {self._notices.name!r}: {self._watch.calls} calls>"
 
     # -- what the session does ---------------------------------------------------------------------
 
@@ -67,9 +194,7 @@ class MpiLine:
         self._failed = True
         self._notices.tell(error)
         library.ask_at_end(self._notices.all_left)
-        apart = self._apart
-        if apart is not None:
-            library.ask_at_end(lambda: apart.idle)
+        library.ask_at_end(lambda: not self._apart.pending)
 
     def abort(self, reason: str) -> None:
         self._watch.aborted = reason
@@ -77,8 +202,7 @@ class MpiLine:
     def close(self) -> None:
         """Leave the group, and give the communicator back."""
         self._notices.leave(self._watch.calls)
-        if self._apart is not None and self._apart.idle:
-            self._apart.stop()
+        self._apart.stop()
         if not self._failed and self._watch.aborted is None and not self._mpi.Is_finalized():
             self.comm.Free()
 
@@ -161,41 +285,48 @@ class MpiLine:
     # -- waiting -----------------------------------------------------------------------------------
 
     def _block_apart(self, call: Callable[..., Any], args: Sequence[Any], kept: object) -> None:
-        if self._apart is None:
-            self._apart = BlockingThread(f"distcore mpi calls of {self._notices.name}")
-        self._apart.start(call, *args)
-        wait = self._watch.wait()
+        """On a thread of its own: who waits for it can give up, MPI cannot. Such a call keeps the
+        thread for as long as MPI keeps the call."""
+        over, failed = Lock(), list[BaseException]()
+        over.acquire()
+
+        def make() -> None:
+            try:
+                call(*args)
+            except BaseException as error:
+                failed.append(error)
+            over.release()
+
+        self._apart.submit(make)
+        self._watch.begin_wait()
         try:
-            while not self._apart.over(CHECK_EVERY_S):
-                wait.look()
-        except self._mpi.Exception:
-            raise
+            while not over.acquire(timeout=CHECK_EVERY_S):
+                self._watch.look()
         except BaseException:
             library.abandon(args, kept)
             raise
+        if failed:
+            raise failed[0]
 
     def _wait(self, test: Callable[[], bool], size_bytes: int, *used: object) -> None:
         try:
-            self._wait_for(test, size_bytes)
+            until = _now() + min(SPIN_S + size_bytes * SPIN_S_PER_BYTE, MOST_SPIN_S)
+            while _now() < until:
+                os.sched_yield()
+                for _ in range(_TESTS):
+                    if test():
+                        return
+            self._watch.begin_wait()
+            pause_s = FIRST_PAUSE_S
+            while not test():
+                self._watch.look()
+                time.sleep(pause_s)
+                pause_s = min(1.2 * pause_s, CALL_PAUSE_S)
         except self._mpi.Exception:
             raise
         except BaseException:
             library.abandon(*used)
             raise
-
-    def _wait_for(self, test: Callable[[], bool], size_bytes: int) -> None:
-        until = _now() + min(SPIN_S + size_bytes * SPIN_S_PER_BYTE, MOST_SPIN_S)
-        while _now() < until:
-            os.sched_yield()
-            for _ in range(_TESTS):
-                if test():
-                    return
-        wait = self._watch.wait()
-        pause_s = FIRST_PAUSE_S
-        while not test():
-            wait.look()
-            time.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, CALL_PAUSE_S)
 
     def _trouble(self, error: Any) -> GroupFailed:
         return from_mpi(self._mpi, error, self._watch.who)

@@ -9,16 +9,52 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import limits
 from ..base.background_thread import BackgroundThread
+from ..base.call_text import message
 from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from . import library
 from .line import SPIN_S_PER_BYTE, from_mpi
 from .notices import Notices
-from .tags import Tags
+
+
+class Tags:
+    """The tags of one group; `store` has a prefix that only this group uses (None: a group of
+    one)."""
+
+    def __init__(self, store: Any, bound: int) -> None:
+        self._store = store
+        self._half = bound // 2
+        self._bound = bound
+        self._known: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def of(self, tag: int) -> int:
+        """MPI's tag. ValueError when there are more uncommon tags than MPI has numbers."""
+        if 0 <= tag < self._half:
+            return tag
+        found = self._known.get(tag)
+        if found is None:
+            with self._lock:
+                found = self._known[tag] = self._agree(tag)
+        return found
+
+    def _agree(self, tag: int) -> int:
+        if self._store is None:
+            number = len(self._known)
+        else:
+            key = f"tag/{tag}"
+            mine = str(self._store.add("tags", 1))
+            number = int(self._store.compare_set(key, "", mine))
+        found = self._half + number
+        if found > self._bound:
+            raise ValueError(f"tag {tag}: this group has used {number} tags above {self._half}")
+        return found
+
 
 _TESTS = 50
 _IDLE_PAUSES = 50
@@ -26,34 +62,28 @@ _BLOCK_BYTES = 1024 * 1024
 _now = time.monotonic
 
 
+@dataclass(eq=False)
 class MpiPosting:
-    """A send or receive that was posted; see `work.Posting`."""
+    """A send or receive that was posted; see `matching.Posting`."""
 
-    def __init__(
-        self,
-        messages: Messages,
-        request: Any,
-        data: Any,
-        peer: int | None,
-        deadline: float,
-        expected: int,
-        text: tuple[str, int],
-    ) -> None:
-        """`expected`: bytes to receive; -1: it is a send. `text`: what is sent, and torch's tag."""
-        self.error: GroupFailed | None = None
-        self.owner: object = None
-        self.done = False
-        self.peer = peer
-        self.request = request
-        self.deadline = deadline
-        self.expected = expected
-        self.source = -1 if peer is None else peer
-        self._text = text
-        self._status = messages.mpi.Status() if expected >= 0 else None
-        self._messages = messages
-        self._data = data
-        self._lock = threading.Lock()
-        self._left_at: float | None = None
+    _messages: Messages
+    request: Any
+    _data: Any
+    peer: int | None
+    deadline: float
+    expected: int
+    """Bytes to receive; -1: it is a send."""
+    _text: tuple[str, int]
+    """What is sent, and torch's tag."""
+    error: GroupFailed | None = None
+    owner: object = None
+    done: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _left_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.source = -1 if self.peer is None else self.peer
+        self._status = self._messages.mpi.Status() if self.expected >= 0 else None
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.done else "pending"
@@ -214,9 +244,8 @@ class Messages:
 
     def what(self, receives: bool, peer: int | None, text: str, tag: int) -> str:
         """`send(dst=1, float32[4], tag=0)`"""
-        name, role = ("recv", "src") if receives else ("send", "dst")
-        whom = "any" if peer is None else self.notices.ranks[peer]
-        return f"{name}({role}={whom}, {text}, tag={tag})"
+        rank = None if peer is None else self.notices.ranks[peer]
+        return message("recv" if receives else "send", rank, tag, text)
 
     # -- waiting -----------------------------------------------------------------------------------
 

@@ -16,23 +16,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
-import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import errors
-from ..bootstrap.addresses import this_host
+from ..base.linux import this_host
 from ..bootstrap.dial import Endpoint
-from ..bootstrap.join import Joining, Round
-from ..bootstrap.store_values import StoreMember, shown_host_name
-from ..errors import Aborted, GroupFailed, PeerLost
+from ..bootstrap.join import Joining, own_member
+from ..errors import KINDS, Aborted, GroupFailed, PeerLost
 from ..torch_private import dist
-
-_KINDS = {
-    kind.__name__: kind
-    for kind in (errors.PeerLost, errors.CallMismatch, errors.DeadlineExceeded, errors.Aborted)
-}
 
 
 class Notices:
@@ -52,11 +43,12 @@ class Notices:
         self.store: Any = None
         self._silent = 0
         if len(ranks) > 1:
-            self.digest = _join(store, name, ranks, rank, timeout_s).group
+            # Nobody dials: what connects the ranks is MPI.
+            nowhere = Endpoint("127.0.0.1", 1, None)
+            me = own_member(this_host(), None)
+            joining = Joining(store, name, rank, ranks, timeout_s, me, lambda _round: nowhere)
+            self.digest = joining.run()[0].group
             self.store = dist.PrefixStore(f"distcore/{self.digest.hex()[:16]}/mpi", store)
-
-    def __repr__(self) -> str:
-        return f"<Notices of {self.name!r}, rank {self.ranks[self.rank]}>"
 
     @property
     def lost(self) -> bool:
@@ -71,11 +63,9 @@ class Notices:
         """Returns for every other group rank that waits, or has waited long, the call in which it
         does."""
         found: dict[int, tuple[int, str]] = {}
-        for peer in range(len(self.ranks)):
-            said = None if peer == self.rank else self._read(f"at/{peer}")
-            if said is not None:
-                number, _, text = said.partition(" ")
-                found[peer] = (int(number), text)
+        for peer, said in self._said("at").items():
+            number, _, text = said.partition(" ")
+            found[peer] = (int(number), text)
         return found
 
     def leave(self, calls: int) -> None:
@@ -85,14 +75,8 @@ class Notices:
 
     def left(self) -> dict[int, int]:
         """The group ranks that have left, and after how many collectives."""
-        if not self._has_news():
-            return {}
-        found = {}
-        for peer in range(len(self.ranks)):
-            said = None if peer == self.rank else self._read(f"left/{peer}")
-            if said is not None:
-                found[peer] = int(said)
-        return found
+        said = self._said("left") if self._has_news() else {}
+        return {peer: int(calls) for peer, calls in said.items()}
 
     def all_left(self) -> bool:
         """Whether no other rank makes calls any more, as far as can be known."""
@@ -117,7 +101,7 @@ class Notices:
         if said is None:
             return None
         words = json.loads(said)
-        kind = _KINDS.get(words["kind"], GroupFailed)
+        kind = KINDS.get(words["kind"], GroupFailed)
         culprit = words["culprit"]
         if kind is Aborted:
             return Aborted(words["text"])
@@ -137,6 +121,12 @@ class Notices:
     def _has_news(self) -> bool:
         return bool(self._ask(lambda store: store.check(["news"])))
 
+    def _said(self, key: str) -> dict[int, str]:
+        """By group rank: what the others have written there."""
+        peers = (peer for peer in range(len(self.ranks)) if peer != self.rank)
+        found = {peer: self._read(f"{key}/{peer}") for peer in peers}
+        return {peer: said for peer, said in found.items() if said is not None}
+
     def _read(self, key: str) -> str | None:
         def read(store: Any) -> str | None:
             return bytes(store.get(key)).decode() if store.check([key]) else None
@@ -154,25 +144,6 @@ class Notices:
             return None
         self._silent = 0
         return answer
-
-
-def _join(store: Any, name: str, ranks: Sequence[int], rank: int, timeout_s: float) -> Round:
-    me = StoreMember(
-        nonce="",
-        ranks="",
-        host=this_host(),
-        host_name=shown_host_name(socket.gethostname()),
-        pid=os.getpid(),
-        candidate=None,
-        transport="auto",
-        algorithms="",
-    )
-    # Nobody dials: what connects the ranks is MPI.
-    nowhere = Endpoint("127.0.0.1", 1, None)
-    agreed, _endpoints = Joining(
-        store, name, rank, ranks, timeout_s, me, lambda _round: nowhere
-    ).run()
-    return agreed
 
 
 @functools.lru_cache(maxsize=4096)

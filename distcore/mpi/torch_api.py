@@ -72,28 +72,20 @@ def initialisation(theirs: Any) -> Any:
         *args: Any,
         **more: Any,
     ) -> Any:
-        if not _is_ours(backend):
-            return theirs(backend, init_method, timeout, world_size, rank, store, *args, **more)
-        _check_available()
-        limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
-        everybody = world.join(limit_s)
-        world.check_agrees(everybody, rank, world_size)
-        # "env://" says where the ranks' store is only if the variables do; else MPI connects them.
-        leads_somewhere = init_method is not None
-        if init_method == "env://":
-            leads_somewhere = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
-        if store is None and not leads_somewhere:
-            init_method, store = None, world.make_store(everybody, limit_s)
-        return theirs(
-            _translated(backend),
-            init_method,
-            timeout,
-            everybody.size,
-            everybody.rank,
-            store,
-            *args,
-            **more,
-        )
+        if _is_ours(backend):
+            _check_available()
+            limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
+            everybody = world.join(limit_s)
+            world.check_agrees(everybody, rank, world_size)
+            # "env://" says where the ranks' store is only if the variables do; else MPI connects
+            # them.
+            leads_somewhere = init_method is not None
+            if init_method == "env://":
+                leads_somewhere = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+            if store is None and not leads_somewhere:
+                init_method, store = None, world.make_store(everybody, limit_s)
+            backend, world_size, rank = _translated(backend), everybody.size, everybody.rank
+        return theirs(backend, init_method, timeout, world_size, rank, store, *args, **more)
 
     return init
 
@@ -134,17 +126,8 @@ def _create_group(theirs: Any) -> Any:
             world.check_agrees(everybody, -1, -1)
             group_size, group_rank = everybody.size, everybody.rank
             store = world.make_store(everybody, limit_s)
-        made = theirs(
-            group_size,
-            group_rank,
-            global_ranks_in_group,
-            backend,
-            store,
-            group_name,
-            *args,
-            timeout=timeout,
-            **more,
-        )
+        given = (group_size, group_rank, global_ranks_in_group, backend, store, group_name)
+        made = theirs(*given, *args, timeout=timeout, **more)
         if REGISTERED in str(backend):
             torch_private.rename_backend(made[0], REGISTERED, SHOWN)
         return made

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from ..bootstrap.addresses import address_towards, interface_address, is_loopback, this_host
+from ..base.linux import this_host
+from ..bootstrap.addresses import address_towards, interface_address, is_loopback
 from ..errors import RendezvousError
 from ..limits import CALL_PAUSE_S
 from ..torch_private import dist
@@ -132,7 +133,14 @@ def make_store(world: MpiWorld, timeout_s: float) -> Any:
 
 
 def _serve(one_host: bool, timeout_s: float) -> tuple[Any, dict[str, Any]]:
-    address = interface_address() or (_LOOPBACK if one_host else _own_address())
+    address = interface_address() or _LOOPBACK
+    if not one_host and address == _LOOPBACK:
+        address = address_towards(socket.gethostname()) or _LOOPBACK
+        if is_loopback(address):
+            raise RendezvousError(
+                "the ranks are on several hosts, and this host's name leads to loopback; "
+                "set DISTCORE_SOCKET_IFNAME to the interface between the hosts"
+            )
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -152,16 +160,6 @@ def _serve(one_host: bool, timeout_s: float) -> tuple[Any, dict[str, Any]]:
         raise
     listener.detach()  # the store's now
     return store, {"host": address, "port": port}
-
-
-def _own_address() -> str:
-    found = address_towards(socket.gethostname())
-    if found is None or is_loopback(found):
-        raise RendezvousError(
-            "the ranks are on several hosts, and this host's name leads to loopback; "
-            "set DISTCORE_SOCKET_IFNAME to the interface between the hosts"
-        )
-    return found
 
 
 def _finish(request: Any, timeout_s: float, what: str, *kept: Sequence[object]) -> None:

@@ -6,14 +6,13 @@ the group's deadline, its abort and Python's signals are seen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from threading import RLock, Thread
 from typing import Any
 
-from ..base.deadline import Deadline, extended
+from ..base.deadline import Deadline, Timer, wait_for
 from ..errors import DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
-from ..limits import DRAIN_S, FIRST_PAUSE_S, REST_PAUSE_S, STUCK_S
+from ..limits import DRAIN_S, STUCK_S
 from .library import IN_PROGRESS, REMOTE_ERROR, SUCCESS, TIMED_OUT, Library
 
 _SPINS = 100
@@ -21,34 +20,6 @@ _SPINS = 100
 
 class NotTaken(DeadlineExceeded):
     """NCCL was asked for something, and has not begun with it in time."""
-
-
-class Timer:
-    """Real time; tests have another."""
-
-    def now(self) -> float:
-        """Returns the time as time.monotonic() does."""
-        return time.monotonic()
-
-    def pause(self, pause_s: float) -> None:
-        time.sleep(pause_s)
-
-
-def wait_for(
-    condition: Callable[[], bool], deadline: Deadline, check: Callable[[], object], clock: Timer
-) -> bool:
-    """Ask until it is true; whether it was in time. `check` is called in between and may raise."""
-    pause_s = FIRST_PAUSE_S
-    limit: float = deadline
-    while not condition():
-        check()
-        if clock.now() >= limit:
-            limit = extended(limit)
-            if clock.now() >= limit:
-                return False
-        clock.pause(pause_s)
-        pause_s = min(2 * pause_s, REST_PAUSE_S)
-    return True
 
 
 class Comm:
@@ -64,9 +35,6 @@ class Comm:
         self.captured = False
         """Whether a CUDA graph has calls of it: NCCL's end of it waits until the graph is gone."""
         self._ended = False
-
-    def __repr__(self) -> str:
-        return f"<Member of {self.name}: {'ended' if self._ended else 'open'}>"
 
     def error(self) -> BaseException | None:
         """Returns the error that NCCL found since, in the background; None while there is none."""
@@ -91,7 +59,7 @@ class Comm:
 
         # NCCL takes a call in some microseconds, on a thread of its own: far less than a sleep.
         soon = any(settled() for _ in range(_SPINS))
-        if not soon and not wait_for(settled, deadline, check, self._clock):
+        if not soon and not wait_for(settled, deadline, check=check, clock=self._clock):
             raise NotTaken(
                 f"{what} was not taken by NCCL within {deadline.limit_s:g} s: not all ranks of "
                 f"{self.name} make it"
@@ -206,7 +174,9 @@ class Connector:
             store.set(id_key, self._asked(self._library.unique_id, name))
         else:
             store.set(f"{key}/{rank}", "")
-            if not wait_for(lambda: bool(store.check([id_key])), deadline, check, self._clock):
+            if not wait_for(
+                lambda: bool(store.check([id_key])), deadline, check=check, clock=self._clock
+            ):
                 raise self._nobody(name, [ranks[0]], deadline)
         unique_id = bytes(store.get(id_key))
         communicator = self._asked(lambda: self._library.start(len(ranks), rank, unique_id), name)

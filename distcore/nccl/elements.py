@@ -10,18 +10,24 @@
 | int16, uint16                          | int32, in a copy: twice the bytes                    |
 | BAND, BOR, BXOR of integers            | parts exchanged, combined here, and gathered: three  |
 |                                        | steps and a copy of the data instead of one call     |
+
+NCCL wants tensors that are contiguous and of one dimension, and they are copied only where they are
+not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..base.call_text import dtype_name
 from ..base.reduction import (
+    BITS,
     COMPLEX_AS,
     UNSIGNED_AS,
     Reduction,
@@ -33,11 +39,6 @@ from ..base.reduction import (
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOAT8_CAPABILITY = (9, 0)
 _NARROW = (torch.int16, torch.uint16)
-_BITS: dict[str, Callable[..., Tensor]] = {
-    "BAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
-}
 _NAMES = {"SUM": "SUM", "PRODUCT": "PROD", "MIN": "MIN", "MAX": "MAX", "AVG": "AVG"}
 _OF_BOOL = {"SUM": "MAX", "MAX": "MAX", "BOR": "MAX", "PRODUCT": "MIN", "MIN": "MIN", "BAND": "MIN"}
 
@@ -65,10 +66,10 @@ class Reducing:
     combine: Callable[..., Tensor] | None = None
 
     def __repr__(self) -> str:
-        how = "combined by the ranks" if self.combine else f"as {_short(self.seen_as)}"
+        how = "combined by the ranks" if self.combine else f"as {dtype_name(self.seen_as)}"
         if self.computed_as is not None:
-            how = f"computed as {_short(self.computed_as)}"
-        return f"<Reducing {self.op} of {_short(self.dtype)}, {how}>"
+            how = f"computed as {dtype_name(self.computed_as)}"
+        return f"<Reducing {self.op} of {dtype_name(self.dtype)}, {how}>"
 
     @property
     def in_place(self) -> bool:
@@ -109,10 +110,6 @@ class Reducing:
         return self.divides or self.lowest_bit or not self.in_place
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def moved(flat: Tensor) -> Tensor:
     """The bytes of a contiguous tensor of one dimension: how NCCL moves them without looking."""
     if flat.dtype is torch.uint8:
@@ -135,7 +132,7 @@ def reducing_for(op: Any, dtype: torch.dtype, backend: str) -> Reducing:
     made = _made.get(key)
     if made is None:
         name = op_name(op)
-        if name is not None and dtype in (*FLOAT8, *UNSIGNED_AS) and name not in _BITS:
+        if name is not None and dtype in (*FLOAT8, *UNSIGNED_AS) and name not in BITS:
             made = _beyond_the_cpu(op, name, dtype, backend)
         else:
             made = reducing_of(reduction_for(op, dtype, backend))  # refuses what makes no sense
@@ -160,9 +157,9 @@ def reducing_of(known: Reduction) -> Reducing:
         parity = known.op == "BXOR"
         nccl_op = "SUM" if parity else _OF_BOOL[known.op]
         return Reducing(nccl_op, dtype, torch.uint8, lowest_bit=parity)
-    if known.op in _BITS:
+    if known.op in BITS:
         seen_as = UNSIGNED_AS.get(dtype, dtype)
-        return Reducing(known.op, dtype, seen_as, combine=_BITS[known.op])
+        return Reducing(known.op, dtype, seen_as, combine=known.function)
     if dtype in _NARROW:
         return _narrow(known.op, dtype, known.factor)
     seen_as = COMPLEX_AS.get(dtype, dtype)
@@ -194,3 +191,91 @@ def _narrow(name: str, dtype: torch.dtype, factor: complex | None) -> Reducing:
     if name == "AVG":
         return Reducing("SUM", dtype, wide, wide, divides=True)
     return Reducing(_NAMES[name], dtype, wide, wide)
+
+
+Store = Callable[[], object]
+
+
+def _whole(tensor: Tensor) -> bool:
+    """Whether the elements lie in memory one after another, as they are."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _line(tensor: Tensor) -> Tensor:
+    """A contiguous tensor as one dimension of stride 1: a single element may have any."""
+    return tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Returns a tensor to be read: a view of one dimension, or a copy."""
+    tensor = tensor.detach()
+    if _whole(tensor):
+        return _line(tensor)
+    return _line(tensor.resolve_conj().resolve_neg().contiguous())
+
+
+class WriteTarget:
+    """A tensor to be written: `flat` is its own memory, or room that `stores` copies back from.
+    With `reads`, the room has the tensor's elements to begin with."""
+
+    __slots__ = ("flat", "stores")
+
+    def __init__(self, tensor: Tensor, reads: bool = False) -> None:
+        tensor = tensor.detach()
+        self.stores: list[Store] = []
+        if _whole(tensor):
+            self.flat = _line(tensor)
+            return
+        room = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+        if reads:
+            room.copy_(tensor)
+        self.flat = room.view(-1)
+        self.stores.append(lambda: tensor.copy_(room))
+
+
+def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Returns one view of all of them, where each begins where the one before ends; else None."""
+    first = tensors[0].detach()
+    end = first.data_ptr()
+    for one in tensors:
+        if not _whole(one) or one.data_ptr() != end or one.dtype is not first.dtype:
+            return None
+        end += one.nbytes
+    storage = first.untyped_storage()
+    start = first.storage_offset() * first.dtype.itemsize
+    count = sum(one.numel() for one in tensors)
+    if start + count * first.dtype.itemsize > storage.nbytes():
+        return None  # neighbours by accident, of several storages
+    if any(one.untyped_storage().data_ptr() != storage.data_ptr() for one in tensors):
+        return None
+    return first.as_strided((count,), (1,), first.storage_offset())
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Returns tensors to be read, one after another: a view where they lie so, else a copy."""
+    found = adjacent(tensors)
+    return torch.cat([flat(one) for one in tensors]) if found is None else found
+
+
+def room_for(tensors: Sequence[Tensor]) -> tuple[Tensor, list[Store]]:
+    """Returns memory to be written for tensors one after another: their own where they lie so; else
+    room, and the copies from it."""
+    found = adjacent(tensors)
+    if found is not None:
+        return found, []
+    first = tensors[0]
+    count = sum(one.numel() for one in tensors)
+    room = torch.empty(count, dtype=first.dtype, device=first.device)
+    parts = torch.split(room, [one.numel() for one in tensors])
+    stores: list[Store] = [
+        partial(one.detach().copy_, part.view(one.shape))
+        for one, part in zip(tensors, parts, strict=True)
+    ]
+    return room, stores
+
+
+def cut(whole: Tensor, size: int) -> list[Tensor]:
+    """Parts of a tensor of one dimension, one for each rank, alike but for the last ones."""
+    step = -(-whole.numel() // size)
+    count = whole.numel()
+    return [whole[min(r * step, count) : min((r + 1) * step, count)] for r in range(size)]

@@ -16,25 +16,23 @@ from ..base.deadline import Deadline
 from ..base.reduction import Reduction
 from ..engine.base import MessageRequest
 from ..engine.staging import GPU_ONLY, DeviceReach
-from ..engine.work import CallWork, FinishedWork
+from ..engine.work import FINISHED, CallWork
 from ..errors import DeadlineExceeded, GroupFailed
 from . import plan
-from .communicators import Comm, Connector, Timer
-from .device import Device
+from .communicators import Comm
+from .device import Cuda
 from .elements import Reducing, reducing_of, refuse_float8
-from .lane import StreamLane
-from .library import Library
+from .library import Transfer, issue
 from .life import NcclLife
-from .messenger import Messenger
-from .planned import DeviceStaging, Planned, together
-from .transfers import Transfer, issue
-from .work import GatheredWork, StreamWork
+from .messages import Messenger
+from .plan import DeviceStaging, Planned, together
+from .work import GatheredWork, StreamLane, StreamWork
 
 
 class _Place:
     """The communicator and the stream of a group on one device."""
 
-    def __init__(self, member: Comm, device: Device, index: int) -> None:
+    def __init__(self, member: Comm, device: Cuda, index: int) -> None:
         self.member = member
         self.lane = StreamLane(device, index)
 
@@ -43,25 +41,13 @@ class NcclEngine:
     """The engine of one group. `bound` is the device that the program named for it, if it named
     one."""
 
-    def __init__(
-        self,
-        name: str,
-        life: NcclLife,
-        library: Library,
-        device: Device,
-        connector: Connector,
-        store: Any,
-        clock: Timer,
-        reach: DeviceReach = GPU_ONLY,
-    ) -> None:
+    def __init__(self, name: str, life: NcclLife, reach: DeviceReach = GPU_ONLY) -> None:
         self.name = name
         self.session = life
         self.reach = reach
         self.bound: int | None = None
         self._life = life
-        self._library = library
-        self._device = device
-        self._connector = connector
+        self._device = life.device
         self._rank = life.rank
         self._size = len(life.ranks)
         self._places: dict[int, _Place] = {}
@@ -69,10 +55,7 @@ class NcclEngine:
         self._batch: list[tuple[str, float, Planned, GatheredWork]] | None = None
         self._lock = RLock()  # a communicator takes calls of one thread at a time
 
-        self._messenger = Messenger(life, connector, store, clock, device, self._launch)
-
-    def __repr__(self) -> str:
-        return f"<NcclEngine on {self._life!r}>"
+        self._messenger = Messenger(life, self._launch)
 
     def staging(self) -> Any:
         return DeviceStaging(self.reach)
@@ -173,7 +156,7 @@ class NcclEngine:
     ) -> None:
         """Raises GroupFailed, and ends the group, where the call cannot be launched as a whole;
         RuntimeError for one that a graph cannot have."""
-        life, library = self._life, self._library
+        life, library = self._life, self._life.library
         if self._device.capturing():
             if not life.watchdog.capture_safe:
                 raise RuntimeError(
@@ -221,7 +204,7 @@ class NcclEngine:
             life = self._life
             with self._device.entered(index):
                 try:
-                    member = self._connector.connect(
+                    member = self._life.connector.connect(
                         f"{life.prefix}/{self._made}",
                         f"group {life.name!r}",
                         life.ranks,
@@ -262,7 +245,7 @@ class NcclEngine:
                     )
                 self._life.check()
                 with self._device.entered(index):
-                    made = self._connector.split(
+                    made = self._life.connector.split(
                         place.member, color, key, name, deadline, self._life.check
                     )
             except BaseException as error:  # the communicator is in the middle of it
@@ -306,7 +289,7 @@ class NcclEngine:
         NCCL."""
         batch, self._batch = self._batch or [], None
         if not batch:
-            return FinishedWork()
+            return FINISHED
         texts = [text for text, _timeout_s, _what, _work in batch]
         text = texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
         timeout_s = max(timeout_s for _text, timeout_s, _what, _work in batch)

@@ -2,7 +2,8 @@
 
 Called where the call's stream is current: copies and arithmetic of torch go onto it at once, in the
 order they are made. `Batch`es follow each other on the stream; the transfers of one batch run
-together. Nothing here knows streams, communicators or a GPU.
+together. A `Planned` is a call that is checked and can be launched. Nothing here knows streams,
+communicators or a GPU.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import pieces
-from .elements import Reducing, moved
-from .pieces import WriteTarget
-from .transfers import (
+from ..engine.staging import Staging
+from . import elements
+from .elements import Reducing, WriteTarget, moved
+from .library import (
     AllGather,
     AllReduce,
     Broadcast,
@@ -99,13 +101,13 @@ def reduce_scatter(
     if reducing.combine is not None:
         return _combined_by_part(target, inputs, reducing, rank, size)
     if len(set(counts)) == 1:
-        given = reducing.contribution(pieces.joined(inputs))
+        given = reducing.contribution(elements.joined(inputs))
         result = (
             reducing.view(flat) if reducing.in_place else given.new_empty(given.numel() // size)
         )
         phase = Batch([ReduceScatter(given, result, reducing)])
     else:
-        parts = [reducing.contribution(pieces.flat(one)) for one in inputs]
+        parts = [reducing.contribution(elements.flat(one)) for one in inputs]
         result = reducing.view(flat) if reducing.in_place else parts[rank]
         phase = Batch(
             [
@@ -137,9 +139,9 @@ def all_gather(outputs: Sequence[Tensor], source: Tensor, rank: int) -> Plan:
     counts = [one.numel() for one in outputs]
     if not any(counts):
         return []
-    given = pieces.flat(source)
+    given = elements.flat(source)
     if len(set(counts)) == 1:
-        whole, stores = pieces.room_for(outputs)
+        whole, stores = elements.room_for(outputs)
         return [Batch([AllGather(moved(given), moved(whole))], stores)]
     targets = [WriteTarget(one) for one in outputs]
     if given.numel():
@@ -158,7 +160,7 @@ def gather(
     """Each rank sends to the root; `outputs` are the root's."""
     if not source.numel():
         return []
-    given = pieces.flat(source)
+    given = elements.flat(source)
     if outputs is None:
         return [Batch([Sending(moved(given), root)])]
     return _exchange(outputs, {rank: given}, rank, size)
@@ -173,20 +175,20 @@ def scatter(
     if inputs is None:
         target = WriteTarget(output)
         return [Batch([Receiving(moved(target.flat), root)], target.stores)]
-    sources = {to: pieces.flat(one) for to, one in enumerate(inputs)}
+    sources = {to: elements.flat(one) for to, one in enumerate(inputs)}
     return _exchange([output if to == rank else None for to in range(size)], sources, rank, size)
 
 
 def all_to_all(outputs: Sequence[Tensor], inputs: Sequence[Tensor], rank: int, size: int) -> Plan:
     """Each rank sends to each other one what both have room for, nothing where that is empty."""
-    sources = {to: pieces.flat(one) for to, one in enumerate(inputs)}
+    sources = {to: elements.flat(one) for to, one in enumerate(inputs)}
     return _exchange(outputs, sources, rank, size)
 
 
 def send(tensor: Tensor, peer: int, tag: int) -> Plan:
     """Empty messages are sent too: the receiver must learn that they came, and NCCL has nothing
     to say it with but a byte."""
-    flat = moved(pieces.flat(tensor))
+    flat = moved(elements.flat(tensor))
     return [Batch([Sending(flat if flat.numel() else _a_byte(tensor), peer, tag)])]
 
 
@@ -257,7 +259,7 @@ def _fold(reducing: Reducing, had: Sequence[Tensor], out: Tensor) -> None:
 
 
 def _combined_everywhere(target: WriteTarget, reducing: Reducing, rank: int, size: int) -> Plan:
-    parts = pieces.cut(target.flat, size)
+    parts = elements.cut(target.flat, size)
     transfers, had = _exchanged_parts(parts, rank, size)
     exchange = Batch(transfers, [lambda: _fold(reducing, had, parts[rank])])
     share: list[Transfer] = [
@@ -269,7 +271,7 @@ def _combined_everywhere(target: WriteTarget, reducing: Reducing, rank: int, siz
 def _combined_at_root(
     target: WriteTarget, reducing: Reducing, root: int, rank: int, size: int
 ) -> Plan:
-    parts = pieces.cut(target.flat, size)
+    parts = elements.cut(target.flat, size)
     transfers, had = _exchanged_parts(parts, rank, size)
     # Not into this rank's own part: a tensor that is not the root's keeps its contents.
     folded = parts[rank] if rank == root else torch.empty_like(parts[rank])
@@ -287,9 +289,63 @@ def _combined_at_root(
 def _combined_by_part(
     target: WriteTarget, inputs: Sequence[Tensor], reducing: Reducing, rank: int, size: int
 ) -> Plan:
-    parts = [pieces.flat(one) for one in inputs]
+    parts = [elements.flat(one) for one in inputs]
     transfers, had = _exchanged_parts(parts, rank, size)
     then: list[Callable[[], object]] = []
     if target.flat.numel():
         then = [lambda: _fold(reducing, had, target.flat), *target.stores]
     return [Batch(transfers, then)]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """`make` is called once, with the call's stream current. `blocks`: who waits for it waits on
+    the host. As a `Body`, it is called with nothing to run on."""
+
+    make: Callable[[], Plan]
+    tensors: tuple[Tensor, ...]
+    blocks: bool = False
+
+    def __call__(self, _net: Any) -> Plan:
+        return self.make()
+
+    def plan(self) -> Plan:
+        """`make`, in the modes of torch that the tensors need."""
+        inference = any(tensor.is_inference() for tensor in self.tensors)
+        with torch.inference_mode(inference), torch.no_grad():
+            return self.make()
+
+
+def together(calls: Sequence[Planned]) -> Planned:
+    """Returns a call that does what these do."""
+    return Planned(
+        lambda: merged([call.make() for call in calls]),
+        tuple(tensor for call in calls for tensor in call.tensors),
+        any(call.blocks for call in calls),
+    )
+
+
+class DeviceStaging(Staging):
+    """The copies of one call's tensors that do not lie in memory as NCCL needs them: made on the
+    device, on the call's stream."""
+
+    __slots__ = ()
+
+    def _stand_in(self, tensor: Tensor) -> tuple[Tensor, None]:
+        with torch.inference_mode(tensor.is_inference()):
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device), None
+
+    def around(self, body: Any) -> Any:
+        """The call with the copying before and after; the call itself if there is none."""
+        if not self._copies or not isinstance(body, Planned):
+            return body
+
+        def make() -> Plan:
+            self.load()
+            plan = body.make()
+            if plan:
+                plan[-1].then.append(self.store)
+            return plan
+
+        mine = tuple(one for copy in self._copies for one in (copy.original, copy.scratch))
+        return Planned(make, (*body.tensors, *mine), body.blocks)

@@ -1,7 +1,8 @@
-"""The handle of a call on a stream: waiting for it makes the caller's stream wait, not the caller.
+"""A call on a stream: its lane, which is a stream of a group on one device, and its handle.
 
-The host waits in three cases only: for a barrier, for a time limit given to `wait`, and for a
-message whose connection is not there yet.
+Waiting for the handle makes the caller's stream wait, not the caller. The host waits in three cases
+only: for a barrier, for a time limit given to `wait`, and for a message whose connection is not
+there yet.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 from torch import Tensor
 
 from ..base.deadline import Deadline
-from ..engine.work import NO_TIMEOUT, CallWork, again
-from ..errors import DeadlineExceeded
+from ..engine.work import NO_TIMEOUT, CallWork, again, too_late
 from ..limits import FIRST_PAUSE_S, MESSAGE_PAUSE_S
-from .device import Device
+from .device import Cuda
+from .library import Transfer
+from .plan import Plan
 
 Span = tuple[int, int]
 """When a call began and ended on its stream, in nanoseconds of time.monotonic_ns()."""
@@ -27,37 +29,16 @@ Span = tuple[int, int]
 class StreamWork(CallWork):
     """The handle of one call. Its lane sets `started` and `ended`, events of its stream."""
 
-    __slots__ = (
-        "_callbacks",
-        "_device",
-        "_done",
-        "_error",
-        "_launched",
-        "_lock",
-        "_stream",
-        "_tensors",
-        "blocks",
-        "captured",
-        "deadline",
-        "ended",
-        "index",
-        "source",
-        "span",
-        "started",
-        "text",
-    )
-
     def __init__(
         self,
         text: str,
         tensors: Sequence[Tensor],
-        device: Device,
+        device: Cuda,
         index: int,
         deadline: Deadline,
         blocks: bool = False,
     ) -> None:
-        super().__init__()
-        self.text = text
+        super().__init__(text, list(tensors))
         self.deadline = deadline
         self.blocks = blocks
         self.captured = False
@@ -65,13 +46,11 @@ class StreamWork(CallWork):
         self.started: Any = None
         self.ended: Any = None
         self.span: Span | None = None
-        self._tensors = list(tensors)
         self._device = device
         self.index = index
         self._stream: Any = None
         self._launched = Flag()
         self._done = False
-        self._error: BaseException | None = None
         self._lock = Lock()
         self._callbacks: list[Callable[[], None]] = []
 
@@ -130,11 +109,6 @@ class StreamWork(CallWork):
         self.ended.wait(self._device.current_stream(self.index))
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
-    block_current_stream = synchronize
-
     def _over(self) -> bool:
         return self._done or self.reached()
 
@@ -145,10 +119,7 @@ class StreamWork(CallWork):
         pause_s = FIRST_PAUSE_S
         while not condition():
             if until_s is not None and time.monotonic() >= until_s:
-                raise DeadlineExceeded(
-                    f"{self.text} is not complete after the {timeout.total_seconds():g} s given "
-                    f"to wait(); it goes on"
-                )
+                raise too_late(self.text, timeout)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MESSAGE_PAUSE_S)
 
@@ -156,12 +127,6 @@ class StreamWork(CallWork):
         if self.captured:
             return True  # it is in the graph; nothing runs before the graph does
         return self._launched.is_set() and self._over() and self._record_is_over()
-
-    def exception(self) -> BaseException | None:
-        return self._error
-
-    def result(self) -> list[Tensor]:
-        return list(self._tensors)
 
     def on_end(self, callback: Callable[[], None]) -> None:
         """Call it when the call is over; at once if it is. By then its stream has come to its end,
@@ -215,11 +180,8 @@ class GatheredWork(CallWork):
     """The handle of a call between `_start_coalescing` and `_end_coalescing`: it becomes part of
     one that is launched at the end, and is waited for there."""
 
-    __slots__ = ("_device", "_futures", "_index", "_whole", "text")
-
-    def __init__(self, text: str, device: Device, index: int) -> None:
-        super().__init__()
-        self.text = text
+    def __init__(self, text: str, device: Cuda, index: int) -> None:
+        super().__init__(text)
         self._device = device
         self._index = index
         self._whole: StreamWork | None = None
@@ -263,3 +225,60 @@ class GatheredWork(CallWork):
         future = self._device.future(self._index)
         self._futures.append(future)
         return future
+
+
+Issue = Callable[[int, Sequence[Transfer]], None]
+"""(cudaStream_t, transfers): put them on the stream."""
+
+
+class StreamLane:
+    """Calls on it run one after another, each after what the caller's stream had to do before."""
+
+    def __init__(self, device: Cuda, index: int) -> None:
+        self.device = device
+        self.index = index
+        with device.entered(index):
+            self.stream = device.stream(index)
+            self._handle = device.handle(self.stream)
+
+    def release(self) -> None:
+        """Its calls are over, and there will be no others."""
+        self.device.give_back(self.stream, self.index)
+
+    def ready(self) -> Any:
+        """An event at the end of what the caller's stream has to do so far."""
+        event = self.device.event(timed=False)
+        event.record(self.device.current_stream(self.index))
+        return event
+
+    def launch(
+        self,
+        work: StreamWork,
+        make: Callable[[], Plan],
+        issue: Issue,
+        tensors: Sequence[Tensor],
+        ready: Any = None,
+    ) -> None:
+        """Put a call on the stream. `make` plans it, with the stream current, so that its copies
+        and the room for them are the stream's own; `ready`: see there, by default as of now;
+        `tensors`: whose memory must last until the stream is through."""
+        device, stream = self.device, self.stream
+        with device.entered(self.index):
+            captured = device.capturing()
+            (self.ready() if ready is None else ready).wait(stream)
+            # An event that a graph captures cannot be asked for its time.
+            started, ended = device.event(timed=not captured), device.event(timed=not captured)
+            with device.on(stream):
+                started.record(stream)
+                try:
+                    for phase in make():
+                        if phase.transfers:
+                            issue(self._handle, phase.transfers)
+                        for then in phase.then:
+                            then()
+                finally:
+                    # Also where some of it failed: what was launched still uses the memory.
+                    ended.record(stream)
+                    for tensor in tensors:
+                        device.keep(tensor, stream)
+            work.launched(stream, started, ended, captured)

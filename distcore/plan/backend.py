@@ -8,8 +8,7 @@ from datetime import timedelta
 from ..groups.process_group import CoreGroup, Origin
 from .engine import PlanEngine
 from .exchange import Exchange
-from .life import PlannedLife
-from .work import PlannedCall
+from .work import PlannedCall, PlannedLife
 
 NAME = "plan"
 

@@ -17,15 +17,11 @@ from torch import Tensor
 
 from ..base.buffers import bytes_of, tensor_over
 from ..base.reduction import Reduction
-from ..engine.base import Engine, MessageRequest
-from ..engine.parts import whole_of
-from ..engine.session import Body
-from ..engine.staging import DeviceReach, Staging
+from ..engine.base import Body, Engine, MessageRequest
+from ..engine.staging import DeviceReach, Staging, is_plain, whole_of
 from ..engine.work import CallWork, JoinedWork
-from .exchange import Exchange
-from .life import PlannedLife
-from .packing import unpacked
-from .work import PlannedCall, PlannedWork, Step
+from .exchange import Exchange, unpacked
+from .work import PlannedCall, PlannedLife, PlannedWork, Step
 
 COPIED_BYTES = 1 << 20
 """Larger tensors get no likely values: memory that is never touched costs nothing."""
@@ -36,18 +32,7 @@ KNOWN, STAND_IN = b"\1", b"\0"
 """The first byte of each value that travels."""
 
 
-def _plain(tensor: Any) -> bool:
-    return (
-        isinstance(tensor, Tensor)
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.requires_grad
-        and not tensor.is_neg()
-        and not tensor.is_conj()
-    )
-
-
-REACH = DeviceReach(("cpu", "cuda", "meta"), (), _plain)
+REACH = DeviceReach(("cpu", "cuda", "meta"), (), is_plain)
 
 
 def _is_known(value: bytes | None) -> bool:
@@ -99,9 +84,6 @@ class PlanEngine:
         self._begun: weakref.WeakSet[PlannedWork] = weakref.WeakSet()
         """Calls that wait for others when they are waited for."""
         self._role = ""
-
-    def __repr__(self) -> str:
-        return f"<PlanEngine of {self.session!r}>"
 
     def __getattr__(self, name: str) -> Callable[..., Body]:
         """The planner of an op that has none of its own here: its tensors are not known then."""
@@ -241,20 +223,36 @@ class PlanEngine:
     def all_reduce(self, tensor: Tensor, reduction: Reduction) -> Body:
         def body(call: PlannedCall) -> None:
             slot = call.part()
-            if self._offered(slot, call.text, [tensor]):
 
-                def take() -> None:
-                    values = self._collect(slot, call.text, self._everyone)
-                    if self._reduced(values, tensor, reduction):
-                        self._known([tensor])
-                    else:
-                        self._guess_reduction(slot, call.text, tensor, reduction)
-
-                call.later(take)
-            else:
+            def guess() -> None:
                 self._guess_reduction(slot, call.text, tensor, reduction)
 
+            self._reduce(call, slot, [tensor], tensor, reduction, guess)
+
         return planned(body)
+
+    def _reduce(
+        self,
+        call: PlannedCall,
+        slot: str,
+        given: Sequence[Tensor],
+        output: Tensor,
+        reduction: Reduction,
+        guess: Callable[[], None],
+    ) -> None:
+        """`output` gets the reduction of what all ranks give, or else what `guess` says."""
+
+        def take() -> None:
+            values = self._collect(slot, call.text, self._everyone)
+            if self._reduced(values, output, reduction):
+                self._known([output])
+            else:
+                guess()
+
+        if self._offered(slot, call.text, given):
+            call.later(take)
+        else:
+            guess()
 
     def _guess_reduction(self, slot: str, text: str, tensor: Tensor, reduction: Reduction) -> None:
         """Guesses the likeliest value, the same on all ranks: that of the rank that comes first. No
@@ -292,7 +290,6 @@ class PlanEngine:
         self, output: Tensor, inputs: Sequence[Tensor], reduction: Reduction
     ) -> Body:
         def body(call: PlannedCall) -> None:
-            slot, text = call.part(), call.text
             own = inputs[self._rank]
 
             def guess() -> None:
@@ -300,17 +297,7 @@ class PlanEngine:
                 self._scale(output, reduction)
                 self._guess([output])
 
-            def take() -> None:
-                values = self._collect(slot, text, self._everyone)
-                if self._reduced(values, output, reduction):
-                    self._known([output])
-                else:
-                    guess()
-
-            if self._offered(slot, text, list(inputs)):
-                call.later(take)
-            else:
-                guess()
+            self._reduce(call, call.part(), list(inputs), output, reduction, guess)
 
         return planned(body)
 

@@ -1,4 +1,4 @@
-"""The handles of planned calls: the work left to do when the program wants the result."""
+"""The state of a planned group and of its calls: what is left to do when a result is wanted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,37 @@ from torch import Tensor
 from torch.futures import Future
 
 from ..engine.work import NO_TIMEOUT, CallWork
+from ..errors import Aborted, GroupFailed
 from ..torch_private import unwatched
+
+
+class PlannedLife:
+    """The state of one planned group: a `Life` of the engine. Nothing can fail on the way."""
+
+    def __init__(self, name: str, ranks: Sequence[int], rank: int, token: str, role: str) -> None:
+        """`role`: what this rank takes the group for, which is the same of the groups that stand
+        beside it: all tensor parallel groups of a mesh have one."""
+        self.name = name
+        self.role = role
+        self.ranks = tuple(ranks)
+        self.rank = rank
+        self.token = token
+        self.calls = 0
+        self.failure: BaseException | None = None
+
+    def unusable(self) -> BaseException:
+        return GroupFailed(f"group {self.name!r} cannot be used any more: {self.failure}")
+
+    def drain(self, timeout_s: float) -> bool:
+        del timeout_s
+        return True
+
+    def abort(self, reason: str) -> None:
+        self.failure = self.failure or Aborted(f"group {self.name!r} was aborted: {reason}")
+
+    def close(self) -> None:
+        self.failure = self.failure or Aborted(f"group {self.name!r} was destroyed")
+
 
 Step = Callable[[], None]
 
@@ -49,8 +79,6 @@ class PlannedWork(CallWork):
     that asks again wants to know when it is, and gets its result.
     """
 
-    __slots__ = ("_asked", "_done", "_source", "_steps", "_tensors", "text")
-
     def __init__(
         self,
         text: str,
@@ -58,9 +86,7 @@ class PlannedWork(CallWork):
         steps: list[Step],
         source: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__()
-        self.text = text
-        self._tensors = tensors
+        super().__init__(text, tensors)
         self._steps = steps
         self._source = source
         self._asked = False
@@ -89,12 +115,6 @@ class PlannedWork(CallWork):
             return False
         self._finish()
         return True
-
-    def exception(self) -> BaseException | None:
-        return None
-
-    def result(self) -> list[Tensor]:
-        return list(self._tensors)
 
     def _source_rank(self) -> int:
         if self._source is None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..algorithms.choice import ALGORITHM_VARIABLE, choice_from
 from ..groups.process_group import CoreGroup, Origin
-from .connect import connect
-from .engine import TcpEngine
+from .engine import TcpEngine, connect
 
 TRANSPORT_VARIABLE = "DISTCORE_TRANSPORT"
 CHECKSUM_VARIABLE = "DISTCORE_CHECKSUM"

@@ -1,17 +1,25 @@
-"""The engine of tcp: our own algorithms, on the mesh of connections of a session."""
+"""The engine of tcp: our own algorithms, on connections that `connect` makes between ranks."""
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from ..algorithms import collectives
 from ..algorithms.choice import DEFAULT, Chooser
 from ..base.reduction import Reduction
-from ..engine.queued import QueuedEngine
-from ..engine.session import Body, Session
+from ..bootstrap.rendezvous import FREE_LANE, Rendezvous
+from ..engine.base import Body
+from ..engine.session import QueuedEngine, Session
 from ..engine.staging import MAIN_MEMORY
+from ..transports import faulty
+from ..transports.base import Connect
+from ..transports.mailbox import Mailbox
+from ..transports.mesh import Mesh
 
 
 class TcpEngine(QueuedEngine):
@@ -49,3 +57,73 @@ class TcpEngine(QueuedEngine):
 
     def barrier(self) -> Body:
         return collectives.barrier
+
+
+_LANE = 0
+
+
+def connect(
+    store: Any,
+    name: str,
+    ranks: Sequence[int],
+    rank: int,
+    timeout_s: float,
+    *,
+    transport: str = "auto",
+    share_memory: bool = True,
+    checked: bool = False,
+    algorithms: str = "",
+    aside: bool = False,
+) -> Session:
+    """The session of group `name`, which all its ranks connect at the same time.
+
+    `ranks`: global ranks by group rank; `rank`: this one's group rank. `transport`: see
+    `Rendezvous`; `share_memory`: where it leads to ranks of one host over UNIX sockets, data goes
+    through memory that they share. `checked`: a checksum with every frame. `algorithms`: what
+    must be the same on all ranks. `aside`: it is no group of the program's. Raises RendezvousError
+    when some do not come within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    faults = faulty.links(ranks, rank, name, aside, lambda: rendezvous.check_aborted())
+    if faults is not None:
+        transport, share_memory, checked = "tcp", False, True
+    rendezvous = Rendezvous(store, name, ranks, rank, timeout_s, transport, algorithms)
+
+    def meet(peer: int, until: float) -> socket.socket:
+        return rendezvous.connect(peer, _LANE, until)
+
+    wait_for: Connect = meet
+    call: Connect = rendezvous.dial
+    if faults is not None:
+        wait_for, call = faults.connect(meet, _LANE), faults.connect(call, FREE_LANE)
+    mesh: Mesh | None = None
+    try:
+        # Here, where all ranks are: later, the first call would have to wait for ranks that are
+        # not in it, and nobody would notice the loss of one that was never called.
+        mesh = Mesh(
+            name,
+            ranks,
+            rank,
+            wait_for,
+            deadline=deadline,
+            checked=checked,
+            share_memory=share_memory,
+        )
+        mailbox = Mailbox(
+            name,
+            ranks,
+            rank,
+            call,
+            mesh.descriptors,
+            checked=checked,
+            calling=rendezvous.is_calling,
+        )
+    except BaseException:
+        if mesh is not None:
+            mesh.close()
+        rendezvous.close()
+        raise
+    accept = mailbox.accept
+    rendezvous.on_call(accept if faults is None else faults.accept(accept, FREE_LANE))
+    faulty.connected(aside)
+    return Session(name, ranks, rank, rendezvous, mesh, mailbox)

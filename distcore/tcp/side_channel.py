@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
@@ -13,12 +14,11 @@ from ..algorithms import collectives
 from ..base.buffers import bytes_of, tensor_over
 from ..base.deadline import Deadline
 from ..base.reduction import reduction_for
-from ..base.store import KeyValueStore
 from ..engine import process_exit
 from ..engine.call_queue import CallQueue
 from ..transports.base import Transport
-from ..transports.messages.posting import Posting
-from .connect import connect
+from ..transports.matching import Posting
+from .engine import connect
 
 _MASK = (1 << 64) - 1
 _SUM = reduction_for(ReduceOp.SUM, torch.int64)
@@ -40,7 +40,7 @@ class SideChannel:
     """
 
     def __init__(
-        self, store: KeyValueStore, name: str, ranks: Sequence[int], rank: int, timeout_s: float
+        self, store: Any, name: str, ranks: Sequence[int], rank: int, timeout_s: float
     ) -> None:
         # A group on our own backend may have the same name in the same store. Memory that ranks of
         # one host share would be wasted on some bytes.
@@ -53,9 +53,6 @@ class SideChannel:
         self._sums = torch.zeros(2, dtype=torch.int64, device="cpu")
         self._bytes = bytes_of(self._sums)
         process_exit.watch_beside(self)
-
-    def __repr__(self) -> str:
-        return f"<SideChannel on {self._session!r}>"
 
     @property
     def failure(self) -> BaseException | None:
@@ -128,9 +125,6 @@ class SideNote:
     def __init__(self, posting: Posting, data: bytearray) -> None:
         self._posting = posting
         self._data = data
-
-    def __repr__(self) -> str:
-        return f"<Note: {self._posting!r}>"
 
     @property
     def over(self) -> bool:

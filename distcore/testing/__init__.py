@@ -2,8 +2,8 @@
 that run under any framework or none; and faults on the connections of groups (`inject`).
 """
 
-from ..transports.faults.injection import inject
-from ..transports.faults.plan import Fault, FaultPlan, Injection, Kind
+from ..transports.fault_plan import Fault, FaultPlan, Injection, Kind
+from ..transports.faulty import inject
 from .conformance import check_backend, check_transport
 
 __all__ = [

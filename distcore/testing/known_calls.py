@@ -21,8 +21,6 @@ from ..base import reduction
 from ..base.buffers import bytes_of
 from ..base.reduction import reduction_for
 
-__all__ = ["CALLS", "DTYPES", "LAYOUTS", "REDUCE_OPS", "KnownCall", "can_reduce"]
-
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from dataclasses import dataclass
 from struct import Struct
 
@@ -30,18 +31,6 @@ TEXT_BYTES = 512
 FAIL_BYTES = 8192
 _MOST_NAMED = 500
 """Ranks in a frame of `FAIL_BYTES`."""
-
-_KINDS = {
-    cls.__name__: cls
-    for cls in (
-        errors.PeerLost,
-        errors.CallMismatch,
-        errors.DeadlineExceeded,
-        errors.CorruptFrame,
-        errors.Aborted,
-        errors.GroupFailed,
-    )
-}
 
 
 class BadFrame(Exception):
@@ -67,6 +56,24 @@ class GaveUp(Exception):
     def __init__(self, awaited: tuple[int, ...]) -> None:
         super().__init__(awaited)
         self.awaited = awaited
+
+
+def send_some(connection: socket.socket, unsent: list[memoryview]) -> bool:
+    """Sends what the socket takes of these, and removes it; whether it took any. Raises Closed."""
+    try:
+        sent = connection.sendmsg(unsent)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise Closed.by(error) from None
+    while sent:
+        first = unsent[0]
+        if sent < len(first):
+            unsent[0] = first[sent:]
+            break
+        sent -= len(first)
+        unsent.pop(0)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +134,7 @@ def waits_from(payload: bytes) -> GaveUp:
 
 def failure(error: errors.GroupFailed) -> bytes:
     """The frame that passes an error on."""
-    kind = next((name for name, cls in _KINDS.items() if type(error) is cls), "GroupFailed")
+    kind = type(error).__name__ if type(error) in errors.KINDS.values() else "GroupFailed"
     message = str(error).encode("utf-8", "replace")[: FAIL_BYTES - 512].decode("utf-8", "replace")
     content = {"kind": kind, "culprit": error.culprit, "link": error.link, "message": message}
     text = json.dumps(content)
@@ -138,7 +145,7 @@ def failure_from(payload: bytes, teller: int) -> errors.GroupFailed:
     """The error that a peer (a global rank) passes on."""
     try:
         content = json.loads(payload)
-        cls = _KINDS[content["kind"]]
+        cls = errors.KINDS[content["kind"]]
         message, culprit = str(content["message"]), content["culprit"]
         if culprit is not None and not isinstance(culprit, int):
             raise TypeError(culprit)

@@ -8,6 +8,7 @@ left behind, is not limited by the size of /dev/shm, and goes with the last of t
 from __future__ import annotations
 
 import fcntl
+import functools
 import mmap
 import os
 import socket
@@ -16,8 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from .base import SEGMENT_BYTES
-from .shared_board import BOARD_BYTES, SharedBoard, unmap
+from .base import BOARD_BYTES, SEGMENT_BYTES, SharedBoard, unmap
 
 SLOT_BYTES = 2 * SEGMENT_BYTES
 SLOTS = 4
@@ -26,12 +26,21 @@ RING_BYTES = SLOT_BYTES * SLOTS
 _HAVE, _HAVE_NOT = b"M", b"-"
 
 
-class SlotOutbox:
-    """The slots that this rank fills for one peer."""
-
+class _Slots:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._view = memoryview(memory)
+
+    def close(self) -> None:
+        self._view.release()
+        unmap(self._memory)
+
+
+class SlotOutbox(_Slots):
+    """The slots that this rank fills for one peer."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        super().__init__(memory)
         self.free = deque(range(SLOTS))
 
     def put(self, data: memoryview) -> int | None:
@@ -43,26 +52,14 @@ class SlotOutbox:
         self._view[start : start + len(data)] = data
         return slot
 
-    def close(self) -> None:
-        self._view.release()
-        unmap(self._memory)
 
-
-class SlotInbox:
+class SlotInbox(_Slots):
     """The slots that a peer fills for this rank."""
-
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
-        self._view = memoryview(memory)
 
     def get(self, slot: int, size_bytes: int) -> memoryview:
         """Returns what the slot holds; valid until the slot is given back."""
         start = slot * SLOT_BYTES
         return self._view[start : start + size_bytes]
-
-    def close(self) -> None:
-        self._view.release()
-        unmap(self._memory)
 
 
 def share(connection: socket.socket) -> tuple[SlotOutbox, SlotInbox] | None:
@@ -70,14 +67,12 @@ def share(connection: socket.socket) -> tuple[SlotOutbox, SlotInbox] | None:
 
     Both sides call it, as the first thing on the connection. Raises OSError when the peer is gone.
     """
-    try:
-        descriptor = _make(RING_BYTES)
-        mine = _map(descriptor, RING_BYTES)
-    except (OSError, AttributeError) as error:
-        _say_once(error)
+    made = _make(RING_BYTES)
+    mine = None
+    if made is None:
         connection.sendall(_HAVE_NOT)
-        mine = None
     else:
+        descriptor, mine = made
         socket.send_fds(connection, [_HAVE], [descriptor])
         os.close(descriptor)
     answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
@@ -112,7 +107,7 @@ def share_board(
 
     All ranks call it, when nothing else is on the way. Raises Gone.
     """
-    mine = _make_board() if wanted else None
+    mine = _make(BOARD_BYTES) if wanted else None
     memories: dict[int, mmap.mmap | None] = {}
     try:
         for peer, connection in connections.items():
@@ -154,23 +149,17 @@ def _naming(peer: int) -> Iterator[None]:
         raise Gone(peer, error) from None
 
 
-def _make_board() -> tuple[int, mmap.mmap] | None:
+def _make(size_bytes: int) -> tuple[int, mmap.mmap] | None:
+    """New memory of this size, and its descriptor; None where there is none to be had."""
     try:
-        descriptor = _make(BOARD_BYTES)
+        descriptor = os.memfd_create("distcore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size_bytes)
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+        return descriptor, _map(descriptor, size_bytes)
     except (OSError, AttributeError) as error:
-        _say_once(error)
+        _say_once(str(error))
         return None
-    return descriptor, _map(descriptor, BOARD_BYTES)
-
-
-def _make(size_bytes: int) -> int:
-    """The descriptor of new memory of this size. Raises OSError or AttributeError where there is
-    none to be had."""
-    descriptor = os.memfd_create("distcore", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, size_bytes)
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    return descriptor
 
 
 def _map(descriptor: int, size_bytes: int) -> mmap.mmap:
@@ -191,20 +180,15 @@ def _map_received(descriptor: int, size_bytes: int) -> mmap.mmap | None:
             return None
         return _map(descriptor, size_bytes)
     except OSError as error:
-        _say_once(error)
+        _say_once(str(error))
         return None
     finally:
         os.close(descriptor)
 
 
-_said = False
-
-
-def _say_once(error: BaseException) -> None:
-    global _said
-    if not _said:
-        _said = True
-        sys.stderr.write(
-            f"distcore: no shared memory between the ranks of this host ({error}); "
-            "their messages go through sockets\n"
-        )
+@functools.cache
+def _say_once(error: str) -> None:
+    sys.stderr.write(
+        f"distcore: no shared memory between the ranks of this host ({error}); "
+        "their messages go through sockets\n"
+    )

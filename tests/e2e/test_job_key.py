@@ -15,7 +15,7 @@ import os
 import torch
 import torch.distributed as dist
 import distcore
-from distcore.bootstrap.job_key import fingerprint, job_key
+from distcore.bootstrap.handshake import fingerprint, job_key
 
 dist.init_process_group("tcp")
 rank = dist.get_rank()

@@ -126,7 +126,7 @@ def tables_of_kinds(root: Path) -> Iterator[str]:
 OPS = "debugger/record/ops.py"
 GROUPS = "distcore/groups/collectives.py"
 ENGINE = "distcore/engine/base.py"
-QUEUED = "distcore/engine/queued.py"
+QUEUED = "distcore/engine/session.py"
 KNOWN_CALLS = "distcore/testing/known_calls.py"
 _WITHOUT_A_RESULT = {"send", "recv", "monitored_barrier"}
 """Messages are known in patterns of them (a ring, a batch)."""
@@ -292,7 +292,7 @@ def _actions(path: Path) -> dict[str, str]:
 
 # -- a backend -------------------------------------------------------------------------------------
 
-REGISTRATION = "distcore/registration.py"
+REGISTRATION = "distcore/backend.py"
 BACKEND_PARTS = ("unavailable", "create")
 _NOT_FOR_PROGRAMS = {"plan"}
 """It moves nothing: `distdebug plan` puts it in the place of the backend that a program names."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from distcore.transports.socket_mesh.mesh import Mesh
+from distcore.transports.mesh import Mesh
 
 T = TypeVar("T")
 LIMIT_S = 200.0

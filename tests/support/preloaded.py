@@ -13,7 +13,7 @@ for _module in (
     "torch.distributed",
     "torch._dynamo",  # the first DistributedDataParallel imports it, which takes 3 s
     "torch.distributed.optim",  # compiles what it has for TorchScript
-    "distcore.tcp.connect",
+    "distcore.tcp.engine",
     "distdebug.supervisor.supervisor",
     "distdebug.commands.exec",
     "distdebug.commands.plan",

@@ -9,8 +9,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from distcore.transports.base import SEGMENT_BYTES, Receive, Send, Transport
-from distcore.transports.shared_board import BOARD_BYTES, SharedBoard
+from distcore.transports.base import (
+    BOARD_BYTES,
+    SEGMENT_BYTES,
+    Receive,
+    Send,
+    SharedBoard,
+    Transport,
+)
 
 T = TypeVar("T")
 PATIENCE_S = 30.0

@@ -69,7 +69,7 @@ COLLECTIVE = Recipe(
         text = call_text.moving("rotate", tensor.dtype, tensor.numel())
 """
                 + COMPOSED
-                + """        body = around(staging, body)
+                + """        body = staging.around(body)
         return self._issue("rotate_", text, opts, body, [output])
 
     # -- reducing ---""",
@@ -278,7 +278,7 @@ class ToyBackend:
 ''',
             ),
         ),
-        "distcore/registration.py": (
+        "distcore/backend.py": (
             ("TcpBackend(), ", "TcpBackend(), ToyBackend(), "),
             (
                 "from .tcp.backend import TcpBackend\n",

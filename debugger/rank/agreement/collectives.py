@@ -27,12 +27,11 @@ from ..checks import argument_checks, memory_layout
 from ..limits import JOIN_S
 from ..log.debug_level import DebugLevel
 from ..log.rank_log import is_interruption, say
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from ..torch_private.gloo import GlooSockets
 from . import deferred_work, messages
 from .deferred_work import Deferral, DeferredWork, Grace
-from .monitored_barrier import Monitor
+from .monitored_barrier import monitor
 
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
@@ -52,11 +51,12 @@ class Agreement:
 
     def observe(self) -> None:
         """Lets the level switch the guards of all groups."""
-        self._level.on_detail(self._switch_all)
 
-    def _switch_all(self, on: bool) -> None:
-        for guard in list(self._guards):
-            guard.switch(on, at_once=True)
+        def switch_all(on: bool) -> None:
+            for guard in list(self._guards):
+                guard.switch(on, at_once=True)
+
+        self._level.on_detail(switch_all)
 
     def guard(self, record: GroupRecord, store: Any) -> None:
         """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
@@ -78,7 +78,7 @@ class Agreement:
     ) -> Callable[..., None]:
         """The group's monitored_barrier; `backends`: the one of its backend, for a group without
         ranks of its own. Nobody is to be waited for there, and no store to do it through."""
-        return Monitor(self._recorder, record, store).barrier if _reaches(record) else backends
+        return monitor(self._recorder, record, store) if _reaches(record) else backends
 
 
 def _reaches(record: GroupRecord) -> bool:
@@ -103,10 +103,6 @@ class GroupGuard:
         self._alone = False
         self._grace = Grace()
         self.coalesces = False
-
-    def __repr__(self) -> str:
-        state = "ended" if self._ended else "open" if self._channel else "not open yet"
-        return f"<Guard of group {self._record.name!r}: {state}>"
 
     def switch(self, on: bool, at_once: bool = False) -> None:
         """Whether the group's calls come here. `at_once`: not from the group's beginning, so that
@@ -189,7 +185,8 @@ class GroupGuard:
         if not argument_checks.expected(self._backend, method, args, size, record.group_rank):
             return forward
         work = forward()  # raises; if not, the backend has it, and the ranks agree afterwards
-        return partial(_taken, work, *args)
+        # With the arguments, whose devices a deferred call asks for.
+        return partial(lambda made, *_args: made, work, *args)
 
     def _agree(
         self, channel: SideChannel, known: Known, seq: int, limit_s: float, order: str
@@ -277,11 +274,6 @@ class GroupGuard:
             channel.close()
 
 
-def _taken(work: Any, *_args: Any) -> Any:
-    """Returns what the backend has made of a call already."""
-    return work
-
-
 def _in_torchs_words(
     calls: Sequence[Signature], ranks: Sequence[int], culprits: Sequence[int], seq: int, device: str
 ) -> str:
@@ -295,40 +287,29 @@ def _in_torchs_words(
     place = next((at for at, call in enumerate(calls) if call != first), None)
     if place is None:
         return ""
-    other = calls[place]
-    rows = sorted([(odd, first), (ranks[place], other)], key=lambda row: row[0])
+    rows = sorted([(odd, first), (ranks[place], calls[place])], key=lambda row: row[0])
     (one, its), (another, theirs) = rows
+    aspects = (
+        ("Op type", op_type(its.op), op_type(theirs.op)),
+        ("Tensor Tensor shapes", _shapes(its), _shapes(theirs)),
+        ("Tensor Tensor dtypes", _dtypes(its), _dtypes(theirs)),
+    )
+    differences = [f"{what}: {mine} vs {other}" for what, mine, other in aspects if mine != other]
     return (
         f"Detected mismatch between collectives on ranks. Rank {one} is running collective: "
         f"{_fingerprint(its, seq, device)}, but Rank {another} is running collective: "
         f"{_fingerprint(theirs, seq, device)}.Collectives differ in the following aspects: "
-        + "  ".join(_differences(its, theirs))
+        + "  ".join(differences)
     )
 
 
 def _fingerprint(call: Signature, seq: int, device: str) -> str:
-    fields = [f"SequenceNumber={seq}", f"OpType={_op(call)}"]
+    fields = [f"SequenceNumber={seq}", f"OpType={op_type(call.op)}"]
     if call.tensors:
         fields.append(f"TensorShape={_shapes(call)}")
         fields.append(f"TensorDtypes={_dtypes(call)}")
         fields.append(f"TensorDeviceTypes=TensorOptions(device={device})")
     return f"CollectiveFingerPrint({', '.join(fields)})"
-
-
-def _differences(one: Signature, other: Signature) -> list[str]:
-    return [
-        f"{what}: {its} vs {theirs}"
-        for what, its, theirs in (
-            ("Op type", _op(one), _op(other)),
-            ("Tensor Tensor shapes", _shapes(one), _shapes(other)),
-            ("Tensor Tensor dtypes", _dtypes(one), _dtypes(other)),
-        )
-        if its != theirs
-    ]
-
-
-def _op(call: Signature) -> str:
-    return op_type(call.op)
 
 
 def _shapes(call: Signature) -> str:

@@ -28,8 +28,7 @@ from ...record.limits import LOOK_EVERY_S, MOST_S
 from ...record.signature import ANY_SOURCE, Signature
 from .. import torch_private
 from ..log.rank_log import is_interruption, report_own_fault
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 
 COMPARES = "gloo"
 _HASH_BYTES = 8
@@ -90,9 +89,6 @@ class PairGuard:
             self._loose[peer] = threading.Event()
             note = channel.await_note(peer, _LOOSE_LANE, MOST_S)
             note.when_over(self._loose[peer].set)
-
-    def __repr__(self) -> str:
-        return f"<PairGuard of group {self._record.name!r}>"
 
     def _peers(self) -> list[int]:
         own = self._record.group_rank

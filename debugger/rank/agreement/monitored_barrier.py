@@ -8,10 +8,12 @@ the others still run; the report has its own ways.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,42 +26,32 @@ from ...record.snapshot import Process, Rank
 from ...record.wording import at_site, call_text, numbered, printable
 from ...system import proc
 from .. import torch_private
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Recorder
+from ..record.recorder import GroupRecord, OwnFinding, Recorder
 
 
-class Monitor:
-    """The monitored barriers of one group, on one rank."""
+def monitor(recorder: Recorder, record: GroupRecord, store: Any) -> Callable[..., None]:
+    """Returns the monitored_barrier of one group, on one rank."""
+    name = f"distdebug/monitored/{record.name}/{recorder.namesakes(record)}"
+    own_store: Any = torch_private.dist.PrefixStore(name, store)
+    numbers = itertools.count()
 
-    def __init__(self, recorder: Recorder, record: GroupRecord, store: Any) -> None:
-        self._recorder = recorder
-        self._record = record
-        name = f"distdebug/monitored/{record.name}/{recorder.namesakes(record)}"
-        self._store: Any = torch_private.dist.PrefixStore(name, store)
-        self._number = 0
-
-    def barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+    def barrier(timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks have called it. Raises BarrierFailed on all of them otherwise: it
         names the first missing rank, or all, and says what each does instead."""
-        number, self._number = self._number, self._number + 1
-        record, recorder = self._record, self._recorder
         limit_s = record.timeout_s if timeout is None else timeout.total_seconds()
         directory: Path = recorder.writer.path.parent.parent
         seq = record.slot.issued - 1
         try:
             monitored_barrier(
-                self._store,
-                record.ranks,
-                record.group_rank,
-                number,
-                limit_s,
-                wait_all_ranks,
-                lambda missing: doing(directory, missing, recorder.job),
+                *(own_store, record.ranks, record.group_rank, next(numbers)),
+                *(limit_s, wait_all_ranks, partial(_doing, directory, recorder.job)),
             )
         except BarrierFailed as failed:
             # What the report says, if nobody catches the error.
             failed.finding = OwnFinding(record, seq, "missing_rank", failed.reason, failed.missing)
             raise
+
+    return barrier
 
 
 _MOST_NAMED = 8
@@ -68,7 +60,7 @@ _STACK_S, _STACKS_S = 2.0, 4.0
 """For one stack, and for all together: the other ranks wait a little longer for what is said."""
 
 
-def doing(directory: Path, ranks: Sequence[int], job: str) -> str:
+def _doing(directory: Path, job: str, ranks: Sequence[int]) -> str:
     """`; rank 3 is in all_gather(float32[4]) #7 of group "tp" at train.py:40 in step`, and so on
     for each; "" for ranks of which nothing is known here."""
     views = _views(directory, set(ranks), job)
@@ -108,17 +100,14 @@ def _standing(directory: Path, view: Rank, until_s: float) -> str:
         if wait.activity is not Activity.NONE:
             what = wait.activity.name.lower().replace("_", " ")
             return f"waits in {what}{at_site(wait.site)}"
-    stack = _stack(directory, view.pid, min(_STACK_S, until_s - time.monotonic()))
-    if stack:
-        return f"is in no call; it is at {' < '.join(stack)}"
-    return f"is in no call{at_site(view.location)}"
-
-
-def _stack(directory: Path, pid: int, limit_s: float) -> list[str]:
-    """Its main thread's stack, innermost frame first; empty where it does not answer."""
-    text = stack_dump.ask(directory / "stacks", pid, limit_s)
-    main = next((thread for thread in stack_dump.threads(text) if thread.main), None)
-    return [
+    # Its main thread's stack, innermost frame first; empty where it does not answer.
+    limit_s = min(_STACK_S, until_s - time.monotonic())
+    threads = stack_dump.threads(stack_dump.ask(directory / "stacks", view.pid, limit_s))
+    main = next((thread for thread in threads if thread.main), None)
+    stack = [
         printable(f"{os.path.basename(file)}:{line} in {name}")
         for file, line, name in (main.frames[:_MOST_FRAMES] if main else ())
     ]
+    if stack:
+        return f"is in no call; it is at {' < '.join(stack)}"
+    return f"is in no call{at_site(view.location)}"

@@ -79,7 +79,11 @@ class Console:
         """Returns the line that is typed; "" when whoever typed has left."""
         while not self.left:
             if self._line is None:
-                self._await_somebody()
+                self._look()
+                if self._listener is not None and readable([self._listener], LOOK_EVERY_S):
+                    came = self._accept(self._listener)
+                    if came is not None:
+                        self._line, self._once = Line(came), False
                 continue
             self.flush()
             if self._lines:
@@ -102,13 +106,6 @@ class Console:
         if self._line is not None:
             self._line.close()
             self._line = None
-
-    def _await_somebody(self) -> None:
-        self._look()
-        if self._listener is not None and readable([self._listener], LOOK_EVERY_S):
-            came = self._accept(self._listener)
-            if came is not None:
-                self._line, self._once = Line(came), False
 
     def _accept(self, listener: socket.socket) -> socket.socket | None:
         connection, _ = listener.accept()

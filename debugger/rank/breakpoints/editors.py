@@ -59,12 +59,18 @@ class Editors:
                     time.sleep(LOOK_EVERY_S)
         began = threading.Event()
         if self._paused.acquire(blocking=False):
-            threading.Thread(
-                target=self._pause,
-                args=(debugpy, announced, began),
-                name="distdebug-editor",
-                daemon=True,
-            ).start()
+
+            def pause() -> None:  # the rank is paused until the editor has gone
+                try:
+                    with announced(self.address):
+                        began.set()
+                        while debugpy.is_client_connected():
+                            time.sleep(LOOK_EVERY_S)
+                finally:
+                    began.set()
+                    self._paused.release()
+
+            threading.Thread(target=pause, name="distdebug-editor", daemon=True).start()
             began.wait()
         # `debugpy.breakpoint()` would stop here, in our code.
         pydevd: Any = sys.modules["pydevd"]
@@ -75,22 +81,6 @@ class Editors:
             notify_stdin=False,
             stop_at_frame=frame,
         )
-
-    def _pause(
-        self,
-        debugpy: Any,
-        announced: Callable[[str], AbstractContextManager[None]],
-        began: threading.Event,
-    ) -> None:
-        """The rank is paused until the editor has gone."""
-        try:
-            with announced(self.address):
-                began.set()
-                while debugpy.is_client_connected():
-                    time.sleep(LOOK_EVERY_S)
-        finally:
-            began.set()
-            self._paused.release()
 
 
 def _listen(debugpy: Any) -> str:

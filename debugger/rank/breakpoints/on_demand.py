@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from os import getpid
 from pathlib import Path
 from types import FrameType
@@ -27,33 +28,24 @@ from ..record.call_site import USER
 LookOnce = Callable[[Callable[[], None] | None], None]
 
 
+@dataclass(eq=False, repr=False)
 class OnDemand:
     """Stops on demand in this process. `stops(frame)` shows the prompt there. `allows()` is called
     when a stop is asked for. `look_once(look)` has the next calls looked at, until it is called
     with None. `resumes(frame)` gives the tracing back to line breakpoints; `ours(trace)`: whether a
     trace function is theirs."""
 
-    def __init__(
-        self,
-        directory: Path,
-        main_thread: MainThread,
-        stops: Callable[[FrameType], None],
-        allows: Callable[[], None],
-        look_once: LookOnce,
-        resumes: Callable[[FrameType], None],
-        ours: Callable[[Any], bool],
-    ) -> None:
-        self._directory = directory
-        self._main_thread = main_thread
-        self._stops = stops
-        self._allows = allows
-        self._look_once = look_once
-        self._resumes = resumes
-        self._ours = ours
-        self._owner = getpid()
-        self._asked_s = 0.0
-        self._armed = False
-        self._one = threading.Lock()
+    _directory: Path
+    _main_thread: MainThread
+    _stops: Callable[[FrameType], None]
+    _allows: Callable[[], None]
+    _look_once: LookOnce
+    _resumes: Callable[[FrameType], None]
+    _ours: Callable[[Any], bool]
+    _owner: int = field(default_factory=getpid)
+    _asked_s: float = 0.0
+    _armed: bool = False
+    _one: threading.Lock = field(default_factory=threading.Lock)
 
     def observe(self) -> None:
         """Lets the main thread be asked."""

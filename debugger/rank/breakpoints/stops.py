@@ -93,9 +93,6 @@ class Breakpoints:
             own.prompt = f"({self._prompt()}) "
         self.on_demand.adopt()
 
-    def __repr__(self) -> str:
-        return f"<Breakpoints of {self._prompt()}: {'left' if self._console.left else 'on'}>"
-
     # -- ways to stop --------------------------------------------------------------------------
 
     def stop_or_other(self, frame: FrameType, *args: Any, **kwargs: Any) -> Any:
@@ -252,7 +249,7 @@ class Breakpoints:
                 self.on_demand.fulfilled()
                 file, line, function = _place(frame, trace)
                 site = self._recorder.site_at(file, line, function)
-                here = Stop(*self._who(), file, line, function, *self._why())
+                here = Stop(self._rank(), getpid(), file, line, function, *self._why())
                 with (
                     self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site),
                     self._announced(here),
@@ -260,9 +257,6 @@ class Breakpoints:
                     yield not self._console.left
         finally:
             self._local.shown = False
-
-    def _who(self) -> tuple[int | None, int]:
-        return self._rank(), getpid()
 
     def _why(self, address: str = "") -> tuple[str, str]:
         error = getattr(self._local, "error", None)
@@ -331,7 +325,7 @@ class Breakpoints:
 
         @contextlib.contextmanager
         def announced(address: str) -> Iterator[None]:
-            here = Stop(*self._who(), file, line, function, *self._why(address))
+            here = Stop(self._rank(), getpid(), file, line, function, *self._why(address))
             with self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site):
                 standing.announce(self._directory, here)
                 self._tell(here)

@@ -17,6 +17,7 @@ on it a moment later: nothing is lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -68,18 +69,21 @@ may differ where each rank has its own, and this rank's own must fit. Of all oth
 foretold."""
 
 
+@dataclass
 class CallArguments:
     """The arguments of a call, in a group of `size` ranks of which this is the one with number
     `rank`. Overloads that take one tensor for a list of one have the list here."""
 
-    def __init__(self, op: Op, args: Arguments, size: int, rank: int, strict: bool) -> None:
-        first, *rest = args
-        in_list = isinstance(first, Tensor) and (op.coalesced or not op.form[1])
-        self.op = op
-        self.args = ([first], *rest) if in_list else args
-        self.size = size
-        self.rank = rank
-        self.strict = strict
+    op: Op
+    args: Arguments
+    size: int
+    rank: int
+    strict: bool
+
+    def __post_init__(self) -> None:
+        first, *rest = self.args
+        if isinstance(first, Tensor) and (self.op.coalesced or not self.op.form[1]):
+            self.args = ([first], *rest)
 
     def form(self, tensor: Tensor) -> tuple[object, ...]:
         """Returns what tensors must have in common."""

@@ -9,6 +9,7 @@ has to copy.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -22,8 +23,7 @@ from ...record.snapshot import CallSite
 from ...record.wording import at_site
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 
 INFLIGHT = "inflight"
 CHECK = "the check of buffers in flight"
@@ -35,49 +35,38 @@ SCALED = SUMS - {"sum"}
 """Reduce ops for which gloo multiplies or divides the tensor in place, by torch's operations."""
 
 
+@dataclass(slots=True)
 class Held:
-    """The inputs of one asynchronous call, as they were when it was made."""
+    """The inputs of one asynchronous call, as they were when it was made: each with torch's count
+    of the writes into it, and its size in bytes."""
 
-    __slots__ = ("_known", "_record", "_recorder", "_seq", "_site", "_tensors")
-
-    def __init__(
-        self,
-        tensors: list[tuple[Tensor, int, int]],
-        recorder: Recorder,
-        record: GroupRecord,
-        known: Known,
-        seq: int,
-    ) -> None:
-        self._site = recorder.safe_site(sys._getframe(2))
-        self._tensors = tensors
-        self._recorder = recorder
-        self._record = record
-        self._known = known
-        self._seq = seq
+    tensors: list[tuple[Tensor, int, int]]
+    recorder: Recorder
+    record: GroupRecord
+    known: Known
+    seq: int
+    site: int
 
     def check(self) -> None:
         """Tell the finding if one is not as it was."""
-        for tensor, version, size_bytes in self._tensors:
+        for tensor, version, size_bytes in self.tensors:
             if tensor.untyped_storage().nbytes() != size_bytes:
                 what = "resized or freed"
             elif tensor._version != version:
                 what = "written"
             else:
                 continue
-            self._tell(what)
+            record = self.record
+            rank = record.ranks[record.group_rank]
+            signature = Signature.from_json(self.known.text)
+            where, seq = record.place_of(signature, self.seq)
+            message = (
+                f"rank {rank}: a buffer of {signature}{where} was {what} between the call and its "
+                f"wait(){_at(sys._getframe(1))}: what the others get of it is chance"
+            )
+            finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
+            finding.report(self.recorder, self.site)
             return
-
-    def _tell(self, what: str) -> None:
-        record = self._record
-        rank = record.ranks[record.group_rank]
-        signature = Signature.from_json(self._known.text)
-        where, seq = record.place_of(signature, self._seq)
-        message = (
-            f"rank {rank}: a buffer of {signature}{where} was {what} between the call and its "
-            f"wait(){_at(sys._getframe(2))}: what the others get of it is chance"
-        )
-        finding = OwnFinding(record, seq, "inflight_write", message, (rank,))
-        finding.report(self._recorder, self._site)
 
 
 def _at(frame: FrameType) -> str:
@@ -128,7 +117,8 @@ def hold(
         for tensor in tensors_in(given)
         if _counts_alone(tensor, in_place) and tensor.untyped_storage().data_ptr() not in outputs
     ]
-    return Held(tensors, recorder, record, known, seq) if tensors else None
+    site = recorder.safe_site(sys._getframe(1))
+    return Held(tensors, recorder, record, known, seq, site) if tensors else None
 
 
 def _counts_alone(tensor: Tensor, in_place: bool) -> bool:

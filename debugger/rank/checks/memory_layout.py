@@ -24,8 +24,7 @@ from ...record.signature import Signature
 from ...record.snapshot import by_device
 from ...record.wording import ranks_text, verb
 from ..record.describe import tensors_in
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from . import argument_checks
 
 TENSORS = "tensors"
@@ -82,20 +81,17 @@ def unsafe(backend: str, group_rank: int, method: str, args: tuple[Any, ...]) ->
 
 def layout(backend: str, method: str, args: tuple[Any, ...]) -> str:
     """The order of elements in memory that all ranks must have in common; "" for the usual one."""
-    if backend != "gloo" or not args or not _takes_it_as_it_lies(method):
+    if backend != "gloo" or not args:
         return ""
+    op = OF_METHOD[method]
+    if not ((op.is_in_place and not op.coalesced) or op.pattern is Pattern.SCATTER):
+        return ""  # only else gloo takes the tensor's memory as it lies, on all ranks
     orders = [
         [stride if size > 1 else 0 for stride, size in zip(one.stride(), one.shape, strict=True)]
         for one in tensors_in(args[0])
         if one.layout is torch.strided and not one.is_contiguous()
     ]
     return str(orders) if orders else ""
-
-
-def _takes_it_as_it_lies(method: str) -> bool:
-    """Returns whether gloo takes the tensor's memory as it lies, on all ranks."""
-    op = OF_METHOD[method]
-    return (op.is_in_place and not op.coalesced) or op.pattern is Pattern.SCATTER
 
 
 def settle(

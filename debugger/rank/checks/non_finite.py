@@ -28,8 +28,7 @@ from ..log import rank_log
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record.describe import METHODS, tensors_in
 from ..record.exception_text import text_of
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 
 NAN, OVERFLOW = NAMES = ("nan", "overflow")
 
@@ -68,22 +67,8 @@ def inspector(
     if not asked & {NAN, OVERFLOW}:
         return None
     scaling.watch()
-    return Inspector(recorder, record, scaling, OVERFLOW in asked).before
 
-
-class Inspector:
-    """The checks of one group's calls on one rank."""
-
-    def __init__(
-        self, recorder: Recorder, record: GroupRecord, scaling: LossScaling, overflow: bool
-    ) -> None:
-        self._recorder = recorder
-        self._scaling = scaling
-        self._record = record
-        self._overflow = overflow
-        self._rank = record.ranks[record.group_rank]
-
-    def before(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
+    def before(method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
         """Look at what this rank contributes; what to call when the call is complete, if anything.
 
         `args` are those of the group's `method`. Tells the finding.
@@ -91,33 +76,36 @@ class Inspector:
         if METHODS[method].given(args) is None:
             return None
         signature = Signature.from_json(known.text)
-        if signature.reduce_op and self._scaling.seen:
+        if signature.reduce_op and scaling.seen:
             return None
         reduced = signature.reduce_op in ADDS
-        found = _contributed(self._record, method, args, signature, seq, inf_too=reduced)
+        found = _contributed(record, method, args, signature, seq, inf_too=reduced)
         if found is not None:
-            found.report(self._recorder, self._recorder.safe_site(sys._getframe(0)))
+            found.report(recorder, recorder.safe_site(sys._getframe(0)))
             return None
-        if not (self._overflow and reduced):
+        if OVERFLOW not in asked or not reduced:
             return None
-        if signature.op == "reduce" and signature.root != self._rank:
+        if signature.op == "reduce" and signature.root != record.ranks[record.group_rank]:
             return None
         outputs = list(tensors_in(args[0]))
-        return lambda: self._after(signature, seq, outputs)
 
-    def _after(self, signature: Signature, seq: int, outputs: list[Tensor]) -> None:
-        for tensor in outputs:
-            wrong = _first_wrong(tensor, True)
-            if wrong is not None:
-                where, _ = self._record.place_of(signature, seq)
-                message = (
-                    f"the result of {signature}{where} has overflowed: it is "
-                    f"{tensor.flatten()[wrong].item()} at element {wrong}, and all that was "
-                    "contributed was finite"
-                )
-                found = OwnFinding(self._record, seq, "overflow", message, self._record.ranks)
-                found.report(self._recorder, self._recorder.safe_site(sys._getframe(0)))
-                return
+        def after() -> None:
+            for tensor in outputs:
+                wrong = _first_wrong(tensor, True)
+                if wrong is not None:
+                    where, _ = record.place_of(signature, seq)
+                    message = (
+                        f"the result of {signature}{where} has overflowed: it is "
+                        f"{tensor.flatten()[wrong].item()} at element {wrong}, and all that was "
+                        "contributed was finite"
+                    )
+                    found = OwnFinding(record, seq, "overflow", message, record.ranks)
+                    found.report(recorder, recorder.safe_site(sys._getframe(0)))
+                    return
+
+        return after
+
+    return before
 
 
 def refused(

@@ -10,6 +10,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -45,22 +46,22 @@ LooksAt = Callable[[GroupRecord], Inspect | None]
 """Returns what looks at the calls of a group; None where nothing is to look."""
 
 
+@dataclass(eq=False, repr=False)
 class Pipeline:
     """The looks at the calls of this process's groups.
 
     `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced.
     """
 
-    def __init__(
-        self, recorder: Recorder, level: DebugLevel, at_calls: LooksAt, gradients: LooksAt
-    ) -> None:
-        self._recorder = recorder
-        self._level = level
-        self._at_calls = at_calls
-        self._gradients = gradients
-        self._scaling = non_finite.LossScaling()
-        self._groups: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
-        self._once: Callable[[], None] | None = None
+    _recorder: Recorder
+    _level: DebugLevel
+    _at_calls: LooksAt
+    _gradients: LooksAt
+    _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
+    _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
+    _once: Callable[[], None] | None = None
+    _off: set[tuple[GroupRecord, str]] = field(default_factory=set)
+    """What has failed by its own fault, and looks no more at the calls of that group."""
 
     def observe(self) -> None:
         """Lets the level switch what belongs to it, in all groups."""
@@ -81,9 +82,7 @@ class Pipeline:
         None: no more."""
         self._once = look
         for record in list(self._groups):
-            order = record.inspect if isinstance(record.inspect, InOrder) else InOrder({})
-            order.add(ON_DEMAND, None if look is None else _looking(look))
-            record.inspect = order if order else None
+            self._choose(record, self._level.is_detail())
 
     def _choose(self, record: GroupRecord, detail: bool) -> None:
         recorder, several = self._recorder, len(record.ranks) > 1
@@ -101,8 +100,35 @@ class Pipeline:
             "breakpoints at calls": self._at_calls(record),
             ON_DEMAND: None if self._once is None else _looking(self._once),
         }
-        wanted = {what: look for what, look in looks.items() if look is not None}
-        record.inspect = InOrder(wanted) if wanted else None
+        wanted = {
+            what: look
+            for what, look in looks.items()
+            if look is not None and (record, what) not in self._off
+        }
+        record.inspect = self._in_order(record, wanted) if wanted else None
+
+    def _in_order(self, record: GroupRecord, looks: dict[str, Inspect]) -> Inspect:
+        """Returns all that looks at one group's calls; what fails by its own fault is switched
+        off there."""
+
+        def inspect(method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
+            found: list[After] = []
+            for what, look in list(looks.items()):
+                try:
+                    after = look(method, args, known, seq)
+                    if after is not None:
+                        found.append(after)
+                except FindingRaised:
+                    raise
+                except Exception as error:
+                    if call_site.raised_by_user(error):
+                        raise  # by a signal's handler, which may run anywhere
+                    looks.pop(what, None)
+                    self._off.add((record, what))
+                    report_own_fault(what, error)
+            return found[0] if len(found) == 1 else partial(_each, found) if found else None
+
+        return inspect
 
 
 def _looking(look: Callable[[], None]) -> Inspect:
@@ -111,40 +137,6 @@ def _looking(look: Callable[[], None]) -> Inspect:
         return None
 
     return before
-
-
-class InOrder:
-    """All that looks at one group's calls; what fails by its own fault is switched off."""
-
-    def __init__(self, looks: dict[str, Inspect]) -> None:
-        self._looks = looks
-
-    def __bool__(self) -> bool:
-        return bool(self._looks)
-
-    def add(self, what: str, look: Inspect | None) -> None:
-        """Look so, too, in the place of what was called so before; None: no more."""
-        if look is None:
-            self._looks.pop(what, None)
-        else:
-            self._looks[what] = look
-
-    def __call__(self, method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
-        """See `non_finite.Inspector.before`."""
-        found: list[After] = []
-        for what, look in list(self._looks.items()):
-            try:
-                after = look(method, args, known, seq)
-                if after is not None:
-                    found.append(after)
-            except FindingRaised:
-                raise
-            except Exception as error:
-                if call_site.raised_by_user(error):
-                    raise  # by a signal's handler, which may run anywhere
-                self._looks.pop(what, None)
-                report_own_fault(what, error)
-        return found[0] if len(found) == 1 else partial(_each, found) if found else None
 
 
 def _each(afters: Sequence[After]) -> None:

@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -32,8 +32,7 @@ from ...record.signature import Signature
 from .. import torch_private
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in
-from ..record.findings import OwnFinding
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from . import in_flight
 
 _MOST_ARRAYS = 1000
@@ -43,18 +42,16 @@ READS = "the check of reads in flight"
 """In `Recorder.off`, where the check has failed."""
 
 
+@dataclass
 class PendingWrites:
     """An asynchronous call, and the memory that it writes."""
 
-    def __init__(
-        self, work: Any, writes: list[Range], record: GroupRecord, known: Known, seq: int
-    ) -> None:
-        self.pid = os.getpid()
-        self.work = weakref.ref(work)
-        self.writes = writes
-        self.record = record
-        self.known = known
-        self.seq = seq
+    work: weakref.ref[Any]
+    writes: list[Range]
+    record: GroupRecord
+    known: Known
+    seq: int
+    pid: int = field(default_factory=os.getpid)
 
     @property
     def over(self) -> bool:
@@ -98,8 +95,8 @@ def watch(
             _thread.pending = [one for one in _thread.pending if not one.over]
             seq = record.slot.issued - 1
             if not work.holds:
-                work.hold(in_flight.Held([], recorder, record, known, seq))
-            _thread.pending.append(PendingWrites(work, writes, record, known, seq))
+                work.hold(in_flight.Held([], recorder, record, known, seq, 0))
+            _thread.pending.append(PendingWrites(weakref.ref(work), writes, record, known, seq))
             _enter()
             living = (reference() for reference in list(_thread.arrays.values()))
             if any(array is not None and _lies_in_pending(array) for array in living):
@@ -315,8 +312,14 @@ class MemoryLayout:
         """Whether an element lies there."""
         if not overlap(self.range, memory):
             return False
-        if self._has_no_gaps():
-            return True
+        sizes = zip(self.strides, self.shape, strict=True)
+        expected = self.item_bytes
+        for step, size in sorted((abs(step), size) for step, size in sizes if size > 1):
+            if step != expected:
+                break
+            expected *= size
+        else:
+            return True  # there are no gaps
         if torch.Size(self.shape).numel() > _MOST_ELEMENTS:
             return False
         addresses = torch.full((), self.start, dtype=torch.int64, device="cpu")
@@ -324,15 +327,6 @@ class MemoryLayout:
             addresses = addresses.unsqueeze(-1) + torch.arange(size, device="cpu") * step
         ends = addresses + self.item_bytes
         return bool(((addresses < memory[1]) & (ends > memory[0])).any())
-
-    def _has_no_gaps(self) -> bool:
-        sizes = zip(self.strides, self.shape, strict=True)
-        expected = self.item_bytes
-        for step, size in sorted((abs(step), size) for step, size in sizes if size > 1):
-            if step != expected:
-                return False
-            expected *= size
-        return True
 
 
 def overlap(one: Range, other: Range) -> bool:

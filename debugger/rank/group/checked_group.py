@@ -7,6 +7,7 @@ asks a group for its backend.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,8 +23,7 @@ from ..checks.argument_checks import InvalidArgumentError
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record import lost_connections
 from ..record.describe import METHODS, Facts, Method
-from ..record.lanes import Lane, stands_below
-from ..record.likeness import FORMS, never
+from ..record.lanes import FORMS, Lane, never, stands_below
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
@@ -412,8 +412,6 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
     # Code of its own: what Python learns about a place in it (which class an object has there,
     # which function is called) is not unlearned with each call of another method.
     call.__code__ = call.__code__.replace()
-    call.__name__ = name
-    call.__qualname__ = f"CheckedGroup.{name}"
     return call
 
 
@@ -445,45 +443,33 @@ def _forward(name: str) -> Callable[..., Any]:
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._inner, name)(*args, **kwargs)
 
-    call.__name__ = name
-    call.__qualname__ = f"CheckedGroup.{name}"
     return call
-
-
-for _name, _method in METHODS.items():
-    if hasattr(ProcessGroup, _name):
-        setattr(CheckedGroup, _name, _communication(_name, _method))
-
-
-def _supports(inner: Any, what: str) -> bool:
-    """Whether the backend has that; where it has not, it refuses the call."""
-    try:
-        return bool(getattr(inner, f"supports_{what}"))
-    except Exception:
-        return True
 
 
 def _unrecorded(name: str) -> Callable[..., Any]:
     def call(self: CheckedGroup, *args: Any, **kwargs: Any) -> Any:
         recorder = self._recorder
-        if recorder is not None and _supports(self._inner, name.removeprefix("new_")):
+        supports = True  # where the backend has it not, it refuses the call
+        with contextlib.suppress(Exception):
+            supports = bool(getattr(self._inner, f"supports_{name.removeprefix('new_')}"))
+        if recorder is not None and supports:
             why = f"{UNRECORDED[name]} is not recorded (group {self._record.shown_name})"
             recorder.part_off(name, why, gaps=True)
             if name == "reconfigure":
                 self._forget()
         return getattr(self._inner, name)(*args, **kwargs)
 
-    call.__name__ = name
-    call.__qualname__ = f"CheckedGroup.{name}"
     return call
 
 
-for _name in FORWARDED:
+for _name, _call in {
+    **{name: _communication(name, method) for name, method in METHODS.items()},
+    **{name: _forward(name) for name in FORWARDED},
+    **{name: _unrecorded(name) for name in UNRECORDED},
+}.items():
     if hasattr(ProcessGroup, _name):
-        setattr(CheckedGroup, _name, _forward(_name))
-for _name in UNRECORDED:
-    if hasattr(ProcessGroup, _name):
-        setattr(CheckedGroup, _name, _unrecorded(_name))
+        _call.__name__, _call.__qualname__ = _name, f"CheckedGroup.{_name}"
+        setattr(CheckedGroup, _name, _call)
 for _name, _ours in CPP_NAMES.items():
     if hasattr(CheckedGroup, _ours):
         setattr(CheckedGroup, _name, getattr(CheckedGroup, _ours))

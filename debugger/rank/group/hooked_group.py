@@ -33,15 +33,15 @@ HOOKED = {op_type(op).lstrip("_"): op for op in OPS if op not in POINT_TO_POINT}
 NOT_SEEN = "reduce ops, splits, messages (send and recv) and monitored barriers"
 
 
+@dataclass(eq=False, repr=False)
 class HookedWork:
     """The handle of a call, which the program waits for where nobody tells us: the heartbeat asks
     it whether the call is over."""
 
-    def __init__(self, recorder: Recorder, number: int, work: Any, known: Known) -> None:
-        self._recorder = recorder
-        self._number = number
-        self._work = work
-        self._known = known
+    _recorder: Recorder
+    _number: int
+    _work: Any
+    _known: Known
 
     def __repr__(self) -> str:
         return f"<HookedWork of call {self._number}>"
@@ -130,9 +130,17 @@ class HookedGroup:
         if recorder is None:
             return
         try:
-            known = self._describe(recorder, told)
-            if known is None:
+            op = op_of(told, len(self.found.ranks))
+            if op is None:
                 return
+            facts, group = facts_of(op, told), self.record
+            known = group.known[op].get(facts)
+            if known is None:
+                by_device = "," in group.backend
+                signature = describe.signature(op, facts, group.ranks, by_device)
+                if OPS[op].form == (Pattern.ALL_TO_ALL, True):
+                    signature = replace(signature, sends=(), receives=())
+                known = recorder.know(group, signature, describe.on_cpu(facts), facts)
             site = recorder.site(sys._getframe(0))
             if not self.live:
                 with self._lock:
@@ -209,27 +217,6 @@ class HookedGroup:
         """Calls up to this moment will not be needed."""
         with self._lock:
             self._kept = [call for call in self._kept if call.made_ns > moment_ns]
-
-    # -- what is called ------------------------------------------------------------------------
-
-    def _describe(self, recorder: Recorder, told: Any) -> Known | None:
-        op = op_of(told, len(self.found.ranks))
-        if op is None:
-            return None
-        facts = facts_of(op, told)
-        known = self.record.known[op].get(facts)
-        if known is None:
-            known = self._know(recorder, op, facts)
-        return known
-
-    def _know(self, recorder: Recorder, op: str, facts: describe.Facts) -> Known:
-        group = self.record
-        on_cpu = describe.on_cpu(facts)
-        by_device = "," in group.backend
-        signature = describe.signature(op, facts, group.ranks, by_device)
-        if OPS[op].form == (Pattern.ALL_TO_ALL, True):
-            signature = replace(signature, sends=(), receives=())
-        return recorder.know(group, signature, on_cpu, facts)
 
 
 def op_of(told: Any, size: int) -> str | None:

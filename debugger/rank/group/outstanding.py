@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from time import monotonic_ns
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed import Work
 
@@ -31,13 +31,6 @@ from ...record.writing.slots import GroupSlot
 from .. import torch_private
 from ..record import call_site
 from ..record.recorder import Recorder
-
-
-class Tracked(Protocol):
-    """The handle of a call that the program was given."""
-
-    def poll(self) -> object:
-        """Put on record that the call is complete, if it is."""
 
 
 @dataclass
@@ -56,8 +49,9 @@ Function = tuple[str, str]
 """A file, and the name of a function in it."""
 
 
-class Handle(weakref.ref[Tracked]):
-    """A call's handle, as long as the program has it; the call's number, the backend's work."""
+class Handle(weakref.ref[Any]):
+    """A call's handle, as long as the program has it: its `poll` puts on record that the call is
+    complete, if it is. The call's number, the backend's work."""
 
     __slots__ = ("number", "work")
 
@@ -81,10 +75,10 @@ MOST_UNFINISHED = 64
 """The most calls told at the end with which the GPU was never through."""
 works: dict[int, Handle] = {}
 """By call number. A call stays until it is done; one whose handle was dropped, until `poll`."""
-awaited: dict[int, Tracked] = {}
+awaited: dict[int, Any] = {}
 """The calls whose future was handed out: somebody may be waiting without our knowledge, and may
 have dropped the handle (DDP does), so it is kept here until the call is done."""
-kept: dict[int, Tracked] = {}
+kept: dict[int, Any] = {}
 """Calls of torch's own whose handle the program is given, and need not wait for."""
 asked: dict[int, AskedHandle] = {}
 """The calls of which the program has asked in vain whether they are over."""
@@ -101,7 +95,7 @@ _gathering: list[None] = []
 """An entry for each group that gathers calls."""
 
 
-def watch(tracked: Tracked, number: int, work: Any) -> None:
+def watch(tracked: Any, number: int, work: Any) -> None:
     """A call was made; `tracked` is its handle, `work` the backend's."""
     handle = works[number] = Handle(tracked, dropped)
     handle.number = number

@@ -128,14 +128,6 @@ class Timeouts:
                         known.wait = waiting.long
             self._groups[record.slot.index] = record
 
-    def _take_over_all(self) -> None:
-        self._asked = True
-        for record, made in list(self._left_alone.items()):
-            inner = made()
-            if inner is not None:
-                self._prolong(record, inner)
-        self._left_alone.clear()
-
     # -- who is held ---------------------------------------------------------------------------
 
     def held_s(self, began: float, now: float) -> float:
@@ -180,7 +172,12 @@ class Timeouts:
         if stands:
             step_ns = 0
         if not self._asked and (stands or any_asked(self._directory)):
-            self._take_over_all()
+            self._asked = True
+            for left, made_group in list(self._left_alone.items()):
+                inner = made_group()
+                if inner is not None:
+                    self._prolong(left, inner)
+            self._left_alone.clear()
         if not self._groups:
             return
         made = {index: record.slot.issued for index, record in self._groups.items()}

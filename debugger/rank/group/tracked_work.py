@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -134,7 +135,10 @@ class TrackedWork(ForwardingWork):
     def _gave_up(self, error: BaseException, thread: ThreadSlot | None) -> None:
         """The wait has ended with this error: the call, too, unless it goes on. That is so where
         the program's own time limit for this wait is over, or where a signal's handler raised."""
-        if self._open and not isinstance(error, FindingRaised) and self._goes_on():
+        goes_on = False
+        with contextlib.suppress(Exception):
+            goes_on = not self._work.is_completed()
+        if self._open and not isinstance(error, FindingRaised) and goes_on:
             self._waiting = False
             if thread is not None:
                 writer, mark = self._recorder.writer, self._number + 1
@@ -143,12 +147,6 @@ class TrackedWork(ForwardingWork):
                 writer.leave_call(thread, mark)
             return
         self._close(failed=True, thread=thread)
-
-    def _goes_on(self) -> bool:
-        try:
-            return not self._work.is_completed()
-        except Exception:
-            return False
 
     def _site(self, frame: FrameType) -> int:
         """The line that waits: that of the call, where torch's function waits for what it has
@@ -243,17 +241,18 @@ class TrackedWork(ForwardingWork):
         if self._known.streams:
             self._was_waited_for()
 
-    def _looked_at(self, done: Any) -> Any:
-        value = done.value()
-        self._look()
-        return value
-
     def get_future(self) -> Any:
         """The backend's own future; its holder may wait for it where nobody can see."""
         self._release()  # whoever has it may hear of the end without a wait
         future = self._work.get_future()
         if self._after is not None:
-            future = future.then(self._looked_at)
+
+            def looked_at(done: Any) -> Any:
+                value = done.value()
+                self._look()
+                return value
+
+            future = future.then(looked_at)
         if self._open:
             outstanding.awaited[self._number] = self
         return future

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
@@ -27,46 +28,25 @@ _MOST_SPLITS = 64
 """The most splits of a group on record: programs make them at the start."""
 
 
-class GroupAgreement(Protocol):
-    """The agreement of a group's ranks on what they do."""
-
-    def guard(self, record: GroupRecord, store: Any) -> None:
-        """Stand before the calls of this new group."""
-
-    def monitored_barrier(
-        self, record: GroupRecord, store: Any, backends: Callable[..., None]
-    ) -> Callable[..., None]:
-        """The group's monitored_barrier; `backends`: the one of its backend."""
-
-
+@dataclass(eq=False, repr=False)
 class Groups:
     """The observer of the groups of this process, with all that each of them is given.
 
-    `in_cleanup`: see `CheckedGroup.attach`.
+    `agreement`: see `agreement.collectives`; `in_cleanup`: see `CheckedGroup.attach`.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        sockets: GlooSockets,
-        forks: Forks,
-        timeouts: Timeouts,
-        pipeline: Pipeline,
-        agreement: GroupAgreement,
-        in_cleanup: Callable[[int, bool], None],
-    ) -> None:
-        self._recorder = recorder
-        self._sockets = sockets
-        self._forks = forks
-        self._timeouts = timeouts
-        self._pipeline = pipeline
-        self._agreement = agreement
-        self._in_cleanup = in_cleanup
-        self._class: type[CheckedGroup] = CheckedGroup
-        self._adopt: Callable[[Any], None] | None = None
-        self._told_of_default: list[Callable[[str, int], None]] = []
-        self._before_default: list[Callable[[], None]] = []
-        self._creation_was_seen = False
+    _recorder: Recorder
+    _sockets: GlooSockets
+    _forks: Forks
+    _timeouts: Timeouts
+    _pipeline: Pipeline
+    _agreement: Any
+    _in_cleanup: Callable[[int, bool], None]
+    _class: type[CheckedGroup] = CheckedGroup
+    _adopt: Callable[[Any], None] | None = None
+    _told_of_default: list[Callable[[str, int], None]] = field(default_factory=list)
+    _before_default: list[Callable[[], None]] = field(default_factory=list)
+    _creation_was_seen: bool = False
 
     def on_default_group(self, tell: Callable[[str, int], None]) -> None:
         """`tell(backend, rank)` is called when a default group is there."""
@@ -124,7 +104,12 @@ class Groups:
                     self._before_default.pop()()
                 with sockets.remembered(name):
                     created = original(*args, **kwargs)
-                self._tell_of_default(created, backend)
+                for tell in self._told_of_default:
+                    try:
+                        group = created[0]
+                        tell(torch_private.backend_name(group) or backend, int(group.rank()))
+                    except Exception as error:
+                        report_own_fault("telling of the default group", error)
                 return self._wrapped(created, ranks, name, backend, given)
             site = recorder.safe_site(_getframe(1))
             if not torch_private.is_hashed_name(name):
@@ -142,14 +127,6 @@ class Groups:
 
         return create
 
-    def _tell_of_default(self, created: Any, backend: str) -> None:
-        for tell in self._told_of_default:
-            try:
-                group = created[0]
-                tell(torch_private.backend_name(group) or backend, int(group.rank()))
-            except Exception as error:
-                report_own_fault("telling of the default group", error)
-
     def _wrapped(
         self, created: Any, ranks: list[int], name: str, backend: str, given: dict[str, Any]
     ) -> Any:
@@ -162,7 +139,11 @@ class Groups:
             size = torch_private.own_size(inner)
             if size is None or (ranks and len(ranks) != size):
                 # torchft's: it has one rank for torch, and gets others whenever it is configured.
-                self._leave_alone(name, backend, ranks, size)
+                sizes = "does not say how many ranks it has"
+                if size is not None:
+                    sizes = f"says that its size is {size}, and torch that it is {len(ranks)}"
+                why = f"group {name!r} is not recorded: its backend {backend!r} {sizes}"
+                recorder.part_off(f"recording of group {name!r}", why, gaps=True)
                 return created
             ranks = ranks or list(range(size))
             desc = str(given.get("group_desc") or "undefined")
@@ -182,14 +163,6 @@ class Groups:
             report_own_fault(f"recording of group {name!r}", error)
             return created
         return outer, store
-
-    def _leave_alone(self, name: str, backend: str, ranks: list[int], size: int | None) -> None:
-        """Say of a group that chooses its ranks itself that it is not recorded."""
-        sizes = "does not say how many ranks it has"
-        if size is not None:
-            sizes = f"says that its size is {size}, and torch that it is {len(ranks)}"
-        why = f"group {name!r} is not recorded: its backend {backend!r} {sizes}"
-        self._recorder.part_off(f"recording of group {name!r}", why, gaps=True)
 
     def _checked(
         self,

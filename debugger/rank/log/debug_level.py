@@ -26,9 +26,6 @@ class DebugLevel:
         self._from_start = (INFO, INFO)
         self._observers: list[Callable[[bool], None]] = []
 
-    def __repr__(self) -> str:
-        return f"<DebugLevel {self._current}>"
-
     def observe(self) -> None:
         """Makes torch's public functions of the debug level ask and tell this one."""
         asked = os.environ.get(LEVEL, INFO).upper()

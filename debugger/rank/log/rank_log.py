@@ -19,6 +19,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from os import getpid
 from pathlib import Path
@@ -42,37 +43,25 @@ Made = Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]]
 """A function that makes a record, and its line, of an event and its fields."""
 
 
+@dataclass
 class ThisProcess:
     """The facts about this process that the layer gives once it is there; until then the
     environment does. The program may write to the log before it has imported torch, and with it the
     layer."""
 
-    def __init__(self) -> None:
-        self.rank_of: Callable[[], int] | None = None
-        """-1: not known yet."""
-        self.directory: Path | None = None
-        """The directory of the run."""
-        self.debug_level: Callable[[], str] | None = None
-        self.note_part_off: Callable[[str, str], None] | None = None
-        """Puts on the flight record that a part of the layer is off, and why."""
-        self.passing: tuple[type[Exception], ...] = ()
-        """The verdict of the run, which may be raised anywhere."""
-        self.made: Made | None = None
-        self.broken = False
-        self.dropped = False
-        self.thread = threading.local()
-
-    def observed(
-        self,
-        rank_of: Callable[[], int],
-        directory: Path,
-        debug_level: Callable[[], str],
-        note_part_off: Callable[[str, str], None],
-        passing: tuple[type[Exception], ...],
-    ) -> None:
-        """The layer is there."""
-        self.rank_of, self.directory, self.debug_level = rank_of, directory, debug_level
-        self.note_part_off, self.passing = note_part_off, passing
+    rank_of: Callable[[], int] | None = None
+    """-1: not known yet."""
+    directory: Path | None = None
+    """The directory of the run."""
+    debug_level: Callable[[], str] | None = None
+    note_part_off: Callable[[str, str], None] | None = None
+    """Puts on the flight record that a part of the layer is off, and why."""
+    passing: tuple[type[Exception], ...] = ()
+    """The verdict of the run, which may be raised anywhere."""
+    made: Made | None = None
+    broken: bool = False
+    dropped: bool = False
+    thread: threading.local = field(default_factory=threading.local)
 
 
 of_this_process = ThisProcess()

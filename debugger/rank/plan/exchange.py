@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distcore.plan.packing import RATIO, packed
+from distcore.plan.exchange import RATIO, packed
 
 from ..torch_private import dist
 from ..torch_private.planning import store_name

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
-from distcore.registration import UNBUFFERED
+from distcore.backend import UNBUFFERED
 
 from ...record.requests.plan_request import Outcome, Request
 from ...system import memory

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from traceback import walk_tb
 from types import TracebackType
@@ -44,25 +45,19 @@ PostMortem = Callable[[BaseException, Callable[[], None]], None]
 """Called with an error before the process ends with it, and what puts it on record."""
 
 
+@dataclass(eq=False, repr=False)
 class Exits:
     """The ends of this process."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        exceptions: Exceptions,
-        verdict: VerdictWatch,
-        post_mortem: PostMortem | None,
-    ) -> None:
-        self._recorder = recorder
-        self._exceptions = exceptions
-        self._verdict = verdict
-        self._post_mortem = post_mortem
-        self._exit_code = 0
-        self._sites: set[int] = set()
-        self._caught = 0
-        self._hook: Callable[..., None] | None = None
-        self._may_leave = False
+    _recorder: Recorder
+    _exceptions: Exceptions
+    _verdict: VerdictWatch
+    _post_mortem: PostMortem | None
+    _exit_code: int = 0
+    _sites: set[int] = field(default_factory=set)
+    _caught: int = 0
+    _hook: Callable[..., None] | None = None
+    _may_leave: bool = False
 
     def observe(self) -> None:
         """Puts the end of this process on record, from now on."""
@@ -291,7 +286,10 @@ class Exits:
         status = _status_of(code)
         if not status:
             return
-        if isinstance(cause, Exception) and _came_through_users_code(cause):
+        trace = cause.__traceback__ if isinstance(cause, Exception) else None
+        names = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
+        # Not where argparse turns an error of its own into an exit.
+        if cause is not None and any(call_site.frame_kind(one) != call_site.OWN for one in names):
             self._ending(cause, status)
         else:
             self._exceptions.record_lost_call()
@@ -409,29 +407,19 @@ def _asked_by_interpreter() -> bool:
     return False
 
 
-def _came_through_users_code(error: BaseException) -> bool:
-    """Whether the exception came through the user's code: not where argparse turns an error of its
-    own into an exit."""
-    names = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    return any(call_site.frame_kind(name) != call_site.OWN for name in names)
-
-
 def _observe_unittest(caught: Callable[[BaseException], None]) -> None:
     """Calls `caught` with each error that makes a test fail: unittest keeps what a test raised to
     itself, and ends the rank with status 1 for it. (pytest's is reported by the plugin.)"""
 
+    def tell(position: int, _: Any, *args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(Exception):
+            error = (*args, *kwargs.values())[position]
+            if error is not None:
+                caught(error[1])
+
     def watch(module: Any) -> None:
         # (test, error), (test, error), (test, subtest, error or None for one that has passed)
         for name, position in {"addError": 1, "addFailure": 1, "addSubTest": 2}.items():
-            before(module.TestResult, name, partial(_tell, caught, position))
+            before(module.TestResult, name, partial(tell, position))
 
     when_imported("unittest.result", watch)
-
-
-def _tell(
-    caught: Callable[[BaseException], None], position: int, _: Any, *args: Any, **kwargs: Any
-) -> None:
-    with contextlib.suppress(Exception):
-        error = (*args, *kwargs.values())[position]
-        if error is not None:
-            caught(error[1])

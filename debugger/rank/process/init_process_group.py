@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
@@ -41,33 +41,129 @@ _LONGEST_KEY = 4096
 _KEYS_BEGIN = (b"refcount", b"/", b"-/")
 
 
-def observe(
-    recorder: Recorder,
-    directory: Path,
-    groups: Groups,
-    forks: Forks,
-    exits: Exits,
-    unwaited: UnwaitedWork,
-) -> None:
-    """From now on every initialisation and destruction is on record.
+@dataclass
+class Initialisations:
+    """The initialisations and destructions of this process's default group, all on record."""
 
-    A rank that its launcher names is known at once, also if it never comes to initialise.
-    """
-    if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
-        try:
-            _claim(recorder, directory, _rendezvous((), {}), joins=False)
-        except Exception as error:
-            report_own_fault("claiming the rank", error)
-    on_new_stores(_store_watch(recorder))
-    c10d = torch_private.c10d
-    torch_private.patch(
-        c10d,
-        "init_process_group",
-        lambda original: _init(recorder, directory, groups, forks, exits, original),
-    )
-    torch_private.patch(
-        c10d, "destroy_process_group", lambda original: _destroy(recorder, unwaited, original)
-    )
+    recorder: Recorder
+    directory: Path
+    groups: Groups
+    forks: Forks
+    exits: Exits
+    unwaited: UnwaitedWork
+
+    def observe(self) -> None:
+        """Begins. A rank that its launcher names is known at once, also if it never comes to
+        initialise."""
+        if os.environ.get("DISTDEBUG_RANK_PID") == str(os.getpid()):
+            try:
+                _claim(self.recorder, self.directory, _rendezvous((), {}), joins=False)
+            except Exception as error:
+                report_own_fault("claiming the rank", error)
+        on_new_stores(_store_watch(self.recorder))
+        c10d = torch_private.c10d
+        torch_private.patch(c10d, "init_process_group", self._init)
+        torch_private.patch(c10d, "destroy_process_group", self._destroy)
+
+    def observe_rpc(self) -> None:
+        """Watches each init_rpc: which rank this is, of a program that has workers of
+        torch.distributed.rpc and no group, where its launcher has not said so before the process
+        began. The package is imported by programs that use it."""
+        when_imported(
+            "torch.distributed.rpc",
+            lambda package: torch_private.patch(package, "init_rpc", self._init_rpc),
+        )
+
+    def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder, directory = self.recorder, self.directory
+
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            if torch_private.has_threads_for_ranks():
+                return original(*args, **kwargs)  # the record has one rank a process
+            detail: dict[str, Any] = {"op": "init_process_group"}
+            site = recorder.safe_site(sys._getframe(1))
+            try:
+                self.forks.revive()
+                detail.update(_rendezvous(args, kwargs))
+                _claim(recorder, directory, detail)
+                tie(directory)
+                if "path" in detail:
+                    most = detail["world_size"]
+                    _note_stale(recorder, detail["path"], site, most, by_attempt=False)
+            except Exception as error:
+                report_own_fault("watching init_process_group", error)
+            with recorder.waiting_in(Activity.INIT, detail, site):
+                try:
+                    result = original(*args, **kwargs)
+                except Exception as error:
+                    failed_to_join(error, str(detail.get("address", "")))
+                    raise
+            self.exits.group_made()
+            with contextlib.suppress(Exception):
+                self.groups.check_that_creation_is_seen()
+                if recorder.writer.rank < 0:
+                    group = torch_private.c10d.GroupMember.WORLD
+                    _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
+            own = not detail.keys() & {"path", "launcher", "store"}
+            if own and detail.get("rank") == 0 and int(detail.get("world_size", 0)) > 1:
+                # Where neither the launcher, a file nor the program itself hosts it, rank 0 does.
+                recorder.note(StoreHostNote(), "this rank hosts the rendezvous store", site)
+            # The record has its own field for the rank, and the rest is of no use in a log.
+            untold = ("rank", "path", "store", "launcher", "all_clients", "served_at")
+            told = {name: value for name, value in detail.items() if name not in untold}
+            rank_log.write("init_process_group", "debug", **told)
+            return result
+
+        return init_process_group
+
+    def _init_rpc(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def init_rpc(*args: Any, **kwargs: Any) -> Any:
+            try:
+                self.forks.revive()
+                if self.recorder.writer.rank < 0:
+                    names = ("name", "backend", "rank", "world_size", "rpc_backend_options")
+                    given = {**dict(zip(names, args, strict=False)), **kwargs}
+                    size = given.get("world_size")
+                    options = given.get("rpc_backend_options")
+                    detail = {
+                        "rank": int(given.get("rank", -1)),
+                        "world_size": -1 if size is None else size,  # as its environment has it
+                        "init_method": getattr(options, "init_method", None),
+                    }
+                    _claim(self.recorder, self.directory, _rendezvous((), detail))
+                tie(self.directory)
+            except Exception as error:
+                report_own_fault("watching init_rpc", error)
+            result = original(*args, **kwargs)
+            self.exits.group_made()
+            return result
+
+        return init_rpc
+
+    def _destroy(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self.recorder
+
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            site = recorder.safe_site(sys._getframe(1))
+            with contextlib.suppress(Exception):
+                if not recorder.writer.heap_half_full:  # a program may do it thousands of times
+                    recorder.writer.note(DestroyedNote(), "destroy_process_group", site)
+            group = args[0] if args else kwargs.get("group")
+            detail = {"op": "destroy_process_group", **({"whole": True} if group is None else {})}
+            with recorder.waiting_in(Activity.DESTROY, detail, site):
+                # A worker of gloo that still drops a call's callback needs the GIL for it, while
+                # the end of the group, or of a DDP model that outlives it, waits for the worker
+                # with it.
+                settle()
+                try:
+                    # The end of the process, which tells them too, may wait for the other ranks.
+                    self.unwaited.report(over=True)
+                except Exception as error:
+                    report_own_fault("looking for handles that were dropped", error)
+                torch_private.await_completion_hooks(group, CheckedGroup)
+                return original(*args, **kwargs)
+
+        return destroy_process_group
 
 
 def claim_at_its_end(recorder: Recorder, directory: Path, rank: int) -> None:
@@ -75,60 +171,6 @@ def claim_at_its_end(recorder: Recorder, directory: Path, rank: int) -> None:
     if recorder.writer.rank < 0:
         size = world_size_of_mpi(os.environ)
         _claim(recorder, directory, {"rank": rank, "world_size": size}, joins=False)
-
-
-def claim_as_worker(
-    recorder: Recorder, directory: Path, rank: int, size: int | None, init_method: str | None
-) -> None:
-    """Say that this process is that rank of `size` (-1, None: as its environment has it), which
-    has peers from now on, and no group."""
-    given = {"rank": rank, "world_size": -1 if size is None else size, "init_method": init_method}
-    _claim(recorder, directory, _rendezvous((), given))
-
-
-def _init(
-    recorder: Recorder,
-    directory: Path,
-    groups: Groups,
-    forks: Forks,
-    exits: Exits,
-    original: Callable[..., Any],
-) -> Callable[..., Any]:
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        if torch_private.has_threads_for_ranks():
-            return original(*args, **kwargs)  # the record has one rank a process
-        detail: dict[str, Any] = {"op": "init_process_group"}
-        site = recorder.safe_site(sys._getframe(1))
-        try:
-            forks.revive()
-            detail.update(_rendezvous(args, kwargs))
-            _claim(recorder, directory, detail)
-            tie(directory)
-            if "path" in detail:
-                _note_stale(recorder, detail["path"], site, detail["world_size"], by_attempt=False)
-        except Exception as error:
-            report_own_fault("watching init_process_group", error)
-        with recorder.waiting_in(Activity.INIT, detail, site):
-            try:
-                result = original(*args, **kwargs)
-            except Exception as error:
-                failed_to_join(error, str(detail.get("address", "")))
-                raise
-        exits.group_made()
-        with contextlib.suppress(Exception):
-            groups.check_that_creation_is_seen()
-            if recorder.writer.rank < 0:
-                group = torch_private.c10d.GroupMember.WORLD
-                _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
-        if _hosts_store(detail):
-            recorder.note(StoreHostNote(), "this rank hosts the rendezvous store", site)
-        # The record has its own field for the rank, and the rest is of no use in a log.
-        untold = ("rank", "path", "store", "launcher", "all_clients", "served_at")
-        told = {name: value for name, value in detail.items() if name not in untold}
-        rank_log.write("init_process_group", "debug", **told)
-        return result
-
-    return init_process_group
 
 
 def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractContextManager[None]]:
@@ -147,7 +189,12 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractConte
             elif awaited:
                 with contextlib.suppress(Exception):
                     detail = {"op": "TCPStore", "awaited": awaited}
-                    waiting.enter_context(recorder.waiting_in(_joining(awaited), detail, site))
+                    # Where it waits for all ranks, and no group was made yet, it is on its way to
+                    # the default group.
+                    everybody = os.environ.get("WORLD_SIZE") == str(awaited)
+                    made = torch_private.c10d.GroupMember.WORLD is not None
+                    what = Activity.INIT if everybody and not made else Activity.STORE
+                    waiting.enter_context(recorder.waiting_in(what, detail, site))
             elif path:
                 with contextlib.suppress(Exception):
                     _note_stale(recorder, path, site)
@@ -160,45 +207,6 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractConte
                 recorder.note(StoreHostNote(), "this rank hosts a store", site)
 
     return watch
-
-
-def _joining(awaited: int) -> Activity:
-    """Returns what a rank does that waits in a store for so many: where these are all ranks, and no
-    group was made yet, it is on its way to the default group."""
-    everybody = os.environ.get("WORLD_SIZE") == str(awaited)
-    made = torch_private.c10d.GroupMember.WORLD is not None
-    return Activity.INIT if everybody and not made else Activity.STORE
-
-
-def _hosts_store(detail: dict[str, Any]) -> bool:
-    """Rank 0 does, where neither the launcher, a file nor the program itself does."""
-    own = "path" not in detail and "launcher" not in detail and "store" not in detail
-    return own and detail.get("rank") == 0 and int(detail.get("world_size", 0)) > 1
-
-
-def _destroy(
-    recorder: Recorder, unwaited: UnwaitedWork, original: Callable[..., Any]
-) -> Callable[..., Any]:
-    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        site = recorder.safe_site(sys._getframe(1))
-        with contextlib.suppress(Exception):
-            if not recorder.writer.heap_half_full:  # a program may do it thousands of times
-                recorder.writer.note(DestroyedNote(), "destroy_process_group", site)
-        group = args[0] if args else kwargs.get("group")
-        detail = {"op": "destroy_process_group", **({"whole": True} if group is None else {})}
-        with recorder.waiting_in(Activity.DESTROY, detail, site):
-            # A worker of gloo that still drops a call's callback needs the GIL for it, while the
-            # end of the group, or of a DDP model that outlives it, waits for the worker with it.
-            settle()
-            try:
-                # The end of the process, which tells them too, may wait for the other ranks.
-                unwaited.report(over=True)
-            except Exception as error:
-                report_own_fault("looking for handles that were dropped", error)
-            torch_private.await_completion_hooks(group, CheckedGroup)
-            return original(*args, **kwargs)
-
-    return destroy_process_group
 
 
 def _rendezvous(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -253,15 +261,18 @@ def _note_stale(
     started = float(os.environ.get("DISTDEBUG_RUN_STARTED", "0"))
     if not begins or not started:
         return
+    # This process had to import torch before it, or one that was started with it, could write.
+    stat = read_stat(os.getpid())
+    began_s = 0.0 if stat is None else time.time() - age_s(stat.start_ticks)
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     if status.st_mtime < started:
-        age_s = time.time() - status.st_mtime
+        old_s = time.time() - status.st_mtime
         why = (
-            f"the FileStore {path} holds {status.st_size} bytes written {age_s:.0f} s ago, "
+            f"the FileStore {path} holds {status.st_size} bytes written {old_s:.0f} s ago, "
             "before this run"
         )
         recorder.note(StaleStoreNote(path, users=_users(begins)), why, site)
-    elif not by_attempt and restarted and status.st_mtime < _began_s():
+    elif not by_attempt and restarted and status.st_mtime < began_s:
         why = f"the FileStore {path} was written by an earlier attempt, before this one began"
         recorder.note(StaleStoreNote(path, attempt=True), why, site)
     elif not _is_file_stores(begins):
@@ -270,13 +281,6 @@ def _note_stale(
     elif 0 < most <= (users := _users(begins)):
         why = f"{users} processes have the FileStore {path} open, before this one joins"
         recorder.note(StaleStoreNote(path, users=users, by_count=True), why, site)
-
-
-def _began_s() -> float:
-    """When this process began, by the wall clock: it had to import torch before it, or one that was
-    started with it, could write; 0 if that cannot be told."""
-    stat = read_stat(os.getpid())
-    return 0.0 if stat is None else time.time() - age_s(stat.start_ticks)
 
 
 def _is_file_stores(begins: bytes) -> bool:
@@ -321,49 +325,3 @@ def _claim(recorder: Recorder, directory: Path, detail: dict[str, Any], joins: b
         int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)),
     )
     recorder.writer.take_name(directory / "ranks" / f"{rank}.flight")
-
-
-def observe_rpc(recorder: Recorder, directory: Path, forks: Forks, exits: Exits) -> None:
-    """Watches each init_rpc: which rank this is, of a program that has workers of
-    torch.distributed.rpc and no group, where its launcher has not said so before the process began.
-    The package is imported by programs that use it."""
-
-    def watch(package: ModuleType) -> None:
-        torch_private.patch(
-            package,
-            "init_rpc",
-            lambda original: _init_rpc(recorder, directory, forks, exits, original),
-        )
-
-    when_imported("torch.distributed.rpc", watch)
-
-
-def _init_rpc(
-    recorder: Recorder,
-    directory: Path,
-    forks: Forks,
-    exits: Exits,
-    original: Callable[..., Any],
-) -> Callable[..., Any]:
-    def init_rpc(*args: Any, **kwargs: Any) -> Any:
-        try:
-            forks.revive()
-            if recorder.writer.rank < 0:
-                names = ("name", "backend", "rank", "world_size", "rpc_backend_options")
-                given = {**dict(zip(names, args, strict=False)), **kwargs}
-                options = given.get("rpc_backend_options")
-                claim_as_worker(
-                    recorder,
-                    directory,
-                    int(given.get("rank", -1)),
-                    given.get("world_size"),
-                    getattr(options, "init_method", None),
-                )
-            tie(directory)
-        except Exception as error:
-            report_own_fault("watching init_rpc", error)
-        result = original(*args, **kwargs)
-        exits.group_made()
-        return result
-
-    return init_rpc

@@ -44,7 +44,10 @@ class CrashWriter:
             self._descriptor, self._file = descriptor, _identity(descriptor)
             os.register_at_fork(after_in_child=self._leave)
             faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=True, chain=False)
-            if not (faulthandler.is_enabled() or _is_caught(signal.SIGSEGV)):
+            # Where the system does not tell, what handler there may be is left alone.
+            status = read_status()
+            caught = not status or has_signal(status, "SigCgt", signal.SIGSEGV)
+            if not (faulthandler.is_enabled() or caught):
                 lost_pages.put_behind(lambda: faulthandler.enable(descriptor, all_threads=True))
 
     def _leave(self) -> None:
@@ -83,12 +86,6 @@ def _out_of_the_way(descriptor: int) -> int:
 def _identity(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
-
-
-def _is_caught(number: int) -> bool:
-    """Also where the system does not tell: then what there may be is left alone."""
-    status = read_status()
-    return not status or has_signal(status, "SigCgt", number)
 
 
 VARIABLE = "DISTDEBUG_PTRACE_ANY"

@@ -80,10 +80,7 @@ class LateLayer:
         exceptions = Exceptions(self.recorder, [], [])
         self._exits = Exits(self.recorder, exceptions, verdict, None)
         self._unwaited = UnwaitedWork(self.recorder)
-        self._heartbeat = Heartbeat(self.recorder, self._unwaited, self._look)
-
-    def __repr__(self) -> str:
-        return f"<LateLayer of rank {self.rank}, in {self.directory}>"
+        self._heartbeat = Heartbeat(self.recorder, self._unwaited, lambda: None)
 
     # -- coming --------------------------------------------------------------------------------
 
@@ -94,9 +91,17 @@ class LateLayer:
             return
         ring = group_hooks.recorded(self._backends)
         self._keep_past()
-        seen = {one.found.name: self._seen(ring, one) for one in list(self.groups.values())}
+        seen = {}
+        for name in [one.found.name for one in list(self.groups.values())]:
+            # A group that was unused for long: the ranks that use it next tell.
+            unused = ring.wrapped and name not in ring.entries
+            seen[name] = 0 if unused else ring.last_before(name, self._hooked_ns)
         self._say(HOOKED, seen)
-        start = self._wait_for_start()
+        start = None
+        while start is None and self._is_wanted():
+            start = late_install.started(self.directory)
+            if start is None:
+                time.sleep(POLL_EVERY_S)
         if start is None:
             self.go()
             return
@@ -152,20 +157,6 @@ class LateLayer:
                     made = self.groups.pop(one)
                     made.unhook()
                     self.recorder.group_destroyed(made.record)
-
-    def _seen(self, ring: group_hooks.Ring, one: HookedGroup) -> int:
-        name = one.found.name
-        if ring.wrapped and name not in ring.entries:
-            return 0  # unused for long: the ranks that use it next tell
-        return ring.last_before(name, self._hooked_ns)
-
-    def _wait_for_start(self) -> dict[str, int] | None:
-        while self._is_wanted():
-            start = late_install.started(self.directory)
-            if start is not None:
-                return start
-            time.sleep(POLL_EVERY_S)
-        return None
 
     def _record_from(self, start: dict[str, int]) -> None:
         """Each group begins as soon as this rank has made the calls that others had made when they
@@ -226,9 +217,6 @@ class LateLayer:
 
     def _is_wanted(self) -> bool:
         return late_install.is_wanted(self.directory)
-
-    def _look(self) -> None:
-        """Looks at the groups, with every heartbeat."""
 
     # -- leaving -------------------------------------------------------------------------------
 

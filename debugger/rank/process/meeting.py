@@ -119,12 +119,16 @@ class NodesMeeting:
             self._begun.add(prefix)
         if not first:
             return
-        thread = threading.Thread(
-            target=self._meet_quietly,
-            args=(open_store, host, prefix),
-            name="distdebug-meeting",
-            daemon=True,
-        )
+
+        def meet() -> None:
+            # The program never notices: a store that has gone, or a supervisor, ends the meeting.
+            try:
+                with contextlib.suppress(Exception):
+                    self._meet(open_store, host, prefix)
+            finally:
+                self._met.set()
+
+        thread = threading.Thread(target=meet, name="distdebug-meeting", daemon=True)
         thread.start()
 
         def leave() -> None:
@@ -159,14 +163,6 @@ class NodesMeeting:
     def wait(self) -> None:
         """Until the nodes have met, or what is the matter with them has taken too long."""
         self._met.wait(MEET_S)
-
-    def _meet_quietly(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
-        """The program never notices: a store that has gone, or a supervisor, ends the meeting."""
-        try:
-            with contextlib.suppress(Exception):
-                self._meet(open_store, host, prefix)
-        finally:
-            self._met.set()
 
     def _meet(self, open_store: Callable[[], Any], host: str, prefix: str) -> None:
         directory = self._directory

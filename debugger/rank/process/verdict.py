@@ -19,13 +19,14 @@ from ...errors.in_ranks import FindingRaised, error_of
 from ...record.runs.run_directory import Verdict, is_live
 from ..limits import FREED_WITHIN_S, OWN_FINDING_S
 from ..record import call_site, frames
+from ..record.waiting import NoVerdict
 from ..torch_private.gloo import GlooSockets
 from .main_thread import MainThread
 
 VERDICT = "verdict.json"
 
 
-class VerdictWatch:
+class VerdictWatch(NoVerdict):
     """Looks for the verdict, and raises it in every thread that waits."""
 
     def __init__(self, directory: Path, main_thread: MainThread, sockets: GlooSockets) -> None:
@@ -37,10 +38,7 @@ class VerdictWatch:
         """Whether this process has read a verdict."""
         self._error: Verdict | None = None
         self._told_main = False
-
-    def install(self) -> None:
-        """Begins."""
-        self._main_thread.on_return(self._on_main_thread)
+        main_thread.on_return(self._on_main_thread)
 
     def look(self) -> None:
         """Called with every heartbeat."""

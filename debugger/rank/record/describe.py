@@ -56,22 +56,17 @@ def _list(tensors: Any) -> tuple[Any, ...]:
 def _flat(lists: Any) -> tuple[Any, ...]:
     if isinstance(lists, torch.Tensor):
         return (_one(lists),)
-    facts: list[tuple[Any, ...]] = []
-    for row in lists:
-        tensors = (row,) if isinstance(row, torch.Tensor) else row
-        facts += [(tensor.dtype, tensor.shape, tensor.is_cpu) for tensor in tensors]
-    return tuple(facts)
+    return tuple([(one.dtype, one.shape, one.is_cpu) for row in lists for one in _row(row)])
 
 
 def _other_side(lists: Any) -> tuple[Any, ...]:
     """Without the device: a call's is that of its principal tensors."""
-    if isinstance(lists, torch.Tensor):
-        return ((lists.dtype, lists.shape, None),)
-    facts: list[tuple[Any, ...]] = []
-    for row in lists:
-        tensors = (row,) if isinstance(row, torch.Tensor) else row
-        facts += [(tensor.dtype, tensor.shape, None) for tensor in tensors]
-    return tuple(facts)
+    rows = (lists,) if isinstance(lists, torch.Tensor) else lists
+    return tuple([(one.dtype, one.shape, None) for row in rows for one in _row(row)])
+
+
+def _row(given: Any) -> Any:
+    return (given,) if isinstance(given, torch.Tensor) else given
 
 
 def _root(args: Arguments, position: int) -> int:
@@ -337,6 +332,7 @@ def signature(op: str, facts: Facts, ranks: Sequence[int], by_device: bool = Fal
         sends = _split(tensors[0][1], facts[4][0], len(ranks))
         receives = _split(others[0][1], facts[4][1], len(ranks))
     peer, tag = (facts[4], facts[5]) if op in POINT_TO_POINT else (None, 0)
+    cpu = on_cpu(facts)
     return Signature(
         op=op,
         tensors=_tensors(tensors),
@@ -347,14 +343,8 @@ def signature(op: str, facts: Facts, ranks: Sequence[int], by_device: bool = Fal
         receives=receives,
         peer=None if peer is None else _global(peer, ranks),
         tag=tag,
-        device=_device(facts) if by_device else "",
+        device="" if cpu is None or not by_device else "cpu" if cpu else _ACCELERATOR,
     )
-
-
-def _device(facts: Facts) -> str:
-    """The device type of the call's tensors; "" without tensors."""
-    cpu = on_cpu(facts)
-    return "" if cpu is None else "cpu" if cpu else _ACCELERATOR
 
 
 def _global(rank: int, ranks: Sequence[int]) -> int:

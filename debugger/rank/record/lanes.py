@@ -1,12 +1,17 @@
-"""Lanes: what is at hand for the calls of one method of one group, so that a call looks up
-little."""
+"""Lanes: what is at hand for the calls of one method of one group, so that a call looks up little.
+
+What most lines call they call again with tensors of the same dtypes and shapes: whether a call is
+like the newest one of its line, so that it need not be described again, is one question to torch's
+own guard. It costs half of what it takes to read the tensors, which a key needs (see `describe`).
+"""
 
 from __future__ import annotations
 
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
@@ -14,9 +19,157 @@ import torch.distributed as dist
 
 from ...record.writing.slots import Place
 from . import call_site
-from .describe import Facts, getter, look_again
-from .likeness import Same
+from .describe import (
+    METHODS,
+    Arguments,
+    Facts,
+    Take,
+    all_reduce_key,
+    broadcast_key,
+    gather_into_one_key,
+    gather_key,
+    getter,
+    look_again,
+    message_key,
+    number_of,
+    reduce_op_of,
+    reduce_op_of_scatter,
+    root_of_broadcast,
+    scatter_from_one_key,
+)
 from .recorder import GroupRecord, Known, Recorder
+
+Guard = Callable[..., bool]
+
+
+@dataclass(slots=True, eq=False)
+class Same:
+    """The newest call of a line, and what says of tensors whether they are like its own."""
+
+    guard: Guard
+    known: Known
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The usual form of a method's arguments: which tensors determine the call, and whether such
+    arguments are like those of the call with this key, by the guard of its tensors. Both raise, or
+    say no, where the arguments have another form."""
+
+    tensors: Callable[[Arguments], Sequence[Any]]
+    is_like: Callable[[Guard, Facts, Arguments], bool]
+
+    def same(
+        self,
+        known: Known,
+        args: Arguments,
+        guard_of: Callable[[Sequence[Any]], Guard | None],
+    ) -> Same | None:
+        """For the calls that come after this one with these arguments; None where they must be
+        described each time. `guard_of`: see `torch_private.tensor_guard`."""
+        try:
+            guard = guard_of(self.tensors(args))
+        except Exception as error:
+            look_again(error)
+            return None
+        if guard is None or not self.is_like(guard, known.key, args):
+            return None
+        return Same(guard, known)
+
+
+# What says no by an error: an argument too many or too few, options of another class.
+
+
+def _all_reduce(guard: Guard, key: Facts, args: Arguments) -> bool:
+    try:
+        tensors, options = args
+        if tensors.__class__ is list:
+            [tensor] = tensors
+            return guard(tensor) and number_of(reduce_op_of(options)) == key[3]
+    except Exception as error:
+        look_again(error)
+    return False
+
+
+def _broadcast(guard: Guard, key: Facts, args: Arguments) -> bool:
+    try:
+        tensors, options = args
+        if tensors.__class__ is list:
+            [tensor] = tensors
+            return guard(tensor) and root_of_broadcast(options) == key[3]
+    except Exception as error:
+        look_again(error)
+    return False
+
+
+def _gather(guard: Guard, _key: Facts, args: Arguments) -> bool:
+    try:
+        [outputs], [given] = args[0], args[1]
+        return outputs.__class__ is list and guard(given, *outputs)
+    except Exception as error:
+        look_again(error)
+    return False
+
+
+def _gather_into_one(guard: Guard, _key: Facts, args: Arguments) -> bool:
+    try:
+        return guard(args[1], args[0])
+    except Exception as error:
+        look_again(error)
+    return False
+
+
+def _scatter_from_one(guard: Guard, key: Facts, args: Arguments) -> bool:
+    try:
+        output, given, options = args
+        return guard(given, output) and number_of(reduce_op_of_scatter(options)) == key[5]
+    except Exception as error:
+        look_again(error)
+    return False
+
+
+def _message(guard: Guard, key: Facts, args: Arguments) -> bool:
+    try:
+        tensors, peer, tag = args
+        if tensors.__class__ is list:
+            [tensor] = tensors
+            return guard(tensor) and peer == key[3] and tag == key[4]
+    except Exception as error:
+        look_again(error)
+    return False
+
+
+def never(_guard: Guard, _key: Facts, _args: Arguments) -> bool:
+    """For a method whose calls are described each time."""
+    return False
+
+
+def _only(args: Arguments) -> Sequence[Any]:
+    return args[0]  # type: ignore[no-any-return]
+
+
+def _one_and_list(args: Arguments) -> Sequence[Any]:
+    [outputs], [given] = args[0], args[1]
+    return (given, *outputs)
+
+
+def _two(args: Arguments) -> Sequence[Any]:
+    return (args[1], args[0])
+
+
+_OF_KEYS: dict[Take, Form] = {
+    all_reduce_key: Form(_only, _all_reduce),
+    broadcast_key: Form(_only, _broadcast),
+    gather_key: Form(_one_and_list, _gather),
+    gather_into_one_key: Form(_two, _gather_into_one),
+    scatter_from_one_key: Form(_two, _scatter_from_one),
+    message_key: Form(_only, _message),
+}
+FORMS: dict[str, Form] = {
+    name: _OF_KEYS[method.short] for name, method in METHODS.items() if method.short is not None
+}
+"""By method. The calls of others are described each time."""
+
 
 _getframe = sys._getframe
 _MOST_LINES = 1000
@@ -104,6 +257,7 @@ def _always(_options: Any) -> bool:
     return True
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Lane:
     """The lane of one method of one group.
 
@@ -115,40 +269,19 @@ class Lane:
     `newest` has the last of them for each offset of an instruction, whose code must be compared.
     """
 
-    __slots__ = (
-        "_by_depth",
-        "_through",
-        "depth",
-        "forward",
-        "group",
-        "is_async",
-        "known",
-        "lines",
-        "newest",
-        "options",
-        "recorder",
-    )
-
-    def __init__(
-        self,
-        recorder: Recorder,
-        group: GroupRecord,
-        forward: Callable[..., Any],
-        known: dict[Facts, Known],
-    ) -> None:
-        self.recorder = recorder
-        self.group = group
-        self.forward = forward
-        self.known = known
-        self.options: type | None = None
-        self.is_async: Callable[[Any], bool] = _always
-        self.depth = 0
-        self._by_depth: dict[int, dict[tuple[int, int], CallLine]] = {}
-        self.lines: dict[tuple[int, int], CallLine] = {}
-        self.newest: dict[int, CallLine] = {}
-        self._through: dict[tuple[int, ...], CallLine] = {}
-        """The lines of calls that other code makes for the user's line, by its instruction, too,
-        and by the places of the frames."""
+    recorder: Recorder
+    group: GroupRecord
+    forward: Callable[..., Any]
+    known: dict[Facts, Known]
+    options: type | None = None
+    is_async: Callable[[Any], bool] = _always
+    depth: int = 0
+    lines: dict[tuple[int, int], CallLine] = field(default_factory=dict)
+    newest: dict[int, CallLine] = field(default_factory=dict)
+    _by_depth: dict[int, dict[tuple[int, int], CallLine]] = field(default_factory=dict)
+    _through: dict[tuple[int, ...], CallLine] = field(default_factory=dict)
+    """The lines of calls that other code makes for the user's line, by its instruction, too, and by
+    the places of the frames."""
 
     def take(self, options: type) -> None:
         """From now on the options of the calls are objects of this class; `is_async` tells of one

@@ -15,14 +15,14 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from ...errors.in_ranks import FindingRaised
+from ...errors.in_ranks import FindingRaised, error_of
 from ...record import layout, wording
 from ...record.layout import Activity, Definition, GroupState
 from ...record.notes import (
@@ -38,6 +38,7 @@ from ...record.ops import OP_CODES, OP_NAMES
 from ...record.secret_words import allowed_variables, masked
 from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
 from ...record.snapshot import by_device
+from ...record.wording import finding_line
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
 from ..limits import GROUP_TIMEOUT_S
@@ -46,7 +47,7 @@ from ..log.rank_log import is_interruption, report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
 from .describe import Facts
 from .exception_text import name_of, titled
-from .waiting import BackendWaits, NoVerdict, WaitEnd, WaitFunction
+from .waiting import BackendWaits, NoVerdict, WaitFunction
 
 _MOST_SITES = 10_000
 _MOST_LEFT = 256
@@ -71,66 +72,39 @@ class Known(CallDescription):
     """Whether its tensors are a GPU's: then it goes on after a wait for it has returned."""
 
 
-class Keeper(Protocol):
-    """The guard that is asked before a call of a group enters the backend."""
-
-    coalesces: bool
-    """Whether the backend gathers the calls that are made now."""
-
-    def enter(
-        self, known: Known, seq: int, options: Any, is_async: bool, forward: partial[Any]
-    ) -> Any:
-        """`forward()`, at once or later."""
-
-    def retract(self) -> None:
-        """This is a forked child."""
-
-    def abort(self) -> None:
-        """The group is aborted."""
-
-    def close(self) -> None:
-        """The group ends on this rank."""
-
-
+@dataclass(eq=False)
 class GroupRecord:
     """A group under observation: its slot, its ranks, and the distinct calls seen on it."""
 
-    def __init__(
-        self,
-        name: str,
-        desc: str,
-        incarnation: int,
-        ranks: Sequence[int],
-        group_rank: int,
-        slot: GroupSlot,
-        backend: str,
-        timeout_s: float | None,
-    ) -> None:
-        self.name = name
-        self.desc = desc
-        self.shown_name = wording.group_name(name, desc)
-        self.incarnation = incarnation
-        self.ranks = tuple(ranks)
-        self.group_rank = group_rank
-        self.slot = slot
-        self.backend = backend
-        self.timeout_s = timeout_s or GROUP_TIMEOUT_S
-        self.known: defaultdict[str, dict[describe.Facts, Known]] = defaultdict(dict)
-        """By op, and by the `Method.key` of a call."""
-        self.distinct_calls = 0
-        self.channels: dict[tuple[str, int, int], ChannelSlot] = {}
-        self.guard: Keeper | None = None
-        """The guard that is asked before each collective, at DETAIL."""
-        self.pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
-        """The guard that is asked before each message, at DETAIL."""
-        self.inspect: Callable[..., Callable[[], None] | None] | None = None
-        """The check of the data of each call: see `checks.pipeline`."""
-        self.holds = False
-        """Whether buffers in flight are looked at below DETAIL, too."""
-        self.kept = False
-        """Whether `timeouts` keeps the timeout in place of the backend."""
-        self.keeper: Keeper | None = None
-        """The same at every level."""
+    name: str
+    desc: str
+    incarnation: int
+    ranks: tuple[int, ...]
+    group_rank: int
+    slot: GroupSlot
+    backend: str
+    timeout_s: float
+    known: defaultdict[str, dict[describe.Facts, Known]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    """By op, and by the `Method.key` of a call."""
+    distinct_calls: int = 0
+    channels: dict[tuple[str, int, int], ChannelSlot] = field(default_factory=dict)
+    guard: Any = None
+    """The `agreement.collectives.GroupGuard` that is asked before each collective, at DETAIL."""
+    pairs: Callable[[Known, int, Any, bool, partial[Any]], Any] | None = None
+    """The guard that is asked before each message, at DETAIL."""
+    inspect: Callable[..., Callable[[], None] | None] | None = None
+    """The check of the data of each call: see `checks.pipeline`."""
+    holds: bool = False
+    """Whether buffers in flight are looked at below DETAIL, too."""
+    kept: bool = False
+    """Whether `timeouts` keeps the timeout in place of the backend."""
+    keeper: Any = None
+    """The same guard, at every level."""
+
+    def __post_init__(self) -> None:
+        self.shown_name = wording.group_name(self.name, self.desc)
 
     def place(self, seq: int) -> str:
         """`#17 of group "tp"`."""
@@ -152,10 +126,10 @@ class Recorder:
     line says nothing, and the graph below tells (see `_in_graph`)."""
 
     def __init__(
-        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: WaitEnd | None = None
+        self, writer: FlightWriter, identity: Mapping[str, Any], verdict: NoVerdict | None = None
     ) -> None:
         """`verdict`: what may end the waits of this process, if anything does."""
-        self.waits = BackendWaits(verdict if verdict is not None else NoVerdict())
+        self.waits = BackendWaits(verdict or NoVerdict())
         self.lines_in_graph: LinesInGraph = lambda _frame: ()
         """The lines of a call that the code of a graph makes, innermost first."""
         self.off: set[str] = set()
@@ -319,7 +293,10 @@ class Recorder:
         )
         if slot is None:
             return None
-        record = GroupRecord(name, desc, incarnation, ranks, group_rank, slot, backend, timeout_s)
+        record = GroupRecord(
+            *(name, desc, incarnation, tuple(ranks), group_rank, slot, backend),
+            timeout_s or GROUP_TIMEOUT_S,
+        )
         self._shown_names[name, incarnation] = record.shown_name
         if desc == "default_pg":
             self.world = record
@@ -524,3 +501,62 @@ def identity() -> dict[str, Any]:
         "torch": torch.__version__,
         "parent": os.getppid(),
     }
+
+
+ON_FINDING = "DISTDEBUG_ON_FINDING"
+"""The variable for what becomes of the run at an error: "report" lets it go on, all else stops
+it."""
+
+
+class OwnFinding:
+    """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about (no
+    `seq`: it is about a message). `victims` are by default all other ranks of the group, `headline`
+    is the message without the calls of each rank, where it has one. `elsewhere`: the line that is
+    put on record with it is wrong, not the collective's."""
+
+    def __init__(
+        self,
+        group: GroupRecord,
+        seq: int | None,
+        kind: str,
+        message: str,
+        culprits: Sequence[int],
+        victims: Sequence[int] | None = None,
+        headline: str = "",
+        elsewhere: bool = False,
+    ) -> None:
+        others = [rank for rank in group.ranks if rank not in culprits]
+        self.kind = kind
+        self.message = message
+        self._note = OwnFindingNote(
+            finding=kind,
+            culprits=tuple(culprits),
+            victims=tuple(others if victims is None else victims),
+            group=(group.name, group.incarnation),
+            seq=seq,
+            headline=headline,
+            elsewhere=elsewhere,
+        )
+
+    def __repr__(self) -> str:
+        return f"<OwnFinding {self.kind}: {self.message}>"
+
+    def put_on_record(self, recorder: Recorder, site: int) -> None:
+        """The same finding may be on the record of several ranks."""
+        recorder.note(self._note, self.message, site)
+
+    def report(self, recorder: Recorder, site: int) -> None:
+        """Put it on record, and raise it. Where the run goes on (`--on-finding report`) nothing is
+        raised, and of each kind the first one on a line is recorded: a NaN comes again in every
+        step."""
+        if os.environ.get(ON_FINDING) != "report":
+            self.put_on_record(recorder, site)
+            raise self.raised()
+        if (self.kind, site) not in recorder.reported:
+            recorder.reported.add((self.kind, site))
+            self.put_on_record(recorder, site)
+
+    def raised(self, besides: str = "") -> FindingRaised:
+        """The error, once it is on record; `besides`: what is to stand in its text as well."""
+        line = finding_line(self.kind, self.message)
+        return error_of(self.kind, f"{line}\n{besides}" if besides else line, own=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from torch.distributed import Work
 
@@ -27,30 +27,21 @@ ENDLESS = timedelta(days=30)
 WaitFunction = Callable[[Any, timedelta], Any]
 
 
-class WaitEnd(Protocol):
-    """The verdict that may end a wait."""
+class NoVerdict:
+    """Nothing ends a wait: what a run's verdict, which may, takes the place of."""
 
     def check(self) -> None:
-        """Called between slices; raises when this wait must end."""
+        """Called between slices; raises where this wait must end."""
 
     def instead(self, error: BaseException) -> BaseException:
         """Returns the error to raise instead of one of the backend."""
-
-
-class NoVerdict:
-    """Nothing ends a wait."""
-
-    def check(self) -> None:
-        """Never raises."""
-
-    def instead(self, error: BaseException) -> BaseException:
         return error
 
 
 class BackendWaits:
     """The waits of this process for works: until the verdict of the run is there."""
 
-    def __init__(self, verdict: WaitEnd) -> None:
+    def __init__(self, verdict: NoVerdict) -> None:
         self._verdict = verdict
         self.check = verdict.check
         """Raises the verdict of the run, if there is one."""
@@ -131,40 +122,7 @@ class ForwardingWork(Work):
         work = self._work
         return bool(work.wait() if timeout == NO_TIMEOUT else work.wait(timeout))
 
-    def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
-
-    def is_success(self) -> bool:
-        return bool(self._work.is_success())
-
-    def exception(self) -> Any:
-        return self._work.exception()
-
-    def result(self) -> Any:
-        return self._work.result()
-
-    def synchronize(self) -> None:
-        self._work.synchronize()
-
-    def block_current_stream(self) -> None:
-        self._work.block_current_stream()
-
-    def source_rank(self) -> int:
-        return int(self._work.source_rank())
-
-    def _source_rank(self) -> int:
-        return int(self._work._source_rank())
-
-    def _get_op_type(self) -> Any:
-        return self._work._get_op_type()
-
-    def _get_duration(self) -> float:
-        return float(self._work._get_duration())
-
-    if hasattr(Work, "_get_sequence_number"):  # both from torch 2.15 on
-
-        def _get_sequence_number(self) -> int:
-            return int(self._work._get_sequence_number())
+    if hasattr(Work, "_get_sequence_number"):  # from torch 2.15 on, as the method of that name
 
         @property
         def timeout(self) -> timedelta:
@@ -172,11 +130,18 @@ class ForwardingWork(Work):
             own: timedelta = self._work.timeout
             return own
 
-    def get_future(self) -> Any:
-        return self._work.get_future()
 
-    def get_future_result(self) -> Any:
-        return self._work.get_future_result()
+def _forwarded(name: str) -> Callable[[ForwardingWork], Any]:
+    return lambda work: getattr(work._work, name)()
+
+
+for _name in (
+    *("is_completed", "is_success", "exception", "result", "synchronize", "block_current_stream"),
+    *("source_rank", "_source_rank", "_get_op_type", "_get_duration", "_get_sequence_number"),
+    *("get_future", "get_future_result"),
+):
+    if hasattr(Work, _name):
+        setattr(ForwardingWork, _name, _forwarded(_name))
 
 
 class OverWork(Work):

@@ -204,8 +204,10 @@ def find_whole(optimizer: Optimizer) -> dict[int, str] | None:
     """Finds names as `find` does; None where a module has cut the parameters into shards, which are
     no replicas."""
     wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    sharded = tuple(kind for name in SHARDED if (kind := getattr(fsdp, name, None)) is not None)
     for module in modules():
-        if _is_sharded(module) and any(id(one) in wanted for one in module.parameters()):
+        if isinstance(module, sharded) and any(id(one) in wanted for one in module.parameters()):
             return None
     return find(optimizer)
 
@@ -235,9 +237,3 @@ def find(optimizer: Optimizer) -> dict[int, str]:
 def modules() -> list[nn.Module]:
     """Returns all modules of this process."""
     return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
-
-
-def _is_sharded(module: Any) -> bool:
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    kinds = tuple(kind for name in SHARDED if (kind := getattr(fsdp, name, None)) is not None)
-    return isinstance(module, kinds)

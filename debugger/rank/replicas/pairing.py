@@ -47,7 +47,11 @@ class PositionPairing:
         if record is None or len(record.ranks) < 2 or len(self._noted) == _MOST_NOTES:
             return
         try:
-            rows = [(name, _shown(name, one)) for name, one in named]
+            rows = []
+            for name, one in named:  # `heads.rain.weight float32[1,8]`
+                dtype, shape = str(one.dtype).removeprefix("torch."), ",".join(map(str, one.shape))
+                frozen = "" if one.requires_grad else " frozen"
+                rows.append((name, f"{name} {dtype}[{shape}]{frozen}"))
             order = hash64(tuple(text for _, text in rows))
             identity = (record.name, record.incarnation)
             key = (wrapper, identity, record.slot.issued, order)
@@ -59,9 +63,3 @@ class PositionPairing:
                 self._recorder.note(note, "", self._recorder.site(sys._getframe(1)))
         except Exception as error:
             report_own_fault("comparing what is paired by position", error)
-
-
-def _shown(name: str, one: torch.Tensor) -> str:
-    """`heads.rain.weight float32[1,8]`"""
-    dtype, shape = str(one.dtype).removeprefix("torch."), ",".join(map(str, one.shape))
-    return f"{name} {dtype}[{shape}]{'' if one.requires_grad else ' frozen'}"

@@ -122,10 +122,12 @@ class ReplicaReading:
         """64 bits for each of `count` columns: digests, and of a number its bits as a float64.
         Reads every element once, and waits for the devices that have them."""
         found_digests = iter(digests(list(itertools.chain(*self._tensors))))
-        found = [
-            _folded([next(found_digests) for _ in tensors] + [bits_of(one) for one in numbers])
-            for tensors, numbers in zip(self._tensors, self._numbers, strict=True)
-        ]
+        found = []
+        for tensors, numbers in zip(self._tensors, self._numbers, strict=True):
+            total = _ABSENT
+            for part in (*itertools.islice(found_digests, len(tensors)), *map(bits_of, numbers)):
+                total = (total * _ODD + part) & MASK
+            found.append(total)
         kind = type(self._optimizer)
         found.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
         found += [bits_of(value) for _, value in _hyperparameters(self._optimizer)]
@@ -203,13 +205,6 @@ def _state(optimizer: Optimizer, parameter: Tensor) -> list[Any]:
     kept: Mapping[str, Any] = optimizer.state.get(parameter) or {}
     by_name = sorted(kept.items(), key=lambda one: str(one[0]))
     return [value for _, value in by_name if isinstance(value, (Tensor, int, float))]
-
-
-def _folded(parts: Sequence[int]) -> int:
-    total = _ABSENT
-    for one in parts:
-        total = (total * _ODD + one) & MASK
-    return total
 
 
 def _hyperparameters(optimizer: Optimizer) -> list[tuple[str, float]]:

@@ -91,7 +91,10 @@ class ReducedGradients:
             if scattered:
                 return None
             for tensor in tensors:
-                self._add(record, tensor)
+                self._count += 1
+                if is_plain(tensor) and len(self._reduced) < MOST_STORAGES:
+                    by_group = self._reduced.setdefault(_Weak(tensor.untyped_storage()), {})
+                    by_group[record] = (self._count, tensor.data_ptr(), tensor.numel())
             tells = self._keeps_sums and (summed or record in self._to_one)
             if not (tells and any(may_tell(tensor) for tensor in tensors)):
                 return None
@@ -115,13 +118,6 @@ class ReducedGradients:
         plain = [one for one in gradients if one is not None and is_plain(one)]
         storages = self._in_backward.get(record, set())
         return not storages <= {_Weak(one.untyped_storage()) for one in plain}
-
-    def _add(self, record: GroupRecord, tensor: Tensor) -> None:
-        self._count += 1
-        if not is_plain(tensor) or len(self._reduced) >= MOST_STORAGES:
-            return
-        by_group = self._reduced.setdefault(_Weak(tensor.untyped_storage()), {})
-        by_group[record] = (self._count, tensor.data_ptr(), tensor.numel())
 
     def _keep(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
         """The call is complete: what came of it. The capture of a CUDA graph must not meet that."""

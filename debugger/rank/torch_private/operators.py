@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from distcore.groups.operators import open_to
+from distcore.torch_api import open_operators_to
 
 from ...record.ops import OF_METHOD
 from .groups import is_python_group
@@ -42,7 +42,7 @@ def record_operators(front_class: type) -> None:
     """
     if OPERATORS.works:
         try:
-            open_to(_front(front_class), PASS_BY)
+            open_operators_to(_front(front_class), PASS_BY)
         except Exception as error:
             OPERATORS.switch_off(f"putting a kernel before torch's failed: {error!r}")
 

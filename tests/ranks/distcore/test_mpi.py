@@ -207,8 +207,8 @@ def test_a_process_without_a_launcher_leaves_no_shared_memory() -> None:
     with tempfile.NamedTemporaryFile(prefix="sm_segment.", dir="/dev/shm") as others:
         said = _alone(
             "dist.init_process_group('mpi'); dist.barrier()\n"
-            "from distcore.mpi import library\n"
-            "print(*library._mapped('sm_segment.'))",
+            "from distcore.base import linux\n"
+            "print(*linux.mapped_files('sm_segment.'))",
             {},
         )
         assert said.startswith("/dev/shm/sm_segment."), said
@@ -216,7 +216,9 @@ def test_a_process_without_a_launcher_leaves_no_shared_memory() -> None:
         assert os.path.exists(others.name)
 
 
-_SEGMENTS = "from distcore.mpi import library\nprint(*library._mapped('sm_segment.'), flush=True)\n"
+_SEGMENTS = (
+    "from distcore.base import linux\nprint(*linux.mapped_files('sm_segment.'), flush=True)\n"
+)
 _CHILD_FIRST = "import os, sys\nif os.fork(): os._exit(os.wait()[1])\n"
 _CHILD_LAST = "import os, sys\nif not os.fork(): sys.exit()\nos.wait()\n"
 _BEGIN = "dist.init_process_group('mpi'); dist.barrier()\n"
@@ -233,7 +235,7 @@ def test_a_process_that_was_forked_before_it_began_ends_mpi(
 
 
 def test_a_child_of_a_rank_does_not_end_mpi(tmp_path: Path, torch_loaded: TorchLoaded) -> None:
-    look = "print(*map(os.path.exists, library._mapped('sm_segment.')))\n"
+    look = "print(*map(os.path.exists, linux.mapped_files('sm_segment.')))\n"
     program = _BEGIN + _SEGMENTS + _CHILD_LAST + look + "dist.barrier()"
     segments, there = _forked(torch_loaded, program, tmp_path, {}).splitlines()
     assert set(there.split()) == {"True"}

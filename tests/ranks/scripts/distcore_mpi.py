@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import distcore  # noqa: F401 - registers the backend
-from distcore.mpi.blocking import BlockingThread
+from distcore.engine.call_queue import CallQueue
 from distcore.testing import check_backend
 from tests.ranks.scripts import (
     distcore_as_gloo,
@@ -241,13 +241,13 @@ def scenario_stopped(rank, size):
     say("moved")
     limited(group, LIMIT_S)
     if rank == 1:
-        start = BlockingThread.start
+        submit = CallQueue.submit
 
         def stop_first(*given):
             os.kill(os.getpid(), signal.SIGSTOP)
-            start(*given)
+            submit(*given)
 
-        BlockingThread.start = stop_first
+        CallQueue.submit = stop_first
     expect("stopped", lambda: dist.all_reduce(big, group=group))
     if rank == 2:
         come("stopped", rank)

@@ -119,6 +119,6 @@ if __name__ == "__main__":
     import distcore
 
     dist.is_backend_available("tcp") or sys.exit("distcore was imported, and tcp is not there")
-    "distcore.registration" in sys.modules or sys.exit("distcore has lost its modules")
+    "distcore.backend" in sys.modules or sys.exit("distcore has lost its modules")
     distcore.errors.PeerLost.__module__ == "distcore.errors" or sys.exit("its names have changed")
     dist.is_mpi_available() and sys.exit("nobody has asked for mpi, and it is there")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from distcore.nccl.lane import StreamLane
+from distcore.nccl.work import StreamLane
 
 
 class Event:
@@ -34,7 +34,7 @@ class Event:
 
 
 class CpuDevice:
-    """See `distcore.nccl.device.Device`; its only device is the CPU."""
+    """See `distcore.nccl.device.Cuda`; its only device is the CPU."""
 
     kind = "cpu"
 

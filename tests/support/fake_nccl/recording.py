@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.futures import Future
 
-from distcore.nccl.communicators import Timer
+from distcore.base.deadline import Timer
 
 
 class FakeClock(Timer):
@@ -74,7 +74,7 @@ class Event:
 
 
 class RecordingDevice:
-    """See `distcore.nccl.device.Device`."""
+    """See `distcore.nccl.device.Cuda`."""
 
     kind = "cpu"
 

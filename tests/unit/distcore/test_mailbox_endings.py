@@ -11,8 +11,8 @@ import pytest
 from distcore import errors, limits
 from distcore.base.deadline import Deadline
 from distcore.transports import frames
-from distcore.transports.messages.mailbox import Mailbox
-from distcore.transports.socket_mesh.last_words import last_words
+from distcore.transports.link import last_words
+from distcore.transports.mailbox import Mailbox
 from tests.support.gate import Gate
 
 LONG = 3_000_000

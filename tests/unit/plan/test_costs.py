@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distcore.algorithms import bruck, pairwise, recursive, ring, tree
+from distcore.algorithms import recursive, ring, tree
 from distcore.base.reduction import Reduction, reduction_for
 from distdebug.plan.traffic.costs import Cost, Link, costs
 from distdebug.record.ops import OPS
@@ -67,9 +67,9 @@ DONE: dict[tuple[str, str], Body] = {
     ("broadcast", "scatter_gather"): lambda net: ring.broadcast(net, data(), 0),
     ("reduce", "tree"): lambda net: tree.reduce(net, data(), 0, reduction()),
     ("all_gather", "ring"): lambda net: ring.all_gather(net, parts(net), data()),
-    ("all_gather", "bruck"): lambda net: bruck.all_gather(net, parts(net), data()),
-    ("all_to_all", "pairwise"): lambda net: pairwise.all_to_all(net, parts(net), parts(net)),
-    ("barrier", "dissemination"): bruck.barrier,
+    ("all_gather", "bruck"): lambda net: recursive.all_gather(net, parts(net), data()),
+    ("all_to_all", "pairwise"): lambda net: ring.all_to_all_pairwise(net, parts(net), parts(net)),
+    ("barrier", "dissemination"): recursive.barrier,
 }
 
 

@@ -35,7 +35,7 @@ def in_a_child(rendezvous: Rendezvous) -> int:
 def main() -> None:
     path, name, rank, size = sys.argv[1:]
     print("up", flush=True)  # torch takes its time to import where the machine is full
-    rendezvous = Rendezvous(FileStore(path, int(size)), name, int(rank), int(size), 60.0)
+    rendezvous = Rendezvous(FileStore(path, int(size)), name, range(int(size)), int(rank), 60.0)
     child = os.fork()
     if child == 0:
         os._exit(in_a_child(rendezvous))

@@ -8,8 +8,9 @@ import psutil
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
+from distcore.base.linux import Host
 from distcore.bootstrap import addresses
-from distcore.bootstrap.addresses import Host, listening_address
+from distcore.bootstrap.addresses import listening_address
 
 A, B = Host("a", 1), Host("b", 1)
 
@@ -53,17 +54,6 @@ def test_the_tcp_stores_host_is_found_below_prefixes() -> None:
     below = PrefixStore("a/", PrefixStore("b", store))
     assert addresses.store_host(below) == "localhost"
     assert addresses.store_host(PrefixStore("x", HashStore())) is None
-
-
-@pytest.mark.parametrize("interface", sorted(psutil.net_if_addrs()))
-def test_the_addresses_of_an_interface_are_found_without_psutil(interface: str) -> None:
-    known = psutil.net_if_addrs()[interface]
-    by_family: dict[int, list[str | None]] = {}
-    for family in (socket.AF_INET, socket.AF_INET6):
-        of_family = [one.address for one in known if one.family == family]
-        by_family[family] = [one for one in of_family if not one.startswith("fe80:")] or [None]
-    assert addresses._ipv4_of(interface) in by_family[socket.AF_INET]
-    assert addresses._ipv6_of(interface) in by_family[socket.AF_INET6]
 
 
 def test_the_interface_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:

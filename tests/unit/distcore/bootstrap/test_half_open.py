@@ -9,7 +9,7 @@ import socket
 import time
 
 from distcore.bootstrap import sockets
-from distcore.bootstrap.half_open import NEVER, HalfOpen
+from distcore.bootstrap.sockets import NEVER, HalfOpen
 
 TIMEOUT_MS = 1000
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from distcore.bootstrap.job_key import job_key
+from distcore.bootstrap.handshake import job_key
 from distcore.bootstrap.rendezvous import Rendezvous
 from distcore.engine.session import Session
 from distcore.errors import PeerLost, RendezvousError
-from distcore.tcp.connect import connect
+from distcore.tcp.engine import connect
 from distdebug.nodes.several import job_key as of_nodes
 
 LIMIT_S = 20.0
@@ -65,7 +65,7 @@ def both(make: Callable[[int], object]) -> list[object]:
 
 
 def pair(store: HashStore) -> list[Rendezvous]:
-    made = both(lambda rank: Rendezvous(store, "g", rank, 2, LIMIT_S))
+    made = both(lambda rank: Rendezvous(store, "g", [0, 1], rank, LIMIT_S))
     assert all(isinstance(one, Rendezvous) for one in made), made
     return made  # type: ignore[return-value]
 
@@ -122,7 +122,7 @@ def test_ranks_with_different_keys_are_told(
 
     def make(rank: int) -> object:
         here.rank = rank
-        return Rendezvous(store, "g", rank, 2, LIMIT_S)
+        return Rendezvous(store, "g", [0, 1], rank, LIMIT_S)
 
     for error in both(make):
         assert isinstance(error, RendezvousError), error

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
+from distcore.base.linux import Host
 from distcore.bootstrap import addresses, listener
 from distcore.bootstrap import join as join_module
-from distcore.bootstrap.addresses import Host
-from distcore.bootstrap.rendezvous import LANES, Rendezvous
-from distcore.bootstrap.store_values import StoreMember
+from distcore.bootstrap.join import StoreMember
+from distcore.bootstrap.rendezvous import Rendezvous
 from distcore.errors import (
     Aborted,
     DeadlineExceeded,
@@ -100,7 +100,9 @@ def join(start: Callable[..., Future[Any]]) -> Iterator[Callable[..., list[Any]]
         mine = {name: values[rank] for name, values in arguments.items() if name in PER_RANK}
         try:
             rendezvous = Rendezvous(
-                store, NAME, rank, size, **{"timeout_s": LIMIT_S, **arguments, **mine}
+                store,
+                NAME,
+                **{"ranks": range(size), "rank": rank, "timeout_s": LIMIT_S, **arguments, **mine},
             )
         except Exception as error:
             return error
@@ -198,24 +200,14 @@ def test_loopback_is_all_that_listens_on_one_host(join: Any) -> None:
 
 
 def test_a_group_of_one_opens_nothing() -> None:
-    rendezvous = Rendezvous(HashStore(), NAME, 0, 1, 0.0)
+    rendezvous = Rendezvous(HashStore(), NAME, [0], 0, 0.0)
     assert listener._process.listener is None
-    with pytest.raises(ValueError, match="no other rank of a group of 1"):
-        rendezvous.connect(0, 0, soon())
     rendezvous.close()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rank": 2}, "rank 2 is outside the group's 0 to 1"),
-        ({"ranks": [3]}, "ranks has 1 entries for a group of size 2"),
-        ({"transport": "udp"}, "transport 'udp' is none of 'auto', 'tcp', 'shm'"),
-    ],
-)
-def test_wrong_arguments(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Rendezvous(HashStore(), NAME, **{"rank": 0, "size": 2, "timeout_s": 1.0, **wrong})
+def test_a_transport_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="transport 'udp' is none of 'auto', 'tcp', 'shm'"):
+        Rendezvous(HashStore(), NAME, [0, 1], 0, 1.0, transport="udp")
 
 
 @pytest.mark.parametrize(
@@ -231,21 +223,7 @@ def test_wrong_variables(
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=message):
-        Rendezvous(HashStore(), NAME, 0, 2, 1.0)
-
-
-@pytest.mark.parametrize(("peer", "lane"), [(0, 0), (2, 0), (-1, 0), (1, LANES), (1, -1)])
-def test_wrong_peers_and_lanes(join: Any, peer: int, lane: int) -> None:
-    rank_0, _ = join([HashStore()] * 2)
-    with pytest.raises(ValueError, match=r"peer|lane"):
-        rank_0.connect(peer, lane, soon())
-
-
-def test_a_lane_is_connected_once(join: Any) -> None:
-    rank_0, _ = join([HashStore()] * 2)
-    rank_0.connect(1, 0, soon()).close()
-    with pytest.raises(ValueError, match="connected already on lane 0"):
-        rank_0.connect(1, 0, soon())
+        Rendezvous(HashStore(), NAME, [0, 1], 0, 1.0)
 
 
 class TestJoining:
@@ -329,7 +307,7 @@ class TestJoining:
         for _ in range(2):
             began = time.monotonic()
             running = [
-                start(Rendezvous, store, NAME, rank, size, LIMIT_S, ranks=ranks[rank])
+                start(Rendezvous, store, NAME, ranks[rank], rank, LIMIT_S)
                 for rank, size in enumerate(sizes)
             ]
             for each in running:
@@ -402,7 +380,7 @@ class TestJoining:
     def test_a_signal_ends_the_wait(self) -> None:
         store = HashStore()
         with pytest.raises(Interrupted), interrupted(lambda: store.check([f"{PREFIX}/rank/0"])):
-            Rendezvous(store, NAME, 0, 2, LIMIT_S)
+            Rendezvous(store, NAME, [0, 1], 0, LIMIT_S)
         assert listener._process.listener is None
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.futures import Future
 
-from distcore.engine.callbacks import Callbacks
+from distcore.engine.call_queue import Callbacks
 from distcore.engine.work import CallWork, JoinedWork, PendingWork, PostedWork
 from distcore.errors import Aborted, DeadlineExceeded
-from distcore.transports.messages.posting import Posting
+from distcore.transports.matching import Posting
 
 TENSORS = [torch.zeros(1)]
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
-from distcore.base.deadline import Deadline
-from distcore.nccl import library, transfers
-from distcore.nccl.communicators import Comm, Connector, Timer, abort_all, close_all
+from distcore.base.deadline import Deadline, Timer
+from distcore.nccl import library
+from distcore.nccl.communicators import Comm, Connector, abort_all, close_all
 from distcore.nccl.elements import reducing_for
 
 STREAM = 77
@@ -41,8 +41,8 @@ def main() -> None:
     def settled() -> None:
         member.settle(Deadline.after(20.0), lambda: None, "a call")
 
-    def issue(*what: transfers.Transfer) -> None:
-        transfers.issue(nccl, member.communicator, STREAM, what, member.calling, settled)
+    def issue(*what: library.Transfer) -> None:
+        library.issue(nccl, member.communicator, STREAM, what, member.calling, settled)
 
     def reducing(op: Any, dtype: torch.dtype) -> Any:
         return reducing_for(op, dtype, "distcore_nccl")
@@ -59,18 +59,16 @@ def main() -> None:
     ):
         how = reducing(op, dtype)
         given = how.contribution(torch.zeros(6, dtype=dtype))
-        issue(transfers.AllReduce(given, given, how))
+        issue(library.AllReduce(given, given, how))
     assert member.communicator._resources == []
 
     six, three = torch.zeros(6), torch.zeros(3)
     sums = reducing(ops.SUM, torch.float32)
-    issue(transfers.Reduce(six, six, 1, sums))
-    issue(transfers.ReduceScatter(six, three, sums))
-    issue(transfers.AllGather(three, six))
-    issue(transfers.Broadcast(six, 1))
-    issue(
-        transfers.Sending(six, 1, 5), transfers.Receiving(six, 1, 4), transfers.Broadcast(three, 0)
-    )
+    issue(library.Reduce(six, six, 1, sums))
+    issue(library.ReduceScatter(six, three, sums))
+    issue(library.AllGather(three, six))
+    issue(library.Broadcast(six, 1))
+    issue(library.Sending(six, 1, 5), library.Receiving(six, 1, 4), library.Broadcast(three, 0))
 
     deadline = Deadline.after(20.0)
     half = connector.split(member, 0, 1, "half", deadline, lambda: None)

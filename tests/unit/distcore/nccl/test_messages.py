@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from distcore.base.deadline import Deadline
+from distcore.nccl.life import Path
 from distcore.nccl.messages import PairConnection
-from distcore.nccl.outbox import Path
-from distcore.nccl.planned import Planned
+from distcore.nccl.plan import Planned
 from distcore.nccl.work import StreamWork
 from tests.support.fake_nccl.recording import RecordingDevice
 
@@ -38,8 +38,9 @@ class Connects:
 def test_a_second_message_does_not_wait_for_the_first_one_to_be_taken() -> None:
     """NCCL takes the first when the other rank receives it, which may be after this rank's next."""
     device: Any = RecordingDevice()
-    life, connector = Life(), Connects()
-    connection = PairConnection(Path(0, 1, 0), life, connector, device, 0)  # type: ignore[arg-type]
+    life: Any = Life()
+    life.device, life.connector = device, Connects()
+    connection = PairConnection(Path(0, 1, 0), life, 0)
     taken, received = threading.Event(), threading.Event()
     order: list[str] = []
 

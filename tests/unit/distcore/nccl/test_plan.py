@@ -7,9 +7,8 @@ import torch
 from torch.distributed import ReduceOp
 
 from distcore.nccl import plan
-from distcore.nccl.elements import reducing_for
-from distcore.nccl.pieces import adjacent
-from distcore.nccl.transfers import (
+from distcore.nccl.elements import adjacent, reducing_for
+from distcore.nccl.library import (
     AllGather,
     AllReduce,
     Broadcast,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from distcore.nccl.streams import OwnStreams
+from distcore.nccl.device import OwnStreams
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from distcore.base.deadline import Deadline
 from distcore.errors import DeadlineExceeded, GroupFailed
 from distcore.limits import RENEW_NS
 from distcore.nccl.communicators import Comm
-from distcore.nccl.gpu_clock import GpuClock
+from distcore.nccl.device import GpuClock
 from distcore.nccl.library import Library
-from distcore.nccl.watchdog import StreamWatch, Watchdog
+from distcore.nccl.life import StreamWatch, Watchdog
 from distcore.nccl.work import StreamWork
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.recording import FakeClock, RecordingDevice, SilentCommunicator
@@ -73,7 +73,7 @@ def test_calls_that_are_over_end_in_their_order_with_their_times() -> None:
     assert first.is_completed()
     assert first.times_ns() == (1_000_000_000_000, 1_000_500_000_000)
     assert second.times_ns() is None
-    assert repr(case.watch) == "<Watch of group '0' (rank 2): 1 calls on their streams>"
+    assert case.watch.pending == 1
     case.clock.now_s += 1
     case.run(second, 0.25)
     case.look()
@@ -169,7 +169,7 @@ def test_the_clock_is_renewed_before_its_float_gets_coarse() -> None:
     device = RecordingDevice(clock)
     times = GpuClock(device, 0, lambda: round(clock.now_s * 1e9))
     assert not times.known
-    assert times.moment_ns(device.event(True)) is None
+    assert times.span_ns(device.event(True), device.event(True)) is None
     times.tick()
     times.tick()
     assert times.known

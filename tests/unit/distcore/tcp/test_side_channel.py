@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distcore.errors import DeadlineExceeded, GroupFailed
 from distcore.tcp.side_channel import SideChannel
-from distcore.transports.socket_mesh import survey
+from distcore.transports import survey
 from tests.support.gate import Gate
 from tests.support.meshes import together
 

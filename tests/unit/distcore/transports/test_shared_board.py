@@ -16,8 +16,8 @@ from distcore.algorithms import collectives
 from distcore.algorithms.choice import choice_from
 from distcore.base.reduction import reduction_for
 from distcore.transports import shared_memory
-from distcore.transports.shared_board import BOARD_BYTES, PAGE_BYTES, PAGES, SharedBoard
-from distcore.transports.socket_mesh.mesh import Mesh
+from distcore.transports.base import BOARD_BYTES, PAGE_BYTES, PAGES, SharedBoard
+from distcore.transports.mesh import Mesh
 from tests.support.meshes import Wires, on_meshes, together
 
 SUM = reduction_for(dist.ReduceOp.SUM, torch.int32)
@@ -39,13 +39,15 @@ def test_ranks_of_one_host_have_a_board() -> None:
 
 
 def test_nobody_has_a_board_when_one_cannot_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_board = shared_memory._make_board
+    really_make = shared_memory._make
     turns = itertools.count()  # its next number is one rank's alone, however many ask at once
 
-    def make() -> object:
-        return None if next(turns) == 1 else make_board()
+    def make(size_bytes: int) -> object:
+        if size_bytes == BOARD_BYTES and next(turns) == 1:
+            return None
+        return really_make(size_bytes)
 
-    monkeypatch.setattr(shared_memory, "_make_board", make)
+    monkeypatch.setattr(shared_memory, "_make", make)
     assert on_meshes(4, "shm", has_board) == [False] * 4
 
 

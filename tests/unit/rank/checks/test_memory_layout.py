@@ -11,8 +11,7 @@ import torch
 
 from distdebug.errors.in_ranks import FindingRaised
 from distdebug.rank.checks.memory_layout import TensorCheck, backend_of_cpu, layout, settle, unsafe
-from distdebug.rank.record.findings import ON_FINDING
-from distdebug.rank.record.recorder import GroupRecord
+from distdebug.rank.record.recorder import ON_FINDING, GroupRecord
 from distdebug.record.notes import OwnFindingNote
 from distdebug.record.signature import Signature
 

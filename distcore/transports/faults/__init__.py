@@ -1,1 +1,0 @@
-"""Connections that go wrong on purpose, for tests and for fault injection."""

@@ -1,0 +1,338 @@
+"""The matching of messages with receives, of what one rank of a group has posted and its peers have
+sent: a receive takes the first message with its tag from its peer (or from any), in the order in
+which the peer sent them.
+
+One thread uses it. It answers through the connections' ends, and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..base.deadline import extended, timed_out
+from ..errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
+from .frames import TEXT_BYTES, BadFrame, Closed, failure_from
+from .parcels import EAGER_BYTES, Parcel, Receiver, Sender
+
+
+@dataclass(eq=False)
+class Posting:
+    """A send or receive that was posted. `source` is the group rank that a receive got it from."""
+
+    sends: bool
+    peer: int | None
+    tag: int
+    data: memoryview
+    deadline: float
+    text: str
+    what: str
+    error: GroupFailed | None = None
+    owner: object = None
+    """The object that must live as long as `data` is used."""
+    _over: threading.Event = field(default_factory=threading.Event)
+    _to_tell: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.source = -1 if self.peer is None or not self.sends else self.peer
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "done" if self.done else "pending"
+        return f"<{self.what}: {state}>"
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, well or badly."""
+        return self._over.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is over; False when `timeout_s` ran out before. Raises its error."""
+        if not self._over.wait(timeout_s):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def when_over(self, tell: Callable[[], None]) -> None:
+        """Call `tell()` when it is over: now, or on the thread that moves the messages. It must
+        not raise."""
+        self._to_tell.append(tell)
+        if self._over.is_set():
+            self._tell()
+
+    def finish(self, error: GroupFailed | None = None) -> None:
+        """Ends the posting, with an error or without."""
+        if not self._over.is_set():
+            self.error = error
+            self._over.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._to_tell:
+            try:
+                tell = self._to_tell.pop()
+            except IndexError:
+                return  # another thread does it
+            tell()
+
+
+Key = tuple[int, int]
+"""A message: the peer, and the sender's number for it."""
+
+
+class Matching:
+    """Postings and messages of one rank. `senders` and `receivers`, by peer, are the mailbox's."""
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        rank: int,
+        senders: Mapping[int, Sender],
+        receivers: Mapping[int, Receiver],
+    ) -> None:
+        self._ranks = ranks
+        self._rank = rank
+        self._senders = senders
+        self._receivers = receivers
+        self.cause: GroupFailed | None = None
+        """The first failure that a posting met: what peers are told when this rank leaves."""
+        self.words: dict[int, GroupFailed] = {}
+        """By peer: its own failure, in its words."""
+        self._numbers = 0
+        self._receives: list[Posting] = []
+        self._waiting: dict[int, deque[Parcel]] = {}
+        self._accepted: dict[Key, Posting] = {}
+        self._offered: dict[Key, Posting] = {}
+        self._leaving: dict[Key, Posting] = {}  # sends that the system has not taken yet
+        self._silent: dict[int, str] = {}
+        self._deaf: dict[int, str] = {}
+
+    # -- postings ------------------------------------------------------------------------------
+
+    def receive(self, posting: Posting) -> None:
+        """A receive was posted."""
+        self._receives.append(posting)
+        self._match((posting,))
+
+    def send(self, posting: Posting, sender: Sender) -> None:
+        """A send was posted; the connection to its peer is there."""
+        peer, number = posting.source, self._numbers
+        self._numbers += 1
+        text = posting.text.encode()[:TEXT_BYTES]
+        self._offered[peer, number] = posting
+        if len(posting.data) <= EAGER_BYTES:
+            sender.eager(number, posting.tag, text, posting.data)
+        else:
+            sender.offer(number, posting.tag, text, len(posting.data))
+
+    @property
+    def pending(self) -> list[Posting]:
+        """The postings that are not over."""
+        sends = (*self._offered.values(), *self._leaving.values())
+        return [*self._receives, *sends, *self._accepted.values()]
+
+    def expire(self, now: float) -> None:
+        """End what is over by its deadline. Its memory is the caller's again."""
+        for posting in self.pending:
+            if now >= posting.deadline:
+                posting.deadline = extended(posting.deadline)
+        for posting in [one for one in self._receives if now >= one.deadline]:
+            self._receives.remove(posting)
+            self._fail_late(posting, "it has no partner")
+        for table in (self._offered, self._leaving, self._accepted):
+            for key in [key for key, one in table.items() if now >= one.deadline]:
+                posting, progress = self._taken_from(table, key)
+                if table is self._accepted:
+                    self._receivers[key[0]].discard(key[1])
+                else:
+                    self._senders[key[0]].take_back(key[1])
+                self._fail_late(posting, progress or "it has no partner")
+
+    def end_all(self, error: GroupFailed) -> None:
+        """End everything that is posted. Nothing may be sent or received any more but last
+        words."""
+        for sender in self._senders.values():
+            sender.abandon()
+        for peer, number in self._accepted:
+            self._receivers[peer].discard(number)
+        for posting in self.pending:
+            posting.finish(error)
+        for postings in (self._offered, self._leaving, self._accepted):
+            postings.clear()
+        self._receives.clear()
+
+    # -- what the connections' ends say --------------------------------------------------------
+
+    def accepted(self, peer: int, number: int) -> None:
+        """A short message was taken, or a long one may be sent."""
+        posting = self._offered.pop((peer, number), None)
+        if posting is None:
+            if number < self._numbers:
+                return  # its deadline has passed: it was taken back
+            raise BadFrame(f"message {number} was accepted, which was not offered")
+        if len(posting.data) <= EAGER_BYTES:
+            posting.finish()
+            return
+        self._leaving[peer, number] = posting
+        key = (peer, number)
+        self._senders[peer].add_body(number, posting.data, lambda: self._leaving.pop(key).finish())
+        self._senders[peer].push()
+
+    def refused(self, peer: int, number: int, text: str) -> None:
+        """The message does not match the receive `text`."""
+        posting = self._offered.pop((peer, number), None)
+        if posting is not None:
+            me, rank = self._ranks[self._rank], self._ranks[peer]
+            message = f"rank {me} is in {posting.what}, but rank {rank} is in {text}"
+            self._fail(posting, CallMismatch(message))
+
+    def arrived(self, peer: int, parcel: Parcel) -> None:
+        """A message is here, or is offered."""
+        self._waiting.setdefault(peer, deque()).append(parcel)
+        self._match(self._receives)
+
+    def completed(self, peer: int, number: int) -> None:
+        """A long message is in its place."""
+        posting = self._accepted.pop((peer, number), None)
+        if posting is not None:  # its deadline has not passed meanwhile
+            posting.finish()
+
+    def withdrawn(self, peer: int, number: int) -> None:
+        """The message is not sent, or not to its end."""
+        parcels = self._waiting.get(peer, deque())
+        self._waiting[peer] = deque(one for one in parcels if one.number != number)
+        posting = self._accepted.pop((peer, number), None)
+        if posting is not None:
+            rank = self._ranks[peer]
+            text = f"rank {rank} gave up what it sent for {posting.what}: its timeout ran out"
+            self._fail(posting, DeadlineExceeded(text))
+
+    def takes_no_more(self, peer: int, payload: bytes) -> None:
+        """The peer's mailbox has failed, as for the next one."""
+        self.told(peer, payload)
+        self.nothing_to(peer, "failed")
+
+    def sends_no_more(self, peer: int, payload: bytes) -> None:
+        self.told(peer, payload)
+        self.nothing_from(peer, "failed")
+
+    def told(self, peer: int, payload: bytes) -> None:
+        """The peer's last words. Raises BadFrame."""
+        self.words.setdefault(peer, failure_from(payload, self._ranks[peer]))
+
+    # -- bringing them together ----------------------------------------------------------------
+
+    def _match(self, postings: Iterable[Posting]) -> None:
+        for posting in list(postings):
+            peers = tuple(self._waiting) if posting.peer is None else (posting.peer,)
+            for peer in peers:
+                parcels = self._waiting.get(peer, ())
+                tag = posting.tag % 2**64
+                parcel = next((one for one in parcels if one.tag == tag), None)
+                if parcel is not None:
+                    self._waiting[peer].remove(parcel)
+                    self._receives.remove(posting)
+                    self._deliver(peer, parcel, posting)
+                    break
+            else:
+                self._never_comes(posting)
+
+    def _deliver(self, peer: int, parcel: Parcel, posting: Posting) -> None:
+        posting.source = peer
+        receiver = self._receivers[peer]
+        try:
+            if parcel.total != len(posting.data) or parcel.text != posting.text:
+                me, rank = self._ranks[self._rank], self._ranks[peer]
+                sent = parcel.text or f"{parcel.total} bytes"
+                text = f"rank {me} is in {posting.what}, but rank {rank} sent {sent}"
+                self._fail(posting, CallMismatch(text))
+                receiver.refuse(parcel.number, posting.what)
+            elif parcel.body is not None:
+                posting.data[:] = parcel.body
+                posting.finish()
+                receiver.accept(parcel, None)
+            else:
+                self._accepted[peer, parcel.number] = posting
+                receiver.accept(parcel, posting.data)
+        except Closed as error:  # the poll sees it as well, and ends the rest
+            self._accepted.pop((peer, parcel.number), None)
+            if not posting.done:
+                self._fail(posting, self.loss(peer, str(error), posting))
+
+    def _never_comes(self, posting: Posting) -> None:
+        """End a receive for which no message is here, if none can come."""
+        silent = self._silent
+        if posting.peer is None:
+            over = len(silent) == len(self._ranks) - 1
+        else:
+            over = posting.peer in silent
+        if over:
+            self._receives.remove(posting)
+            peer = next(iter(silent)) if posting.peer is None else posting.peer
+            self._fail(posting, self.loss(peer, silent[peer], posting))
+
+    # -- endings -------------------------------------------------------------------------------
+
+    def nothing_from(self, peer: int, reason: str) -> None:
+        """No message comes from this peer any more; what it only offered neither."""
+        self._silent.setdefault(peer, reason)
+        here = self._waiting.get(peer, deque())
+        self._waiting[peer] = deque(one for one in here if one.body is not None)
+        self._lose(peer, reason, self._accepted)
+        self._match(self._receives)
+
+    def nothing_to(self, peer: int, reason: str) -> None:
+        """This peer takes nothing any more."""
+        self._deaf.setdefault(peer, reason)
+        self._lose(peer, reason, self._offered, self._leaving)
+
+    def _lose(self, peer: int, reason: str, *tables: dict[Key, Posting]) -> None:
+        for table in tables:
+            for key in [key for key in table if key[0] == peer]:
+                posting, progress = self._taken_from(table, key)
+                self._fail(posting, self.loss(peer, reason, posting, progress))
+
+    def check_listens(self, peer: int) -> None:
+        """Raises Closed where the peer takes nothing any more."""
+        if peer in self._deaf or peer in self.words:
+            raise Closed(self._deaf.get(peer, "failed"), orderly=False)
+
+    def fail_send(self, posting: Posting, error: GroupFailed) -> None:
+        """This send could not be begun, or not be pushed."""
+        for key in [key for key, one in self._offered.items() if one is posting]:
+            del self._offered[key]
+        self._fail(posting, error)
+
+    def loss(self, peer: int, reason: str, posting: Posting, progress: str = "") -> GroupFailed:
+        """Returns the error that the loss of the peer means for the posting: what the peer said of
+        it, or else the peer's own fault."""
+        told = self.words.get(peer)
+        if told is not None:
+            return told
+        rank = self._ranks[peer]
+        more = f"; {progress}" if progress else ""
+        text = f"rank {rank} was lost in {posting.what}: it {reason}{more}"
+        return PeerLost(text, rank, (rank, self._ranks[self._rank]))
+
+    def _fail(self, posting: Posting, error: GroupFailed) -> None:
+        self.cause = self.cause or error
+        posting.finish(error)
+
+    def _fail_late(self, posting: Posting, progress: str) -> None:
+        culprit = None if posting.peer is None else self._ranks[posting.peer]
+        text = f"the timeout of {posting.what} ran out: {progress}{timed_out(posting.deadline)}"
+        self._fail(posting, DeadlineExceeded(text, culprit))
+
+    def _taken_from(self, table: dict[Key, Posting], key: Key) -> tuple[Posting, str]:
+        """Removes a posting; it, and how much of a long message has moved."""
+        posting, (peer, number), progress = table.pop(key), key, ""
+        rank, total = self._ranks[peer], len(posting.data)
+        if table is self._accepted:
+            received = self._receivers[peer].received_bytes(number)
+            progress = f"rank {rank} sent {received} of {total} bytes"
+        elif table is self._leaving:
+            taken = total - self._senders[peer].unsent_bytes(number)
+            progress = f"{taken} of {total} bytes were sent to rank {rank}"
+        return posting, progress

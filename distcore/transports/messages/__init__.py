@@ -1,1 +1,0 @@
-"""Point-to-point messages: posted, matched and moved."""

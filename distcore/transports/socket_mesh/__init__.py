@@ -1,1 +1,0 @@
-"""The connections between all ranks of a group, as its collectives use them."""

@@ -1,0 +1,178 @@
+"""Messages with tags between ranks; who is told what when a partner does not come."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from distcore import errors
+from distcore.transports.mailbox import Mailbox, Posting
+
+LONG = 3_000_000
+
+
+def soon() -> float:
+    return time.monotonic() + 20
+
+
+@contextmanager
+def mailboxes(size: int) -> Iterator[list[Mailbox]]:
+    """Ranks of one group in this process."""
+    boxes: list[Mailbox] = []
+    kept: list[socket.socket] = []
+    lives = {}
+    for low in range(size):
+        for high in range(low + 1, size):
+            lives[low, high], lives[high, low] = socket.socketpair()
+            kept += [lives[low, high], lives[high, low]]
+
+    def dialler(rank: int) -> Callable[[int, float], socket.socket]:
+        def dial(peer: int, _deadline: float) -> socket.socket:
+            one, other = socket.socketpair()
+            if not boxes[peer].accept(rank, other):
+                one.close()
+                other.close()
+                raise errors.PeerLost(f"rank {peer} is gone", peer)
+            return one
+
+        return dial
+
+    for rank in range(size):
+        alive = {peer: lives[rank, peer].fileno() for peer in range(size) if peer != rank}
+        boxes.append(Mailbox("g", range(size), rank, dialler(rank), alive))
+    try:
+        yield boxes
+    finally:
+        for box in boxes:
+            box.close()
+        for one in kept:
+            one.close()
+
+
+def into(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+@pytest.mark.parametrize("size", [0, 1, 64 * 1024, LONG])
+@pytest.mark.parametrize("receive_first", [False, True])
+def test_a_message_arrives(size: int, receive_first: bool) -> None:
+    data = memoryview(bytes(i % 251 for i in range(1000)) * (size // 1000 + 1))[:size]
+    with mailboxes(2) as (one, other):
+        target = into(size)
+        posts: list[Posting] = []
+        if receive_first:
+            posts.append(other.post_receive(0, 5, target, soon()))
+        posts.append(one.post_send(1, 5, data, soon()))
+        if not receive_first:
+            posts.append(other.post_receive(0, 5, target, soon()))
+        for posting in posts:
+            assert posting.wait(20)
+        assert target == data
+        assert repr(posts[0]).endswith(": done>")
+
+
+def test_tags_and_order() -> None:
+    """Messages overtake each other between tags, never within one."""
+    with mailboxes(2) as (one, other):
+        sends = [
+            one.post_send(1, tag, memoryview(bytes([number]) * size), soon())
+            for number, (tag, size) in enumerate([(1, 4), (2, LONG), (1, LONG), (-3, 4), (1, 4)])
+        ]
+        got = {}
+        for tag, size, number in ((-3, 4, 3), (2, LONG, 1), (1, 4, 0), (1, LONG, 2), (1, 4, 4)):
+            got[number] = into(size)
+            assert other.post_receive(0, tag, got[number], soon()).wait(20)
+        assert all(bytes(data[:1]) == bytes([number]) for number, data in got.items())
+        assert all(send.wait(20) for send in sends)
+
+
+def test_both_ways_at_once() -> None:
+    with mailboxes(2) as boxes:
+        targets = [into(LONG), into(LONG)]
+        postings = [
+            box.post_send(1 - rank, 0, memoryview(bytes([rank]) * LONG), soon())
+            for rank, box in enumerate(boxes)
+        ]
+        postings += [
+            box.post_receive(1 - rank, 0, targets[rank], soon()) for rank, box in enumerate(boxes)
+        ]
+        assert all(posting.wait(20) for posting in postings)
+        assert [bytes(target[-1:]) for target in targets] == [b"\1", b"\0"]
+
+
+def test_from_anybody() -> None:
+    with mailboxes(3) as boxes:
+        receives = [boxes[0].post_receive(None, 7, into(1), soon()) for _ in range(2)]
+        for rank in (1, 2):
+            boxes[rank].post_send(0, 7, memoryview(bytes([rank])), soon())
+        assert all(receive.wait(20) for receive in receives)
+        assert sorted(receive.source for receive in receives) == [1, 2]
+        assert all(bytes(receive.data) == bytes([receive.source]) for receive in receives)
+
+
+def test_a_message_of_another_kind() -> None:
+    with mailboxes(2) as (one, other):
+        sent = one.post_send(1, 0, memoryview(bytes(8)), soon(), "float64[1]")
+        with pytest.raises(
+            errors.CallMismatch, match=r"recv\(src=0, float32\[2\], tag=0\)"
+        ) as told:
+            other.post_receive(0, 0, into(8), soon(), "float32[2]").wait(20)
+        assert "rank 0 sent float64[1]" in str(told.value)
+        with pytest.raises(errors.CallMismatch, match=r"but rank 1 is in recv\(src=0, float32"):
+            sent.wait(20)
+
+
+def test_a_partner_that_never_comes() -> None:
+    with mailboxes(2) as (one, other):
+        late = [
+            other.post_receive(0, 3, into(8), time.monotonic() + 0.1),
+            one.post_send(1, 4, memoryview(bytes(LONG)), time.monotonic() + 0.1),
+            one.post_send(1, 5, memoryview(bytes(1)), time.monotonic() + 0.1),
+            one.post_send(1, 6, memoryview(b""), time.monotonic() + 0.1),  # a plan relies on it
+        ]
+        for posting in late:
+            with pytest.raises(errors.DeadlineExceeded, match="it has no partner"):
+                posting.wait(20)
+
+
+def test_a_partner_that_is_gone() -> None:
+    """It said something before it went: that still arrives; more does not."""
+    with mailboxes(3) as (one, other, third):
+        last = one.post_send(1, 0, memoryview(b"last"), soon())
+        assert other.post_receive(0, 0, into(4), soon()).wait(20)
+        assert last.wait(20)
+        second = other.post_receive(0, 0, into(4), soon())
+        one.close()
+        with pytest.raises(errors.PeerLost, match="rank 0 was lost in recv") as told:
+            second.wait(20)
+        assert told.value.culprit == 0
+        with pytest.raises(errors.PeerLost):
+            other.post_send(0, 0, memoryview(b"answer"), soon()).wait(20)
+        fine = third.post_send(1, 0, memoryview(b"fine"), soon())
+        assert other.post_receive(2, 0, into(4), soon()).wait(20)
+        assert fine.wait(20)
+
+
+def test_abort_ends_what_is_posted_and_what_comes() -> None:
+    with mailboxes(2) as (_one, other):
+        posting = other.post_receive(0, 0, into(4), soon())
+        threading.Timer(0.05, other.abort, ["the group was aborted"]).start()
+        for one in (posting, other.post_receive(0, 0, into(4), soon())):
+            with pytest.raises(errors.Aborted, match="the group was aborted"):
+                one.wait(20)
+
+
+def test_strangers_words_are_no_message() -> None:
+    with mailboxes(2) as (_one, other):
+        mine, theirs = socket.socketpair()
+        with mine:
+            assert other.accept(0, theirs)
+            posting = other.post_receive(0, 0, into(4), soon())
+            mine.sendall(b"GET / HTTP/1.1\r\n" * 8)
+            with pytest.raises(errors.CorruptFrame, match="rank 0"):
+                posting.wait(20)
