@@ -223,7 +223,7 @@ def stood_in_report(report: Mapping[str, Any]) -> dict[int, Stood]:
                 safe(seen.get("state") or "", 80),
                 safe(seen.get("call") or ""),
                 site,
-                last=CallIs(seen.get("call_is")) is CallIs.LAST,
+                last=CallIs.in_report(seen) is CallIs.LAST,
             )
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,7 +10,7 @@ from typing import Any
 
 from ..record.kinds import KINDS, Kind
 from ..record.snapshot import CallSite, Group
-from ..record.wording import printable
+from ..record.wording import RankState, printable
 
 
 class CallIs(str, Enum):
@@ -23,9 +24,14 @@ class CallIs(str, Enum):
     """All that is to be said: `called #3` needs no words where the call is printed."""
 
     @classmethod
-    def _missing_(cls, _value: object) -> CallIs:
-        """A report that does not say it, or is damaged, has the last call."""
-        return cls.LAST
+    def in_report(cls, evidence: Mapping[str, Any]) -> CallIs:
+        """Reads it from a report.json; in one that is older than the field, the state tells it."""
+        with contextlib.suppress(ValueError):
+            return cls(str(evidence.get("call_is")))
+        state = str(evidence.get("state"))
+        if state.startswith(("called #", "sends", "receives")):
+            return cls.ALL
+        return cls.OBJECT if state in (RankState.WAITS_IN, RankState.STOPPED_IN) else cls.LAST
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _SEQ = attrgetter("seq")
 
 
 @dataclass
-class Calls:
+class CallEvents:
     """The collectives of one rank in one group. `counted` is the sequence number of the newest one
     that is complete by the dump's own count, `pg_status` (-1: none).
 
@@ -53,7 +53,7 @@ class Calls:
 
 
 @dataclass(slots=True)
-class Channel:
+class MessageTrack:
     """The messages from one rank to another within a group, as each end has them on record.
     `from_any`: the receiver has taken messages from whoever sends, and nobody knows whose they
     were."""
@@ -71,8 +71,8 @@ class TracedGroup:
 
     key: Key
     ranks: tuple[int, ...]
-    calls: Mapping[int, Calls]
-    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)
+    calls: Mapping[int, CallEvents]
+    channels: dict[tuple[int, int], MessageTrack] = field(default_factory=dict)
     derived: bool = False
 
     @cached_property
@@ -132,7 +132,7 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
     dumps = without_leftovers(dumps)
     lives = _lives(dumps)
     dumps = without_lag(dumps, lives)
-    calls: dict[Key, dict[int, Calls]] = {}
+    calls: dict[Key, dict[int, CallEvents]] = {}
     # Lists of members are long and few objects: hashed and searched once each, not once a rank.
     known: dict[int, frozenset[int]] = {}
     said: dict[Key, dict[int, tuple[int, ...]]] = {}
@@ -144,7 +144,7 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
         for own, key in lives[rank].items():
             of_group = calls.setdefault(key, {})
             if own in mine:
-                of_group[rank] = Calls(mine[own])
+                of_group[rank] = CallEvents(mine[own])
         keys = set(lives[rank].values())
         called = {key[:2] for key in keys}
         keys |= {(*name, 0) for name in dump.groups if name not in called}
@@ -157,7 +157,7 @@ def traced(dumps: Mapping[int, Dump]) -> Trace:
             if rank in known[id(members)]:
                 said.setdefault(key, {})[id(members)] = members
     for key, rank, seq in completed(dumps, active_only, lives):
-        calls.setdefault(key, {}).setdefault(rank, Calls()).counted = seq
+        calls.setdefault(key, {}).setdefault(rank, CallEvents()).counted = seq
     told = {key: set(many.values()) for key, many in said.items()}
     world_size = 1 + max(
         [*dumps, *(max(ranks) for many in told.values() for ranks in many)], default=-1
@@ -203,9 +203,11 @@ def _add_messages(
                 if entry.peer < len(group.ranks) and rank in group.members:
                     peer = group.ranks[entry.peer]
                     if entry.signature.op == "send":
-                        group.channels.setdefault((rank, peer), Channel()).sends.append(entry)
+                        group.channels.setdefault((rank, peer), MessageTrack()).sends.append(entry)
                     else:
-                        group.channels.setdefault((peer, rank), Channel()).receives.append(entry)
+                        group.channels.setdefault((peer, rank), MessageTrack()).receives.append(
+                            entry
+                        )
                     break
     for group in groups:
         for (_, destination), channel in group.channels.items():
@@ -235,7 +237,7 @@ def _lives(dumps: Mapping[int, Dump]) -> dict[int, dict[Own, Key]]:
 
 
 def _derived(
-    key: Key, made: Mapping[int, Calls], numbered: Mapping[int, int], world_size: int
+    key: Key, made: Mapping[int, CallEvents], numbered: Mapping[int, int], world_size: int
 ) -> tuple[int, ...]:
     """Members of a group of which no dump tells them, as gloo's do not: all ranks for the default
     group, else who has called in it, in the order that their messages tell. Of two ranks the one

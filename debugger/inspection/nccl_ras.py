@@ -23,7 +23,7 @@ _SUCCESS, _IN_PROGRESS = 0, 7
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class RasMember:
     """A rank of a communicator. `counts`: collectives launched, by NCCL's name of the operation.
     `silent`: "unresponsive" or "dead" where it does not answer."""
 
@@ -40,7 +40,7 @@ class Communicator:
     """A communicator and its members in their order."""
 
     name: str
-    members: Sequence[Member]
+    members: Sequence[RasMember]
 
     def behind(self) -> Mapping[int, Mapping[str, tuple[int, int]]]:
         """Returns the members that have launched fewer of an operation than another one, by their
@@ -94,13 +94,13 @@ def parsed(document: Mapping[str, Any]) -> list[Communicator]:
     return found
 
 
-def _member(told: Mapping[str, Any]) -> Member:
+def _member(told: Mapping[str, Any]) -> RasMember:
     status = told.get("status") or {}
     silent = ""
     if "unresponsive" in status or "considered_dead" in status:
         silent = "dead" if status.get("considered_dead") else "unresponsive"
     error = int(status.get("async_error") or 0)
-    return Member(
+    return RasMember(
         rank=int(told["rank"]),
         host=clean(str(told.get("host", "")), 120),
         pid=int(told["pid"]),

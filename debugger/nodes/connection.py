@@ -12,10 +12,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ..nodes import limits
-from .keys import Offer, Pair
+from .keys import KeyPair, Offer
 from .link import Link, resend_steadily
 from .messages import MOST_BYTES, Intake, Message, MessageError, message_of, size_of
-from .presence import LINES, Event, Line, Peer, Standing, Way, after
+from .presence import LINES, Event, LineState, Peer, Standing, Way, after
 
 CLOSED_TIMES = 3
 """So often a listener may close while keys are proved; it is asked ten times a second."""
@@ -28,7 +28,7 @@ class _Dialled:
     dealer: Any
     monitor: Any
     until_s: float
-    line: Line = Line.DIALLED
+    line: LineState = LineState.DIALLED
 
     def on(self, told: Mapping[str, Any]) -> None:
         """Takes what ZeroMQ tells of it."""
@@ -52,7 +52,7 @@ class Connection(Link):
     def __init__(
         self,
         say: Callable[[str], None],
-        pair: Pair | None = None,
+        pair: KeyPair | None = None,
         answer_s: float = limits.HEAD_ANSWERS_S,
     ) -> None:
         super().__init__("distdebug-node", say, pair)
@@ -134,7 +134,7 @@ class Connection(Link):
     @property
     def connected(self) -> bool:
         """Whether both ends have proved their keys, and the connection holds."""
-        return self._used is not None and self._used.line is Line.PROVED
+        return self._used is not None and self._used.line is LineState.PROVED
 
     # -- in the thread -------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Connection(Link):
         self._send(Message("hello", {**self._hello, "moves": moves}))
 
     def _happened(self, used: _Dialled, told: Mapping[str, Any]) -> None:
-        event, proving = told["event"], used.line is Line.PROVING
+        event, proving = told["event"], used.line is LineState.PROVING
         where = self.offer.endpoint[6:] if self.offer else ""
         used.on(told)
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -198,7 +198,7 @@ class Connection(Link):
         elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             self._refuse(f"the head at {where} does not know this node's key")
         elif self._all_have_one_key:
-            if proving and used.line is Line.DIALLED:
+            if proving and used.line is LineState.DIALLED:
                 self._not_proved(used, event)
         elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
             self._refuse(f"what listens at {where} is not the head that the job's store names")
@@ -272,7 +272,7 @@ class Connection(Link):
         self._handled += 1
 
     def _send(self, message: Message) -> None:
-        if self._used is None or self._used.line is not Line.PROVED:
+        if self._used is None or self._used.line is not LineState.PROVED:
             return  # what is said first is who we are
         with contextlib.suppress(zmq.ZMQError):  # not connected: the head's silence will tell
             self._used.dealer.send_multipart(message.parts(), zmq.NOBLOCK)

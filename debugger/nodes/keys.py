@@ -36,28 +36,28 @@ from .limits import UNKNOWN_KEY_S
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KeyPair:
     """A pair of keys as ZeroMQ writes them, 40 letters each."""
 
     public: bytes
     secret: bytes = field(repr=False)
 
 
-def head_pair(job_key: bytes) -> Pair:
+def head_pair(job_key: bytes) -> KeyPair:
     """Returns the keys of the node that listens."""
     return _pair(job_key, b"distdebug head")
 
 
-def node_pair(job_key: bytes) -> Pair:
+def node_pair(job_key: bytes) -> KeyPair:
     """Returns the keys of all other nodes."""
     return _pair(job_key, b"distdebug node")
 
 
-def _pair(job_key: bytes, label: bytes) -> Pair:
+def _pair(job_key: bytes, label: bytes) -> KeyPair:
     """BLAKE2b keyed by the digest of the job key, which may be longer than a key of BLAKE2b."""
     root = hashlib.blake2b(job_key, digest_size=64, person=b"distdebug key").digest()
     secret = z85.encode(hashlib.blake2b(label, digest_size=32, key=root).digest())
-    return Pair(zmq.curve_public(secret), secret)
+    return KeyPair(zmq.curve_public(secret), secret)
 
 
 SCHEMA = "distdebug.nodes/2"

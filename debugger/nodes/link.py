@@ -20,7 +20,7 @@ from typing import Any
 import zmq
 
 from .clocks import Listening
-from .keys import Pair
+from .keys import KeyPair
 from .limits import LINGER_MS, POLL_MS
 from .messages import Inbox
 
@@ -43,7 +43,7 @@ class Link(threading.Thread):
     """A link's end. `say` takes a sentence for the terminal, from this thread. Without a `pair` of
     keys it makes one of its own."""
 
-    def __init__(self, name: str, say: Callable[[str], None], pair: Pair | None = None) -> None:
+    def __init__(self, name: str, say: Callable[[str], None], pair: KeyPair | None = None) -> None:
         super().__init__(name=name, daemon=True)
         self._say_to = say
         self._said: set[str] = set()
@@ -54,7 +54,7 @@ class Link(threading.Thread):
         self._read_all = True
         self._inbox = Inbox()
         self.context = zmq.Context(io_threads=1)
-        pair = pair or Pair(*zmq.curve_keypair())
+        pair = pair or KeyPair(*zmq.curve_keypair())
         self.key = pair.public.decode()
         self._secret = pair.secret
         self.failure = ""

@@ -19,7 +19,7 @@ from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
 from . import limits
 from .clocks import Offset
-from .keys import SCHEMA, KnownKeys, Offer, Pair
+from .keys import SCHEMA, KeyPair, KnownKeys, Offer
 from .limits import MISSED_EVERY_S, PING_EVERY_S, UNHEARD_S
 from .link import Link, resend_steadily
 from .many_nodes import ping_every_s
@@ -70,7 +70,7 @@ class Listener(Link):
         host: str,
         say: Callable[[str], None],
         port: int = 0,
-        pair: Pair | None = None,
+        pair: KeyPair | None = None,
     ) -> None:
         super().__init__("distdebug-head", say, pair)
         self._all_have_one_key = pair is not None

@@ -106,7 +106,7 @@ STANDINGS: Mapping[Standing, Mapping[Event, Standing]] = {
 }
 
 
-class Line(Enum):
+class LineState(Enum):
     """A connection to the head."""
 
     DIALLED = auto()
@@ -115,12 +115,15 @@ class Line(Enum):
     EXPIRED = auto()
 
 
-_DIALLED: Mapping[Event, Line] = {Event.CONNECT: Line.PROVING, Event.PROVE: Line.PROVED}
-LINES: Mapping[Line, Mapping[Event, Line]] = {
-    Line.DIALLED: {**_DIALLED, Event.EXPIRE: Line.EXPIRED},
-    Line.EXPIRED: _DIALLED,
-    Line.PROVING: {Event.PROVE: Line.PROVED, Event.CLOSE: Line.DIALLED},
-    Line.PROVED: {Event.CONNECT: Line.PROVING, Event.CLOSE: Line.DIALLED},
+_DIALLED: Mapping[Event, LineState] = {
+    Event.CONNECT: LineState.PROVING,
+    Event.PROVE: LineState.PROVED,
+}
+LINES: Mapping[LineState, Mapping[Event, LineState]] = {
+    LineState.DIALLED: {**_DIALLED, Event.EXPIRE: LineState.EXPIRED},
+    LineState.EXPIRED: _DIALLED,
+    LineState.PROVING: {Event.PROVE: LineState.PROVED, Event.CLOSE: LineState.DIALLED},
+    LineState.PROVED: {Event.CONNECT: LineState.PROVING, Event.CLOSE: LineState.DIALLED},
 }
 
 
@@ -132,21 +135,21 @@ class Way(Enum):
     DROP = auto()
 
 
-WAYS: Mapping[tuple[Line | None, Standing], Way] = {
+WAYS: Mapping[tuple[LineState | None, Standing], Way] = {
     (None, Standing.LATE): Way.DIAL,
     (None, Standing.SILENT): Way.DIAL,
     (None, Standing.MISSED): Way.DIAL,
-    (Line.PROVED, Standing.SILENT): Way.MOVE,
-    (Line.PROVED, Standing.MISSED): Way.MOVE,
-    (Line.PROVED, Standing.HEARD): Way.DROP,
+    (LineState.PROVED, Standing.SILENT): Way.MOVE,
+    (LineState.PROVED, Standing.MISSED): Way.MOVE,
+    (LineState.PROVED, Standing.HEARD): Way.DROP,
     # Not while keys are proved: the head would count it as an attempt without one.
-    (Line.EXPIRED, Standing.HEARD): Way.DROP,
+    (LineState.EXPIRED, Standing.HEARD): Way.DROP,
 }
 """What to do, by the state of the second connection (None: there is none) and the head's. A
 connection is not left before the head is silent, since it may have spoken again by then: who broke
 with it at once would be missed after an interruption that loses nobody."""
 
-State = TypeVar("State", Role, Standing, Line)
+State = TypeVar("State", Role, Standing, LineState)
 
 
 def after(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
@@ -211,7 +214,7 @@ class Peer:
             self.on(Event.BE_SILENT if stuck_s > limits.SILENT_S else Event.BE_LATE)
         return self.standing
 
-    def way(self, second: Line | None, listened_s: float) -> Way | None:
+    def way(self, second: LineState | None, listened_s: float) -> Way | None:
         """Returns what a member does about its connections; None: nothing. Where it has moved a
         moment ago, the head is about to speak."""
         way = WAYS.get((second, self.standing))

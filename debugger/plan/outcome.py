@@ -31,7 +31,7 @@ from ..record.snapshot import (
 from .limits import LASTED_S
 from .meetings import Standing, hashes_of
 from .program import Program
-from .simulation import Simulation, Thread
+from .simulation import PlannedThread, Simulation
 
 Chains = tuple[int, int, int]
 """chain, exact and balance of a group."""
@@ -75,7 +75,7 @@ def simulate(
 
 
 def _rank(
-    standing: Standing, threads: Sequence[Thread], taken_ns: int, planned: Container[int]
+    standing: Standing, threads: Sequence[PlannedThread], taken_ns: int, planned: Container[int]
 ) -> Rank:
     program, end = standing.program, standing.exit
     history = PlannedHistory(standing)
@@ -120,7 +120,7 @@ def _rank(
     )
 
 
-def _waits(threads: Sequence[Thread]) -> Iterator[Wait]:
+def _waits(threads: Sequence[PlannedThread]) -> Iterator[Wait]:
     for number, thread in enumerate(threads):
         stop = thread.stop
         if stop is not None:

@@ -33,7 +33,7 @@ from .threads import AllThreads, Doing, InTurn, Joins, by_thread
 
 
 @dataclass(slots=True, eq=False)
-class Thread:
+class PlannedThread:
     """A thread of a rank. `stop`: what it stands still in; `makes`: the group that it has when what
     it waits for is there."""
 
@@ -51,18 +51,18 @@ class Runnable:
     """The threads that may go on; the one that is furthest behind goes first."""
 
     def __init__(self) -> None:
-        self._ready: list[tuple[int, int, Thread]] = []
-        self._parked: dict[Hashable, list[Thread]] = {}
+        self._ready: list[tuple[int, int, PlannedThread]] = []
+        self._parked: dict[Hashable, list[PlannedThread]] = {}
 
-    def push(self, thread: Thread) -> None:
+    def push(self, thread: PlannedThread) -> None:
         """Lets the thread go on from its own time on."""
         heapq.heappush(self._ready, (thread.clock_ns, thread.order, thread))
 
-    def pop(self) -> Thread | None:
+    def pop(self) -> PlannedThread | None:
         """The next one; None when nobody may go on."""
         return heapq.heappop(self._ready)[2] if self._ready else None
 
-    def stands_still(self, thread: Thread, end: End, stop: Stop) -> bool:
+    def stands_still(self, thread: PlannedThread, end: End, stop: Stop) -> bool:
         """The thread waits for that; False, so that it does not go on."""
         thread.stop = stop
         return self.park(thread, end)
@@ -72,7 +72,7 @@ class Runnable:
         end.done_ns = now_ns
         self.unpark(end, now_ns)
 
-    def park(self, thread: Thread, what: Hashable) -> bool:
+    def park(self, thread: PlannedThread, what: Hashable) -> bool:
         """The thread goes on after `unpark` of the same; False, so that it does not go on."""
         self._parked.setdefault(what, []).append(thread)
         return False
@@ -91,7 +91,7 @@ class Simulation:
         self.ranks = {
             number: Standing(program, start_ns) for number, program in sorted(programs.items())
         }
-        self.threads: dict[int, list[Thread]] = {}
+        self.threads: dict[int, list[PlannedThread]] = {}
         self._planned = frozenset(programs)
         self._world_size = max(
             (
@@ -148,12 +148,12 @@ class Simulation:
             )
         if len(rows) > 1:
             self._several.add(program.rank)
-        threads = [Thread(standing, row, next(self._order), start_ns) for row in rows]
+        threads = [PlannedThread(standing, row, next(self._order), start_ns) for row in rows]
         self.threads[program.rank] = threads
         for thread in threads:
             self._runnable.push(thread)
 
-    def _advance(self, thread: Thread) -> None:
+    def _advance(self, thread: PlannedThread) -> None:
         """Until it must wait."""
         if thread.stop is not None:
             thread.stop = None
@@ -172,7 +172,7 @@ class Simulation:
         if thread.rank.program.rank in self._several:
             self._runnable.unpark(("threads", thread.rank.program.rank), thread.clock_ns)
 
-    def _do(self, thread: Thread, doing: Doing) -> bool:
+    def _do(self, thread: PlannedThread, doing: Doing) -> bool:
         thread.clock_ns += TICK_NS
         match doing:
             case Waited():
@@ -202,7 +202,7 @@ class Simulation:
         thread.at += 1
         return True
 
-    def _cut_off(self, thread: Thread, doing: CutOff) -> None:
+    def _cut_off(self, thread: PlannedThread, doing: CutOff) -> None:
         if doing.stuck and self._stands_in_its_last_call(thread):
             return
         thread.at = len(thread.doings)
@@ -212,7 +212,7 @@ class Simulation:
         detail = dict(doing.detail)
         thread.stop = Stop(doing.activity, thread.clock_ns, None, doing.site, detail)
 
-    def _stands_in_its_last_call(self, thread: Thread) -> bool:
+    def _stands_in_its_last_call(self, thread: PlannedThread) -> bool:
         """A rank whose call on a device brings a value that never comes has got no further than to
         that call: what it would have done beside it is not known. In a stream of its own that may
         be what helps the others."""
@@ -235,7 +235,7 @@ class Simulation:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def _make(self, thread: Thread, call: Call) -> bool:
+    def _make(self, thread: PlannedThread, call: Call) -> bool:
         rank = thread.rank
         thread.clock_ns = now_ns = thread.clock_ns + TICK_NS
         thread.at += 1
@@ -276,7 +276,7 @@ class Simulation:
             thread, end, Stop(Activity.IN_CALL, now_ns, number, call.site)
         )
 
-    def _wait(self, thread: Thread, doing: Waited) -> bool:
+    def _wait(self, thread: PlannedThread, doing: Waited) -> bool:
         rank = thread.rank
         number = rank.own_number(doing.number)
         if number is None:
@@ -299,7 +299,7 @@ class Simulation:
 
     # -- groups, and the end -------------------------------------------------------------------
 
-    def _create(self, thread: Thread, doing: Created) -> bool:
+    def _create(self, thread: PlannedThread, doing: Created) -> bool:
         rank, creation = thread.rank, doing.creation
         thread.at += 1
         rank.creations.append(replace(creation, time_ns=thread.clock_ns))
@@ -315,7 +315,7 @@ class Simulation:
         where = ("made", creation.group, creation.ranks)
         return self._meet(thread, where, creation.ranks, member, stop, blocks=blocks)
 
-    def _join(self, thread: Thread, doing: Joins) -> bool:
+    def _join(self, thread: PlannedThread, doing: Joins) -> bool:
         thread.at += 1
         group = thread.rank.program.groups[doing.group]
         stop = Stop(Activity.INIT, thread.clock_ns, None, None, {"op": "init_process_group"})
@@ -327,7 +327,7 @@ class Simulation:
 
     def _meet(
         self,
-        thread: Thread,
+        thread: PlannedThread,
         where: Hashable,
         ranks: tuple[int, ...],
         member: Membership | None,
@@ -350,7 +350,7 @@ class Simulation:
         thread.makes = member
         return self._runnable.stands_still(thread, meeting, stop)
 
-    def _destroy(self, thread: Thread, doing: Destroyed) -> bool:
+    def _destroy(self, thread: PlannedThread, doing: Destroyed) -> bool:
         if not self._drained(thread, doing.group):
             return False
         thread.at += 1
@@ -360,7 +360,7 @@ class Simulation:
             member.destroyed = True
         return True
 
-    def _drained(self, thread: Thread, group: GroupKey | None) -> bool:
+    def _drained(self, thread: PlannedThread, group: GroupKey | None) -> bool:
         """No call of the group (of any) is under way on a device; else the thread waits for it."""
         rank = thread.rank
         if not any(
@@ -377,7 +377,7 @@ class Simulation:
                 return self._runnable.stands_still(thread, end, stop)
         return True
 
-    def _end(self, thread: Thread, doing: Ended) -> bool:
+    def _end(self, thread: PlannedThread, doing: Ended) -> bool:
         rank = thread.rank
         if doing.exit_code == 0 and doing.signal is None and not self._drained(thread, None):
             return False

@@ -116,7 +116,7 @@ def doing(evidence: Mapping[str, Any]) -> str:
     thread = f' in thread "{evidence["thread"]}"' if evidence.get("thread") else ""
     if not call:
         return state + thread
-    call_is, call = CallIs(evidence.get("call_is")), f"{call}{thread}"
+    call_is, call = CallIs.in_report(evidence), f"{call}{thread}"
     if call_is is CallIs.ALL:
         return str(call)
     if call_is is CallIs.OBJECT:
@@ -154,7 +154,7 @@ class Places:
         location, made = evidence.get("location"), evidence.get("called_at")
         if not location or not made:
             return self.line(location) if location else ""
-        last = CallIs(evidence.get("call_is")) is CallIs.LAST
+        last = CallIs.in_report(evidence) is CallIs.LAST
         word = "last call" if last else "called"
         return f"{self.line(location)}, {word} at {self.line(made)}"
 

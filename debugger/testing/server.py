@@ -145,7 +145,7 @@ class ForkServer:
                 if name in message:
                     found = message
         if found is None:
-            self._complain("has ended")
+            self._complain("ended early")
         return found
 
     def _complain(self, what: str) -> NoReturn:

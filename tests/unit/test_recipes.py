@@ -36,8 +36,8 @@ STEPS = {
     "debugger/record/kinds.py": ('Kind("not_in_group"', KIND),
     "debugger/diagnosis/rules/practical_joke.py": ("", RULE),
     "debugger/diagnosis/diagnose.py": (
-        "from .rules.split_mismatch import",
-        "from .rules.practical_joke import jokes\nfrom .rules.split_mismatch import",
+        "from .rules.p2p_mismatch import",
+        "from .rules.practical_joke import jokes\nfrom .rules.p2p_mismatch import",
     ),
     "README.md": ("| `forked` |", "| `practical_joke` | a joke | 93 |\n| `forked` |"),
 }

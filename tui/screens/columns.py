@@ -35,7 +35,7 @@ def _with_gpus(picture: Picture) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A column of the table. `cells`: its width, less than 0 for text that is aligned to the left,
     as printf has it; 0: `share` fifths of what is left. `text` prints a value that is known.
     `first`: where rows may be sorted by it, ↓ if the largest value comes first, ↑ if the smallest.
@@ -66,14 +66,14 @@ class Column:
 
 
 COLUMNS = (
-    Column(
+    TableColumn(
         "rank",
         -6,
         lambda row, _: f"{'▸' if row.culprit else ' '}{row.rank}",  # no number: in order of ranks
         first="↑",
         tone=lambda row: "mark" if row.culprit else "",
     ),
-    Column(
+    TableColumn(
         "state",
         -10,
         lambda row, _: _BY_GRAVITY.index(row.state),
@@ -81,7 +81,7 @@ COLUMNS = (
         first="↓",
         tone=_by_state,
     ),
-    Column(
+    TableColumn(
         "what",
         -20,
         lambda row, _: row.words if row.words != row.state.value else None,
@@ -89,10 +89,14 @@ COLUMNS = (
         fewest=WIDE,
         tone=_by_state,
     ),
-    Column("call", 0, lambda row, _: row.call, "the present or last one", tone=_faded, share=3),
-    Column("group", -12, lambda row, _: row.group, "of the call", fewest=140, tone=lambda _: "dim"),
-    Column("seq", 7, lambda row, _: row.seq, "the call's number in its group", "#{}".format),
-    Column(
+    TableColumn(
+        "call", 0, lambda row, _: row.call, "the present or last one", tone=_faded, share=3
+    ),
+    TableColumn(
+        "group", -12, lambda row, _: row.group, "of the call", fewest=140, tone=lambda _: "dim"
+    ),
+    TableColumn("seq", 7, lambda row, _: row.seq, "the call's number in its group", "#{}".format),
+    TableColumn(
         "for",
         7,
         lambda row, now_ns: now_ns - row.since_ns if row.since_ns else None,
@@ -101,7 +105,7 @@ COLUMNS = (
         "↓",
         tone=_faded,
     ),
-    Column(
+    TableColumn(
         "lag",
         4,
         lambda row, _: row.lag or None,
@@ -110,15 +114,19 @@ COLUMNS = (
         "↓",
         tone=lambda row: "warn" if row.lag > 1 else "",
     ),
-    Column("line", 0, lambda row, _: row.site, "where it is in the program", share=2),
-    Column("step", 7, lambda row, _: row.progress.step, "of its log", str, "↑", 110, _of_a_run),
-    Column("loss", 8, lambda row, _: row.progress.loss, "of its log", str, "", 110, _of_a_run),
-    Column(
+    TableColumn("line", 0, lambda row, _: row.site, "where it is in the program", share=2),
+    TableColumn(
+        "step", 7, lambda row, _: row.progress.step, "of its log", str, "↑", 110, _of_a_run
+    ),
+    TableColumn("loss", 8, lambda row, _: row.progress.loss, "of its log", str, "", 110, _of_a_run),
+    TableColumn(
         "cpu", 5, lambda row, _: row.usage.cpu_percent, "of a core", _percent, "↓", WIDE, _of_a_run
     ),
-    Column("memory", 7, lambda row, _: row.usage.rss_bytes, "", size, "↓", WIDE, _of_a_run),
-    Column("gpu", 4, lambda row, _: row.usage.gpu_percent, "in use", _percent, "", 150, _with_gpus),
-    Column("gpumem", 6, lambda row, _: row.usage.gpu_bytes, "", size, "", 150, _with_gpus),
+    TableColumn("memory", 7, lambda row, _: row.usage.rss_bytes, "", size, "↓", WIDE, _of_a_run),
+    TableColumn(
+        "gpu", 4, lambda row, _: row.usage.gpu_percent, "in use", _percent, "", 150, _with_gpus
+    ),
+    TableColumn("gpumem", 6, lambda row, _: row.usage.gpu_bytes, "", size, "", 150, _with_gpus),
 )
 SORTS = {column.title: column for column in COLUMNS if column.first}
 """The columns that rows may be sorted by."""
@@ -148,14 +156,14 @@ class RankTable:
     def row(self, row: RankRow) -> Line:
         """The cells of one rank."""
 
-        def cell(column: Column) -> Piece:
+        def cell(column: TableColumn) -> Piece:
             if self._narrow and column.title == "state" and row.ending:
                 return row.ending, column.tone(row)
             return column.printed(row, self._now_ns), column.tone(row)
 
         return self._line(cell)
 
-    def _line(self, cell: Callable[[Column], Piece]) -> Line:
+    def _line(self, cell: Callable[[TableColumn], Piece]) -> Line:
         pieces: list[Piece] = []
         for column, cells in self._columns:
             text, tone = cell(column)

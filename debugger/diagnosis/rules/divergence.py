@@ -47,7 +47,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReplicaDifference:
     """The quantity that is the first to differ at a moment.
 
     `column` is None where it is not on record any more. `values`: by rank, what is in the column,
@@ -109,7 +109,9 @@ def _were_equal(
     return {row.step for row in rows.values()} == {0} and len({r.total for r in rows.values()}) == 1
 
 
-def _is_rounding(replicas: dict[int, Replicas], moment: Moment, difference: Difference) -> bool:
+def _is_rounding(
+    replicas: dict[int, Replicas], moment: Moment, difference: ReplicaDifference
+) -> bool:
     """Whether it may come of the order of additions: what no call has made equal is computed by
     each rank, from the same where all have the whole activations."""
     column = difference.column
@@ -157,7 +159,7 @@ def _may_still_come(
 
 def _difference(
     replicas: dict[int, Replicas], moment: Moment, rows: dict[int, Digest]
-) -> Difference | None:
+) -> ReplicaDifference | None:
     """None where ranks have put other things on record, of which none differs."""
     known: dict[int, dict[Column, int]] = {}
     for rank in rows:
@@ -165,7 +167,7 @@ def _difference(
         if values is not None:
             known[rank] = dict(zip(replicas[rank].columns, values, strict=False))
     if len(known) < 2:
-        return Difference(None, {rank: row.total for rank, row in rows.items()})
+        return ReplicaDifference(None, {rank: row.total for rank, row in rows.items()})
     first, *others = known.values()
     common = [column for column in first if all(column in other for other in others)]
     differing = [
@@ -179,7 +181,7 @@ def _difference(
             largest = _largest_difference(
                 [replicas[rank] for rank in known], moment, of_it[0], values_of
             )
-            return Difference(of_it[0], values_of, of_it, count, largest)
+            return ReplicaDifference(of_it[0], values_of, of_it, count, largest)
     return None
 
 
@@ -203,7 +205,7 @@ def _finding(
     world: World,
     replicas: dict[int, Replicas],
     rows: dict[int, Digest],
-    difference: Difference,
+    difference: ReplicaDifference,
 ) -> Finding:
     answers: dict[int, list[int]] = {}
     for rank, value in difference.values.items():
@@ -260,7 +262,7 @@ def _finding(
 
 
 def _in_doubt(
-    finding: Finding, difference: Difference, where: str, like: Sequence[str], first: Digest
+    finding: Finding, difference: ReplicaDifference, where: str, like: Sequence[str], first: Digest
 ) -> Finding:
     """The same as a warning, of what seems to be a replica by others like it."""
     cause = "no rank's gradient of it was reduced on that group between backward and step"
@@ -278,7 +280,7 @@ def _in_doubt(
     )
 
 
-def _details(difference: Difference, cause: str) -> Iterator[str]:
+def _details(difference: ReplicaDifference, cause: str) -> Iterator[str]:
     column = difference.column
     if difference.largest is not None and column is not None and not _is_number(column):
         yield f"its elements differ by {difference.largest:g} or more"
@@ -293,7 +295,7 @@ def _name(column: Column) -> str:
     return printable(column.name, 120)
 
 
-def _which(difference: Difference) -> str:
+def _which(difference: ReplicaDifference) -> str:
     if difference.column is None:
         return "it is not on record any more what was the first to do so"
     what = _WORDS[difference.column.quantity]
@@ -338,7 +340,9 @@ def _who_leaves_out(
     return [rank for rank in rows if rank not in trained_by] if trained_by else []
 
 
-def _likely_cause(rows: dict[int, Digest], difference: Difference, left_out: Sequence[int]) -> str:
+def _likely_cause(
+    rows: dict[int, Digest], difference: ReplicaDifference, left_out: Sequence[int]
+) -> str:
     """In words: what such a difference mostly comes of. `left_out`: by these ranks."""
     before_the_first = not any(row.step for row in rows.values())
     quantity = difference.column.quantity if difference.column else PARAMETER

@@ -23,7 +23,7 @@ from ...record.layout import Activity, Phase
 from ...record.reading.reader import FlightError, FlightReader
 from ...record.requests import stack_dump
 from ...record.snapshot import Process, Rank
-from ...record.wording import at_site, call_text, numbered, printable
+from ...record.wording import RankState, at_site, call_text, numbered, printable
 from ...system import proc
 from .. import torch_private
 from ..record.recorder import GroupRecord, OwnFinding, Recorder
@@ -84,7 +84,7 @@ def _views(directory: Path, ranks: set[int], job: str) -> dict[int, Rank]:
 
 def _standing(directory: Path, view: Rank, until_s: float) -> str:
     if not view.process.alive or view.phase is Phase.ENDED:
-        return "has ended"
+        return RankState.GONE
     paused = next((wait for wait in view.waits if wait.activity is Activity.PAUSED), None)
     if paused is not None:
         return f"is at a breakpoint{at_site(paused.site)}"

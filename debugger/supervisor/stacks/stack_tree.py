@@ -140,12 +140,12 @@ def called_by_user(stack: ThreadStack) -> Sequence[Frame]:
 
 
 @dataclass(slots=True)
-class Node:
+class TreeNode:
     """Frames (outermost first) that `ranks` have in common, and where they part."""
 
     frames: tuple[Frame, ...]
     ranks: tuple[int, ...]
-    children: list[Node] = field(default_factory=list)
+    children: list[TreeNode] = field(default_factory=list)
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -167,7 +167,9 @@ class _Path:
     note: str
 
 
-def merge(stacks: Mapping[int, Sequence[ThreadStack]], everything: bool = False) -> dict[str, Node]:
+def merge(
+    stacks: Mapping[int, Sequence[ThreadStack]], everything: bool = False
+) -> dict[str, TreeNode]:
     """Merges the stacks to one tree per thread name, the main thread first. Without `everything`
     only `own_frames`, and no thread but the main one that has none."""
     paths: dict[str, list[_Path]] = {}
@@ -184,7 +186,7 @@ def merge(stacks: Mapping[int, Sequence[ThreadStack]], everything: bool = False)
             paths.setdefault(name, []).append(_Path(rank, frames[::-1], _note(thread)))
     names = sorted(paths, key=lambda name: (name != "MainThread", name))
     return {
-        name: Node((), tuple(sorted({one.rank for one in paths[name]})), _branch(paths[name]))
+        name: TreeNode((), tuple(sorted({one.rank for one in paths[name]})), _branch(paths[name]))
         for name in names
     }
 
@@ -239,7 +241,7 @@ def lines_of(thread: ThreadStack) -> list[str]:
     return [describe(frame) for frame in own_frames(thread.frames) or thread.frames]
 
 
-def _branch(paths: list[_Path]) -> list[Node]:
+def _branch(paths: list[_Path]) -> list[TreeNode]:
     groups: dict[Frame, list[_Path]] = {}
     for path in paths:
         if path.frames:
@@ -256,7 +258,7 @@ def _branch(paths: list[_Path]) -> list[Node]:
             notes.setdefault(path.note, []).append(path.rank)
         ranks = tuple(sorted({path.rank for path in members}))
         nodes.append(
-            Node(
+            TreeNode(
                 members[0].frames[:shared],
                 ranks,
                 _branch([_Path(p.rank, p.frames[shared:], p.note) for p in members]),
@@ -271,7 +273,7 @@ def _branch(paths: list[_Path]) -> list[Node]:
     )
 
 
-def _render(node: Node, depth: int, word: str, lines: list[str]) -> None:
+def _render(node: TreeNode, depth: int, word: str, lines: list[str]) -> None:
     for child in node.children:
         label = f"    <- {ranges(child.ranks, word)}" if child.ranks != node.ranks else ""
         shown = list(map(describe, child.frames))

@@ -17,7 +17,7 @@ from distdebug.nodes.presence import (
     STANDINGS,
     WAYS,
     Event,
-    Line,
+    LineState,
     Peer,
     Role,
     Standing,
@@ -31,7 +31,7 @@ SENSE = st.lists(st.sampled_from(Event), max_size=30)
 
 @pytest.mark.parametrize(
     ("table", "first"),
-    [(ROLES, Role.ALONE), (STANDINGS, Standing.AWAITED), (LINES, Line.DIALLED)],
+    [(ROLES, Role.ALONE), (STANDINGS, Standing.AWAITED), (LINES, LineState.DIALLED)],
     ids=["roles", "standings", "lines"],
 )
 def test_each_state_has_a_row_and_can_be_reached(table: Mapping[Any, Any], first: Any) -> None:
@@ -75,14 +75,14 @@ def test_who_is_lost_has_left_or_was_refused_does_not_come_again(events: list[Ev
 @given(SENSE)
 def test_keys_are_proved_before_anything_is_said(events: list[Event]) -> None:
     """And a connection is not given up while it proves them."""
-    line = Line.DIALLED
+    line = LineState.DIALLED
     for event in events:
         before, line = line, after(LINES, line, event)
-        if line is Line.PROVED is not before:
+        if line is LineState.PROVED is not before:
             assert event is Event.PROVE
-        if before is Line.PROVING:
-            assert line is not Line.EXPIRED
-    assert all(second is not Line.PROVING for second, _ in WAYS)
+        if before is LineState.PROVING:
+            assert line is not LineState.EXPIRED
+    assert all(second is not LineState.PROVING for second, _ in WAYS)
 
 
 SECONDS = st.floats(0.0, 4.0)
@@ -122,14 +122,14 @@ def test_a_member_goes_from_one_connection_to_another_one(steps: list[tuple[str,
             assert second is None
             assert max(silent_s, head.unheard_s) > LATE_S
             assert now_s - moved_s >= LATE_S
-            second = Line.DIALLED
+            second = LineState.DIALLED
         elif way is Way.MOVE:
-            assert second is Line.PROVED
+            assert second is LineState.PROVED
             assert max(silent_s, head.unheard_s) > SILENT_S
             head.moved(now_s)
             moved_s, second = now_s, None
         elif way is Way.DROP:
-            assert second in (Line.PROVED, Line.EXPIRED)
+            assert second in (LineState.PROVED, LineState.EXPIRED)
             assert max(silent_s, head.unheard_s) <= LATE_S
             second = None
 
