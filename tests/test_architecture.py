@@ -264,16 +264,12 @@ def test_no_rule_uses_a_rule() -> None:
     assert {rule: used for rule, used in found.arrows.items() if used} == {}
 
 
-CIRCLES_THAT_STAND = {"distdebug.rank.log", "distdebug.rank.record"}
-"""Rooms two of whose files use each other still; nothing is to be added here."""
-
-
 def test_no_rooms_use_each_other() -> None:
     """Nor do the files of a room."""
     names = houses()
     assert {"distdebug", "distdebug.rank", "distdebug.testing", "distdebug.tui"} <= set(names)
     found = {name: circles for name in names if (circles := house(name).circles)}
-    assert found.keys() <= CIRCLES_THAT_STAND, found
+    assert found == {}
 
 
 KEPT_IN_RANKS = {
