@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..faults import plan
 from ..record.safe_files import open_regular
+from . import plan
 from .injected import FILE, Injected, entry
 from .plan import Plan
 
