@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from . import flags
 from .base import Command, add_run_argument
 from .flags import add_link_flags, link_of
 from .rendering import add_form_arguments, rendered
@@ -32,6 +33,7 @@ class ReportCommand(Command):
         "  distdebug report\n"
         "  distdebug report 20260310-141502-7f3a --json | jq .findings[0].culprits\n"
         "  distdebug report --junit > junit.xml\n"
+        "  distdebug report --calls 17 --group tp\n"
         "  distdebug report --traffic --bandwidth-gbs 50\n"
         "  distdebug report 20260310-141502-7f3a.distdebug.tar.gz\n"
         "  distdebug report ~/.cache/torch --exit-code    # dumps of torch's flight recorder"
@@ -49,6 +51,20 @@ class ReportCommand(Command):
             action="store_true",
             help="the calls and bytes of the ranks by group, op and step instead (--json: as JSON)",
         )
+        parser.add_argument(
+            "--calls",
+            type=flags.seed,
+            metavar="SEQ",
+            help="what each rank called before and behind collective #SEQ instead",
+        )
+        parser.add_argument("--group", metavar="NAME", default="", help="with --calls: of this one")
+        parser.add_argument(
+            "--around",
+            type=flags.seed,
+            metavar="N",
+            default=3,
+            help="with --calls: so many calls before and behind it (3)",
+        )
         add_link_flags(parser)
         add_form_arguments(parser).add_argument(
             "--story",
@@ -64,6 +80,8 @@ class ReportCommand(Command):
 
         if args.traffic:
             return self._show_traffic(args)
+        if args.calls is not None:
+            return self._show_calls(args)
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             from . import foreign_report
 
@@ -85,6 +103,17 @@ class ReportCommand(Command):
             print(json.dumps(document.as_json(found), indent=2))
         else:
             print("\n".join(document.lines(found)))
+        return 0
+
+    @staticmethod
+    def _show_calls(args: argparse.Namespace) -> int:
+        from ..plan.traffic import around
+        from .compare import read
+
+        try:
+            print(*around.lines(read(args.run)[1], args.calls, args.around, args.group), sep="\n")
+        except LookupError as error:
+            raise UsageError(str(error.args[0])) from None
         return 0
 
     def _show(self, directory: RunDirectory, form: str, exit_code: bool) -> int:
