@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...record.snapshot import Call
+from ...record.snapshot import Call, GroupKey
 from ...record.wording import at_site, call_text, group_name, ranges
 from .calls import UNKNOWN, RankCalls
 
@@ -25,8 +25,8 @@ def lines(ranks: Sequence[RankCalls], seq: int, around: int, group: str = "") ->
         wanted = {key for key, name in names.items() if group in ("", key[0], name)}
         known |= set(names.values())
         if wanted or not group:
-            rows = _rows(one, {key: names.get(key, UNKNOWN) for key in names}, wanted, seq, around)
-            shown.setdefault(tuple(rows), []).append(one.rank)
+            rows = tuple(_rows(one, names, wanted, seq, around))
+            shown.setdefault(rows, []).append(one.rank)
     if not shown:
         raise LookupError(
             f"no rank has a group {group!r}, only {', '.join(sorted(known)) or 'none'}"
@@ -37,7 +37,7 @@ def lines(ranks: Sequence[RankCalls], seq: int, around: int, group: str = "") ->
 
 
 def _rows(
-    one: RankCalls, names: dict[tuple[str, ...], str], wanted: set[object], seq: int, around: int
+    one: RankCalls, names: dict[GroupKey, str], wanted: set[GroupKey], seq: int, around: int
 ) -> Iterator[str]:
     def is_meant(call: Call) -> bool:
         return call.group in wanted and call.seq == seq and call.signature.peer is None
