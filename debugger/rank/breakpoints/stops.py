@@ -356,7 +356,7 @@ class OnDemand:
         self.begin()
 
     def begin(self) -> None:
-        """Nobody has asked for anything; also in a forked child, which may be asked itself."""
+        """Begins with no request; also in a forked child, which may be asked itself."""
         self._asked_s, self._armed = 0.0, False
         self._one = threading.Lock()
 
