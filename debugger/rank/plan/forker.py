@@ -42,8 +42,8 @@ _ENOUGH_BYTES, _SHARE_OF_MUCH = 5 << 29, 0.125
 _USUAL_BYTES = 64 << 20
 """The memory of its own that a rank of a small program takes."""
 _FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy")
-"""Modules that most programs import, or this tool for them, later than the first rank can tell:
-each rank would do it by itself. A log's own module is half of what a small program costs."""
+"""Modules that most programs import later than the first rank can tell: each rank would do it by
+itself."""
 _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
 
 

@@ -59,7 +59,7 @@ class Heartbeat:
         """
         self._stop.set()
         if self.thread.is_alive():
-            self.thread.join(timeout=1.0)  # a beat may be under way
+            self.thread.join(timeout_s=1.0)  # a beat may be under way
 
     def _run(self) -> None:
         also: Callable[[], None] | None = self._also
