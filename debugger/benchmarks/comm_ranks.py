@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -22,8 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import open_mpi
-from .arguments import GPU_BACKENDS
+from .arguments import BACKENDS, GPU_BACKENDS
 from .comm_figures import OPS, elements, neighbours, true_size
 from .forked import Row, Turns, Way, here, measure, program
 
@@ -149,11 +148,20 @@ def _send_recv(
 
 
 MOST_ROUNDS = 15
-_UNDER_MPIEXEC = (open_mpi.NAME, open_mpi.OURS)
+Prepare = Callable[[str, str, int], tuple[bool, Way]]
+"""`prepare(backend, op, size_bytes)`: whether it gives right data once, and the way to measure."""
+Elsewhere = Callable[[int, int, Path], AbstractContextManager[Prepare]]
+"""`elsewhere(rank, size, directory)`: the backends that are none of torch's, in processes of their
+own."""
 
 
 def rows(
-    request: dict[str, Any], rank: int, size: int, directory: Path, ends_at: float
+    request: dict[str, Any],
+    elsewhere: Elsewhere | None,
+    rank: int,
+    size: int,
+    directory: Path,
+    ends_at: float,
 ) -> Iterator[dict[str, Any]]:
     """The rows, as `comm_figures.summarise` takes them; done by `ends_at` (monotonic). Each backend
     has given right data once before it is measured."""
@@ -162,11 +170,10 @@ def rows(
     # On the CPU a call is over when it returns.
     allocate, finish = place_on_gpu(rank, size) if on_gpu else (torch.empty, lambda: None)
     with ExitStack() as stack:
-        torchs = [name for name in names if name not in _UNDER_MPIEXEC]
+        torchs = [name for name in names if name.partition("/")[0] in BACKENDS]
         groups = stack.enter_context(joined(torchs, rank, size, directory))
-        mpi = None
-        if set(_UNDER_MPIEXEC) & set(names):
-            mpi = stack.enter_context(open_mpi.Partner(rank, size, directory))
+        if elsewhere is not None:
+            prepare = stack.enter_context(elsewhere(rank, size, directory))
         turns = Turns(size)
         cells = dict.fromkeys(
             (op, true_size(op, size_bytes, size))
@@ -180,13 +187,11 @@ def rows(
             call = make(op, size_bytes, rank, size, allocate)
             ways: dict[str, Way] = {}
             for name in names:
-                if name in _UNDER_MPIEXEC:
-                    assert mpi is not None
-                    right = mpi.prepare(name, op, size_bytes)
-                    ways[name] = partial(mpi.turn, name)
-                else:
+                if name in groups:
                     right = call.is_right(groups[name])
                     ways[name] = here(partial(call.run, groups[name]), finish)
+                else:
+                    right, ways[name] = prepare(name, op, size_bytes)
                 if not right:
                     raise RuntimeError(f"{name} gives wrong data for {op} of {size_bytes} B")
             measured = turns.measure(ways, ends_by, MOST_ROUNDS)
@@ -207,16 +212,19 @@ def place_on_gpu(rank: int, size: int) -> tuple[Callable[[int], torch.Tensor], C
     return partial(torch.empty, device=f"cuda:{rank % count}"), cuda.synchronize
 
 
-def _rows(request: dict[str, Any], began: float) -> Generator[Row, None, None]:
+def all_rows(
+    request: dict[str, Any], began: float, elsewhere: Elsewhere | None = None
+) -> Generator[Row, None, None]:
+    """Yields the rows of all numbers of ranks."""
     ends_at = began + request["budget_s"]
     sizes = request["ranks"]
     for index, size in enumerate(sizes):
         now = time.monotonic()
         share = (4 + size) / sum(4 + later for later in sizes[index:])
-        body = partial(rows, request)
+        body = partial(rows, request, elsewhere)
         yield from measure(body, size, now + max(0.0, ends_at - now) * share)
 
 
 def main() -> None:
     """The program."""
-    program(_rows)
+    program(all_rows)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UsageError
 from ..record.snapshot import by_device
 from . import flags, options
-from .base import Command, add_run_argument
+from .base import Command, add_run_argument, newest_world
 
 if TYPE_CHECKING:
     from ..benchmarks.replay.plan import ReplayPlan
@@ -66,7 +66,6 @@ class ReplayCommand(Command):
         import psutil
 
         from ..benchmarks.replay import comparison
-        from ..record.reading.records import Records
         from ..record.runs.artefact import opened
         from ..supervisor.supervisor import Supervisor
 
@@ -75,7 +74,10 @@ class ReplayCommand(Command):
         ):
             raise UsageError(f"--json {args.json}: name a new file in a folder that exists")
         with opened(args.run) as directory:
-            ranks = _recorded(directory, args.run)
+            ranks, faults = newest_world(directory)
+            if faults or not ranks:
+                none = f"{args.run or directory.path} has no rank's record"
+                raise UsageError(faults[0] if faults else none)
             plan = _planned(directory, ranks)
             if args.nproc not in (None, plan.world_size):
                 raise UsageError(
@@ -98,7 +100,7 @@ class ReplayCommand(Command):
             with _started(args, plan, backend) as asked:
                 supervisor = Supervisor(asked)
                 code = supervisor.run()
-            replayed_ranks = _newest(Records(supervisor.directory.ranks))
+            replayed_ranks, _ = newest_world(supervisor.directory)
             replayed = comparison.figures(
                 replayed_ranks, comparison.recorded_names(ranks, replayed_ranks)
             )
@@ -112,27 +114,6 @@ class ReplayCommand(Command):
                 except OSError as error:
                     raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
         return code
-
-
-def _recorded(directory: RunDirectory, name: str | None) -> Mapping[int, Rank]:
-    from ..record.reading.records import Records
-
-    records = Records(directory.ranks)
-    found = _newest(records)
-    if records.faults:
-        raise UsageError(directory.as_known(next(iter(records.faults.values()))))
-    if not found:
-        raise UsageError(f"{name or directory.path} has no rank's record")
-    return found
-
-
-def _newest(records: Any) -> Mapping[int, Rank]:
-    """A command may have started several worlds, one after the other: the newest counts."""
-    from ..record.reading.records import newest_ranks
-
-    records.look()
-    found: Mapping[int, Rank] = newest_ranks(records.snapshots()[-1:])
-    return found
 
 
 def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> ReplayPlan:

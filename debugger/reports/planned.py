@@ -22,16 +22,16 @@ def is_plan(document: Mapping[str, Any]) -> bool:
     return isinstance(document.get("plan"), Mapping)
 
 
-def notices(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def notices(document: Mapping[str, Any], most: int = MOST_UNDECIDED) -> Iterator[tuple[str, str]]:
     """(word, sentence) for each undecided place, and for ranks of which not all is known."""
     if not is_plan(document):
         return
     rows = document.get("undecided", ())
-    for row in rows[:MOST_UNDECIDED]:
+    for row in rows[:most]:
         where = f"{os.path.basename(row['file'])}:{row['line']} in {row['function']}"
         yield "undecided: ", f"{row['what']} at {where} ({ranks_text(row['ranks'])})"
-    if len(rows) > MOST_UNDECIDED:
-        yield "undecided: ", f"... and {len(rows) - MOST_UNDECIDED} more places in report.json"
+    if len(rows) > most:
+        yield "undecided: ", f"... and {len(rows) - most} more places in report.json"
     for row in document["plan"]["unknown"]:
         where = f" at {os.path.basename(row['file'])}:{row['line']}" if row.get("file") else ""
         yield "not known: ", f"what {ranks_text(row['ranks'])} would do{where}: {row['why']}"
@@ -51,13 +51,19 @@ def last_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yields which ranks do the same, and how much was planned."""
     if not is_plan(document):
         return
-    classes = document.get("classes", ())
-    several = [row for row in classes if len(row["ranks"]) > 1]
-    if several:
-        shown = [_class_text(row) for row in classes[:MOST_CLASSES]]
-        more = len(classes) - MOST_CLASSES
-        yield f"alike: {'; '.join(shown)}{f'; and {more} more classes' if more > 0 else ''}"
+    if same := alike(document, MOST_CLASSES):
+        yield f"alike: {same}"
     yield closing(document)
+
+
+def alike(document: Mapping[str, Any], most: int) -> str:
+    """`ranks 0-1015 as rank 0 make 12 calls each; ...`; "" where no ranks do the same."""
+    classes = document.get("classes", ())
+    if all(len(row["ranks"]) < 2 for row in classes):
+        return ""
+    more = len(classes) - most
+    shown = [*map(_class_text, classes[:most]), *([f"and {more} more classes"] if more > 0 else [])]
+    return "; ".join(shown)
 
 
 def closing(document: Mapping[str, Any]) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,31 +17,24 @@ import pytest
 from ..hook import loading
 from ..record.kinds import KINDS
 from ..record.safe_text import clean
+from ..record.wording import nearest_word
 from .limits import END_S, RUN_TIMEOUT_S
 
 _ANY: Any = object()
 MOST_TEXT = 8000
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class Report:
     """A finished run. `outcome` is "ok", the kind of the verdict, "failed", ... ("" where the run
     left no report); `findings` are those of report.json, the verdict first."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        command: Sequence[str],
-        exit_code: int,
-        stdout: str,
-        stderr: str,
-        document: dict[str, Any],
-    ) -> None:
-        self.run_dir = run_dir
-        self.command = list(command)
-        self.exit_code = exit_code
-        self.stdout = stdout
-        self.stderr = stderr
-        self.document = document
+    run_dir: Path
+    command: Sequence[str]
+    exit_code: int
+    stdout: str
+    stderr: str
+    document: dict[str, Any]
 
     def __repr__(self) -> str:
         return f"<Report: {self.outcome or 'none'}, exit code {self.exit_code}>"
@@ -151,8 +144,8 @@ def _no_kind(kind: str) -> str:
     """Returns what is said of a kind that no finding ever has."""
     if kind in KINDS:
         return ""
-    near = difflib.get_close_matches(kind, KINDS, n=1)
-    return f", which is no kind of finding (kinds: {', '.join(near or sorted(KINDS))})"
+    near = nearest_word(kind, KINDS)
+    return f", which is no kind of finding (kinds: {near or ', '.join(sorted(KINDS))})"
 
 
 def _line(expected: str | int | None, found: dict[str, Any]) -> str | None:
