@@ -18,6 +18,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -47,28 +48,18 @@ def joined(
     )
     groups = {}
     for name in backends:
+        backend = name.partition("/")[0]
         with transport(name):
-            backend = name.partition("/")[0]
             groups[name] = dist.new_group(list(range(size)), backend=backend, timeout=TIMEOUT)
     yield groups
     dist.barrier()
     dist.destroy_process_group()
 
 
-@contextmanager
-def transport(name: str) -> Iterator[None]:
-    """Has new groups in here use the transport that "tcp/shm" names after its slash."""
+def transport(name: str) -> AbstractContextManager[Any]:
+    """Has new groups in the `with` use the transport that "tcp/shm" names after its slash."""
     _, slash, chosen = name.partition("/")
-    before = os.environ.get(TRANSPORT_VARIABLE)
-    if slash:
-        os.environ[TRANSPORT_VARIABLE] = chosen
-    try:
-        yield
-    finally:
-        if slash:
-            os.environ.pop(TRANSPORT_VARIABLE)
-            if before is not None:
-                os.environ[TRANSPORT_VARIABLE] = before
+    return patch.dict(os.environ, {TRANSPORT_VARIABLE: chosen} if slash else {})
 
 
 @dataclass(frozen=True)

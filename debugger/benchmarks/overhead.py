@@ -101,21 +101,20 @@ class MeasuredGroups:
 
     def ways(self, call: Call) -> dict[str, Way]:
         """`call(group)` as stock torch does it, as the layer does at OFF, and at INFO."""
-        off, info = partial(_set_level, "OFF"), partial(_set_level, "INFO")
-        return {
-            STOCK: Way(partial(call, self.stock), off),
-            RECORD: Way(partial(call, self.layered), off),
-            INFO: Way(partial(call, self.layered), info),
-        }
+        layered = {RECORD: (self.layered, "OFF"), INFO: (self.layered, "INFO")}
+        return _ways(call, {STOCK: (self.stock, "OFF"), **layered})
 
     def detail_ways(self, call: Call) -> dict[str, Way]:
         """`call(group)` as stock torch does it, as the layer does at DETAIL, and as torch does."""
-        off, detail = partial(_set_level, "OFF"), partial(_set_level, "DETAIL")
-        return {
-            STOCK: Way(partial(call, self.stock), off),
-            DETAIL: Way(partial(call, self.layered), detail),
-            TORCH_DETAIL: Way(partial(call, self.torch_detail), off),
-        }
+        ours, theirs = (self.layered, "DETAIL"), (self.torch_detail, "OFF")
+        return _ways(call, {STOCK: (self.stock, "OFF"), DETAIL: ours, TORCH_DETAIL: theirs})
+
+
+def _ways(call: Call, groups: Mapping[str, tuple[Any, str]]) -> dict[str, Way]:
+    return {
+        name: Way(partial(call, group), partial(_set_level, level))
+        for name, (group, level) in groups.items()
+    }
 
 
 def _set_level(name: str) -> None:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..record.snapshot import by_device
@@ -18,7 +18,6 @@ from .base import Command, add_run_argument, newest_world
 
 if TYPE_CHECKING:
     from ..benchmarks.replay.plan import ReplayPlan
-    from ..record.runs.run_directory import RunDirectory
     from ..record.snapshot import Rank
     from ..supervisor.run_options import Options
 
@@ -66,7 +65,10 @@ class ReplayCommand(Command):
         import psutil
 
         from ..benchmarks.replay import comparison
+        from ..benchmarks.replay.plan import ending, planned
         from ..record.runs.artefact import opened
+        from ..record.safe_files import object_of, read_regular
+        from ..reports import stored
         from ..supervisor.supervisor import Supervisor
 
         if args.json is not None and (
@@ -78,7 +80,10 @@ class ReplayCommand(Command):
             if faults or not ranks:
                 none = f"{args.run or directory.path} has no rank's record"
                 raise UsageError(faults[0] if faults else none)
-            plan = _planned(directory, ranks)
+            report, events = stored.load(directory.report_json) or {}, b""
+            with contextlib.suppress(OSError):  # without it nothing tells when it ended
+                events = read_regular(directory.events, _MOST_EVENTS_BYTES)
+            plan = planned(ranks, ending(report, map(object_of, events.splitlines())))
             if args.nproc not in (None, plan.world_size):
                 raise UsageError(
                     f"-n {args.nproc}: the run had {plan.world_size} ranks, and its calls are made "
@@ -114,24 +119,6 @@ class ReplayCommand(Command):
                 except OSError as error:
                     raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
         return code
-
-
-def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> ReplayPlan:
-    from ..benchmarks.replay import plan
-    from ..reports import stored
-
-    report = stored.load(directory.report_json) or {}
-    return plan.planned(ranks, plan.ending(report, _events(directory.events)))
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's events.jsonl; none where they cannot be read."""
-    from ..record.safe_files import object_of, read_regular
-
-    try:
-        return [object_of(line) for line in read_regular(path, _MOST_EVENTS_BYTES).splitlines()]
-    except OSError:
-        return []
 
 
 def _own_backend(ranks: Mapping[int, Rank]) -> str:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..record.wording import ranks_text, spans, verb
+from ..record.wording import counted, ranks_text, spans, verb
 
 MOST_CLASSES = 8
 MOST_UNDECIDED = 12
@@ -70,15 +70,10 @@ def closing(document: Mapping[str, Any]) -> str:
     """`planned 1,024 ranks on 2 cores in 3 min 40 s; 2 steps; nothing was left undecided`."""
     plan = document["plan"]
     ranks, of = plan["ranks"], plan["of"]
-    count = f"{ranks:,} rank{'s' if ranks != 1 else ''}"
-    if ranks != of:
-        count = f"{ranks:,} of {of:,} ranks"
-    cores = plan["cores"]
-    parts = [
-        f"planned {count} on {cores} core{'s' if cores != 1 else ''} in {_time(plan['seconds'])}"
-    ]
+    count = counted(ranks, "rank") if ranks == of else f"{ranks:,} of {of:,} ranks"
+    parts = [f"planned {count} on {counted(plan['cores'], 'core')} in {_time(plan['seconds'])}"]
     if plan.get("steps"):
-        parts.append(f"{plan['steps']} step{'s' if plan['steps'] != 1 else ''}")
+        parts.append(counted(plan["steps"], "step"))
     places = len(document.get("undecided", ()))
     if not places:
         parts.append("nothing was left undecided")

@@ -83,7 +83,9 @@ class Report:
         found = next((one for one in candidates if one["kind"] == kind), None)
         if found is None:
             what = ", ".join(str(one["kind"]) for one in candidates) or "nothing"
-            self._fail(f"expected {kind} ({severity}){_no_kind(kind)}, but found {what}")
+            known = nearest_word(kind, KINDS) or ", ".join(sorted(KINDS))
+            none = "" if kind in KINDS else f", which is no kind of finding (kinds: {known})"
+            self._fail(f"expected {kind} ({severity}){none}, but found {what}")
         wrong = list(
             filter(
                 None,
@@ -138,14 +140,6 @@ def _within(limit_s: float | None, found: dict[str, Any]) -> str | None:
     if after_s is None:
         return "how long it took to detect was not measured"
     return f"it took {after_s:.2f} s, more than {limit_s:g} s" if after_s > limit_s else None
-
-
-def _no_kind(kind: str) -> str:
-    """Returns what is said of a kind that no finding ever has."""
-    if kind in KINDS:
-        return ""
-    near = nearest_word(kind, KINDS)
-    return f", which is no kind of finding (kinds: {near or ', '.join(sorted(KINDS))})"
 
 
 def _line(expected: str | int | None, found: dict[str, Any]) -> str | None:

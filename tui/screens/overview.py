@@ -19,23 +19,13 @@ LOOKS: dict[Letter, tuple[str, str, str]] = {
     Letter.COMPUTING: ("─", "good", "computing"),
     Letter.BACKGROUND: ("═", "good", "computing, with a call in the background"),
     Letter.CALLING: ("█", "busy", "in a call"),
-    Letter.WAITING: ("▒", "warn", "waiting for others"),
     Letter.PAUSED: ("B", "warn", "breakpoint"),
+    Letter.WAITING: ("▒", "warn", "waiting for others"),
     Letter.NOTHING: (" ", "", ""),
 }
-"""By doing: the sign, its tone, its meaning."""
+"""By doing: the sign, its tone, its meaning; what matters most to a reader comes last."""
 _BY_LETTER = {doing.value: (sign, tone) for doing, (sign, tone, _) in LOOKS.items()}
-_FIRST = "".join(
-    doing.value
-    for doing in (
-        Letter.WAITING,
-        Letter.PAUSED,
-        Letter.CALLING,
-        Letter.BACKGROUND,
-        Letter.COMPUTING,
-        Letter.NOTHING,
-    )
-)
+_FIRST = "".join(doing.value for doing in (*[*LOOKS][-2::-1], Letter.NOTHING))
 """The order of doings that took equally long: the first of these is shown."""
 
 
