@@ -19,14 +19,14 @@ LOOKS: dict[Letter, tuple[str, str, str]] = {
     Letter.COMPUTING: ("─", "good", "computing"),
     Letter.BACKGROUND: ("═", "good", "computing, with a call in the background"),
     Letter.CALLING: ("█", "busy", "in a call"),
-    Letter.PAUSED: ("B", "warn", "breakpoint"),
     Letter.WAITING: ("▒", "warn", "waiting for others"),
+    Letter.PAUSED: ("B", "warn", "breakpoint"),
     Letter.NOTHING: (" ", "", ""),
 }
-"""By doing: the sign, its tone, its meaning; what matters most to a reader comes last."""
+"""By doing: the sign, its tone, its meaning."""
 _BY_LETTER = {doing.value: (sign, tone) for doing, (sign, tone, _) in LOOKS.items()}
-_FIRST = "".join(doing.value for doing in (*[*LOOKS][-2::-1], Letter.NOTHING))
-"""The order of doings that took equally long: the first of these is shown."""
+_FIRST = "".join(one.value for one in (Letter.WAITING, *[*LOOKS][-2::-1], Letter.NOTHING))
+"""The order of doings that took equally long, a wait before all others: the first is shown."""
 
 
 def cells(width: int) -> int:
