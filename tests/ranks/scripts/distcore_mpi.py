@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import distcore  # noqa: F401 - registers the backend
 from distcore.engine.call_queue import CallQueue
-from distcore.testing import check_backend
 from tests.ranks.scripts import (
     distcore_as_gloo,
     distcore_calls,
@@ -22,6 +21,7 @@ from tests.ranks.scripts import (
     distcore_layers,
     distcore_operators,
 )
+from tests.support.conformance import check_backend
 
 LIMIT_S = 3.0
 """Of calls that run into it; of all others `LONG_S`, which a crowded machine does not need."""
