@@ -116,6 +116,7 @@ class Issuing:
 
 
 _reductions: dict[tuple[int, torch.dtype], Any] = {}
+_NO_ROOT = "invalid root rank"
 
 
 class Collectives(Issuing):
@@ -194,7 +195,7 @@ class Collectives(Issuing):
         opts = options(Reduce, opts, timeout, rootRank=root, reduceOp=op)
         caller = self._caller("reduce")
         tensors = listed(tensors, tensor)
-        root = arguments.root(caller, "root", opts.rootRank)
+        root = arguments.group_rank(caller, "root", opts.rootRank, _NO_ROOT)
         words = "requires a single-element tensor list"
         data = arguments.only_one(caller, "tensors", tensors, words)
         arguments.root_tensor(caller, opts.rootTensor, tensors)
@@ -275,7 +276,7 @@ class Collectives(Issuing):
             opts = options(Broadcast, opts, timeout, rootRank=root)
         caller = self._caller("broadcast")
         tensors = listed(tensors, tensor)
-        root = arguments.root(caller, "root", opts.rootRank)
+        root = arguments.group_rank(caller, "root", opts.rootRank, _NO_ROOT)
         if len(tensors) != 1 or opts.rootTensor:
             which = arguments.root_tensor(caller, opts.rootTensor, tensors)
             lists.checked(caller, tensors)
@@ -353,7 +354,7 @@ class Collectives(Issuing):
         words = "requires a single-element input tensor list"
         data = arguments.only_one(caller, "tensor", listed(input_tensors, input_tensor), words)
         arguments.tensor(caller, "tensor", data)
-        root = arguments.root(caller, "dst", opts.rootRank)
+        root = arguments.group_rank(caller, "dst", opts.rootRank, _NO_ROOT)
         if len(output_tensors) and isinstance(output_tensors[0], Tensor):
             output_tensors = [output_tensors]
         staging = self._engine.staging()
@@ -402,7 +403,7 @@ class Collectives(Issuing):
         words = "requires a single-element output tensor list"
         output = arguments.only_one(caller, "tensor", listed(output_tensors, output_tensor), words)
         arguments.tensor(caller, "tensor", output, written=True)
-        root = arguments.root(caller, "src", opts.rootRank)
+        root = arguments.group_rank(caller, "src", opts.rootRank, _NO_ROOT)
         if len(input_tensors) and isinstance(input_tensors[0], Tensor):
             input_tensors = [input_tensors]
         staging = self._engine.staging()

@@ -29,10 +29,7 @@ from ..limits import (
     FIRST_PAUSE_S,
     LOOK_AGAIN_S,
     MOST_SPIN_S,
-    PLACE_S,
     SPIN_S,
-    STOPPED_S,
-    WORD_S,
 )
 from . import library
 from .notices import Notices, fingerprint
@@ -68,12 +65,13 @@ class MpiWatch:
         """A wait in the call begins, in which `look` is called again and again."""
         self._looked = now = _now()
         self._next_look = now + LOOK_AGAIN_S
-        self._place_at = now + min(PLACE_S, (self._deadline - now) / 4)
+        # When it tells where it waits: after half a second, or a quarter of the time limit.
+        self._place_at = now + min(0.5, (self._deadline - now) / 4)
 
     def look(self) -> None:
         """Raises what ends the call, if anything does: an abort, its time, what others say."""
         now = _now()
-        if now > self._looked + STOPPED_S:
+        if now > self._looked + 1.0:  # this rank was stopped itself: first, what the others say
             self._ask_others()
         self._looked = now
         if self.aborted is not None:
@@ -99,9 +97,9 @@ class MpiWatch:
         return f"{call}, rank {notices.ranks[notices.rank]}"
 
     def mismatch(self) -> CallMismatch:
-        """Other ranks are in other calls: which, as soon as one tells."""
+        """Other ranks are in other calls: which, as soon as one tells, within two seconds."""
         self._tell_place()
-        until = _now() + WORD_S
+        until = _now() + 2.0
         try:
             while _now() < until:
                 self._compare()

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
-from ..limits import LEFT_S, LONGEST_WAIT_S, MESH_SPIN_S, PASS_ON_S, SHARE_S
+from ..limits import LEFT_S, LONGEST_WAIT_S, SHARE_S
 from . import shared_memory
 from .base import Connect, Receive, Send, Transport
 from .frames import (
@@ -182,8 +182,9 @@ class Mesh(Transport):
             self._give_up(receiving | sending, asked=True)
 
     def _spin(self, receiving: set[PeerLink]) -> None:
-        """Look a few times before sleeping: a peer on another processor answers that fast."""
-        until = _now() + MESH_SPIN_S
+        """Look for 30 us before sleeping: a peer on another processor answers that fast, and
+        waking up takes as long."""
+        until = _now() + 30e-6
         while receiving and _now() < until:
             os.sched_yield()
             for link in tuple(receiving):
@@ -328,8 +329,8 @@ class Mesh(Transport):
         self._tell(failure(self.failed))
 
     def _tell(self, frame: bytes) -> None:
-        """Send a frame behind what is on its way already, as far as peers take it in time."""
-        until = _now() + PASS_ON_S
+        """Send a frame behind what is on its way already, as far as peers take it in a second."""
+        until = _now() + 1.0
         left = []
         for link in self._links.values():
             # One who only stopped sending may still listen.
