@@ -23,7 +23,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[..., None]]] = {
         "halving": recursive.all_reduce_by_halving,
         "ring": ring.all_reduce,
     },
-    "reduce": {"direct": direct.reduce, "tree": tree.reduce, "chain": tree.reduce_along_chain},
+    "reduce": {"tree": tree.reduce, "chain": tree.reduce_along_chain},
     "broadcast": {
         "board": board.broadcast,
         "direct": direct.broadcast,
