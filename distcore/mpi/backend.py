@@ -49,12 +49,8 @@ class MpiBackend:
         session = Session(origin.name, origin.ranks, origin.rank, notices, line, messages)
         reach = EITHER if library.query_cuda() else MAIN_MEMORY
         engine = MpiEngine(world.mpi, session, line, reach)
-
-        def make_alike(other: Origin) -> CoreGroup:
-            return self.create(other, CoreGroup)
-
         shown = replace(origin, backend=SHOWN, token=session.token)
-        return group_class(shown, engine, make_alike)
+        return group_class(shown, engine, self.create)
 
 
 def _communicator(world: MpiWorld, origin: Origin, notices: Notices) -> Any:
