@@ -30,7 +30,7 @@ class UserAction:
 
     @property
     def label(self) -> str:
-        """What stands beside its key at the foot: the first word of its name."""
+        """The word beside its key at the foot: the first of its name."""
         return self.name.partition("_")[0]
 
 
