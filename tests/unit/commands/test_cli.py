@@ -286,6 +286,7 @@ def test_a_command_imports_only_what_it_needs() -> None:
     assert not modules & {
         "torch",
         "psutil",
+        "structlog",
         "distcore",
         "distdebug.commands.run",
         "distdebug.supervisor.supervisor",
