@@ -6,7 +6,9 @@ that nobody will set any more is over when nothing else can go on.
 
 from __future__ import annotations
 
+import itertools
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,11 +18,12 @@ from torch import Tensor
 
 from distcore.plan.exchange import RATIO, packed
 
-from ..torch_private import dist
 from ..torch_private.planning import store_name
+from ..torch_private.probe import dist
 from .board import TIMED_OUT
 from .taint import OWN, Taint, mixed
-from .wire import Message, PlannerLine
+from .wire import CHUNK, LOOK, Message, Unpacker
+from .wire import packed as packed_message
 
 FEW_ELEMENTS = 16
 """The most floats that are taken for numbers that steer a program; more are data."""
@@ -29,24 +32,74 @@ MOST_OBJECT_BYTES = 64 << 20
 _EXACT = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
 
 
-class Planner(PlannerLine):
-    """This rank's line to who runs the plan. `before_wait` is called once, before it first
-    waits."""
+class Planner:
+    """This rank's line to who runs the plan. `ask` waits for the answer; any thread may, while
+    others do. `before_wait` is called once, before it first waits. `stands` says where the threads
+    of this rank stand, and is asked in one of them that waits."""
 
     def __init__(self, connection: socket.socket, found: Mapping[str, str]) -> None:
         """`found`: what other ranks had for `recall` before this process began."""
-        super().__init__(connection)
+        self._connection = connection
+        self._unpacker = Unpacker()
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._answers: dict[int, Message] = {}
+        self._numbers = itertools.count()
+        self._somebody_reads = False
+        self._ended = False
+        self.stands: Callable[[], Sequence[Any]] | None = None
         self.before_wait: Callable[[], None] | None = None
         self._found = found
         self.kept: list[Any] = []
         """Objects that must live as long as the rank."""
 
+    def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
+        """Say something that needs no answer."""
+        with self._sending:
+            self._connection.sendall(packed_message([-1, *words], values))
+
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
-        """Ask for something, and wait until it is there."""
+        """Say something, and wait for the answer. Raises ConnectionError when nobody is there."""
         if self.before_wait is not None and words[0] not in ("agree", "recall"):  # wait for nobody
             first, self.before_wait = self.before_wait, None
             first()
-        return super().ask(words, values)
+        number = next(self._numbers)
+        alone = threading.active_count() == 1
+        is_main = alone or threading.current_thread() is threading.main_thread()
+        with self._sending:
+            self._connection.sendall(packed_message([number, alone, is_main, *words], values))
+        while True:
+            with self._changed:
+                while number not in self._answers and self._somebody_reads:
+                    self._changed.wait()
+                if number in self._answers:
+                    return self._answers.pop(number)
+                if self._ended:
+                    raise ConnectionError("the process that runs the plan has gone")
+                self._somebody_reads = True
+            self._read()
+
+    def _read(self) -> None:
+        """Reads what is said to this rank, for whichever of its threads, up to the next answer."""
+        answered = False
+        while not answered:
+            data = b""
+            said: list[Message] = []
+            try:
+                data = self._connection.recv(CHUNK)
+                said = list(self._unpacker.feed(data))
+            finally:
+                answers = {words[0]: (words[1:], values) for words, values in said}
+                looks = answers.pop(LOOK, None)
+                answered = bool(answers) or not data
+                if answered:  # else no thread is woken, for it is asked whether any of them moves
+                    with self._changed:
+                        self._answers |= answers
+                        self._somebody_reads = False
+                        self._ended = not data
+                        self._changed.notify_all()
+            if looks is not None:
+                self.tell(["stands", *(self.stands() if self.stands is not None else ())])
 
     def recall(self, asked: str) -> str | None:
         """Returns a rank's result for this that is the same on all; None where none has it."""

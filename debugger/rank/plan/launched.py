@@ -10,7 +10,6 @@ finds everything as it is here.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
@@ -39,10 +38,10 @@ from ...record.requests.plan_request import Outcome, Request
 from ..limits import AFTERWARDS_S
 from ..record import call_site
 from ..torch_private import planned_accelerator, planning
+from ..torch_private.probe import before, patch
 from . import child
-from .asked_devices import decided
-from .child import line_of_user, on_started_ranks, refuse
-from .forker import Forker
+from .child import flush, line_of_user, on_started_ranks, refuse
+from .forker import Forker, decided
 
 _METHODS = ("fork", "spawn", "forkserver")
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
@@ -112,9 +111,7 @@ class Launcher:
             module.Popen = type("Popen", (PlannedProcess,), {"method": method, "launcher": self})
             self._undo.append(functools.partial(setattr, module, "Popen", usual))
         # Each start looks which of the others have ended, and none of them has begun.
-        look: Any = vars(multiprocessing.process)["_cleanup"]
-        setattr(multiprocessing.process, "_cleanup", lambda: None)  # noqa: B010
-        self._undo.append(lambda: setattr(multiprocessing.process, "_cleanup", look))
+        self._undo.append(patch(multiprocessing.process, "_cleanup", lambda _: lambda: None))
         for owner, name in (
             (queues.Queue, "get"),
             (queues.SimpleQueue, "get"),
@@ -122,20 +119,13 @@ class Launcher:
             (multiprocessing.connection.Connection, "poll"),
             (multiprocessing.connection, "wait"),
         ):
-            self._plan_before(owner, name)
-        self._undo.append(planning.refuse_groups(self._it_joins))
+            self._undo.append(before(owner, name, self._plan_started))
+        self._undo += planning.refuse_groups(self._it_joins)
         on_started_ranks(self._it_starts)
 
-    def _plan_before(self, owner: Any, name: str) -> None:
-        usual = getattr(owner, name)
-
-        def first(*args: Any, **named: Any) -> Any:
-            if self.started:
-                self.plan()
-            return usual(*args, **named)
-
-        setattr(owner, name, first)
-        self._undo.append(lambda: setattr(owner, name, usual))
+    def _plan_started(self, *_: object, **__: object) -> None:
+        if self.started:
+            self.plan()
 
     def start(self, process: Any, popen: Any, method: str) -> int:
         """A process is started; its number."""
@@ -161,7 +151,7 @@ class Launcher:
         self.started.append(started)
         return len(self.started) - 1
 
-    def _it_joins(self) -> None:
+    def _it_joins(self, *_: object, **__: object) -> None:
         if os.getpid() == self._pid:
             self._refuse(
                 f"the process that starts the others joins a group itself{_at()}, or makes a store "
@@ -314,9 +304,7 @@ class PlannedProcess:
 
 def _leave() -> NoReturn:
     """End this process as planned, with what the program has printed so far."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    flush()
     os._exit(0)
 
 

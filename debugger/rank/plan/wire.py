@@ -5,19 +5,16 @@ Both ends are one program's; nothing is ever unpickled.
 
 from __future__ import annotations
 
-import itertools
 import json
-import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _HEAD = struct.Struct("<I")
-_CHUNK = 1 << 18
+CHUNK = 1 << 18
 
 LOOK = -2
-"""The number of a question to the rank: see `PlannerLine.stands`."""
+"""The number of a question to the rank: see `Planner.stands`."""
 
 Message = tuple[list[Any], list[bytes | None]]
 """The words, and values that are no JSON; None: one that is not known."""
@@ -64,64 +61,3 @@ class Unpacker:
             at += size
         del held[:end]
         return words, values
-
-
-class PlannerLine:
-    """The rank's end. `ask` waits for the answer; any thread may, while others do. `stands` says
-    where the threads of this rank stand, and is asked in one of them that waits."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._unpacker = Unpacker()
-        self._sending = threading.Lock()
-        self._changed = threading.Condition()
-        self._answers: dict[int, Message] = {}
-        self._numbers = itertools.count()
-        self._somebody_reads = False
-        self._ended = False
-        self.stands: Callable[[], Sequence[Any]] | None = None
-
-    def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
-        """Say something that needs no answer."""
-        with self._sending:
-            self._connection.sendall(packed([-1, *words], values))
-
-    def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
-        """Say something, and wait for the answer. Raises ConnectionError when nobody is there."""
-        number = next(self._numbers)
-        alone = threading.active_count() == 1
-        is_main = alone or threading.current_thread() is threading.main_thread()
-        with self._sending:
-            self._connection.sendall(packed([number, alone, is_main, *words], values))
-        while True:
-            with self._changed:
-                while number not in self._answers and self._somebody_reads:
-                    self._changed.wait()
-                if number in self._answers:
-                    return self._answers.pop(number)
-                if self._ended:
-                    raise ConnectionError("the process that runs the plan has gone")
-                self._somebody_reads = True
-            self._read()
-
-    def _read(self) -> None:
-        """Reads what is said to this rank, for whichever of its threads, up to the next answer."""
-        answered = False
-        while not answered:
-            data = b""
-            said: list[Message] = []
-            try:
-                data = self._connection.recv(_CHUNK)
-                said = list(self._unpacker.feed(data))
-            finally:
-                answers = {words[0]: (words[1:], values) for words, values in said}
-                looks = answers.pop(LOOK, None)
-                answered = bool(answers) or not data
-                if answered:  # else no thread is woken, for it is asked whether any of them moves
-                    with self._changed:
-                        self._answers |= answers
-                        self._somebody_reads = False
-                        self._ended = not data
-                        self._changed.notify_all()
-            if looks is not None:
-                self.tell(["stands", *(self.stands() if self.stands is not None else ())])

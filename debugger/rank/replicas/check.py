@@ -34,14 +34,19 @@ from ...record.notes import ReplicasNote
 from ...record.replicas import ALONE, APART, ReplicaWriter, file_name
 from ...record.signature import hash64
 from ...record.snapshot import Column
-from .. import torch_private
 from ..checks import pipeline
 from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
-from ..torch_private import ddp
+from ..torch_private.training import (
+    cannot_look,
+    on_model_replicated,
+    on_models_averaged,
+    on_optimizer_steps,
+    on_statistics,
+)
 from . import quantities
 from .declarations import (
     BY_EQUALITY,
@@ -81,10 +86,10 @@ def observe(
         return
     gradients = reduced if REPLICAS in pipeline.asked() else None
     check = ReplicaCheck(recorder, directory / "ranks", gradients)
-    torch_private.on_model_replicated(DistributedDataParallel, check.replicated)
-    ddp.on_statistics(check.forward)
-    torch_private.on_models_averaged(check.averaged)
-    torch_private.on_optimizer_steps(check.before_step, check.after_step)
+    on_model_replicated(check.replicated)
+    on_statistics(check.forward)
+    on_models_averaged(check.averaged)
+    on_optimizer_steps(check.before_step, check.after_step)
     on_own_rank(check.adopt)
 
 
@@ -215,7 +220,7 @@ class ReplicaCheck:
         self._guarded(optimizer, sys._getframe(1), made=1)
 
     def _guarded(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
-        if self._off or os.getpid() != self._pid or torch_private.cannot_look(frame):
+        if self._off or os.getpid() != self._pid or cannot_look(frame):
             return
         try:
             self._look(optimizer, frame, made)

@@ -25,10 +25,10 @@ from torch.multiprocessing import reductions
 
 from ...record.ops import Pattern, methods_of
 from ...record.signature import SUMS, Signature
-from .. import torch_private
 from ..checks.non_finite import After, Inspect
 from ..log.rank_log import report_own_fault
 from ..record.recorder import GroupRecord, Known
+from ..torch_private.training import capturing, current_backward
 
 # A weak reference keeps the address of a storage from being given to another one. Torch has no
 # types for it.
@@ -103,7 +103,7 @@ class ReducedGradients:
         return look
 
     def _see_backward(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
-        number = torch_private.current_backward()
+        number = current_backward()
         if number is None or number < 0:
             return
         if number != self._last_backward:
@@ -121,7 +121,7 @@ class ReducedGradients:
 
     def _keep(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
         """The call is complete: what came of it. The capture of a CUDA graph must not meet that."""
-        if torch_private.capturing():
+        if capturing():
             return
         try:
             kept = self._sums.setdefault(record, deque(maxlen=MOST_SUMS))

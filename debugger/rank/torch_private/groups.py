@@ -21,7 +21,7 @@ from distcore.base.wrapping import around
 
 from ...hook.loading import when_imported
 from ...record.snapshot import by_device
-from .probe import Private, WatchedPart, Wrapped, before, c10d, patch, private
+from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, patch, private
 
 _REGISTRIES = (
     "_pg_map",
@@ -352,16 +352,13 @@ def _behind(attach: Wrapped, group_class: type) -> Wrapped:
 def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
     """`changed(group, timeout)` hears of new timeouts; its True keeps them from the backend."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def set_timeout(timeout: timedelta, group: Any = None, **more: Any) -> Any:
-            found = c10d.GroupMember.WORLD if group is None else group
-            if not more and changed(found, timeout):
-                return None
-            return original(timeout, group, **more)
+    def set_timeout(original: Wrapped, timeout: timedelta, group: Any = None, **more: Any) -> Any:
+        found = c10d.GroupMember.WORLD if group is None else group
+        if not more and changed(found, timeout):
+            return None
+        return original(timeout, group, **more)
 
-        return set_timeout
-
-    patch(c10d, "_set_pg_timeout", make)
+    instead(c10d, "_set_pg_timeout", set_timeout)
 
 
 @DURATIONS

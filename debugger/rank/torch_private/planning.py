@@ -9,24 +9,13 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import torch
-from torch import Tensor
 
 from distcore.torch_private import rename_backend
 
 from ...record.snapshot import by_device
-from .probe import C10D, Private, WatchedPart, Wrapped, before, c10d, dist, patch
+from .probe import C10D, Private, WatchedPart, Wrapped, before, c10d, dist, instead, patch
 
 MakeStore = Callable[[str], Any]
-
-
-WEAK_STORAGES = WatchedPart(
-    "weak_storages",
-    "a plan keeps all memory whose values it does not have",
-    Private("torch", "UntypedStorage._weak_ref"),
-    Private("torch", "UntypedStorage._expired"),
-    Private("torch", "UntypedStorage._free_weak_ref"),
-    Private("torch", "UntypedStorage._cdata"),
-)
 
 
 SENT_OBJECTS = WatchedPart(
@@ -42,65 +31,29 @@ def write_sent_objects_with(pickler: type) -> None:
     c10d._pickler = pickler
 
 
-class StorageReference:
-    """Knows whether a storage is still there, without keeping it. Nobody else gets its address
-    meanwhile."""
-
-    __slots__ = ("_kept", "_reference")
-
-    def __init__(self, storage: Any) -> None:
-        weak = WEAK_STORAGES.works
-        self._reference = storage._weak_ref() if weak else None
-        self._kept = None if weak else storage
-
-    def expired(self) -> bool:
-        """Whether it has gone."""
-        kind: Any = torch.UntypedStorage
-        return self._reference is not None and bool(kind._expired(self._reference))
-
-    def __del__(self) -> None:
-        kind: Any = torch.UntypedStorage
-        if self._reference is not None:
-            kind._free_weak_ref(self._reference)
-
-
-def storage_address(tensor: Tensor) -> int:
-    """Returns what tells a tensor's storage from others that there are; 0 where it has none."""
-    try:
-        storage: Any = tensor.untyped_storage()
-        return int(storage._cdata)
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
 def make_groups_on(backend: str) -> None:
     """From now on every group is made on this backend of ours, and answers by the name that the
     program gave. Nobody waits for the other ranks of a new group."""
 
-    def helper(original: Wrapped) -> Wrapped:
-        def create(*args: Any, **kwargs: Any) -> Any:
-            given = list(args)
-            if len(given) > 3:
-                asked, given[3] = given[3], c10d.Backend(backend)
-            else:
-                asked = kwargs.get("backend")
-                kwargs = {**kwargs, "backend": c10d.Backend(backend)}
-            for at, name in ((6, "backend_options"), (6, "pg_options")):
-                if name in kwargs:
-                    kwargs[name] = None
-                elif len(given) > at:
-                    given[at] = None
-            if kwargs.get("device_id") is not None:
-                kwargs["device_id"] = None  # an accelerator's, which this process need not have
-            created = original(*given, **kwargs)
-            group = created[0]
-            if isinstance(group, c10d.ProcessGroup):
-                _rename(group, backend, str(asked))
-            return created
+    def create(original: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if len(given) > 3:
+            asked, given[3] = given[3], c10d.Backend(backend)
+        else:
+            asked = kwargs.get("backend")
+            kwargs = {**kwargs, "backend": c10d.Backend(backend)}
+        # The last is an accelerator's, which this process need not have.
+        for name in ("backend_options", "pg_options", "device_id"):
+            if name in kwargs:
+                kwargs[name] = None
+        given[6:7] = [None] * len(given[6:7])  # the options by their place
+        created = original(*given, **kwargs)
+        group = created[0]
+        if isinstance(group, c10d.ProcessGroup):
+            _rename(group, backend, str(asked))
+        return created
 
-        return create
-
-    patch(c10d, "_new_process_group_helper", helper)
+    instead(c10d, "_new_process_group_helper", create)
     patch(c10d, "_store_based_barrier", lambda _: lambda *_args, **_kwargs: None)
 
 
@@ -123,17 +76,16 @@ def make_stores(make: MakeStore) -> None:
     """From now on every store that the program makes, or meets the others in, is what `make` gives
     for its address."""
 
-    def rendezvous(original: Wrapped) -> Wrapped:
-        def meet(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-            found_rank, found_size = _whoami(url, rank, world_size)
-            if min(found_rank, found_size) < 0:
-                yield from original(url, rank, world_size, **kwargs)
-                return
-            yield make(_address(url)), found_rank, found_size
+    def meet(
+        original: Wrapped, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
+    ) -> Any:
+        found_rank, found_size = _whoami(url, rank, world_size)
+        if min(found_rank, found_size) < 0:
+            yield from original(url, rank, world_size, **kwargs)
+            return
+        yield make(_address(url)), found_rank, found_size
 
-        return meet
-
-    patch(c10d, "rendezvous", rendezvous)
+    instead(c10d, "rendezvous", meet)
     for name in ("TCPStore", "FileStore", "HashStore"):
         _replace_store(name, make)
 
@@ -208,18 +160,14 @@ def on_awaited_futures(calls: Callable[[], int], over: Callable[[int], None]) ->
     import torch.autograd.graph
     import torch.futures
 
-    def backward(original: Wrapped) -> Wrapped:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            first = calls()
-            found = original(*args, **kwargs)
-            over(first)
-            return found
-
-        return run
+    def backward(original: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        first = calls()
+        found = original(*args, **kwargs)
+        over(first)
+        return found
 
     for module in (torch.autograd, torch.autograd.graph):
-        patch(module, "_engine_run_backward", backward)
-
+        instead(module, "_engine_run_backward", backward)
     before(torch.futures.Future, "wait", lambda _: over(0))
 
 
@@ -233,40 +181,18 @@ def on_world(check: Callable[[int, int], None]) -> None:
     before(c10d, "_new_process_group_helper", create)
 
 
-def on_started_processes(tell: Callable[[], None]) -> None:
+def on_started_processes(tell: Callable[..., None]) -> None:
     """`tell` is called before torch.multiprocessing starts processes, which are ranks."""
-    home = sys.modules["torch.multiprocessing.spawn"]
-    usual: Any = vars(home)["start_processes"]
-
-    def start(*args: Any, **kwargs: Any) -> Any:
-        tell()
-        return usual(*args, **kwargs)
-
-    for owner in (home, torch.multiprocessing):
-        setattr(owner, "start_processes", start)  # noqa: B010
+    for owner in (sys.modules["torch.multiprocessing.spawn"], torch.multiprocessing):
+        before(owner, "start_processes", tell)
 
 
-def refuse_groups(tell: Callable[[], None]) -> Callable[[], None]:
-    """`tell` is called before this process makes a group or a store; what takes that back."""
-    undo = []
-    for owner in (c10d, dist):
-        for name in ("_new_process_group_helper", "rendezvous", "TCPStore", "FileStore"):
-            usual = getattr(owner, name, None)
-            if usual is None:
-                continue
-
-            def refused(*args: Any, usual: Any = usual, **kwargs: Any) -> Any:
-                tell()
-                return usual(*args, **kwargs)
-
-            setattr(owner, name, refused)
-            undo.append((owner, name, usual))
-
-    def take_back() -> None:
-        for owner, name, usual in undo:
-            setattr(owner, name, usual)
-
-    return take_back
+def refuse_groups(tell: Callable[..., None]) -> list[Callable[[], None]]:
+    """`tell` is called before this process makes a group or a store; returns what takes that
+    back."""
+    makers = [(c10d, "_new_process_group_helper"), (c10d, "rendezvous")]
+    makers += [(dist.TCPStore, "__init__"), (dist.FileStore, "__init__")]
+    return [before(owner, name, tell) for owner, name in makers]
 
 
 def functions() -> dict[int, tuple[Any, str]]:

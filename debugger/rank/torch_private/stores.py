@@ -17,8 +17,8 @@ from typing import Any
 
 from ...record.safe_text import endpoint, port_of
 from ..limits import CONNECT_S, STORE_OPERATION_S
-from .groups import helper_arguments, on_group_creation
-from .probe import Wrapped, after, before, c10d, dist, patch, within
+from .groups import CREATION, helper_arguments
+from .probe import Wrapped, after, before, c10d, dist, instead, within
 
 _TCP_ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers")
 
@@ -143,26 +143,20 @@ def on_rank_store(heard: StoreHeard) -> None:
     of where it comes from; one that the program has made, or a backend of its own accord as MPI's
     does, at the latest where every group is made."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            for found in original(*args, **kwargs):
-                _rank_has(found[0], heard)
-                yield found
+    def rendezvous(original: Wrapped, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for found in original(*args, **kwargs):
+            _rank_has(found[0], heard)
+            yield found
 
-        return rendezvous
+    def creates_group(*args: Any, **kwargs: Any) -> None:
+        store = helper_arguments(args, kwargs).get("store")
+        if isinstance(store, dist.Store):
+            with contextlib.suppress(Exception):
+                _rank_has(store, heard)
 
-    def with_given(original: Wrapped) -> Wrapped:
-        def create_group(*args: Any, **kwargs: Any) -> Any:
-            store = helper_arguments(args, kwargs).get("store")
-            if isinstance(store, dist.Store):
-                with contextlib.suppress(Exception):
-                    _rank_has(store, heard)
-            return original(*args, **kwargs)
-
-        return create_group
-
-    patch(c10d, "rendezvous", make)
-    on_group_creation(with_given)
+    instead(c10d, "rendezvous", rendezvous)
+    if CREATION.works:
+        before(c10d, "_new_process_group_helper", creates_group)
 
 
 def store_of_environment(wanted: Callable[[], bool]) -> tuple[Callable[[], Any], str] | None:
