@@ -25,8 +25,6 @@ LONGEST_STEP_NS = 1_000_000_000
 """Time in which this process could not run (it was stopped by a signal) is not counted."""
 FORKED_CHILD_S = 20.0
 """How long the child of the fault `fork` lives, whatever the fork has left locked."""
-AFTERWARDS_S = 30
-"""How long the program may go on when its ranks have ended, in case it starts more of them."""
 LONGEST_WAIT_S = 60.0
 """A wait with a longer limit of time is one that a run would be stopped in; one that a program
 gives up within this is given up in a plan."""
@@ -35,10 +33,6 @@ VAIN_S = 120.0
 else, they wait in loops for what never comes."""
 CHECK_S = 1.0
 """How long one more look for keys that are not there sleeps."""
-MEASURE_AFTER_S = 2.0
-"""The memory of a planned rank is measured when it has run for so long."""
-PLANNED_GRACE_S = 1.0
-"""How long a planned rank may take to end when it was told to."""
 ASKING_CPU_S = 0.5
 """Who uses more in them computes."""
 HEARTBEAT_S = 0.1
@@ -68,7 +62,6 @@ GROUP_TIMEOUT_S = 1800.0
 """Of a group that was given none."""
 GLOO_WORKERS_S = 1.0
 """How long gloo's workers may take to let go of what they have worked on."""
-GLOO_LOOK_EVERY_S = 0.001
 STORE_OPERATION_S = 10.0
 """How long one operation of a store of ours may take."""
 CONNECT_S = 2.0

@@ -35,7 +35,6 @@ import torch.distributed
 import torch.multiprocessing
 
 from ...record.requests.plan_request import Outcome, Request
-from ..limits import AFTERWARDS_S
 from ..record import call_site
 from ..torch_private import planned_accelerator, planning
 from ..torch_private.probe import before, patch
@@ -203,7 +202,7 @@ class Launcher:
             os.close(descriptor)
         if any(started.status for started in self.started) or forker.scheduler.cut:
             _leave()  # results that it would wait for never come
-        signal.alarm(AFTERWARDS_S)
+        signal.alarm(30)  # seconds for the program to go on, in case it starts more of them
 
     def _surround(self, rank: int) -> None:
         """In a rank, before anything of it: what is here for the launcher only is taken back."""

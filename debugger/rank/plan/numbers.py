@@ -30,16 +30,7 @@ from ..record import call_site
 from ..record.recorder import Recorder
 from ..torch_private.probe import instead
 
-_ARITHMETIC = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "divmod",
-)
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
 _UNARY = ("neg", "pos", "abs")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_BITS = ("and_", "or_", "xor", "lshift", "rshift")

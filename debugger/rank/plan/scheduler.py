@@ -30,8 +30,6 @@ from ...system.proc import read_stat
 from ..limits import (
     CHECK_S,
     LONGEST_WAIT_S,
-    MEASURE_AFTER_S,
-    PLANNED_GRACE_S,
     VAIN_S,
 )
 from .board import Board, waits_for
@@ -388,10 +386,11 @@ class Scheduler:
         self._waiting[planned.rank] = planned
         self._first = False
         # Looking takes ten milliseconds, a rank may wait at each of its steps, and one that has
-        # come far needs what it needs: each look is at twice the age of the last.
+        # come far needs what it needs: each look is at twice the age of the last, the first after
+        # two seconds.
         now_s = time.monotonic()
         if now_s >= planned.measure_at_s:
-            planned.measure_at_s = now_s + max(MEASURE_AFTER_S, now_s - planned.began_s)
+            planned.measure_at_s = now_s + max(2.0, now_s - planned.began_s)
             planned.private_bytes = memory.private_bytes(planned.pid)
             self.most_bytes = max(self.most_bytes, planned.private_bytes)
         self.most_waiting = max(self.most_waiting, len(self._waiting))
@@ -481,7 +480,8 @@ class Scheduler:
                     continue
                 planned.cpu_ticks = ticks
             used_s = planned.used_s + now_s - planned.since_s
-            if planned.told_to_end_s and now_s - planned.told_to_end_s > PLANNED_GRACE_S:
+            # A second is enough for a rank to end that was told to.
+            if planned.told_to_end_s and now_s - planned.told_to_end_s > 1.0:
                 self.cut.setdefault(planned.rank, f"it ran for {self._limits.time_s:g} s")
                 planned.kill()
             elif used_s > self._limits.time_s and not planned.told_to_end_s:

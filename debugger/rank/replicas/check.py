@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.notes import ReplicasNote
 from ...record.replicas import ALONE, APART, ReplicaWriter, file_name
@@ -40,13 +41,7 @@ from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
-from ..torch_private.training import (
-    cannot_look,
-    on_model_replicated,
-    on_models_averaged,
-    on_optimizer_steps,
-    on_statistics,
-)
+from ..torch_private import training
 from . import quantities
 from .declarations import (
     BY_EQUALITY,
@@ -86,10 +81,10 @@ def observe(
         return
     gradients = reduced if REPLICAS in pipeline.asked() else None
     check = ReplicaCheck(recorder, directory / "ranks", gradients)
-    on_model_replicated(check.replicated)
-    on_statistics(check.forward)
-    on_models_averaged(check.averaged)
-    on_optimizer_steps(check.before_step, check.after_step)
+    training.on_model_replicated(check.replicated)
+    training.on_statistics(check.forward)
+    training.on_models_averaged(check.averaged)
+    training.on_optimizer_steps(check.before_step, check.after_step)
     on_own_rank(check.adopt)
 
 
@@ -138,7 +133,6 @@ class Replica:
 class Steps:
     """The steps of one optimiser."""
 
-    optimizer: weakref.ref[Optimizer]
     made: int = 0
     seen: tuple[int, ...] = ()
     parameters: Sequence[torch.Tensor] = ()
@@ -158,7 +152,7 @@ class ReplicaCheck:
         every = os.environ.get(EVERY, "")
         self._every = max(1, int(every)) if every.isdecimal() else 1
         self._pid = os.getpid()
-        self._steps: dict[int, Steps] = {}  # by id: an optimiser need not be hashable
+        self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
         self._replicas: list[Replica] = []
         self._stepped: dict[tuple[int, int], tuple[int, int]] = {}
@@ -211,7 +205,7 @@ class ReplicaCheck:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """`optimizer` is about to make a step."""
-        steps = self._steps.get(id(optimizer))
+        steps = self._steps.get(optimizer)
         if steps is None or any(replica.is_part for replica in steps.replicas):
             self._guarded(optimizer, sys._getframe(1), made=0)
 
@@ -220,7 +214,7 @@ class ReplicaCheck:
         self._guarded(optimizer, sys._getframe(1), made=1)
 
     def _guarded(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
-        if self._off or os.getpid() != self._pid or cannot_look(frame):
+        if self._off or os.getpid() != self._pid or training.cannot_look(frame):
             return
         try:
             self._look(optimizer, frame, made)
@@ -231,7 +225,7 @@ class ReplicaCheck:
     # -- a step --------------------------------------------------------------------------------
 
     def _look(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
-        steps = self._steps_of(optimizer)
+        steps: Steps = self._steps.setdefault(optimizer, Steps())
         steps.made += made
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         seen = (len(self._models), *map(id, parameters))
@@ -261,18 +255,6 @@ class ReplicaCheck:
                 self._add_whole(replica, optimizer, tensors)
         if made and self._gradients is not None:
             self._gradients.forget()
-
-    def _steps_of(self, optimizer: Optimizer) -> Steps:
-        number, every = id(optimizer), self._steps
-
-        def forget(reference: weakref.ref[Optimizer]) -> None:
-            if number in every and every[number].optimizer is reference:
-                del every[number]
-
-        known = every.get(number)
-        if known is None or known.optimizer() is not optimizer:
-            known = every[number] = Steps(weakref.ref(optimizer, forget))
-        return known
 
     def _add(
         self,

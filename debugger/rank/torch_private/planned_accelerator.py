@@ -64,10 +64,10 @@ def _answer_for_types(places: DevicePlaces) -> None:
         made = _OldType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         by_name[title] = made
         setattr(torch.cuda, name, made)
-    kind: Any = Tensor
-    usual = kind.type
 
-    def type_of(tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    def type_of(
+        usual: Wrapped, tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> Any:
         wanted = by_name.get(dtype, dtype) if isinstance(dtype, str) else dtype
         if isinstance(wanted, _OldType):
             return tensor.to("cuda", wanted.dtype, non_blocking=non_blocking)
@@ -75,19 +75,16 @@ def _answer_for_types(places: DevicePlaces) -> None:
             return _NAMES.get(tensor.dtype) or usual(tensor)
         return usual(tensor, dtype, non_blocking, **kwargs)
 
-    kind.type = type_of
-    whole: Any = torch
-    usual_default = whole.set_default_tensor_type
-
-    def set_default_tensor_type(wanted: Any) -> None:
+    def set_default_tensor_type(usual: Wrapped, wanted: Any) -> None:
         found = by_name.get(wanted, wanted) if isinstance(wanted, str) else wanted
         if isinstance(found, _OldType):
             torch.set_default_dtype(found.dtype)
             torch.set_default_device("cuda")
         else:
-            usual_default(wanted)
+            usual(wanted)
 
-    whole.set_default_tensor_type = set_default_tensor_type
+    instead(Tensor, "type", type_of)
+    instead(torch, "set_default_tensor_type", set_default_tensor_type)
 
 
 _TORCH = os.path.join(os.path.dirname(str(torch.__file__)), "")
@@ -265,12 +262,7 @@ _MEMORY_BYTES = 80 << 30
 _NCCL_VERSION = (2, 27, 5)
 _NCCL_TIMEOUT = timedelta(minutes=10)
 _CUDA_VERSION = "12.8"
-_COUNTERS = (
-    "utilization",
-    "temperature",
-    "power_draw",
-    "clock_rate",
-)
+_COUNTERS = ("utilization", "temperature", "power_draw", "clock_rate")
 _OF_NVTX = (
     "rangePushA",
     "rangePop",
@@ -295,18 +287,6 @@ _NOTHING = (
     "reset_peak_host_memory_stats",
     "set_per_process_memory_fraction",
 )
-_OF_BOTH = (
-    "synchronize",
-    "empty_cache",
-    "memory_stats",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "reset_peak_memory_stats",
-    "reset_accumulated_memory_stats",
-)
-"""The functions that `torch.accelerator` has by the same names as `torch.cuda`."""
 
 
 class FakeDevice:
@@ -347,8 +327,7 @@ def pretend(devices: int) -> DevicePlaces:
     """Answer for torch.cuda with so many devices. What it returns makes the calls of functions and
     operators on the CPU, and knows which device each tensor is said to be on."""
     places = DevicePlaces(devices, int(os.environ.get("LOCAL_RANK", "0")) % devices)
-    _answer_for_cuda(places)
-    _answer_for_accelerators(places)
+    _answer_for_accelerators(places, _answer_for_cuda(places))
     answer(places)
     if not isinstance(c10d.default_pg_nccl_timeout, timedelta):
         c10d.default_pg_nccl_timeout = _NCCL_TIMEOUT
@@ -391,7 +370,7 @@ def count_only(devices: int) -> None:
     cuda.device_count = lambda: devices
 
 
-def _answer_for_cuda(places: DevicePlaces) -> None:
+def _answer_for_cuda(places: DevicePlaces) -> dict[str, Any]:
     cuda: Any = torch.cuda
     properties = types.SimpleNamespace(
         name="planned",
@@ -479,10 +458,12 @@ def _answer_for_cuda(places: DevicePlaces) -> None:
     setattr(cuda.memory, "_record_memory_history", _answering(None))  # noqa: B010
     setattr(torch, "Stream", FakeStream)  # noqa: B010
     setattr(torch, "Event", FakeEvent)  # noqa: B010
+    return answers
 
 
-def _answer_for_accelerators(places: DevicePlaces) -> None:
-    """torch's own code finds none: what it would do with one is done on the CPU."""
+def _answer_for_accelerators(places: DevicePlaces, of_cuda: dict[str, Any]) -> None:
+    """torch's own code finds none: what it would do with one is done on the CPU. Functions that
+    `torch.accelerator` has by the same names as `torch.cuda` answer the same."""
     home: Any = getattr(torch, "accelerator", None)
     if home is None:
         return
@@ -491,7 +472,7 @@ def _answer_for_accelerators(places: DevicePlaces) -> None:
     def telling(torch_finds: Any, program_finds: Any) -> Callable[..., Any]:
         return lambda *_, **__: torch_finds if asked_by_torch(_getframe(1)) else program_finds
 
-    answers: dict[str, Any] = {
+    answers = of_cuda | {
         "current_accelerator": telling(None, torch.device("cuda")),
         "is_available": telling(False, True),
         "device_count": telling(0, places.devices),
@@ -500,13 +481,9 @@ def _answer_for_accelerators(places: DevicePlaces) -> None:
         "set_device_index": cuda.set_device,
         "set_device_idx": cuda.set_device,
         "device_index": cuda.device,
-        "current_stream": cuda.current_stream,
-        "set_stream": cuda.set_stream,
         "get_memory_info": cuda.mem_get_info,
         "get_device_capability": lambda *_: {"supported_dtypes": set()},
     }
-    for name in _OF_BOTH:
-        answers[name] = getattr(cuda, name)
     for name, found in answers.items():
         if hasattr(home, name):
             setattr(home, name, found)

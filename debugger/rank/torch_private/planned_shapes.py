@@ -8,7 +8,6 @@ that has nothing of a parameter.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from ...hook.loading import when_imported
 from .planned_devices import DEFAULT_DEVICES
-from .probe import Private, WatchedPart
+from .probe import Private, WatchedPart, Wrapped, instead
 
 _PROPAGATION = "torch.distributed.tensor._sharding_prop"
 _SPECS = "torch.distributed.tensor._dtensor_spec"
@@ -56,10 +55,8 @@ def share_shapes(recall: Recall, remember: Remember) -> None:
         from torch.distributed.tensor import _sharding_prop
 
         home: Any = _sharding_prop.ShardingPropagator
-        usual = home._propagate_tensor_meta_non_cached
 
-        @functools.wraps(usual)
-        def propagate(propagator: Any, op_schema: Any) -> Any:
+        def propagate(usual: Wrapped, propagator: Any, op_schema: Any) -> Any:
             try:
                 asked = words_of(op_schema)
             except _OwnCall:
@@ -74,7 +71,7 @@ def share_shapes(recall: Recall, remember: Remember) -> None:
                 pass
             return found
 
-        home._propagate_tensor_meta_non_cached = propagate
+        instead(home, "_propagate_tensor_meta_non_cached", propagate)
 
     when_imported(_PROPAGATION, replace)
 
@@ -168,17 +165,13 @@ def ask_sizes(known: Callable[[Any], Any], nothing_unknown: Callable[[], bool]) 
 
     home: Any = _device
     home._device_constructors()  # which keeps the functions as they are now
-    for owner, names in ((torch, _OF_TORCH), (Tensor, _OF_TENSORS)):
-        for name in names:
-            setattr(owner, name, _asking(getattr(owner, name), known, nothing_unknown))
 
-
-def _asking(usual: Any, known: Callable[[Any], Any], nothing_unknown: Callable[[], bool]) -> Any:
-    @functools.wraps(usual)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def asking(usual: Wrapped, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if nothing_unknown():
             return usual(*args, **kwargs)
         return usual(*map(known, args), **kwargs)
 
-    return function
+    for owner, names in ((torch, _OF_TORCH), (Tensor, _OF_TENSORS)):
+        for name in names:
+            instead(owner, name, asking)

@@ -13,6 +13,7 @@ import torch
 from distcore.torch_private import rename_backend
 
 from ...record.snapshot import by_device
+from .loopback import without_prefixes
 from .probe import C10D, Private, WatchedPart, Wrapped, before, c10d, dist, instead, patch
 
 MakeStore = Callable[[str], Any]
@@ -110,9 +111,7 @@ def _address(url: str) -> str:
 
 def store_name(store: Any) -> str:
     """The address of a planned store, whatever prefixes stand before it; "" of another one."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return str(getattr(store, "address", ""))
+    return str(getattr(without_prefixes(store), "address", ""))
 
 
 def _replace_store(name: str, make: MakeStore) -> None:

@@ -18,20 +18,14 @@ from typing import Any
 from ...record.safe_text import endpoint, port_of
 from ..limits import CONNECT_S, STORE_OPERATION_S
 from .groups import CREATION, helper_arguments
+from .loopback import STORE_ARGUMENTS, without_prefixes
 from .probe import Wrapped, after, before, c10d, dist, instead, within
-
-_TCP_ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers")
 
 
 def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]]) -> None:
     """Hear of store operations that block until another rank sets a key."""
-    for store_class in (
-        dist.Store,
-        dist.TCPStore,
-        dist.FileStore,
-        dist.HashStore,
-        dist.PrefixStore,
-    ):
+    kinds = (dist.Store, dist.TCPStore, dist.FileStore, dist.HashStore, dist.PrefixStore)
+    for store_class in kinds:
         for name in ("get", "wait"):
             if name in vars(store_class):
                 watch_store(store_class, name, watch)
@@ -59,7 +53,7 @@ def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]
         return watch(str(file_name), False, 0)
 
     def tcp_store(_: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        given = {**dict(zip(_TCP_ARGUMENTS, args, strict=False)), **kwargs}
+        given = {**dict(zip(STORE_ARGUMENTS, args, strict=False)), **kwargs}
         hosts = bool(given.get("is_master", False))
         size = given.get("world_size") if given.get("wait_for_workers", True) else None
         return watch("", hosts, size if hosts and isinstance(size, int) and size > 1 else 0)
@@ -71,8 +65,7 @@ def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]
 def store_address(store: Any) -> str:
     """Returns what tells the worlds that meet in different stores apart, in the same words on all
     ranks."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
+    store = without_prefixes(store)
     name = type(store).__name__
     if isinstance(store, dist.TCPStore):
         return f"{name}:{store.port}"
@@ -206,9 +199,7 @@ def _told_place() -> tuple[str, int] | None:
 
 
 def _rank_has(store: Any, heard: StoreHeard) -> None:
-    inner = store
-    while isinstance(inner, dist.PrefixStore):
-        inner = inner.underlying_store
+    inner = without_prefixes(store)
     if isinstance(inner, dist.HashStore):
         return  # of this process alone
     host = str(inner.host) if isinstance(inner, dist.TCPStore) else ""

@@ -99,7 +99,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("DISTDEBUG_RAISE_OWN_FAULTS", "1")
     for module in (check, declarations):
         monkeypatch.setattr(module, "CheckedGroup", SimpleNamespace)
-    monkeypatch.setattr(check, "cannot_look", lambda _frame: False)
+    monkeypatch.setattr(check.training, "cannot_look", lambda _frame: False)
     return Bench(tmp_path)
 
 
