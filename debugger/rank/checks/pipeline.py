@@ -81,8 +81,7 @@ class Pipeline:
         """From now on `look()` comes before each call of any group, after all else that does;
         None: no more."""
         self._once = look
-        for record in list(self._groups):
-            self._choose(record, self._level.is_detail())
+        self._switch(self._level.is_detail())
 
     def _choose(self, record: GroupRecord, detail: bool) -> None:
         recorder, several = self._recorder, len(record.ranks) > 1

@@ -17,15 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .wire import Message
+from .exchange import TIMED_OUT, Message
 
 ENOUGH = 8
 """The number of equal parts of a collective that make the others likely."""
 _FLOATS = re.compile(r"\bb?(float|complex)\d+")
 
 Values = list[bytes | None]
-TIMED_OUT = "timed out"
-"""The first word of the answer to a wait for a key whose time is over."""
 
 
 @dataclass(slots=True)

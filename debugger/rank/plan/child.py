@@ -44,7 +44,7 @@ from ..record import call_site
 from ..record.describe import METHODS
 from ..record.exception_text import HANDS_ON
 from ..record.recorder import GroupRecord
-from ..torch_private import planned_accelerator, planned_shapes, planning
+from ..torch_private import planned_accelerator, planning
 from ..torch_private.gloo import NoSockets
 from ..torch_private.operator_calls import tensors_of
 from ..torch_private.planned_accelerator import number_at
@@ -312,8 +312,9 @@ def main(
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
+    ranks = frozenset(request.ranks)
     exchange = PlannedExchange(
-        planner, taint, request.real_bytes, writer.came, request.barriers_wait, request.ranks
+        planner, taint, request.real_bytes, writer.came, request.barriers_wait, ranks
     )
     register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.
@@ -331,15 +332,14 @@ def main(
     planner.stands = StandingThreads(
         lambda frame: layer.recorder.site(frame, of_another=True) if frame is not None else 0
     ).tell
-    decisions = Decisions(request.undecided)
-    decisions.tell(layer.recorder, writer)
+    decisions = Decisions(request.undecided, layer.recorder, writer)
     if request.accelerator == "cuda":
         layer.places = planned_accelerator.pretend(request.local_size)
     Values(taint, decisions, exchange.agreed, layer.places).follow()
     if layer.places is not None:
         writer.find_stream = number_at
-    planned_shapes.share_shapes(planner.recall, planner.remember)
-    planned_shapes.share_empty_chunks()
+    planning.share_shapes(planner.recall, planner.remember)
+    planning.share_empty_chunks()
     planning.write_sent_objects_with(pickler_for_ranks(taint))
     if request.steps:
         end_after_steps(request.steps, functools.partial(writer.put, "enough"))

@@ -2,14 +2,20 @@
 
 A rank that waits for a key gives its place to another. No time passes in a plan: a wait for a key
 that nobody will set any more is over when nothing else can go on.
+
+On the wire between a planned rank and the process that runs it is a line of JSON, and bytes with
+it. Both ends are one program's; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import socket
+import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -20,16 +26,68 @@ from distcore.plan.exchange import RATIO, packed
 
 from ..torch_private.planning import store_name
 from ..torch_private.probe import dist
-from .board import TIMED_OUT
 from .taint import OWN, Taint, mixed
-from .wire import CHUNK, LOOK, Message, Unpacker
-from .wire import packed as packed_message
 
+TIMED_OUT = "timed out"
+"""The first word of the answer to a wait for a key whose time is over."""
 FEW_ELEMENTS = 16
 """The most floats that are taken for numbers that steer a program; more are data."""
 MOST_OBJECT_BYTES = 64 << 20
 """Bytes are objects, which always travel, up to so many."""
 _EXACT = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
+
+
+_HEAD = struct.Struct("<I")
+CHUNK = 1 << 18
+
+LOOK = -2
+"""The number of a question to the rank: see `Planner.stands`."""
+
+Message = tuple[list[Any], list[bytes | None]]
+"""The words, and values that are no JSON; None: one that is not known."""
+
+
+def as_bytes(words: Sequence[Any], values: Sequence[bytes | None] = ()) -> bytes:
+    """Returns a message as bytes."""
+    sizes = [-1 if one is None else len(one) for one in values]
+    head = json.dumps([list(words), sizes], separators=(",", ":")).encode()
+    return b"".join([_HEAD.pack(len(head)), head, *(one for one in values if one)])
+
+
+class Unpacker:
+    """Gives whole messages out of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are complete with this."""
+        self._bytes += data
+        while (found := self._next()) is not None:
+            yield found
+
+    def _next(self) -> Message | None:
+        held = self._bytes
+        if len(held) < _HEAD.size:
+            return None
+        (length,) = _HEAD.unpack_from(held)
+        start = _HEAD.size + length
+        if len(held) < start:
+            return None
+        words, sizes = json.loads(bytes(held[_HEAD.size : start]))
+        end = start + sum(size for size in sizes if size > 0)
+        if len(held) < end:
+            return None
+        values: list[bytes | None] = []
+        at = start
+        for size in sizes:
+            if size < 0:
+                values.append(None)
+                continue
+            values.append(bytes(held[at : at + size]))
+            at += size
+        del held[:end]
+        return words, values
 
 
 class Planner:
@@ -56,7 +114,7 @@ class Planner:
     def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
         """Say something that needs no answer."""
         with self._sending:
-            self._connection.sendall(packed_message([-1, *words], values))
+            self._connection.sendall(as_bytes([-1, *words], values))
 
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
         """Say something, and wait for the answer. Raises ConnectionError when nobody is there."""
@@ -67,7 +125,7 @@ class Planner:
         alone = threading.active_count() == 1
         is_main = alone or threading.current_thread() is threading.main_thread()
         with self._sending:
-            self._connection.sendall(packed_message([number, alone, is_main, *words], values))
+            self._connection.sendall(as_bytes([number, alone, is_main, *words], values))
         while True:
             with self._changed:
                 while number not in self._answers and self._somebody_reads:
@@ -114,28 +172,19 @@ class Planner:
         self.tell(["remember", asked, found])
 
 
+@dataclass(eq=False)
 class PlannedExchange:
-    """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers
-    travels."""
+    """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers travels.
+    `came` is told who sent what this thread has received from any source. `planned`: the ranks that
+    are."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        taint: Taint,
-        real_bytes: int,
-        came: Callable[[int], None],
-        barriers_wait: bool,
-        planned: Sequence[int],
-    ) -> None:
-        """`came` is told who sent what this thread has received from any source. `planned`: the
-        ranks that are."""
-        self.barriers_wait = barriers_wait
-        self._planner = planner
-        self._taint = taint
-        self._real_bytes = real_bytes
-        self._came = came
-        self._planned = frozenset(planned)
-        self._expected: dict[tuple[str, int, int, int], int] = {}
+    _planner: Planner
+    _taint: Taint
+    _real_bytes: int
+    _came: Callable[[int], None]
+    barriers_wait: bool
+    _planned: frozenset[int]
+    _expected: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
 
     def world(self, store: Any) -> str:
         return store_name(store)

@@ -42,7 +42,7 @@ from . import child
 from .child import flush, line_of_user, on_started_ranks, refuse
 from .forker import Forker, decided
 
-_METHODS = ("fork", "spawn", "forkserver")
+_METHODS = {"fork": "fork", "spawn": "spawn_posix", "forkserver": "forkserver"}
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 _OURS = ("DISTDEBUG", "TORCHDYNAMO_DISABLE", "CUDA_VISIBLE_DEVICES")
 _POOLS = ("multiprocessing.pool", "concurrent.futures.process")
@@ -104,8 +104,8 @@ class Launcher:
     # -- what the program does -----------------------------------------------------------------
 
     def _observe(self) -> None:
-        for method in _METHODS:
-            module: Any = importlib.import_module(f"multiprocessing.popen_{_file_of(method)}")
+        for method, file in _METHODS.items():
+            module: Any = importlib.import_module(f"multiprocessing.popen_{file}")
             usual = module.Popen
             module.Popen = type("Popen", (PlannedProcess,), {"method": method, "launcher": self})
             self._undo.append(functools.partial(setattr, module, "Popen", usual))
@@ -305,10 +305,6 @@ def _leave() -> NoReturn:
     """End this process as planned, with what the program has printed so far."""
     flush()
     os._exit(0)
-
-
-def _file_of(method: str) -> str:
-    return "fork" if method == "fork" else f"{method}_posix" if method == "spawn" else method
 
 
 def _at() -> str:

@@ -22,6 +22,7 @@ import operator
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -64,19 +65,15 @@ _ROUNDING_FUNCTIONS = ("ceil", "floor", "trunc")
 _COMPARISONS_OF_TESTS = "/torch/testing/"
 
 
+@dataclass(eq=False)
 class Decisions:
-    """The decisions of this process. `way` is "likely", "true" or "false"."""
+    """The decisions of this process, on record there. `way` is "likely", "true" or "false"."""
 
-    def __init__(self, way: str) -> None:
-        self._way = way
-        self._recorder: Recorder | None = None
-        self._writer: ProgramWriter | None = None
-        self._told: set[tuple[int, str]] = set()
-        self._silent = 0
-
-    def tell(self, recorder: Recorder, writer: ProgramWriter) -> None:
-        """Puts decisions on record there."""
-        self._recorder, self._writer = recorder, writer
+    _way: str
+    _recorder: Recorder
+    _writer: ProgramWriter
+    _told: set[tuple[int, str]] = field(default_factory=set)
+    _silent: int = 0
 
     @contextlib.contextmanager
     def unheard(self) -> Iterator[None]:
@@ -90,13 +87,12 @@ class Decisions:
 
     def depends(self, what: str, frame: FrameType | None = None) -> None:
         """The program goes on by a value that is not known."""
-        recorder, writer = self._recorder, self._writer
-        if self._silent or recorder is None or writer is None:
+        if self._silent:
             return
-        site = recorder.safe_site(frame or sys._getframe(1))
+        site = self._recorder.safe_site(frame or sys._getframe(1))
         if (site, what) not in self._told:
             self._told.add((site, what))
-            writer.undecided(site, what)
+            self._writer.undecided(site, what)
 
     def condition(self, stand_in: bool, what: str) -> bool:
         """Decides which way to go. `stand_in`: the way of the values that stand in."""

@@ -33,7 +33,7 @@ from ..limits import (
     VAIN_S,
 )
 from .board import Board, waits_for
-from .wire import CHUNK, LOOK, Message, Unpacker, packed
+from .exchange import CHUNK, LOOK, Message, Unpacker, as_bytes
 
 _MOST_CHECKS = 50
 """The number of questions for keys that are not there, and for nothing else, after which a rank is
@@ -107,7 +107,7 @@ class PlannedRank:
         """Answer the request with this number."""
         if self.connection is not None:
             with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
-                self.connection.sendall(packed([number, *answer[0]], answer[1]))
+                self.connection.sendall(as_bytes([number, *answer[0]], answer[1]))
 
     def kill(self) -> None:
         """End its process, and everything that it has started; somebody has yet to wait for it."""

@@ -14,6 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from ..torch_private.operator_calls import (
 )
 from ..torch_private.planned_accelerator import FakeGraph
 from ..torch_private.planned_devices import DevicePlaces
-from ..torch_private.planned_shapes import ask_sizes
+from ..torch_private.planning import ask_sizes
 from ..torch_private.probe import instead
 from ..torch_private.probe import within as inside
 from .numbers import (
@@ -98,23 +99,17 @@ Agree = Callable[[str, str, bytes], bytes]
 """Returns the value given first for this name, by whichever rank (see `Exchange.agreed`)."""
 
 
+@dataclass(eq=False)
 class Values:
     """The values of this process. `devices`: those that are pretended, where the program is to have
     any."""
 
-    def __init__(
-        self,
-        taint: Taint,
-        decisions: Decisions,
-        agree: Agree,
-        devices: DevicePlaces | None = None,
-    ) -> None:
-        self._taint = taint
-        self._agree = agree
-        self._decisions = decisions
-        self._devices = devices
-        self._captured: list[Tensor] | None = None
-        self._reading = threading.local()
+    _taint: Taint
+    _decisions: Decisions
+    _agree: Agree
+    _devices: DevicePlaces | None
+    _captured: list[Tensor] | None = None
+    _reading: threading.local = field(default_factory=threading.local)
 
     def follow(self) -> None:
         """From now on, in all threads that Python starts. As long as everything is known there is

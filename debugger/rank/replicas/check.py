@@ -60,8 +60,6 @@ MOST_FILES = 64
 MOST_APART = 16
 """Digests of a model that is put on record after its rank has stepped on its own, and of what is
 taken for one by equality: the first must be kept, by which it was equal at the start."""
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
 
 Row = tuple[tuple[int, int], int, int, int, Sequence[int], Sequence[float]]
 """A row for `ReplicaWriter.append`."""
@@ -91,7 +89,7 @@ def observe(
 def is_due(moment: int, every: int) -> bool:
     """For one moment in `every`, spread evenly, and for the same on all ranks: by the count of its
     own steps, a rank that has left one out would never be compared again."""
-    return ((moment + 1) * _GOLDEN & _MASK) * every >> 64 == 0
+    return ((moment + 1) * quantities.ODD & quantities.MASK) * every >> 64 == 0
 
 
 @dataclass(slots=True)

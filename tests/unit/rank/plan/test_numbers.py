@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ class Told(Decisions):
     """Keeps what it was told."""
 
     def __init__(self, way: str = "likely") -> None:
-        super().__init__(way)
+        nobody: Any = None
+        super().__init__(way, nobody, nobody)
         self.heard: list[str] = []
 
     def depends(self, what: str, frame: FrameType | None = None) -> None:
