@@ -14,7 +14,16 @@ import os
 import socket
 from typing import Any
 
-from .probe import WatchedPart, Wrapped, c10d, dist, instead, private
+from .probe import (
+    STORE_ARGUMENTS,
+    WatchedPart,
+    Wrapped,
+    c10d,
+    dist,
+    instead,
+    private,
+    without_prefixes,
+)
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""
@@ -27,17 +36,6 @@ GLOO = WatchedPart(
     private("ProcessGroupGloo._Options._threads"),
     private("ProcessGroupGloo._Options._timeout"),
     private("ProcessGroupGloo.create_device"),
-)
-STORE_ARGUMENTS = (
-    "host_name",
-    "port",
-    "world_size",
-    "is_master",
-    "timeout",
-    "wait_for_workers",
-    "multi_tenant",
-    "master_listen_fd",
-    "use_libuv",
 )
 
 
@@ -103,13 +101,6 @@ def _gloo(original: Wrapped, self: Any, *args: Any, **kwargs: Any) -> Any:
     if options is None:
         return original(self, *args, **kwargs)
     return original(self, given["store"], given["rank"], given["size"], options)
-
-
-def without_prefixes(store: Any) -> Any:
-    """Returns the store behind the prefixes that stand before it."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return store
 
 
 def _is_here(store: Any) -> bool:

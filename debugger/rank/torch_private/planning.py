@@ -23,9 +23,19 @@ from distcore.torch_private import rename_backend
 
 from ...hook.loading import when_imported
 from ...record.snapshot import by_device
-from .loopback import without_prefixes
 from .planned_devices import DEFAULT_DEVICES
-from .probe import C10D, Private, WatchedPart, Wrapped, before, c10d, dist, instead, patch
+from .probe import (
+    C10D,
+    Private,
+    WatchedPart,
+    Wrapped,
+    before,
+    c10d,
+    dist,
+    instead,
+    patch,
+    without_prefixes,
+)
 
 MakeStore = Callable[[str], Any]
 

@@ -288,3 +288,23 @@ def within(
         return call
 
     patch(owner, name, make)
+
+
+STORE_ARGUMENTS = (
+    "host_name",
+    "port",
+    "world_size",
+    "is_master",
+    "timeout",
+    "wait_for_workers",
+    "multi_tenant",
+    "master_listen_fd",
+    "use_libuv",
+)
+
+
+def without_prefixes(store: Any) -> Any:
+    """Returns the store behind the prefixes that stand before it."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store

@@ -18,8 +18,17 @@ from typing import Any
 from ...record.safe_text import endpoint, port_of
 from ..limits import CONNECT_S, STORE_OPERATION_S
 from .groups import CREATION, helper_arguments
-from .loopback import STORE_ARGUMENTS, without_prefixes
-from .probe import Wrapped, after, before, c10d, dist, instead, within
+from .probe import (
+    STORE_ARGUMENTS,
+    Wrapped,
+    after,
+    before,
+    c10d,
+    dist,
+    instead,
+    within,
+    without_prefixes,
+)
 
 
 def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]]) -> None:

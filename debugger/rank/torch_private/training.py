@@ -87,7 +87,7 @@ def on_models_averaged(note: Callable[[], None]) -> None:
 def on_loss_scaling(note: Callable[[], None]) -> None:
     """Hear of each enabled GradScaler, FSDP's included, at its first loss."""
 
-    before(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", lambda *_: note())
+    before(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", lambda *_, **__: note())
 
 
 def on_optimizer_steps(begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
@@ -186,7 +186,7 @@ def on_join_notices(note: Callable[[Any], None]) -> None:
 def on_statistics(observe: Callable[[Any], None]) -> None:
     """`observe(logger)` is called in every forward, behind torch's own look at the last one."""
 
-    after(dist.Logger, "set_runtime_stats_and_log", lambda _, logger, *__: observe(logger))
+    after(dist.Logger, "set_runtime_stats_and_log", lambda _, logger, *__, **___: observe(logger))
 
 
 @UNUSED
