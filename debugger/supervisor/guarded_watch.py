@@ -18,7 +18,7 @@ from ..record.snapshot import Rank
 from ..reports import off
 from .limits import NOTICE_EVERY_S
 from .own_faults import OwnFaults
-from .run_reader import RunReader
+from .run_reader import LocalReader
 from .watch import Look, Policy, Watch
 
 
@@ -96,7 +96,7 @@ class GuardedWatch(Watch):
 
     def __init__(
         self,
-        reader: RunReader,
+        reader: LocalReader,
         policy: Policy,
         faults: OwnFaults,
         announcements: Announcements,

@@ -1,5 +1,5 @@
 """A run that may be a part of a job of several nodes: how its ranks are read, looked into and ended
-(`run_reader.RunReader` of all nodes), and what the job orders."""
+(`run_reader` of all nodes), and what the job orders."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..record.exits import ExitStatus
 from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
 from ..record.reading.reader import FlightReader
+from ..record.reading.records import Records
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_files import whole
 from ..record.safe_text import clean
@@ -30,6 +31,7 @@ from ..reports.stored import Document, received
 from .command.interrupts import Interrupts
 from .command.launch import Launch, end_tree, forward
 from .limits import ASKED_STACKS_S
+from .machine.processes import ProcessTable
 from .run_reader import LocalReader
 from .stacks.evidence import Evidence, gather, keep
 from .stacks.stacks import Frame, ThreadStack
@@ -50,12 +52,19 @@ class _Asked:
     twice: bool = False
 
 
-class JobReader:
-    """`local` reads the run directory, which has the copies of other nodes' records, too. Where it
-    is told no size of the world (0), one is believed as soon as all nodes are there."""
+class JobReader(LocalReader):
+    """The reader of a run directory that has the copies of other nodes' records, too. Where it is
+    told no size of the world (0), one is believed as soon as all nodes are there."""
 
-    def __init__(self, local: LocalReader, job: Job, late: LateMeeting) -> None:
-        self._local = local
+    def __init__(
+        self,
+        records: Records,
+        table: ProcessTable,
+        world_size: int | None,
+        job: Job,
+        late: LateMeeting,
+    ) -> None:
+        super().__init__(records, table, world_size)
         self._job = job
         self._late = late
         self._lost: tuple[LostNode, ...] = ()
@@ -70,11 +79,11 @@ class JobReader:
         self._job.take()
         head, member = self._job.head, self._job.member
         if head is not None and len(head.nodes) > FEW_NODES:
-            before, self._seen = self._seen, (head.news, self._local.here())
-            self._local.rests(before == self._seen)
+            before, self._seen = self._seen, (head.news, self.here())
+            self._records.at_rest = before == self._seen
             head.stirred_ns = 0
-        self._local.trust_size = self._complete()
-        snapshots = self._local.look(finished)
+        self.trust_size = self._complete()
+        snapshots = super().look(finished)
         self._ranks = snapshots[-1].ranks if snapshots else {}
         if head is not None and snapshots:
             newest = snapshots[-1]
@@ -106,7 +115,7 @@ class JobReader:
         if head is None or len(head.nodes) <= FEW_NODES:
             return False
         self._job.take()
-        return self._seen == (head.news, self._local.here())
+        return self._seen == (head.news, self.here())
 
     def all_told(self) -> bool:
         head = self._job.head
@@ -119,10 +128,7 @@ class JobReader:
 
     @property
     def change_mark(self) -> tuple[object, ...]:
-        return (self._local.change_mark, self._lost)
-
-    def starting(self) -> bool:
-        return self._local.starting()
+        return (super().change_mark, self._lost)
 
     def settled(self, since_s: float, about: Finding) -> bool:
         """Whether all nodes have told what had happened by then, of the monotonic clock, and those

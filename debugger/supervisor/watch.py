@@ -29,7 +29,7 @@ from .limits import (
     SETTLING_S,
     STILL_EVERY_S,
 )
-from .run_reader import RunReader
+from .run_reader import LocalReader
 
 REST, CONFIRM_REST = 2.0, 0.25
 """The pause after a look is at least so many times what looks take of the processor."""
@@ -73,7 +73,9 @@ class Look:
 class Watch:
     """Remembers what earlier looks saw, and what of it is confirmed."""
 
-    def __init__(self, reader: RunReader, policy: Policy, on_fault: OnFault | None = None) -> None:
+    def __init__(
+        self, reader: LocalReader, policy: Policy, on_fault: OnFault | None = None
+    ) -> None:
         """A rule that raises is reported to `on_fault` and costs only itself; where that is None,
         it raises."""
         self._reader = reader
