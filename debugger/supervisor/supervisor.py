@@ -31,13 +31,13 @@ from ..record.requests.lifeline import Lifeline
 from ..record.runs.run_directory import BASE, RunDirectory
 from ..system.memory import OomWatch
 from . import run_report
+from .actions import Actions
 from .ci import defused
 from .command.interrupts import Interrupts
 from .command.launch import Launch, can_raise, find_command
 from .command.reach import FromOutside, Reach, early_death
 from .guarded_watch import Announcements, GuardedWatch, Pauses
 from .injection import Injection
-from .job_actions import JobActions
 from .limits import (
     END_GRACE_S,
     INTERRUPTED_S,
@@ -220,7 +220,7 @@ class Supervisor:
     def _beside(self) -> Iterator[HostSampler]:
         """Runs what goes on beside the command, from before its start to behind its end."""
         directory, guard = self.directory, self.faults.guard
-        actions = JobActions(self.job, directory, lambda: self.watch.ranks)
+        actions = Actions(self.job, directory, lambda: self.watch.ranks)
         control = ControlServer(
             directory.path, {**actions.table(), **self.job.actions(), "stop": self._stop}
         )
