@@ -17,7 +17,7 @@ from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from .files import FileCopies
 from .injected import InjectedCopies, plan_message
-from .limits import ACTS_S, AGAIN_EVERY_S, ANSWERS_S, MEETING_S, SWITCH_S, TOGETHER_NS, TORN_S
+from .limits import ACTS_S, AGAIN_EVERY_S, ANSWERS_S, COMES_S, MEETING_S, TOGETHER_NS
 from .listener import Listener
 from .many_nodes import Pace, pace_for, packed
 from .messages import Message, PatchError, Requests, unpacked
@@ -75,9 +75,9 @@ class Pacing:
         pace = pace_for(nodes)
         if pace != self._pace:
             self._pace = pace
-            # Beside a look that takes long the link's thread gets its turn this soon: each of its
-            # calls of ZeroMQ waits for one.
-            sys.setswitchinterval(SWITCH_S)
+            # Beside a look that takes long the link's thread gets its turn after 0.5 ms: each of
+            # its calls of ZeroMQ waits for one.
+            sys.setswitchinterval(0.0005)
             self._listener.broadcast(Message("pace", pace.told))
         elif pace != Pace():
             self._listener.send(newcomer, Message("pace", pace.told))
@@ -395,7 +395,7 @@ class Head:
             far.there
             and (
                 # A disk that stays full must not keep a verdict back for ever.
-                (far.torn_s and now_s - far.torn_s < TORN_S)
+                (far.torn_s and now_s - far.torn_s < COMES_S)
                 or far.told_ns < since_ns
                 # A node tells all calls with the end of its command, without being asked.
                 or (far.filled < self._fills and not far.over)

@@ -32,7 +32,7 @@ import zmq
 from zmq.utils import z85
 
 from ..record.safe_files import object_of
-from .limits import UNKNOWN_KEY_S
+from .limits import HEAD_ANSWERS_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class KnownKeys:
 
     def refused(self, now_s: float) -> Iterator[str]:
         """The addresses of those who have waited too long, and are refused."""
-        while self._waiting and now_s - self._waiting[0][0] > UNKNOWN_KEY_S:
+        while self._waiting and now_s - self._waiting[0][0] > HEAD_ANSWERS_S:
             _, _, request = self._waiting.popleft()
             self._answer(request, "")
             yield request[5].decode("ascii", "replace")[:64]

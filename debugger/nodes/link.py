@@ -21,7 +21,7 @@ import zmq
 
 from .clocks import Listening
 from .keys import KeyPair
-from .limits import LINGER_MS, POLL_MS
+from .limits import LINGER_MS
 from .messages import Inbox
 
 MOST_AT_ONCE = 1000
@@ -111,7 +111,7 @@ class Link(threading.Thread):
                 if self._peers is not None:
                     # What is not taken in stays with who has said it.
                     poller.modify(self._peers, 0 if self._is_full else zmq.POLLIN)
-                ready = dict(poller.poll(POLL_MS))
+                ready = dict(poller.poll(timeout=100))
                 if self._reader in ready:
                     with contextlib.suppress(OSError):
                         os.read(self._reader, 4096)

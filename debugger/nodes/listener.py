@@ -20,7 +20,7 @@ from ..record.reading.copies import FEW_NODES
 from . import limits
 from .clocks import Offset
 from .keys import SCHEMA, KeyPair, KnownKeys, Offer
-from .limits import MISSED_EVERY_S, PING_EVERY_S, UNHEARD_S
+from .limits import PING_EVERY_S, TAKE_EVERY_S, UNHEARD_S
 from .link import Link, resend_steadily
 from .many_nodes import ping_every_s
 from .messages import MOST_BYTES, Intake, Message, MessageError, message_of, size_of
@@ -177,7 +177,7 @@ class Listener(Link):
     def _tick(self) -> None:
         now_s, listened_s = time.monotonic(), self._listening.total_s
         every_s = ping_every_s(len(self._identities), PING_EVERY_S)
-        if now_s - self._missed_s >= MISSED_EVERY_S:
+        if now_s - self._missed_s >= TAKE_EVERY_S:
             self._missed_s = now_s
             for number in self._identities:
                 node = self.nodes[number]

@@ -28,7 +28,7 @@ from ..diagnosis.findings import Finding
 from ..record.reading.copies import FEW_NODES, calling_every_s
 from ..record.safe_files import object_of
 from ..record.snapshot import Rank
-from .limits import MOST_DIGESTS_PER_S, MOST_PACE_S, PINGS_PER_S
+from .limits import MOST_DIGESTS_PER_S, PINGS_PER_S
 
 IDLE_DIGESTS_PER_S, IDLE_S = 125, 20.0
 """The rate of digests of all nodes together, while nothing changes on them; but no node says less
@@ -57,7 +57,7 @@ class Pace:
         values = [float(data[one.name]) for one in fields(cls)]
         if not all(isfinite(one) and one >= 0 for one in values):
             raise ValueError("that is no pace")
-        busy_s, least_s, idle_s = (min(one, MOST_PACE_S) for one in values[:3])
+        busy_s, least_s, idle_s = (min(one, 300.0) for one in values[:3])
         still_calls, ahead = map(int, values[3:])
         return cls(busy_s, least_s, idle_s, min(still_calls, 4096), max(1, ahead))
 

@@ -20,7 +20,7 @@ from ..record.snapshot import LostNode, Process
 from .connection import Connection
 from .files import MOST_LOGS_BYTES, WHILE_RUNNING_BYTES, FileSource
 from .injected import InjectedSource, take_plan
-from .limits import AGAIN_EVERY_S, REPORT_S
+from .limits import AGAIN_EVERY_S, COMES_S
 from .many_nodes import Pace, unpacked
 from .messages import Act, Message, answer
 from .prompts import Prompts
@@ -226,7 +226,7 @@ class Member:
     def report(self, hasten: Callable[[], bool], grace_s: float = 0.0) -> Mapping[str, Any] | None:
         """The head's report; None where it does not come. `grace_s`: what the ranks of other nodes
         may take to end."""
-        until_s = time.monotonic() + REPORT_S + grace_s
+        until_s = time.monotonic() + COMES_S + grace_s
         while self.document is None and not self.lost and not hasten():
             self.take()
             if time.monotonic() > until_s:

@@ -18,7 +18,6 @@ from ..record.reading.last_words import WrittenLastWords
 from ..record.reading.record_source import RecordSource, ReplicaSource
 from ..record.reading.ring import FlightError
 from ..record.snapshot import Process
-from .limits import GRAIN_NS
 from .many_nodes import Pace
 from .messages import Message, Patch, bounded, packed
 from .mirror import RECORD, REPLICAS, process_values
@@ -144,7 +143,7 @@ class Sampler:
         try:
             changed_ns = os.stat(self._folder).st_mtime_ns
             if changed_ns != self._listed_ns:
-                recent = time.time_ns() - changed_ns < GRAIN_NS  # may change once more unseen
+                recent = time.time_ns() - changed_ns < 50_000_000  # may change once more unseen
                 self._listed_ns = -1 if recent else changed_ns
                 for name in sorted(os.listdir(self._folder)):
                     self._open(name)

@@ -23,7 +23,7 @@ from ..record.runs import job_view
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_files import whole
 from .files import GROWING, REPLACED, FileCopies, logs_of
-from .limits import REPORT_S
+from .limits import COMES_S
 from .listener import MOST_NODES
 from .messages import Message, Requests, unpacked
 from .mirror import Mirror
@@ -91,7 +91,7 @@ class View:
                 return ask(self._directory.path, "stop", {})
             except ControlError as error:
                 raise ValueError(str(error)) from None
-        return self._requests.ask(self._send, request, REPORT_S, "the head", lambda: self.why_lost)
+        return self._requests.ask(self._send, request, COMES_S, "the head", lambda: self.why_lost)
 
     # -- in the supervisor's loop --------------------------------------------------------------
 

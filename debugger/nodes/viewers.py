@@ -27,7 +27,6 @@ from ..record.reading import copies
 from ..record.safe_files import open_regular
 from ..record.snapshot import Process
 from .files import GROWING, PART_BYTES, REPLACED, FileSource
-from .limits import AT_ONCE_S
 from .messages import Act, Message, Patch, answer, packed
 from .mirror import Copy, Mirror
 from .sampler import Sampler
@@ -223,7 +222,7 @@ class Views:
     def _tell(self, node: int, viewer: _Viewer, began_s: float) -> None:
         done = [viewer.done.popleft() for _ in range(len(viewer.done))]
         viewer.replies += done
-        until_s = began_s + AT_ONCE_S
+        until_s = began_s + 0.1  # so long at most the supervisor's loop is held up by it
         if self._tell_all(node, viewer, viewer.source.other_files, until_s):
             for reply in viewer.replies:  # behind what has changed by it
                 self._send_to(node, viewer, reply)

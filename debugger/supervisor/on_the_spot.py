@@ -25,7 +25,6 @@ from ..record.safe_files import whole_or_none
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
-from .limits import SECOND_LOOK_AFTER_S
 from .machine.processes import ProcessTable
 from .own_faults import OwnFaults
 from .run_reader import LocalReader
@@ -128,13 +127,13 @@ def _newest_world(look: Look) -> Look:
     return replace(look, now=look.now[newest : newest + 1], before=look.before[newest : newest + 1])
 
 
-def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_AFTER_S) -> Look:
+def look_live(directory: RunDirectory) -> Look:
     """A run whose processes can be looked at."""
     steady = is_live(directory.path)  # else it may have been before the host was booted
     records = Records(directory.ranks, steady=steady, trusted=steady)
     reader = LocalReader(records, ProcessTable(ExitLog(directory.exits, steady)))
     before = reader.look()
-    time.sleep(second_look_after_s)
+    time.sleep(0.4)  # what both looks show is not only on its way
     return Look(reader.look(), before, reader.faults)
 
 

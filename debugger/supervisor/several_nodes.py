@@ -13,7 +13,7 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.rules.node_lost import lost_without_ranks
 from ..nodes.job import Job
 from ..nodes.late_meeting import LateMeeting
-from ..nodes.limits import LOCAL_VERDICT_S, THERE_AND_BACK_S
+from ..nodes.limits import THERE_AND_BACK_S
 from ..nodes.many_nodes import came_to_it, in_question, nodes_to_look_into
 from ..nodes.missing import Incomplete, Unwatched, lost_nodes, unseen
 from ..nodes.several import MOST, Several
@@ -383,7 +383,8 @@ class Orders:
         if member is None or not member.welcomed:
             return False  # there never was one: this node is judged by itself
         self._lost_s = self._lost_s or time.monotonic()
-        if time.monotonic() - self._lost_s > LOCAL_VERDICT_S:
+        # What is seen on this node alone counts as soon as it is confirmed: it gets 0.3 s for that.
+        if time.monotonic() - self._lost_s > 0.3:
             lost = member.lost_node(ranks)
             self.finding, self.over = lost_without_ranks(lost), True
         return self.over

@@ -41,9 +41,7 @@ from .injection import Injection
 from .limits import (
     END_GRACE_S,
     INTERRUPTED_S,
-    LEFT_GRACE_S,
     ORPHAN_GRACE_S,
-    OUTPUT_S,
     PROCESSES_EVERY_S,
     RAISE_GRACE_S,
     STACKS_S,
@@ -236,7 +234,7 @@ class Supervisor:
                 # After Ctrl-C nobody wants to see the rest of a flood.
                 if self._output is not None:
                     interrupted = self.interrupts.signal is not None
-                    self._output.finish(INTERRUPTED_S if interrupted else OUTPUT_S)
+                    self._output.finish(timeout_s=INTERRUPTED_S if interrupted else 60.0)
 
     def _environment(self) -> dict[str, str]:
         aside = self.app.aside
@@ -385,7 +383,8 @@ class Supervisor:
             f"{interrupts.grace_s:.0f} s to end; Ctrl-C ends it at once"
         )
         self._ranks.forward(number, interrupts.grace_s, lambda: interrupts.at_once)
-        self._ranks.end(0 if interrupts.at_once else LEFT_GRACE_S)
+        # What is left then has had its time already.
+        self._ranks.end(grace_s=0 if interrupts.at_once else 0.4)
 
     def _end_without_finding(self, look: Look) -> tuple[Look, Finding | None]:
         """The command has ended, or it is ended since a fault cannot be made. What it left behind

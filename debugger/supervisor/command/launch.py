@@ -22,7 +22,7 @@ from ...record.limits import POLL_EVERY_S
 from ...record.snapshot import Rank
 from ...record.streams import readable
 from ...system.processes import descendants
-from ..limits import GONE_WITHIN_S, REAP_TIMEOUT_S, SILENT_S, WAKE_AFTER_S
+from ..limits import GONE_WITHIN_S, SILENT_S, WAKE_AFTER_S
 from . import warden
 
 
@@ -373,7 +373,7 @@ def end_tree(
         time.sleep(POLL_EVERY_S / 3)
         left = descendants()
     if launch.pid:
-        launch.wait(0 if left else REAP_TIMEOUT_S)
+        launch.wait(timeout_s=0 if left else 0.5)
     return Ended(tuple(killed), tuple(left), time.monotonic() - began_s)
 
 

@@ -16,7 +16,7 @@ from ...record.snapshot import Process, Standstill
 from ...system.memory import OomWatch
 from ...system.proc import DEAD_STATES, PROC, TICKS_PER_S, Stat, age_s, owner, read_stat
 from ..command.launch import Launch
-from ..limits import LOOKS_APART_S, YOUNG_S
+from ..limits import LOOKS_APART_S
 
 BUSY_SHARE = 0.5
 """A process is busy when it used at least this share of a core over the window, or wanted to: on a
@@ -77,7 +77,8 @@ class ProcessTable:
         before, self._young_ticks = self._young_ticks, {}
         for pid in self._launch.descendants():
             stat = None if pid in known else read_stat(pid, self._proc)
-            if stat is not None and pid != self._launch.pid and age_s(stat.start_ticks) < YOUNG_S:
+            # One that is older than a minute does not become a rank any more.
+            if stat is not None and pid != self._launch.pid and age_s(stat.start_ticks) < 60:
                 self._young_ticks[pid] = stat.cpu_ticks
         return any(ticks > before.get(pid, 0) for pid, ticks in self._young_ticks.items())
 

@@ -42,7 +42,6 @@ from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.safe_files import user_of
 from ...record.streams import patient
 from ...system.processes import started_with
-from ..limits import WARDEN_ENDS_S
 from .lines import Display
 from .log import OutputLog
 
@@ -233,7 +232,7 @@ class Drain:
             packet = b""
         if not packet:
             if self._supervised and not self._dismissed:
-                self._sweep_at_s = time.monotonic() + WARDEN_ENDS_S
+                self._sweep_at_s = time.monotonic() + 1.0  # its warden has ended the run by then
             self._supervised = False
             self._display.show(True)
             self._poll.unregister(self._control)
