@@ -422,9 +422,10 @@ class Head:
             return
         files: dict[int, list[int]] = {number: [] for number in self.nodes}
         for path in wanted:
-            number = copies.node_of(path.name)
-            if number in files:
-                files[number] += self.nodes[number].mirror.numbers_of(path)
+            node = copies.node_of(path.name)
+            if node in files:
+                known = self.nodes[node].mirror.files.items()
+                files[node] += [number for number, copy in known if copy.name == path.name]
         self._question = {number: {**question, "files": of} for number, of in files.items()}
         for number, data in self._question.items():
             self._listener.send(number, Message("fill", data))

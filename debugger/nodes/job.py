@@ -180,7 +180,9 @@ class Job:
         assert self.several is not None
         with self._lock:
             host = str(request.get("host", ""))[:255]
-            if self.role.has_met or not self._is_one_of_several(host, request.get("nodes")):
+            if self.role is not Role.ALONE or not self._is_one_of_several(
+                host, request.get("nodes")
+            ):
                 return json.dumps({"offer": ""})
             self._on(Event.MEET)
             try:

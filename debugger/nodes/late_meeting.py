@@ -22,6 +22,7 @@ from ..record.wording import printable
 from .interfaces import is_here
 from .job import Job
 from .limits import COMES_S
+from .presence import Role
 
 
 class LateMeeting:
@@ -44,7 +45,7 @@ class LateMeeting:
         of it, so that it is not judged here yet. `ranks`: as of the last look."""
         if self._job.judged_elsewhere:
             return True
-        if self._over or self._job.role.is_settled:
+        if self._over or self._job.role in (Role.HEAD, Role.MEMBER, Role.ORPHAN):
             return False
         if self._process is None:
             here = {number: rank for number, rank in ranks.items() if not rank.node}
@@ -64,7 +65,7 @@ class LateMeeting:
     def _may_look(self) -> bool:
         """Whether there may be nodes that were not met."""
         several = self._job.several
-        return several is not None and several.agreed is None and not self._job.role.has_met
+        return several is not None and several.agreed is None and self._job.role is Role.ALONE
 
     def _place(self, here: Mapping[int, Rank]) -> tuple[str, int] | None:
         """Returns where the ranks of all nodes were to meet; None where that is not known, where

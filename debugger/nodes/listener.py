@@ -24,7 +24,7 @@ from .limits import PING_EVERY_S, TAKE_EVERY_S, UNHEARD_S
 from .link import Link, resend_steadily
 from .many_nodes import ping_every_s
 from .messages import MOST_BYTES, Intake, Message, MessageError, message_of, size_of
-from .presence import Event, Peer, Standing
+from .presence import STANDINGS, Event, Peer, Standing
 
 PONGS_S, REST_S = 0.05, 0.025
 """The pause after a ping in which the answers of many nodes are read at once, since clocks are
@@ -193,7 +193,7 @@ class Listener(Link):
                 self.nodes[number].peer.asked(listened_s)
 
     def _rest_s(self) -> float:
-        if len(self.nodes) <= FEW_NODES or self._keys.any_waits:
+        if len(self.nodes) <= FEW_NODES or self._keys.waiting:
             return 0.0
         since_s = time.monotonic() - self._pinged_s
         every_s = ping_every_s(len(self._identities), PING_EVERY_S)
@@ -309,7 +309,7 @@ class Listener(Link):
             return ""
         other = "the head" if task == self.task else ""
         for node in self.nodes.values():
-            if node.task == task and node.key != key and not node.peer.is_gone:
+            if node.task == task and node.key != key and STANDINGS[node.peer.standing]:
                 other = f"node {node.number} ({node.host})"
         if not other:
             return ""

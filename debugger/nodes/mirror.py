@@ -83,10 +83,6 @@ class Mirror:
         name = path.name
         return next((one for one in self._copies.values() if one.name == name), None)
 
-    def numbers_of(self, path: Path) -> list[int]:
-        """Returns the numbers by which the node knows the file that is copied here."""
-        return [number for number, one in self._copies.items() if one.name == path.name]
-
     def announced(self, number: int, name: str, size: int) -> None:
         """The node has a file of that name, or a record of it has got its rank's name. Raises
         MirrorError, or OSError."""
@@ -252,24 +248,8 @@ def process_values(process: Process, said: LastWords | None, offset_ns: int) -> 
     return [*astuple(_by(process, -offset_ns)), None if said is None else said.values()]
 
 
-def _flag(value: Any) -> bool:
-    return value is True
-
-
 def _count(value: Any) -> int | None:
     return None if value is None else whole(value)
-
-
-def _letter(value: Any) -> str:
-    return str(value)[:1]
-
-
-def _maybe(value: Any) -> bool | None:
-    return None if value is None else value is True
-
-
-_READ = (_flag, _letter, _count, _count, _flag, _count, _maybe, _flag, _flag)
-"""How each field of a Process before its `standstill` is read, in order."""
 
 
 def _standstill_of(values: Any) -> Standstill | None:
@@ -282,16 +262,23 @@ def _standstill_of(values: Any) -> Standstill | None:
         place = CallSite(str(file), whole(line), str(function), str(through))
     texts = str(awaits), tuple(map(str, others)), str(goes_on)
     return Standstill(
-        whole(since), str(thread), place, str(call), _flag(leaving), _flag(locked), *texts
+        whole(since), str(thread), place, str(call), leaving is True, locked is True, *texts
     )
 
 
 def process_of(values: Any, offset_ns: int) -> tuple[Process, LastWords | None]:
     """The opposite of `process_values`, by our clock. Raises MirrorError."""
     try:
-        *plain, still, said = values
-        fields: list[Any] = [read(value) for read, value in zip(_READ, plain, strict=True)]
-        fields.append(_standstill_of(still))
+        alive, state, code, signal, oom, ended, busy, asked, replaced, still, said = values
+        fields: list[Any] = [
+            alive is True,
+            str(state)[:1],
+            _count(code),
+            _count(signal),
+            oom is True,
+        ]
+        fields += [_count(ended), None if busy is None else busy is True]
+        fields += [asked is True, replaced is True, _standstill_of(still)]
         process = Process(*fields)
         return _by(process, offset_ns), None if said is None else LastWords.of(said)
     except (ValueError, TypeError, OverflowError):

@@ -50,16 +50,6 @@ class Role(Enum):
     MEMBER = "member"
     ORPHAN = "orphan"
 
-    @property
-    def has_met(self) -> bool:
-        """Whether it has begun to meet the others."""
-        return self is not Role.ALONE
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it has, or had, a part in a job of several nodes."""
-        return self in (Role.HEAD, Role.MEMBER, Role.ORPHAN)
-
 
 ROLES: Mapping[Role, Mapping[Event, Role]] = {
     Role.ALONE: {Event.MEET: Role.MEETING},
@@ -168,11 +158,6 @@ class Peer:
     """For how long it has heard nothing of us, by its own word."""
     _asked_s: float = -1.0
     moved_s: float = -1e9
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it does not come again."""
-        return not STANDINGS[self.standing]
 
     def on(self, event: Event) -> None:
         """Takes an event."""

@@ -94,9 +94,9 @@ def test_an_offer_is_read_back() -> None:
         ("", "none of its offers"),
         ('{"schema": 1}', "none of its offers"),
         (OFFER.text().replace(SCHEMA, NEXT).replace("4000", '"tcp"'), "install one version on all"),
-        (OFFER.text().replace("10.0.0.1", "host; rm"), "no address"),
-        (OFFER.text().replace("4000", "70000"), "no port"),
-        (OFFER.text().replace(KEY, "short"), "no key"),
+        (OFFER.text().replace("10.0.0.1", "host; rm"), "lacks an address"),
+        (OFFER.text().replace("4000", "70000"), "lacks an address"),
+        (OFFER.text().replace(KEY, "short"), "lacks an address"),
     ],
 )
 def test_what_is_no_offer(text: str, reason: str) -> None:
