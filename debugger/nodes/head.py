@@ -24,7 +24,7 @@ from .messages import Message, PatchError, Requests, unpacked
 from .mirror import MOST_FILES, Copy, Mirror, MirrorError
 from .presence import Standing
 from .prompts import Prompts
-from .viewers import Views
+from .view import Views
 
 
 @dataclass(slots=True)

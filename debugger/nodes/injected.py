@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..faults.fault_watch import FaultWatch
-from ..faults.injected import FILE, entry
+from ..faults.injected import FILE, FaultWatch, entry
 from ..faults.plan import Fault, add, load
 from ..faults.spec import SpecError, parse
 from ..record.safe_files import append

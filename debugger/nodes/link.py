@@ -19,10 +19,10 @@ from typing import Any
 
 import zmq
 
-from .clocks import Listening
 from .keys import KeyPair
 from .limits import LINGER_MS
 from .messages import Inbox
+from .presence import Listening
 
 MOST_AT_ONCE = 1000
 _TCP_CONGESTION, _TCP_THIN_LINEAR_TIMEOUTS = 13, 16

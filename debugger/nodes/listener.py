@@ -18,13 +18,12 @@ from zmq.utils.monitor import recv_monitor_message
 from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
 from . import limits
-from .clocks import Offset
 from .keys import SCHEMA, KeyPair, KnownKeys, Offer
 from .limits import PING_EVERY_S, TAKE_EVERY_S, UNHEARD_S
 from .link import Link, resend_steadily
 from .many_nodes import ping_every_s
 from .messages import MOST_BYTES, Intake, Message, MessageError, message_of, size_of
-from .presence import STANDINGS, Event, Peer, Standing
+from .presence import STANDINGS, Event, Offset, Peer, Standing
 
 PONGS_S, REST_S = 0.05, 0.025
 """The pause after a ping in which the answers of many nodes are read at once, since clocks are

@@ -23,8 +23,8 @@ from .injected import InjectedSource, take_plan
 from .limits import AGAIN_EVERY_S, COMES_S
 from .many_nodes import Pace, unpacked
 from .messages import Act, Message, answer
+from .mirror import Sampler
 from .prompts import Prompts
-from .sampler import Sampler
 from .view import View
 
 HEAD = 0

@@ -18,8 +18,7 @@ from ..record.snapshot import Rank
 from ..reports import off
 from .limits import NOTICE_EVERY_S
 from .own_faults import OwnFaults
-from .run_reader import LocalReader
-from .watch import Look, Policy, Watch
+from .watch import LocalReader, Look, Policy, Watch
 
 
 class Pauses:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ..diagnosis.findings import Finding
 from ..errors import DistdebugError
-from ..faults.fault_watch import FaultWatch
-from ..faults.injected import Injected
+from ..faults.injected import FaultWatch, Injected
 from ..faults.plan import FILE, VARIABLE, Plan
 from ..record import network
 from ..record.runs.run_directory import RunDirectory

@@ -17,7 +17,7 @@ from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.world import exit_status
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
-from ..faults.fault_watch import FaultWatch
+from ..faults.injected import FaultWatch
 from ..record.exits import ExitLog
 from ..record.reading.records import Records, newest_ranks, unreadable_ranks
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
@@ -27,7 +27,7 @@ from ..reports import document, injections
 from ..reports.stored import Document
 from .machine.processes import ProcessTable
 from .own_faults import OwnFaults
-from .run_reader import LocalReader
+from .watch import LocalReader
 
 EXIT_KILLED = 128 + signal.SIGKILL
 EXIT_FAILED = 1

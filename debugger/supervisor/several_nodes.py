@@ -1,5 +1,5 @@
 """A run that may be a part of a job of several nodes: how its ranks are read, looked into and ended
-(`run_reader` of all nodes), and what the job orders."""
+(`watch.LocalReader` of all nodes), and what the job orders."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ..diagnosis.findings import Finding
 from ..diagnosis.rules.node_lost import lost_without_ranks
 from ..nodes.job import Job
-from ..nodes.late_meeting import LateMeeting
 from ..nodes.limits import THERE_AND_BACK_S
 from ..nodes.many_nodes import came_to_it, in_question, nodes_to_look_into
-from ..nodes.missing import Incomplete, Unwatched, lost_nodes, unseen
+from ..nodes.missing import Incomplete, LateMeeting, Unwatched, lost_nodes, unseen
 from ..nodes.several import MOST, Several
 from ..record import steady_clock
 from ..record.exits import ExitStatus
@@ -32,9 +31,9 @@ from .command.interrupts import Interrupts
 from .command.launch import Launch, end_tree, forward
 from .limits import ASKED_STACKS_S
 from .machine.processes import ProcessTable
-from .run_reader import LocalReader
 from .stacks.evidence import Evidence, gather, keep
 from .stacks.stacks import Frame, ThreadStack
+from .watch import LocalReader
 
 if TYPE_CHECKING:
     from ..nodes.head import Head  # with it comes ZeroMQ, which a run on one node does without

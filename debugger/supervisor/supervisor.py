@@ -20,8 +20,7 @@ from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
 from ..nodes.job import Job
-from ..nodes.late_meeting import LateMeeting
-from ..nodes.missing import Incomplete
+from ..nodes.missing import Incomplete, LateMeeting
 from ..record.collection import collect_where_due, no_collection
 from ..record.exits import ExitLog
 from ..record.limits import POLL_EVERY_S

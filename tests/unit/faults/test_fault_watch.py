@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 from distdebug.faults import fault_watch, injected
-from distdebug.faults.fault_watch import FaultWatch
-from distdebug.faults.injected import InjectedLog
+from distdebug.faults.injected import FaultWatch, InjectedLog
 from distdebug.faults.plan import FILE, Fault, Moment, Plan, When
 
 

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from distdebug.errors import UsageError
-from distdebug.launch import torchrun_parser as parser_module
+from distdebug.launch import torchrun_flags as parser_module
 from distdebug.launch.torchrun_flags import (
+    NotTakenError,
+    PackageSource,
     RunRequest,
     expected_world_size,
     free_port_arguments,
     split_command_line,
     torchrun_parser,
 )
-from distdebug.launch.torchrun_parser import NotTakenError, PackageSource
 
 
 @pytest.fixture(autouse=True)

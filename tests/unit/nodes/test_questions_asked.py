@@ -13,8 +13,8 @@ import pytest
 from distdebug.diagnosis.findings import Finding, GroupEvidence
 from distdebug.nodes.head import Head
 from distdebug.nodes.job import Job
-from distdebug.nodes.late_meeting import LateMeeting
 from distdebug.nodes.limits import TAKE_EVERY_S
+from distdebug.nodes.missing import LateMeeting
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process, Rank, Snapshot
 from distdebug.supervisor.several_nodes import JobReader

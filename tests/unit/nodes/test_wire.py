@@ -6,7 +6,6 @@ import zlib
 
 import pytest
 
-from distdebug.nodes.clocks import Offset
 from distdebug.nodes.keys import SCHEMA, Offer, OfferError
 from distdebug.nodes.messages import (
     MOST_UNPACKED_BYTES,
@@ -18,6 +17,7 @@ from distdebug.nodes.messages import (
     packed,
     unpacked,
 )
+from distdebug.nodes.presence import Offset
 from distdebug.nodes.several import Several, of_tasks, task_of
 
 KEY = "a" * 40
