@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.safe_files import MOST_JSON_BYTES, append, object_of, open_regular, read_regular
+from ..record.safe_files import append, object_of, open_regular
 from . import plan
 from .plan import Plan
 
@@ -127,15 +127,6 @@ class InjectedLog:
     def refuse(self, fault: int, sentence: str) -> None:
         """Fault number `fault` cannot happen here; `sentence` says why, and the next step."""
         self.add(fault, "", refused=sentence)
-
-
-def read(directory: Path) -> list[Injected]:
-    """All that has happened so far, in the order of the file; lines that are torn are left out."""
-    try:
-        lines = read_regular(directory / FILE, MOST_JSON_BYTES).splitlines()
-    except OSError:
-        return []
-    return [one for one in map(entry, lines) if one is not None]
 
 
 def entry(line: bytes) -> Injected | None:

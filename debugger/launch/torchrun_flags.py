@@ -36,7 +36,6 @@ from . import pythons
 from .pythons import Python
 
 _DEVICE_COUNTS = ("auto", "cpu", "gpu", "xpu")
-_STANDARD_STREAMS = re.compile(r"[0-3]|\d+:[0-3](,\d+:[0-3])*")
 _LARGEST_PORT = 65535
 
 
@@ -107,24 +106,13 @@ def check_numbers(torchrun: argparse.Namespace) -> None:
                 f"--local-ranks-filter {torchrun.local_ranks_filter!r}: "
                 "ranks separated by commas, such as 0,2"
             )
-        _check_ranks("--local-ranks-filter", shown, ranks)
-    for flag in ("redirects", "tee"):
-        streams: str = getattr(torchrun, flag)
-        if not _STANDARD_STREAMS.fullmatch(streams):
-            raise UsageError(f"--{flag} {streams!r}: 0 to 3, or pairs rank:stream such as 0:1,1:2")
-        if ":" in streams:
-            _check_ranks(f"--{flag}", [pair.split(":")[0] for pair in streams.split(",")], ranks)
-
-
-def _check_ranks(flag: str, named: list[str], ranks: int | None) -> None:
-    absent = [int(rank) for rank in named if ranks is not None and int(rank) >= ranks]
-    if absent:
-        raise UsageError(
-            f"{flag} names rank {absent[0]}, but the node has {ranks} ranks (0 to {ranks - 1}); "
-            "raise -n or leave it out"
-            if ranks and ranks > 1
-            else f"{flag} names rank {absent[0]}, but the node has rank 0 only; raise -n"
-        )
+        absent = [int(rank) for rank in shown if ranks is not None and int(rank) >= ranks]
+        if absent:
+            has = f"{ranks} ranks (0 to {ranks - 1})" if ranks and ranks > 1 else "rank 0 only"
+            raise UsageError(
+                f"--local-ranks-filter names rank {absent[0]}, but the node has {has}; raise -n "
+                "or leave it out"
+            )
 
 
 _EXAMPLE = "-n 4 train.py"

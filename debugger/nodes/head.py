@@ -114,7 +114,7 @@ class Head:
         self._pacing = Pacing(listener)
         self._own_ranks: list[int] = []
         self._late_s = 0.0
-        self._prompts = Prompts(directory.path, listener.send)
+        self.prompts = Prompts(directory.path, listener.send)
         self.views = Views(directory.path, listener.send)
         self._requests = Requests()
         self._standing: dict[str, Message] = {}
@@ -142,7 +142,7 @@ class Head:
             elif time.monotonic() - far.anew_s >= AGAIN_EVERY_S:
                 far.anew_s = time.monotonic()
                 self._listener.send(far.number, Message("anew"))
-        self._prompts.tell(lambda: self.reachable)
+        self.prompts.tell(lambda: self.reachable)
         self.views.look()
 
     def _stir(self, number: int) -> None:
@@ -198,7 +198,7 @@ class Head:
     def _lose(self, far: RemoteNode, heard_ns: int, how: str) -> None:
         far.lost_ns = heard_ns
         far.mirror.ended(far.lost_ns)
-        self._prompts.gone(far.number)
+        self.prompts.gone(far.number)
         self.views.gone(far.number)
         self._directory.append_event("node_lost", f"{self.name(far)} {how}")
 
@@ -220,9 +220,9 @@ class Head:
             case "stacks":
                 far.stacks = data
             case "stops":
-                self._prompts.stand(number, data)
+                self.prompts.stand(number, data)
             case "prompt":
-                self._prompts.heard(number, data, message.blob)
+                self.prompts.heard(number, data, message.blob)
             case "reply":
                 self._requests.answered(data)
             case "watch" | "request":
@@ -239,7 +239,7 @@ class Head:
                 if not far.over and "report" not in self._standing:
                     self._gone(far)
                 far.over = True
-                self._prompts.gone(number)
+                self.prompts.gone(number)
                 self.views.gone(number)
 
     def _welcome(self, number: int) -> None:
@@ -253,7 +253,7 @@ class Head:
             self.nodes[number] = RemoteNode(number, host, mirror, injected, known.ranks)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
         # Who comes again may have missed what follows.
-        self._prompts.anew(number)
+        self.prompts.anew(number)
         self._listener.send(number, plan_message(self._directory.path))
         self._pacing.joined(number, len(self.nodes))
         if self._own_ranks:
@@ -463,15 +463,6 @@ class Head:
         return self.stacks_told
 
     @property
-    def far_stops(self) -> Collection[str]:
-        """The names of breakpoints of other nodes, as they stand in the run directory here."""
-        return self._prompts.far
-
-    def expect_stop(self) -> None:
-        """A rank is asked to stand at a breakpoint: who waits for it is to be ready for that."""
-        self._prompts.expect(self.reachable)
-
-    @property
     def has_all_stacks(self) -> bool:
         """Whether all that can have told what `ask_stacks` has asked for."""
         return all(
@@ -542,7 +533,7 @@ class Head:
 
     def close(self) -> None:
         """Listen no more: as soon as all have the report, and have said so."""
-        self._prompts.close()
+        self.prompts.close()
         until_s = time.monotonic() + ANSWERS_S
         while any(far.there for far in self.nodes.values()) and time.monotonic() < until_s:
             self.take()

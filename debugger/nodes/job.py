@@ -280,7 +280,7 @@ class Job:
     def far_stops(self) -> Collection[str]:
         """The names of breakpoints of other nodes, as they stand in the run directory here."""
         one = self.head or self.member
-        return () if one is None else one.far_stops
+        return () if one is None else one.prompts.far
 
     @property
     def judged_elsewhere(self) -> bool:

@@ -121,7 +121,7 @@ class Actions:
     def _break(self, request: Mapping[str, Any]) -> str:
         node, head = self._node_of(request), self._job.head
         if head is not None:
-            head.expect_stop()
+            head.prompts.expect(head.reachable)  # who waits for it is to be ready for that
             if node:
                 return head.ask(node, request)
         return self._break_here(request)

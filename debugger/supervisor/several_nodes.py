@@ -323,62 +323,54 @@ class JobRanks:
             self._job.head.end(self._grace_s, self._hasten)
 
 
+@dataclass(slots=True)
 class Orders:
-    """The orders to one run. `over`: it is to end, with `finding` if there is one."""
+    """The orders to one run. `incomplete`: of a job that may wait for nodes before it has ranks.
+    `over`: it is to end, with `finding` if there is one."""
 
-    def __init__(
-        self,
-        job: Job,
-        ranks: JobRanks,
-        interrupts: Interrupts,
-        say: Callable[[str], None],
-        late: LateMeeting,
-        incomplete: Incomplete | None = None,
-    ) -> None:
-        """`incomplete`: of a job that may wait for nodes before it has ranks."""
-        self._job = job
-        self._late = late
-        self._incomplete = incomplete
-        self._ranks = ranks
-        self._interrupts = interrupts
-        self._say = say
-        self._lost_s = 0.0
-        self._abandoned: ExitStatus | None = None
-        self.finding: Finding | None = None
-        self.over = False
+    job: Job
+    ranks: JobRanks
+    interrupts: Interrupts
+    say: Callable[[str], None]
+    late: LateMeeting
+    incomplete: Incomplete | None = None
+    finding: Finding | None = None
+    over: bool = False
+    _lost_s: float = 0.0
+    _abandoned: ExitStatus | None = None
 
     def look(self, ranks: Mapping[int, Rank]) -> bool:
         """Do what is asked; whether the run is over. `ranks`: as of the last look."""
-        head, member = self._job.head, self._job.member
-        if head is not None and head.interrupted is not None and self._interrupts.signal is None:
+        head, member = self.job.head, self.job.member
+        if head is not None and head.interrupted is not None and self.interrupts.signal is None:
             number, who = head.interrupted
-            self._interrupts.signal = number
-            self._say(f"{self._interrupts.name} came to {who}: all nodes end")
+            self.interrupts.signal = number
+            self.say(f"{self.interrupts.name} came to {who}: all nodes end")
         if head is not None and head.abandoned is not None and not self.over:
             self._abandoned, who = head.abandoned
-            self._say(f"the command on {who} ended with {self._abandoned}: all nodes end")
+            self.say(f"the command on {who} ended with {self._abandoned}: all nodes end")
             self.over = True
         if member is None:
-            found = self._incomplete.look(ranks) if self._incomplete is not None else None
+            found = self.incomplete.look(ranks) if self.incomplete is not None else None
             if found is not None:
                 self.finding, self.over = found, True
             return self.over
         if member.lost:
             return self._without_head(ranks)
         if member.stacks_wanted is not None:
-            self._ranks.answer(ranks)
+            self.ranks.answer(ranks)
         if member.finding is not None or member.document is not None:
             self.finding, self.over = member.finding, True
-        elif member.stop_signal and self._interrupts.signal is None:
-            self._interrupts.signal = member.stop_signal
-            self._say(f"{self._interrupts.name} came to another node: all nodes end")
+        elif member.stop_signal and self.interrupts.signal is None:
+            self.interrupts.signal = member.stop_signal
+            self.say(f"{self.interrupts.name} came to another node: all nodes end")
         elif member.ends:
             self.over = True  # there is no finding, and yet it is over: a fault cannot be made
         return self.over
 
     def _without_head(self, ranks: Mapping[int, Rank]) -> bool:
         """A head that was there and is silent ends the run here; what is seen here comes first."""
-        member = self._job.member
+        member = self.job.member
         if member is None or not member.welcomed:
             return False  # there never was one: this node is judged by itself
         self._lost_s = self._lost_s or time.monotonic()
@@ -392,7 +384,7 @@ class Orders:
         """The command has ended, and `ended`: nothing of the run is left here, or nobody waits for
         it. Whether that is so on all nodes, or the job is over for them, too: a command that has
         failed has left ranks behind, which nobody would end."""
-        head, member = self._job.head, self._job.member
+        head, member = self.job.head, self.job.member
         left = bool(
             status is not None
             and status.shell_code
@@ -408,11 +400,11 @@ class Orders:
             member.tell_end(status, not left)
             return False  # the head says when
         failed = status is not None and bool(status.shell_code)
-        return not (failed and self._late.goes_on(ranks))
+        return not (failed and self.late.goes_on(ranks))
 
     def status(self, own: ExitStatus | None) -> ExitStatus | None:
         """Returns how the command ended, on the node where it ended worst."""
-        head = self._job.head
+        head = self.job.head
         if self._abandoned is not None:
             return self._abandoned  # ours was ended for it
         if head is None or (own is not None and own.shell_code):
@@ -421,9 +413,9 @@ class Orders:
 
     def document(self, status: ExitStatus | None) -> Document | None:
         """The head's report, if this node has a head that gives one."""
-        member = self._job.member
+        member = self.job.member
         if member is None or member.lost or not member.welcomed:
             return None
         member.tell_end(status, True)
-        grace_s = self._interrupts.grace_s if self._interrupts.signal is not None else 0.0
-        return received(member.report(lambda: self._interrupts.at_once, grace_s))
+        grace_s = self.interrupts.grace_s if self.interrupts.signal is not None else 0.0
+        return received(member.report(lambda: self.interrupts.at_once, grace_s))

@@ -30,7 +30,7 @@ def test_each_line_comes_once(tmp_path: Path) -> None:
     log.refuse(1, "not here")
     (second,) = watch.look()
     assert (second.fault, second.refused) == (1, "not here")
-    assert watch.entries == [first, second] == injected.read(tmp_path)
+    assert watch.entries == [first, second] == FaultWatch(tmp_path).look()
 
 
 def test_a_line_that_is_not_whole_comes_later(tmp_path: Path) -> None:

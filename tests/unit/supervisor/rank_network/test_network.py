@@ -120,14 +120,14 @@ def test_what_is_sent_arrives(pairs: list[Pair], tmp_path: Path) -> None:
     assert sent == ["distdebug0 lo"]
     assert os.readlink("/proc/self/ns/net") == before
     assert INTERFACE not in [name for _, name in socket.if_nameindex()]
-    assert not injected.read(tmp_path)
+    assert not injected.FaultWatch(tmp_path).look()
 
 
 @pytest.mark.parametrize("what", ["drop", "duplicate", "delay=20ms", "rate=2M"])
 def test_what_tcp_repairs(what: str, pairs: list[Pair], tmp_path: Path) -> None:
     one = pair(pairs, tmp_path, f"link(0->1, {what}) @ frame 1")
     assert one.lines()[1] == WHOLE
-    (entry,) = injected.read(tmp_path)
+    (entry,) = injected.FaultWatch(tmp_path).look()
     name = what.partition("=")[0]
     assert entry.where == f"{name} of frame 1 from rank 0 to rank 1"
     assert (entry.fault, entry.rank) == (0, 0)
