@@ -252,13 +252,6 @@ FORMS = {
 }
 
 
-def default_moment(action: Action) -> Moment:
-    """Returns when it happens if nobody says when: at the first call; for as long as it goes on, if
-    that is what the action does."""
-    last = None if action.repeats else 0
-    return Moment(When.FRAME if When.FRAME in action.moments else When.CALL, last=last)
-
-
 def forms(action: Action) -> list[str]:
     """The moments that this action takes, for a message."""
     shown = [FORMS[when] for when in When if when in action.moments]
@@ -659,7 +652,9 @@ class _Parser:
     def _moment(self, arguments: dict[str, Any]) -> Moment:
         cursor = self.cursor
         counted = False
-        found = default_moment(self.action)
+        # If nobody says when: at the first call; for ever, if that is what the action does.
+        when = When.FRAME if When.FRAME in self.action.moments else When.CALL
+        found = Moment(when, last=None if self.action.repeats else 0)
         if cursor.accept("@"):
             found, counted, token = moment(cursor, self.action)
             wrong = misfit(self.action, arguments, found.op) if found.op else None

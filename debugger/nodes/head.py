@@ -15,8 +15,7 @@ from ..record.exits import ExitStatus
 from ..record.reading import copies
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
-from .files import FileCopies
-from .injected import InjectedCopies, plan_message
+from .files import FileCopies, InjectedCopies, plan_message
 from .limits import ACTS_S, AGAIN_EVERY_S, ANSWERS_S, COMES_S, MEETING_S, TOGETHER_NS
 from .listener import Listener
 from .many_nodes import Pace, pace_for, packed
@@ -111,7 +110,7 @@ class Head:
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
-        self._pacing = Pacing(listener)
+        self.pacing = Pacing(listener)
         self._own_ranks: list[int] = []
         self._late_s = 0.0
         self.prompts = Prompts(directory.path, listener.send)
@@ -255,7 +254,7 @@ class Head:
         # Who comes again may have missed what follows.
         self.prompts.anew(number)
         self._listener.send(number, plan_message(self._directory.path))
-        self._pacing.joined(number, len(self.nodes))
+        self.pacing.joined(number, len(self.nodes))
         if self._own_ranks:
             self._listener.send(number, self._who_is_here)
         if self._fills:
@@ -429,10 +428,6 @@ class Head:
         self._question = {number: {**question, "files": of} for number, of in files.items()}
         for number, data in self._question.items():
             self._listener.send(number, Message("fill", data))
-
-    def ask_for_progress(self) -> bool:
-        """Asks the nodes to tell what is new (`Pacing.ask`)."""
-        return self._pacing.ask()
 
     def _torn(self, far: RemoteNode) -> None:
         far.torn_s = far.torn_s or time.monotonic()

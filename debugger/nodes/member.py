@@ -18,8 +18,7 @@ from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from ..record.snapshot import LostNode, Process
 from .connection import Connection
-from .files import MOST_LOGS_BYTES, WHILE_RUNNING_BYTES, FileSource
-from .injected import InjectedSource, take_plan
+from .files import MOST_LOGS_BYTES, WHILE_RUNNING_BYTES, FileSource, InjectedSource, take_plan
 from .limits import AGAIN_EVERY_S, COMES_S
 from .many_nodes import Pace, unpacked
 from .messages import Act, Message, answer

@@ -242,11 +242,6 @@ class Peer:
         """Returns for how long it has said nothing; before it has ever spoken, 0."""
         return listened_s - self.last_s if self.last_s >= 0 else 0.0
 
-    def since_absent(self, listening: Listening) -> bool:
-        """Whether it has said nothing, but for what was said meanwhile, since we were absent."""
-        until_s = listening.absent_at_s + limits.QUEUE_EVERY_S
-        return listening.absent_s > 0 and self.last_s <= until_s
-
     def look(self, listened_s: float, every_s: float | None = None) -> Standing:
         """Returns how it stands now. `every_s`: between two questions to it, of one that speaks
         when it is asked. It is missed only if it was asked early enough: one of three questions

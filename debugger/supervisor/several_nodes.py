@@ -123,7 +123,7 @@ class JobReader(LocalReader):
 
     def ask(self) -> bool:
         head = self._job.head
-        return head is not None and head.ask_for_progress()
+        return head is not None and head.pacing.ask()
 
     @property
     def change_mark(self) -> tuple[object, ...]:
@@ -185,16 +185,6 @@ def _path(rank: Rank) -> Path:
 
 MOST_FRAMES = 1024
 MOST_TEXT = 500
-
-
-def to_message(evidence: Evidence) -> dict[str, Any]:
-    """Returns the evidence as JSON has it."""
-    return {
-        "ranks": {
-            str(rank): [_thread_to_json(one) for one in threads]
-            for rank, threads in evidence.stacks.items()
-        }
-    }
 
 
 def merged(own: Evidence, others: Iterable[Mapping[str, Any]]) -> Evidence:
@@ -286,7 +276,11 @@ class JobRanks:
         )
         native = wanted.get("native") is True
         self._taken = gather(self._directory, ranks, native, timeout_s)
-        member.tell_stacks(to_message(self._taken))
+        rows = {
+            str(rank): [_thread_to_json(one) for one in threads]
+            for rank, threads in self._taken.stacks.items()
+        }
+        member.tell_stacks({"ranks": rows})
 
     def tell(self, finding: Finding) -> bool:
         """Has every rank that can still run Python raise the finding; False where none hears."""

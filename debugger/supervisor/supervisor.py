@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -516,8 +516,11 @@ def _report(
     with run.faults.guard("the report to other nodes"):
         run.job.publish(report)
     _close_app(run)
-    if unexplained:
-        _show_launcher_output(run, findings)
+    if unexplained and not any(one.severity == "error" for one in findings):
+        # torchrun's own words are kept in a file; they matter where we found no better ones.
+        with contextlib.suppress(OSError):
+            words = (run.directory.logs / "launcher.err").read_text(errors="backslashreplace")
+            sys.stderr.write(clean(words, max_length=20_000, newlines=True))
     _print(report, rendered)
     for failure in run.directory.failures:
         run.say(failure)
@@ -607,12 +610,3 @@ def _close_app(run: Supervisor) -> None:
     run.app.close()
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(clean(run.app.printed_aside(), newlines=True))
-
-
-def _show_launcher_output(run: Supervisor, findings: Sequence[Finding]) -> None:
-    """torchrun's own words are kept in a file; they matter where we found no better ones."""
-    if any(one.severity == "error" for one in findings):
-        return
-    with contextlib.suppress(OSError):
-        words = (run.directory.logs / "launcher.err").read_text(errors="backslashreplace")
-        sys.stderr.write(clean(words, max_length=20_000, newlines=True))

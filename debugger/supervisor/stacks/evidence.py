@@ -199,8 +199,8 @@ class Evidence:
     @property
     def lines(self) -> dict[int, Sequence[str]]:
         """Each main thread's, innermost first, printable."""
-        found = {rank: stack_tree.main_lines(threads) for rank, threads in self.stacks.items()}
-        return {rank: lines for rank, lines in found.items() if lines}
+        mains = {rank: self._main(rank) for rank in self.stacks}
+        return {n: stack_tree.lines_of(one) for n, one in mains.items() if one and one.frames}
 
     @step("stacks")
     def refine(self, finding: Finding) -> Finding:

@@ -277,13 +277,8 @@ MOST_BYTES = 1 << 21
 
 def line_of(frame: Frame) -> str:
     """The line that the frame stands at; "" where it cannot be read."""
-    return line_at(frame.root + frame.file, frame.line)
-
-
-def line_at(path: str, number: int) -> str:
-    """Line `number` of the file; "" where there is none."""
-    lines = text_of(path).splitlines()
-    return lines[number - 1] if 0 < number <= len(lines) else ""
+    lines = text_of(frame.root + frame.file).splitlines()
+    return lines[frame.line - 1] if 0 < frame.line <= len(lines) else ""
 
 
 @lru_cache(maxsize=64)

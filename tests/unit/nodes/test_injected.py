@@ -10,7 +10,7 @@ import pytest
 from distdebug.faults.injected import FaultWatch, Injected, InjectedLog
 from distdebug.faults.plan import add, load
 from distdebug.faults.spec import parse
-from distdebug.nodes.injected import InjectedCopies, InjectedSource
+from distdebug.nodes.files import InjectedCopies, InjectedSource
 
 KILL, SKIP, DELAY = "kill(rank=1) @ call 3", "skip(rank=2) @ call 4", "delay(rank=3, 1s) @ call 5"
 LATER_NS = 7_000 * 10**9
