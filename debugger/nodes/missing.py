@@ -158,55 +158,53 @@ def _of_group(snapshot: Snapshot) -> tuple[int, ...] | None:
     return None
 
 
+@dataclass(slots=True)
 class Incomplete:
     """The wait of one run below torchrun for its nodes; `has_ranks` says whether torchrun has
     started any here, be it that nothing is seen of them yet: then all nodes have come, with
     distdebug or without it."""
 
-    def __init__(
-        self, job: Job, has_ranks: Callable[[], bool], limits: Limits, say: Callable[[str], None]
-    ) -> None:
-        self._job = job
-        self._has_ranks = has_ranks
-        self._limits = limits
-        self._say = say
-        self._came: tuple[str, ...] = ()
-        self._since_s = 0.0
-        self._said: tuple[str, ...] = ()
-        self._looked_s = 0.0
-        self._over = False
+    job: Job
+    has_ranks: Callable[[], bool]
+    limits: Limits
+    say: Callable[[str], None]
+    _came: tuple[str, ...] = ()
+    _since_s: float = 0.0
+    _said: tuple[str, ...] = ()
+    _looked_s: float = 0.0
+    _over: bool = False
 
     @rule
     def look(self, ranks: Mapping[int, Rank]) -> Finding | None:
         """Returns what is to be said of it, once it has taken too long since the last node came."""
-        several, now_s = self._job.several, time.monotonic()
+        several, now_s = self.job.several, time.monotonic()
         if several is None or self._over or now_s - self._looked_s < AGAIN_EVERY_S:
             return None
-        if not self._job.rendezvous_s:
+        if not self.job.rendezvous_s:
             return None  # the launcher itself is about to start
         self._looked_s = now_s
-        head = self._job.head
+        head = self.job.head
         others = head.nodes.values() if head is not None else ()
         came = (
             socket.gethostname(),
             *(far.host or f"node {far.number}" for far in others if far.there),
         )
-        if ranks or len(came) >= several.fewest or self._job.member is not None:
+        if ranks or len(came) >= several.fewest or self.job.member is not None:
             self._over = True
             return None
         if came != self._came:
             self._came, self._since_s = came, now_s
         waited_s = now_s - self._since_s
-        if waited_s < self._limits.notice_after_s:
+        if waited_s < self.limits.notice_after_s:
             return None
-        if self._has_ranks():
+        if self.has_ranks():
             self._over = True
             return None
-        if waited_s >= self._limits.hang_timeout_s:
+        if waited_s >= self.limits.hang_timeout_s:
             return self._finding(came, several.fewest)
         if came != self._said:
             self._said = came
-            self._say(f"{self._who(came, several.fewest)}; no rank starts before all are there")
+            self.say(f"{self._who(came, several.fewest)}; no rank starts before all are there")
         return None
 
     def _who(self, came: tuple[str, ...], wanted: int) -> str:
@@ -218,11 +216,11 @@ class Incomplete:
         missing = wanted - len(came)
         text = (
             f"{self._who(came, wanted)}, and {missing} more {'has' if missing == 1 else 'have'} "
-            f"not within {self._limits.hang_timeout_s:g} s: start distdebug there with the same "
+            f"not within {self.limits.hang_timeout_s:g} s: start distdebug there with the same "
             "--rdzv-endpoint and --rdzv-id, or say a smaller --nnodes"
         )
-        if self._job.head is None:
-            where = self._job.store_host
+        if self.job.head is None:
+            where = self.job.store_host
             text += (
                 f"; this node has met nobody: is the job's store{f' at {where}' if where else ''} "
                 "on one of those, or is there no way to it?"

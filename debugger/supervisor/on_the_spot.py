@@ -25,8 +25,8 @@ from ..record.safe_files import whole_or_none
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
+from .guarded_watch import OwnFaults
 from .machine.processes import ProcessTable
-from .own_faults import OwnFaults
 from .watch import LocalReader
 
 EXIT_KILLED = 128 + signal.SIGKILL

@@ -41,7 +41,7 @@ from .ci import defused
 from .command.interrupts import Interrupts
 from .command.launch import Launch, can_raise, find_command
 from .command.reach import FromOutside, Reach, early_death
-from .guarded_watch import Announcements, GuardedWatch, Pauses
+from .guarded_watch import Announcements, GuardedWatch, OwnFaults, Pauses
 from .injection import Injection
 from .limits import (
     END_GRACE_S,
@@ -58,7 +58,6 @@ from .machine.task_limit import TaskLimit
 from .metrics_file import MetricsFile
 from .output.lines import colour_wanted
 from .output.process import OutputProcess
-from .own_faults import OwnFaults
 from .run_options import Options, about, environment, here, key_variables
 from .several_nodes import JobRanks, JobReader, Orders
 from .stacks.evidence import Evidence
