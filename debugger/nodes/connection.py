@@ -45,7 +45,7 @@ class Connection(Link):
     """The connection to the head at `offer`. `hello` is what is said of this node.
 
     It begins with `connect`; until then it has a key and nothing else. `pair`: where all nodes have
-    keys of the job (see `agreed_keys`), and none is told the head; such a head may come up to
+    keys of the job (see `keys`), and none is told the head; such a head may come up to
     `answer_s` later than its nodes.
     """
 

@@ -1,6 +1,6 @@
 """The head's end: listens on one interface, and takes only nodes whose key the job has told it.
 
-Who may speak is decided before a byte is parsed (`known_keys`).
+Who may speak is decided before a byte is parsed (`keys.KnownKeys`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Node:
 
 class Listener(Link):
     """Listens from its construction on. Raises OSError where it cannot. `port`: 0 for any;
-    `pair`: where all nodes have keys of the job (see `agreed_keys`)."""
+    `pair`: where all nodes have keys of the job (see `keys`)."""
 
     def __init__(
         self,
