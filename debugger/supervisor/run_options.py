@@ -74,7 +74,7 @@ def here() -> tuple[str, Path]:
 def about(options: Options) -> dict[str, Any]:
     """The run.json of this run, with the supervisor's versions, host and start."""
     versions = {}
-    for name in ("torch", "structlog", "py-spy"):
+    for name in ("torch", "py-spy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {
