@@ -67,8 +67,9 @@ class ReportCommand(Command):
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             from . import foreign_report
 
-            report, faults = foreign_report.report(path)
-            return _tell(report, faults, rendered(report, args.form, path), args.exit_code)
+            found = foreign_report.judged(path)
+            shown = rendered(found.document, args.form, path)
+            return _tell(found.document, found.faults, shown, args.exit_code)
         _check_that_something_is_there(args.run)
         with opened_whole(args.run) as directory:
             return self._show(directory, args.form, args.exit_code)

@@ -72,7 +72,7 @@ class Server:
         self._warden = warden
         self._main = f"{rank_session.__name__}:main"
         self._connection = connection
-        self._channel = channel.DescriptorChannel(connection)
+        self._channel = channel.MessageChannel(connection)
         self._rank_channel = channel.MessageChannel
 
     def run(self) -> None:

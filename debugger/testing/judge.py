@@ -4,7 +4,7 @@ stacks and report."""
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -164,11 +164,6 @@ class BodyJudge:
         """Writes what made this directory, for `distdebug report` and `distdebug tui`."""
         about: dict[str, Any] = {"command": ["pytest", nodeid], "started_ns": time.time_ns()}
         self._directory.write_json(self._directory.run_json.name, about)
-
-    def endings(self, pids: Iterable[int]) -> dict[int, str]:
-        """Returns how these processes have ended, by pid; those of which it is known."""
-        found = {pid: self._exits.find(pid) for pid in pids}
-        return {pid: str(status) for pid, status in found.items() if status is not None}
 
 
 def make_directory(path: Path) -> RunDirectory:
