@@ -54,7 +54,7 @@ def _load(request: dict[str, Any]) -> None:
             if name.startswith("torch"):
                 raise
     with loading.core:
-        for name in ("rank.install", "rank.log.encoding", "testing.rank_session"):
+        for name in ("rank.install", "testing.rank_session"):
             loading.load(name)
     for name in request["preload"]:
         importlib.import_module(name)

@@ -27,7 +27,7 @@ LIMIT_S = 30
 SIZE = 200_000
 PROGRAM = f"""
 import socket, sys
-from distdebug.hook.network import enter
+from distdebug.record.network import enter
 rank = int(sys.argv[1])
 enter(rank)
 if rank:
