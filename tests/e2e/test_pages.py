@@ -52,6 +52,7 @@ CHANGING = [
     (r"\d+(\.\d+)?(%| times)", "MANY"),
     (r"\d+ of \d+ collectives|\(message #\d+\)", "MANY"),
     (r"\b[0-9a-f]{16}\b", "SUM"),
+    (r"\b(finished|destroyed the group) after\b", "ENDED after"),  # which of them is seen first
     (r"evidence: \S+", ""),
     (r"\S*/train\.py", "train.py"),
 ]
