@@ -145,7 +145,7 @@ def test_runs_are_listed_as_the_page_says(tmp_path: Path) -> None:
     recorded.unpack("mismatch", tmp_path / ".distdebug" / "20261128-202551-fa2d")
     lines = _typed(["runs"], tmp_path).stdout.splitlines()
     assert lines[0].split() == shown[0].split()
-    row = r"\d{8}-\d{6}-\w{4} +\d{4}-\d\d-\d\d \d\d:\d\d +\w+ +[\d.]+ MiB +distdebug run .*"
+    row = r"\d{8}-\d{6}-\w{4} +\d{4}-\d\d-\d\d \d\d:\d\d +\w+ +[\d.]+ [KM]iB +distdebug run .*"
     for line in (*lines[1:], *shown[1:]):
         assert re.fullmatch(row, line), line
 
