@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..record.runs.run_directory import RunDirectory
     from ..reports.stored import Document
 
+SCHEMA_FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "report.schema.json"
 EXIT_BAD_INPUT = 2
 EXIT_TOOL_ERROR = 96
 
@@ -49,6 +50,9 @@ class ReportCommand(Command):
             action="store_true",
             help="the calls and bytes of the ranks by group, op and step instead (--json: as JSON)",
         )
+        parser.add_argument(
+            "--schema", action="store_true", help="the JSON Schema of report.json instead"
+        )
         add_link_flags(parser)
         add_form_arguments(parser).add_argument(
             "--story",
@@ -62,13 +66,17 @@ class ReportCommand(Command):
         from ..foreign.dump_files import looks_like_dumps
         from .whole_job import opened_whole
 
+        if args.schema:
+            print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")
+            return 0
         if args.traffic:
             return self._show_traffic(args)
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             from . import foreign_report
 
-            report, faults = foreign_report.report(path)
-            return _tell(report, faults, rendered(report, args.form, path), args.exit_code)
+            found = foreign_report.judged(path)
+            shown = rendered(found.document, args.form, path)
+            return _tell(found.document, found.faults, shown, args.exit_code)
         _check_that_something_is_there(args.run)
         with opened_whole(args.run) as directory:
             return self._show(directory, args.form, args.exit_code)

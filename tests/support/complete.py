@@ -132,7 +132,7 @@ OPS = "debugger/record/ops.py"
 GROUPS = "distcore/groups/collectives.py"
 ENGINE = "distcore/engine/base.py"
 QUEUED = "distcore/engine/session.py"
-KNOWN_CALLS = "distcore/testing/known_calls.py"
+KNOWN_CALLS = "tests/support/known_calls.py"
 _WITHOUT_A_RESULT = {"send", "recv", "monitored_barrier"}
 """Messages are known in patterns of them (a ring, a batch)."""
 
@@ -256,7 +256,7 @@ def _names(path: Path) -> set[str]:
 
 ACTIONS = "debugger/faults/actions.py"
 INJECT = "debugger/rank/inject"
-FAULTS_PAGE = "debugger/faults/README.md"
+FAULTS_PAGE = "debugger/docs/reference/faults.md"
 CASES = "tests/faults/cases.py"
 SPECS = "tests/unit/faults/test_spec.py"
 
