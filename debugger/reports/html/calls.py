@@ -1,0 +1,240 @@
+"""The calls of all ranks as the page shows them: on one time axis, and side by side at the fault.
+
+Ranks that made the same calls, and stood at the same place, are a class: a row that opens on the
+axis, and a column beside the others. A message counts as the same where it goes as many ranks on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...record.dispute import odd_ranks
+from ...record.layout import CallState
+from ...record.ops import POINT_TO_POINT
+from ...record.safe_text import clean
+from ...record.snapshot import Call, GroupKey, Rank, tie_of
+from ...record.wording import call_text, group_name, site_text, spans
+from .. import table
+from ..table import TableRow
+
+MOST_CALLS = 48_000
+"""The most calls on the axis, of all ranks together: those of 1,024 ranks take 0.6 MB."""
+MOST_CALLS_OF_A_RANK = 1000
+MOST_COLUMNS = 8
+BEFORE, AFTER = 6, 3
+"""So many calls before and after the fault are side by side."""
+_OPEN, _FAILED = -1, -2
+_ODD, _ASYNC, _FAULT = 1, 2, 4
+
+_Cell = dict[str, Any]
+
+
+def classes(
+    document: Mapping[str, Any], known: Mapping[int, Rank], calls: Mapping[int, Sequence[Call]]
+) -> list[TableRow]:
+    """Returns the ranks that made the same calls and stood at the same place, culprits first."""
+    standing = document["ranks"]
+    culprits = {rank for one in document["findings"][:1] for rank in one["culprits"]}
+    places = table.Places(standing.values())
+    size = max(1, int(document["world_size"]), len(known))
+    rows: dict[tuple[Hashable, ...], list[int]] = {}
+    for rank in sorted({*map(int, standing), *known, *range(min(size, document["world_size"]))}):
+        one = standing.get(str(rank))
+        place = (one["state"], places.text(one)) if one else ()
+        made = tuple(_alike(rank, call, size) for call in calls.get(rank, ()))
+        named = one["call"] if one and not made else ""
+        rows.setdefault((rank in culprits, place, named, made), []).append(rank)
+    found = []
+    for (culprit, place, *_), ranks in rows.items():
+        what = "never seen"
+        if one := standing.get(str(ranks[0])):
+            what = table.plural(table.doing(one), len(ranks))
+        where = str(place[1]) if isinstance(place, tuple) and place else ""
+        found.append(TableRow(tuple(ranks), what, where, culprit=bool(culprit)))
+    return sorted(found, key=lambda row: (not row.culprit, row.ranks))
+
+
+def _alike(rank: int, call: Call, size: int) -> Hashable:
+    signature = call.signature
+    if signature.op in POINT_TO_POINT and signature.peer is not None and signature.peer >= 0:
+        signature = replace(signature, peer=(signature.peer - rank) % size)
+    return (signature, call.site, call.seq, call.is_async)
+
+
+def read(ranks: Mapping[int, Rank]) -> dict[int, Sequence[Call]]:
+    """Returns the last calls of each rank, as many as are shown."""
+    most = min(MOST_CALLS_OF_A_RANK, max(16, MOST_CALLS // max(1, len(ranks))))
+    return {
+        number: rank.history.recent(most) if rank.history is not None else ()
+        for number, rank in sorted(ranks.items())
+    }
+
+
+@dataclass(slots=True)
+class _Meeting:
+    """The calls of several ranks that belong together."""
+
+    calls: dict[int, Call] = field(default_factory=dict)
+
+    def came_ns(self, ranks: Mapping[int, Rank]) -> int:
+        """Returns when the last rank entered it; 0 where somebody never did, as far as is known."""
+        call = next(iter(self.calls.values()))
+        if call.signature.op in POINT_TO_POINT:
+            alone = len(self.calls) < 2 and not call.completed_ns
+            return 0 if alone else max(one.issued_ns for one in self.calls.values())
+        group = next((ranks[rank].groups.get(call.group) for rank in self.calls), None)
+        for member in group.ranks if group is not None else ():
+            own = ranks[member].groups.get(call.group) if member in ranks else None
+            if member not in self.calls and (own is None or own.issued <= call.seq):
+                return 0
+        return max(one.issued_ns for one in self.calls.values())
+
+
+class Timeline:
+    """The calls of all ranks, and what they have in common."""
+
+    def __init__(
+        self,
+        ranks: Mapping[int, Rank],
+        calls: Mapping[int, Sequence[Call]],
+        verdict: Mapping[str, Any] | None,
+    ) -> None:
+        self.ranks, self.calls = ranks, calls
+        self.meetings: dict[tuple[Hashable, ...], _Meeting] = {}
+        for rank, made in calls.items():
+            for call in made:
+                tie = tie_of(rank, call, call.group)
+                self.meetings.setdefault(tie, _Meeting()).calls[rank] = call
+        self.odd: dict[Hashable, frozenset[int]] = {}
+        for tie, one in self.meetings.items():
+            made = {rank: call.signature for rank, call in one.calls.items()}
+            if tie[0] == "collective" and len(set(made.values())) > 1 and (odd := odd_ranks(made)):
+                self.odd[tie] = odd
+        self.fault = self._fault(verdict)
+
+    def _fault(self, verdict: Mapping[str, Any] | None) -> tuple[GroupKey, int] | None:
+        """The collective at which it went wrong: the verdict's, or the first that differs."""
+        group = verdict.get("group") if verdict else None
+        if verdict and group and isinstance(verdict.get("seq"), int):
+            keys = {key for rank in self.ranks.values() for key in rank.groups}
+            named = [key for key in keys if clean(key[0]) == group["name"]]
+            if named:
+                return max(named, key=lambda key: key[1]), verdict["seq"]
+        odd = [next(iter(self.meetings[tie].calls.values())) for tie in self.odd]
+        first = min(odd, key=lambda call: call.issued_ns, default=None)
+        return None if first is None else (first.group, first.seq)
+
+    def as_json(self, rows: Sequence[TableRow]) -> dict[str, Any]:
+        """Returns what the script of the page draws. Times are in microseconds from the first call
+        on. The calls of a rank are three numbers each: its begin after the last one's, how long it
+        took (-1: no end, -2 and less: it failed after that), and its place in `calls` after that of
+        the last one."""
+        words: dict[str, int] = {}
+        groups: dict[GroupKey, int] = {}
+        entries: dict[Hashable, int] = {}
+        shown: list[list[int]] = []
+        met = {tie: number for number, tie in enumerate(self.meetings)}
+        base_ns = min((made[0].issued_ns for made in self.calls.values() if made), default=0)
+        of_ranks: dict[str, list[Any]] = {}
+        for rank, made in self.calls.items():
+            row: list[int] = []
+            began_us = last = 0
+            end_ns = _end_ns(self.ranks[rank], made)
+            for call in made:
+                tie = tie_of(rank, call, call.group)
+                key = (tie, call.signature, call.site, call.is_async)
+                at = entries.get(key)
+                if at is None:
+                    at = entries[key] = len(shown)
+                    texts = (clean(call_text(call)), clean(site_text(call.site)) if call.site else "")
+                    word, site = (words.setdefault(text, len(words)) for text in texts)
+                    flags = _ODD * (rank in self.odd.get(tie, ())) | _ASYNC * call.is_async
+                    flags |= _FAULT * ((call.group, call.seq) == self.fault and tie[0] == "collective")
+                    group = groups.setdefault(call.group, len(groups))
+                    shown.append([word, site, group, call.seq, met[tie], flags])
+                from_us = (call.issued_ns - base_ns) // 1000
+                took = _OPEN
+                if call.completed_ns:
+                    took = max(0, call.completed_ns - call.issued_ns) // 1000
+                    took = _FAILED - took if call.state is CallState.FAILED else took
+                row += [from_us - began_us, took, at - last]
+                began_us, last = from_us, at
+            until_us = max(0, end_ns - base_ns) // 1000
+            of_ranks[str(rank)] = [until_us, row]
+        names = {key: group.desc for rank in self.ranks.values() for key, group in rank.groups.items()}
+        return {
+            "start_ms": base_ns // 1_000_000,
+            "span": max((one[0] for one in of_ranks.values()), default=0),
+            "words": list(words),
+            "groups": [clean(group_name(key[0], names.get(key, ""))) for key in groups],
+            "calls": shown,
+            "met": [
+                (came - base_ns) // 1000 if (came := one.came_ns(self.ranks)) else -1
+                for one in self.meetings.values()
+            ],
+            "ranks": of_ranks,
+            "classes": [[spans(row.ranks), row.what, row.where, row.culprit, row.ranks] for row in rows],
+        }
+
+    def around(self, rows: Sequence[TableRow]) -> dict[str, Any] | None:
+        """Returns the calls around the fault: ranks that did the same as columns, sequence numbers
+        as rows; None where no call is on record. Where no collective is at fault, as in a cycle of
+        messages, these are the last calls of each."""
+        if not self.meetings:
+            return None
+        columns = [row for row in rows if any(self.calls.get(rank) for rank in row.ranks)]
+        if self.fault is not None:
+            group, seq = self.fault
+            inside = {rank for rank, one in self.ranks.items() if group in one.groups}
+            columns = [
+                replace(row, ranks=ranks)
+                for row in columns
+                if (ranks := tuple(rank for rank in row.ranks if rank in inside))
+            ]
+        shown = columns[:MOST_COLUMNS]
+        firsts = [row.ranks[0] for row in shown]
+        found: list[dict[str, Any]] = []
+        if self.fault is None:
+            title = "The last calls of each"
+            for back in range(BEFORE, 0, -1):
+                last = {rank: made[-back] for rank, made in self.calls.items() if len(made) >= back}
+                cells = [_cell(last.get(rank), False) for rank in firsts]
+                found.append({"label": "last" if back == 1 else f"{1 - back}", "cells": cells})
+        else:
+            desc = next(one.groups[group].desc for one in self.ranks.values() if group in one.groups)
+            title = f'Group "{clean(group_name(group[0], desc))}"'
+            for at in range(max(0, seq - BEFORE), seq + AFTER + 1):
+                one = self.meetings.get(("collective", group, at))
+                if one is None:
+                    continue
+                odd = self.odd.get(("collective", group, at), frozenset())
+                cells = [
+                    _cell(one.calls.get(rank), rank in odd, self.ranks[rank].groups[group].issued > at)
+                    for rank in firsts
+                ]
+                found.append({"label": f"#{at}", "cells": cells, "fault": at == seq})
+        for row in found:
+            row["same"] = all(cell == row["cells"][0] for cell in row["cells"])
+        rows_shown = [row for row in found if any(cell["text"] for cell in row["cells"])]
+        return {
+            "title": title,
+            "columns": shown,
+            "rows": rows_shown,
+            "left_out": sum(len(row.ranks) for row in columns[MOST_COLUMNS:]),
+        }
+
+
+def _cell(call: Call | None, odd: bool, forgotten: bool = False) -> _Cell:
+    if call is None:
+        return {"text": "", "state": "no longer on record" if forgotten else "never came"}
+    state = {CallState.COMPLETED: "", CallState.FAILED: "failed"}.get(call.state, "no end")
+    where = clean(site_text(call.site)) if call.site else ""
+    return {"text": clean(call_text(call)), "where": where, "state": state, "odd": odd}
+
+
+def _end_ns(rank: Rank, calls: Sequence[Call]) -> int:
+    """Until when the rank is known to have done anything."""
+    times = [max(call.issued_ns, call.completed_ns) for call in calls[-1:]]
+    return max([*times, rank.heartbeat_ns, *(wait.since_ns for wait in rank.waits)], default=0)

@@ -1,0 +1,159 @@
+"""Writes the report of a run as one HTML file that needs no network and may be sent to others.
+
+Everything in it that came from a rank is text: the template escapes what it is given, the data of the
+script is JSON without a `<`, and the page's policy lets nothing run or load but its own script and
+style, which it names by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ... import __version__
+from ...diagnosis.facts.last_heartbeat import as_it_was
+from ...diagnosis.facts.waits import waits
+from ...errors import UsageError
+from ...hook.loading import dependency
+from ...record.collection import no_collection
+from ...record.exits import ExitLog
+from ...record.reading.records import Records, newest_ranks
+from ...record.runs.run_directory import RunDirectory, read_object
+from ...record.safe_files import finite, read_regular, replacing
+from ...record.snapshot import Snapshot
+from ...record.wording import ranks_text, spans
+from .. import off, planned, table, text
+from . import calls, contents
+
+_HERE = Path(__file__).parent
+_FIRST = '<!doctype html>\n<html lang="en" data-made-by="distdebug">'
+"""The first lines of a page of ours: nothing else is ever replaced by one."""
+
+
+def check(path: Path) -> None:
+    """Raises UsageError where the file cannot be written, or is there and none of ours."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--html {path}: there is no directory {path.absolute().parent}")
+    try:
+        start = read_regular(path, len(_FIRST)) if os.path.lexists(path) else b""
+    except OSError as error:
+        raise UsageError(f"--html {path} cannot be written: {error.strerror}") from error
+    if start and start != _FIRST.encode():
+        raise UsageError(f"--html {path} is there already, and is no report of distdebug's")
+
+
+def write(directory: RunDirectory, document: Mapping[str, Any], path: Path) -> int:
+    """Writes the page, whole or not at all; returns its bytes. Raises UsageError where it cannot be
+    written, or the document is damaged."""
+    check(path)
+    made = rendered(directory, document).encode("utf-8", "backslashreplace")
+    try:
+        with replacing(path, 0o666) as file:
+            file.write(made)
+    except OSError as error:
+        raise UsageError(f"--html {path} cannot be written: {error.strerror}") from error
+    return len(made)
+
+
+@no_collection()
+def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
+    """Returns the page of this run, whose report is `document`."""
+    run = read_object(directory.run_json)
+    records = Records(directory.ranks)
+    records.look()
+    # A command may have started several worlds, one after the other: the newest counts.
+    worlds = records.snapshots(finished=False)[-1:]
+    ranks = newest_ranks(worlds)
+    verdict = text.verdict_of(document)
+    made = calls.read(ranks)
+    rows = calls.classes(document, ranks, made)
+    lines = calls.Timeline(ranks, made, verdict)
+    culprits = verdict["culprits"] if verdict else []
+    stands = planned.is_plan(document) or document.get("source") == "flight_recorder"
+    stopped = directory.report_json.exists() and not stands
+    waiting = contents.waits_then(verdict, rows) if stopped else _waits(worlds, directory)
+    first = [*culprits[:8], *(row.ranks[0] for row in rows[:8])]
+    jinja2 = dependency("jinja2")
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(_HERE),
+    )
+    environment.filters.update(ranks=ranks_text, spans=spans)
+    script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
+    return str(
+        environment.get_template("page.html").render(
+            first=_FIRST,
+            script=script,
+            style=style,
+            policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+            "base-uri 'none'; form-action 'none'",
+            version=__version__,
+            report=document,
+            verdict=verdict,
+            title=_title(document, verdict),
+            terminal=text.render(document, width=text.WIDTH),
+            shown=table.of_finding(verdict, document["ranks"]) if verdict else None,
+            notes=_notes(document),
+            classes=rows,
+            waits=waiting,
+            drawing=contents.drawing(waiting, rows),
+            waits_then=stopped,
+            timeline=lines.as_json(rows) if lines.meetings else None,
+            around=lines.around(rows),
+            stacks=contents.stacks(directory),
+            logs=contents.logs(directory, first, ranks or map(int, document["ranks"])),
+            curves=contents.curves(directory, culprits),
+            surroundings=contents.surroundings(run, ranks),
+            hosts=contents.hosts(document),
+            began=_moment(run.get("started_ns")),
+        )
+    )
+
+
+def _waits(worlds: Sequence[Snapshot], directory: RunDirectory) -> list[contents.WaitRow]:
+    """Of a run that goes on, was killed, is a plan or dumps: what its records say last."""
+    exits = ExitLog(directory.exits)
+    exits.poll()
+    return [row for world in worlds for row in contents.waits_now(waits(as_it_was(world, exits)))]
+
+
+def _title(document: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """The first word, the sentence beside it, and how grave it is."""
+    outcome = str(document["outcome"])
+    if outcome == "ok":
+        return "OK", "Nothing was found wrong.", "good"
+    if verdict is not None:
+        grave = "bad" if verdict["severity"] == "error" else "warn"
+        return verdict["title"], verdict["headline"], grave
+    sentence = {
+        "running": "The run goes on, and nothing is wrong so far.",
+        "interrupted": "The run was interrupted; where each rank was stands below.",
+        "failed": "The program failed, and no cause was found among the ranks.",
+        "unwatched": "The program succeeded, but no rank was seen: nothing was observed.",
+        "tool_error": "distdebug itself failed; the program is not to blame.",
+    }.get(outcome, "Where each rank was stands below.")
+    return outcome.upper().replace("_", " "), sentence, "good" if outcome == "running" else "warn"
+
+
+def _notes(document: Mapping[str, Any]) -> list[str]:
+    notes = [*off.sentences(document), *document.get("notes", ())]
+    notes += [word + sentence for word, sentence in planned.notices(document)]
+    return [*notes, *planned.last_lines(document)]
+
+
+def _hash(part: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()}"
+
+
+def _moment(time_ns: Any) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(finite(time_ns) / 1e9))
+    except (TypeError, ValueError, OverflowError, OSError):
+        return ""
