@@ -65,7 +65,7 @@ def vote(answers: Mapping[K, Sequence[int]], still_to_come: int) -> Vote[K]:
 
 
 def odd_ranks(calls: Mapping[int, Signature]) -> frozenset[int]:
-    """Returns the ranks whose call of one collective is not that of most; without a majority all."""
+    """Returns the ranks whose call of a collective is not that of most; without a majority all."""
     answers: dict[tuple[object, ...], list[int]] = {}
     for rank, signature in calls.items():
         answer = exact_key(signature) if signature.op in OPS else (signature.op,)

@@ -1,1 +1,1 @@
-"""The report as one HTML file: what is in it (`contents`, `calls`), and how it is written (`page`)."""
+"""The report as one HTML file: its contents, and how they are written."""

@@ -15,7 +15,7 @@ from ...record.layout import CallState
 from ...record.ops import POINT_TO_POINT
 from ...record.safe_text import clean
 from ...record.snapshot import Call, GroupKey, Rank, tie_of
-from ...record.wording import call_text, group_name, site_text, spans
+from ...record.wording import RankState, call_text, group_name, site_text, spans
 from .. import table
 from ..table import TableRow
 
@@ -28,39 +28,42 @@ BEFORE, AFTER = 6, 3
 _OPEN, _FAILED = -1, -2
 _ODD, _ASYNC, _FAULT = 1, 2, 4
 
-_Cell = dict[str, Any]
-
 
 def classes(
     document: Mapping[str, Any], known: Mapping[int, Rank], calls: Mapping[int, Sequence[Call]]
 ) -> list[TableRow]:
     """Returns the ranks that made the same calls and stood at the same place, culprits first."""
-    standing = document["ranks"]
+    standing, size = document["ranks"], max(document["world_size"], len(known), 1)
     culprits = {rank for one in document["findings"][:1] for rank in one["culprits"]}
     places = table.Places(standing.values())
-    size = max(1, int(document["world_size"]), len(known))
-    rows: dict[tuple[Hashable, ...], list[int]] = {}
-    for rank in sorted({*map(int, standing), *known, *range(min(size, document["world_size"]))}):
-        one = standing.get(str(rank))
-        place = (one["state"], places.text(one)) if one else ()
-        made = tuple(_alike(rank, call, size) for call in calls.get(rank, ()))
-        named = one["call"] if one and not made else ""
-        rows.setdefault((rank in culprits, place, named, made), []).append(rank)
-    found = []
-    for (culprit, place, *_), ranks in rows.items():
-        what = "never seen"
-        if one := standing.get(str(ranks[0])):
-            what = table.plural(table.doing(one), len(ranks))
-        where = str(place[1]) if isinstance(place, tuple) and place else ""
-        found.append(TableRow(tuple(ranks), what, where, culprit=bool(culprit)))
+    rows: dict[Hashable, tuple[TableRow, list[int]]] = {}
+    for rank in sorted({*map(int, standing), *known, *range(document["world_size"])}):
+        one, what, where, state = standing.get(str(rank)), str(RankState.UNSEEN), "", ""
+        if one is not None:
+            what, where, state = table.doing(one), places.text(one), one["state"]
+        made = tuple(_alike(known[rank], call, size) for call in calls.get(rank, ()))
+        # Of a rank whose calls are known these are compared, and not the text of the last one.
+        row = TableRow((), what, where, culprit=rank in culprits)
+        key = (row.culprit, state if made else what, where, made)
+        rows.setdefault(key, (row, []))[1].append(rank)
+    found = [
+        replace(row, ranks=tuple(ranks), what=table.plural(row.what, len(ranks)))
+        for row, ranks in rows.values()
+    ]
     return sorted(found, key=lambda row: (not row.culprit, row.ranks))
 
 
-def _alike(rank: int, call: Call, size: int) -> Hashable:
+def _alike(rank: Rank, call: Call, size: int) -> Hashable:
     signature = call.signature
     if signature.op in POINT_TO_POINT and signature.peer is not None and signature.peer >= 0:
-        signature = replace(signature, peer=(signature.peer - rank) % size)
-    return (signature, call.site, call.seq, call.is_async)
+        signature = replace(signature, peer=(signature.peer - rank.rank) % size)
+    return (signature, call.site, _label(rank, call), call.seq, call.is_async)
+
+
+def _label(rank: Rank, call: Call) -> str:
+    """The name of the group: one that a mesh has for each of its rows is the same on all ranks."""
+    group = rank.groups.get(call.group)
+    return clean(group_name(call.group[0], group.desc if group is not None else ""))
 
 
 def read(ranks: Mapping[int, Rank]) -> dict[int, Sequence[Call]]:
@@ -82,7 +85,8 @@ class _Meeting:
         """Returns when the last rank entered it; 0 where somebody never did, as far as is known."""
         call = next(iter(self.calls.values()))
         if call.signature.op in POINT_TO_POINT:
-            alone = len(self.calls) < 2 and not call.completed_ns
+            done = call.completed_ns and call.state is not CallState.FAILED
+            alone = len(self.calls) < 2 and not done
             return 0 if alone else max(one.issued_ns for one in self.calls.values())
         group = next((ranks[rank].groups.get(call.group) for rank in self.calls), None)
         for member in group.ranks if group is not None else ():
@@ -109,21 +113,31 @@ class Timeline:
                 self.meetings.setdefault(tie, _Meeting()).calls[rank] = call
         self.odd: dict[Hashable, frozenset[int]] = {}
         for tie, one in self.meetings.items():
-            made = {rank: call.signature for rank, call in one.calls.items()}
-            if tie[0] == "collective" and len(set(made.values())) > 1 and (odd := odd_ranks(made)):
+            asked = {rank: call.signature for rank, call in one.calls.items()}
+            if (
+                tie[0] == "collective"
+                and len(set(asked.values())) > 1
+                and (odd := odd_ranks(asked))
+            ):
                 self.odd[tie] = odd
         self.fault = self._fault(verdict)
 
     def _fault(self, verdict: Mapping[str, Any] | None) -> tuple[GroupKey, int] | None:
-        """The collective at which it went wrong: the verdict's, or the first that differs."""
+        """The collective at which it went wrong: the verdict's, or the first that differs, or that
+        somebody has never entered."""
         group = verdict.get("group") if verdict else None
         if verdict and group and isinstance(verdict.get("seq"), int):
             keys = {key for rank in self.ranks.values() for key in rank.groups}
             named = [key for key in keys if clean(key[0]) == group["name"]]
             if named:
                 return max(named, key=lambda key: key[1]), verdict["seq"]
-        odd = [next(iter(self.meetings[tie].calls.values())) for tie in self.odd]
-        first = min(odd, key=lambda call: call.issued_ns, default=None)
+        wrong = list(self.odd) or [
+            tie for tie, one in self.meetings.items() if not one.came_ns(self.ranks)
+        ]
+        found = [
+            next(iter(self.meetings[tie].calls.values())) for tie in wrong if tie[0] == "collective"
+        ]
+        first = min(found, key=lambda call: call.issued_ns, default=None) if verdict else None
         return None if first is None else (first.group, first.seq)
 
     def as_json(self, rows: Sequence[TableRow]) -> dict[str, Any]:
@@ -148,10 +162,15 @@ class Timeline:
                 at = entries.get(key)
                 if at is None:
                     at = entries[key] = len(shown)
-                    texts = (clean(call_text(call)), clean(site_text(call.site)) if call.site else "")
+                    texts = (
+                        clean(call_text(call)),
+                        clean(site_text(call.site)) if call.site else "",
+                    )
                     word, site = (words.setdefault(text, len(words)) for text in texts)
                     flags = _ODD * (rank in self.odd.get(tie, ())) | _ASYNC * call.is_async
-                    flags |= _FAULT * ((call.group, call.seq) == self.fault and tie[0] == "collective")
+                    flags |= _FAULT * (
+                        (call.group, call.seq) == self.fault and tie[0] == "collective"
+                    )
                     group = groups.setdefault(call.group, len(groups))
                     shown.append([word, site, group, call.seq, met[tie], flags])
                 from_us = (call.issued_ns - base_ns) // 1000
@@ -163,7 +182,9 @@ class Timeline:
                 began_us, last = from_us, at
             until_us = max(0, end_ns - base_ns) // 1000
             of_ranks[str(rank)] = [until_us, row]
-        names = {key: group.desc for rank in self.ranks.values() for key, group in rank.groups.items()}
+        names = {
+            key: group.desc for rank in self.ranks.values() for key, group in rank.groups.items()
+        }
         return {
             "start_ms": base_ns // 1_000_000,
             "span": max((one[0] for one in of_ranks.values()), default=0),
@@ -171,11 +192,16 @@ class Timeline:
             "groups": [clean(group_name(key[0], names.get(key, ""))) for key in groups],
             "calls": shown,
             "met": [
-                (came - base_ns) // 1000 if (came := one.came_ns(self.ranks)) else -1
-                for one in self.meetings.values()
+                # Those who made different calls at one place wait for each other.
+                (came - base_ns) // 1000
+                if tie not in self.odd and (came := one.came_ns(self.ranks))
+                else -1
+                for tie, one in self.meetings.items()
             ],
             "ranks": of_ranks,
-            "classes": [[spans(row.ranks), row.what, row.where, row.culprit, row.ranks] for row in rows],
+            "classes": [
+                [spans(row.ranks), row.what, row.where, row.culprit, row.ranks] for row in rows
+            ],
         }
 
     def around(self, rows: Sequence[TableRow]) -> dict[str, Any] | None:
@@ -184,54 +210,56 @@ class Timeline:
         messages, these are the last calls of each."""
         if not self.meetings:
             return None
-        columns = [row for row in rows if any(self.calls.get(rank) for rank in row.ranks)]
-        if self.fault is not None:
-            group, seq = self.fault
-            inside = {rank for rank, one in self.ranks.items() if group in one.groups}
-            columns = [
-                replace(row, ranks=ranks)
-                for row in columns
-                if (ranks := tuple(rank for rank in row.ranks if rank in inside))
-            ]
-        shown = columns[:MOST_COLUMNS]
-        firsts = [row.ranks[0] for row in shown]
-        found: list[dict[str, Any]] = []
+        columns, found = list(rows), []
         if self.fault is None:
-            title = "The last calls of each"
+            title = "The last calls of each rank"
             for back in range(BEFORE, 0, -1):
                 last = {rank: made[-back] for rank, made in self.calls.items() if len(made) >= back}
-                cells = [_cell(last.get(rank), False) for rank in firsts]
-                found.append({"label": "last" if back == 1 else f"{1 - back}", "cells": cells})
+                found.append({"label": str(1 - back) if back > 1 else "last", "calls": last})
         else:
-            desc = next(one.groups[group].desc for one in self.ranks.values() if group in one.groups)
-            title = f'Group "{clean(group_name(group[0], desc))}"'
+            key, seq = self.fault
+            group = next(one.groups[key] for one in self.ranks.values() if key in one.groups)
+            title = f'Group "{clean(group_name(key[0], group.desc))}"'
+            inside = [tuple(rank for rank in row.ranks if rank in group.ranks) for row in rows]
+            pairs = zip(rows, inside, strict=True)
+            columns = [replace(row, ranks=ranks) for row, ranks in pairs if ranks]
             for at in range(max(0, seq - BEFORE), seq + AFTER + 1):
-                one = self.meetings.get(("collective", group, at))
-                if one is None:
-                    continue
-                odd = self.odd.get(("collective", group, at), frozenset())
-                cells = [
-                    _cell(one.calls.get(rank), rank in odd, self.ranks[rank].groups[group].issued > at)
-                    for rank in firsts
-                ]
-                found.append({"label": f"#{at}", "cells": cells, "fault": at == seq})
+                tie = ("collective", key, at)
+                if tie in self.meetings:
+                    odd = self.odd.get(tie, frozenset())
+                    made = {"calls": self.meetings[tie].calls, "odd": odd, "seq": at}
+                    found.append({"label": f"#{at}", "fault": at == seq, **made})
+        firsts = [row.ranks[0] for row in columns[:MOST_COLUMNS]]
+        named = len({call.group for made in self.calls.values() for call in made}) > 1
         for row in found:
-            row["same"] = all(cell == row["cells"][0] for cell in row["cells"])
-        rows_shown = [row for row in found if any(cell["text"] for cell in row["cells"])]
+            cells = [self._cell(row, rank, named and self.fault is None) for rank in firsts]
+            row["same"], row["cells"] = all(cell == cells[0] for cell in cells), cells
         return {
             "title": title,
-            "columns": shown,
-            "rows": rows_shown,
+            "columns": columns[:MOST_COLUMNS],
+            "rows": [row for row in found if any(cell["text"] for cell in row["cells"])],
             "left_out": sum(len(row.ranks) for row in columns[MOST_COLUMNS:]),
+            "as_first": any(
+                call.signature.peer is not None for row in found for call in row["calls"].values()
+            ),
         }
 
-
-def _cell(call: Call | None, odd: bool, forgotten: bool = False) -> _Cell:
-    if call is None:
-        return {"text": "", "state": "no longer on record" if forgotten else "never came"}
-    state = {CallState.COMPLETED: "", CallState.FAILED: "failed"}.get(call.state, "no end")
-    where = clean(site_text(call.site)) if call.site else ""
-    return {"text": clean(call_text(call)), "where": where, "state": state, "odd": odd}
+    def _cell(self, row: Mapping[str, Any], rank: int, named: bool) -> dict[str, Any]:
+        call = row["calls"].get(rank)
+        if call is None:
+            own = (
+                self.ranks[rank].groups.get(self.fault[0])
+                if self.fault and rank in self.ranks
+                else None
+            )
+            came = own is not None and own.issued > row["seq"]
+            return {"text": "", "state": "no longer on record" if came else "never came"}
+        state = {CallState.COMPLETED: "", CallState.FAILED: "failed"}.get(call.state, "no end")
+        where = clean(site_text(call.site)) if call.site else ""
+        if named:
+            where += f' group "{_label(self.ranks[rank], call)}"'
+        odd = rank in row.get("odd", ())
+        return {"text": clean(call_text(call)), "where": where, "state": state, "odd": odd}
 
 
 def _end_ns(rank: Rank, calls: Sequence[Call]) -> int:

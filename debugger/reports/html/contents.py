@@ -1,6 +1,6 @@
-"""The rest of what the page shows of a run: who waits for whom, stacks, the ends of logs, curves of the
-host, versions and variables. All of it is read within bounds, and every text is printable; what has
-the form of a secret is redacted, since the page is made to be sent to others.
+"""The rest of what the page shows of a run: who waits for whom, stacks, the ends of logs, curves of
+the host, versions and variables. All of it is read within bounds, and every text is printable; what
+has the form of a secret is redacted, since the page is made to be sent to others.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def waits_now(graph: Waits) -> list[WaitRow]:
         for row in rows:
             where = clean(site_text(row.site)) if row.site else ""
             own = row.rank if row.rank in graph.cycle else -1  # in a cycle each is a row of its own
-            found.setdefault((clean(row.what), where, row.for_ranks, row.any_of, own), []).append(row.rank)
+            found.setdefault((clean(row.what), where, row.for_ranks, row.any_of, own), []).append(
+                row.rank
+            )
     made = [
         WaitRow(tuple(ranks), what, where, tuple(sorted(awaited)), any_of, own >= 0)
         for (what, where, awaited, any_of, own), ranks in found.items()
@@ -78,7 +80,14 @@ def waits_then(verdict: Mapping[str, Any] | None, rows: Sequence[TableRow]) -> l
     if verdict.get("cycle"):
         wheres = {rank: row.where for row in rows for rank in row.ranks}
         return [
-            WaitRow((one["rank"],), one["doing"], wheres.get(one["rank"], ""), (one["waits_for"],), False, True)
+            WaitRow(
+                (one["rank"],),
+                one["doing"],
+                wheres.get(one["rank"], ""),
+                (one["waits_for"],),
+                False,
+                True,
+            )
             for one in verdict["cycle"]
         ]
     kind = kind_of(verdict["kind"])
@@ -121,10 +130,10 @@ def drawing(waits: Sequence[WaitRow], rows: Sequence[TableRow]) -> dict[str, Any
         lines = (ranks_text(row.ranks), _cut(row.what), _cut(row.where))
         nodes.append(Node(0, at, lines, cyclic or bool(culprits & set(row.ranks))))
     others: dict[tuple[str, str], set[int]] = {}
-    for row in rows:
-        for rank in set(row.ranks) & {one for wait in shown for one in wait.for_ranks}:
+    for party in rows:
+        for rank in set(party.ranks) & {one for wait in shown for one in wait.for_ranks}:
             if rank not in inside:
-                others.setdefault((row.what, row.where), set()).add(rank)
+                others.setdefault((party.what, party.where), set()).add(rank)
     right = []
     for (what, where), ranks in list(others.items())[:MOST_WAITS]:
         right.append((ranks, len(nodes)))
@@ -151,7 +160,9 @@ def stacks(directory: RunDirectory) -> list[dict[str, Any]]:
         name = clean(str(thread.get("name", "?")), 80)
         tree = list(_nodes(thread.get("tree"), 0))
         if tree and not name.startswith("distdebug"):
-            found.append({"name": name, "who": ranks_text(_ranks(thread.get("ranks"))), "tree": tree})
+            found.append(
+                {"name": name, "who": ranks_text(_ranks(thread.get("ranks"))), "tree": tree}
+            )
     return found
 
 
@@ -160,11 +171,15 @@ def _nodes(rows: Any, depth: int) -> Iterator[dict[str, Any]]:
         frames = []
         for frame in _rows(row.get("frames")):
             file = str(frame.get("file", ""))
-            quiet = bool(frame.get("native")) or is_own(file) or any(part in file for part in _QUIET)
+            quiet = (
+                bool(frame.get("native")) or is_own(file) or any(part in file for part in _QUIET)
+            )
             place = f"{os.path.basename(file)}:{frame.get('line', '?')}"
             source = masked_text(clean(str(frame.get("source") or "").strip(), 200))
             function = clean(str(frame.get("function", "?")), 200)
-            frames.append({"function": function, "place": clean(place, 200), "source": source, "quiet": quiet})
+            frames.append(
+                {"function": function, "place": clean(place, 200), "source": source, "quiet": quiet}
+            )
         yield {
             "who": ranks_text(_ranks(row.get("ranks"))),
             "frames": frames,
@@ -184,7 +199,9 @@ def _ranks(value: Any) -> list[int]:
 # -- logs ---------------------------------------------------------------------------------------
 
 
-def logs(directory: RunDirectory, first: Iterable[int], ranks: Iterable[int]) -> list[dict[str, Any]]:
+def logs(
+    directory: RunDirectory, first: Iterable[int], ranks: Iterable[int]
+) -> list[dict[str, Any]]:
     """Returns the last lines of each log, ranks that said the same together; those of `first` come
     first, and are marked so."""
     chosen = list(dict.fromkeys(first))
@@ -218,7 +235,9 @@ def _said(path: Path, most_bytes: int) -> str:
 def _line(path: Path) -> Any:
     if path.suffix != ".jsonl":
         return lambda line: clean(shown_of(line), MOST_LINE)
-    return lambda line: clean(readable(row), MOST_LINE, newlines=True) if (row := record_on(line)) else ""
+    return lambda line: (
+        clean(readable(row), MOST_LINE, newlines=True) if (row := record_on(line)) else ""
+    )
 
 
 # -- curves -------------------------------------------------------------------------------------
@@ -235,9 +254,15 @@ def curves(directory: RunDirectory, culprits: Iterable[int]) -> list[dict[str, A
                 _add(series, name, f"rank {clean(rank, 20)}", at_s, one, unit, factor)
         for one in _rows(sample.get("gpus")):
             for name, unit, factor in _OF_GPUS:
-                _add(series, name, f"GPU {clean(str(one.get('index')), 20)}", at_s, one, unit, factor)
+                _add(
+                    series, name, f"GPU {clean(str(one.get('index')), 20)}", at_s, one, unit, factor
+                )
     marked = {f"rank {rank}" for rank in culprits}
-    return [_figure(name, lines, marked) for name, lines in series.items() if max(map(len, lines.values())) > 1]
+    return [
+        _figure(name, lines, marked)
+        for name, lines in series.items()
+        if max(map(len, lines.values())) > 1
+    ]
 
 
 _OF_RANKS = (("CPU, % of a core", "cpu_percent", 1.0), ("Memory, GiB", "rss_bytes", 2.0**-30))
@@ -250,10 +275,16 @@ _OF_GPUS = (
 
 def _add(
     series: dict[str, dict[str, list[tuple[float, float]]]],
-    name: str, who: str, at_s: float, sample: Any, key: str, factor: float,
+    name: str,
+    who: str,
+    at_s: float,
+    sample: Any,
+    key: str,
+    factor: float,
 ) -> None:
     value = sample.get(key) if isinstance(sample, dict) else None
-    if isinstance(value, int | float) and 0 <= value < 1 << 60:
+    gone = key == "rss_bytes" and not value  # a process that has just ended
+    if isinstance(value, int | float) and 0 <= value < 1 << 60 and not gone:
         series.setdefault(name, {}).setdefault(who, []).append((at_s, value * factor))
 
 
@@ -276,17 +307,24 @@ def _samples(path: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _figure(name: str, lines: Mapping[str, list[tuple[float, float]]], marked: set[str]) -> dict[str, Any]:
+def _figure(
+    name: str, lines: Mapping[str, list[tuple[float, float]]], marked: set[str]
+) -> dict[str, Any]:
     times = [at for points in lines.values() for at, _ in points]
     top = max(value for points in lines.values() for _, value in points) or 1.0
     begin, span = min(times), (max(times) - min(times)) or 1.0
 
     def drawn(points: Iterable[tuple[float, float]]) -> str:
         return " ".join(
-            f"{(at - begin) / span * WIDTH:.0f},{HEIGHT - value / top * (HEIGHT - 4):.1f}" for at, value in points
+            f"{(at - begin) / span * WIDTH:.0f},{HEIGHT - value / top * (HEIGHT - 4):.1f}"
+            for at, value in points
         )
 
-    own = [who for who in lines if len(lines) <= MOST_CURVES or who in marked][:MOST_CURVES]
+    own = [
+        who
+        for who in sorted(lines, key=lambda who: (len(who), who))
+        if len(lines) <= MOST_CURVES or who in marked
+    ][:MOST_CURVES]
     made = [{"who": who, "points": drawn(lines[who]), "marked": who in marked} for who in own]
     band = ""
     if len(lines) > MOST_CURVES:
@@ -295,13 +333,23 @@ def _figure(name: str, lines: Mapping[str, list[tuple[float, float]]], marked: s
             for at, value in points:
                 at_once.setdefault(at, []).append(value)
         rows = sorted(at_once.items())
-        band = f"{drawn((at, max(each)) for at, each in rows)} {drawn((at, min(each)) for at, each in rows[::-1])}"
+        highest = drawn((at, max(each)) for at, each in rows)
+        band = f"{highest} {drawn((at, min(each)) for at, each in rows[::-1])}"
         middle = drawn((at, statistics.median(each)) for at, each in rows)
         made.insert(0, {"who": f"median of {len(lines)}", "points": middle, "marked": False})
     last = [(who, points[-1][1]) for who, points in lines.items()]
     ends = f"at the end {min(last, key=_value)[1]:.3g} ({min(last, key=_value)[0]})"
-    ends += f" to {max(last, key=_value)[1]:.3g} ({max(last, key=_value)[0]})" if len(last) > 1 else ""
-    return {"name": name, "top": f"{top:.3g}", "lines": made, "band": band, "span_s": span, "ends": ends}
+    ends += (
+        f" to {max(last, key=_value)[1]:.3g} ({max(last, key=_value)[0]})" if len(last) > 1 else ""
+    )
+    return {
+        "name": name,
+        "top": f"{top:.3g}",
+        "lines": made,
+        "band": band,
+        "span_s": span,
+        "ends": ends,
+    }
 
 
 def _value(row: tuple[str, float]) -> float:
@@ -314,18 +362,23 @@ _VERSIONS = ("distdebug", "python", "platform", "level", "checks", "hang_timeout
 
 
 def surroundings(run: Mapping[str, Any], ranks: Mapping[int, Rank]) -> list[tuple[str, str]]:
-    """Returns versions and options of the run, and the variables of an allow-list that ranks have on
-    record: who has which value."""
+    """Returns versions and options of the run, and the variables of an allow-list that ranks have
+    on record: who has which value."""
     found = [(name, _flat(run[name])) for name in _VERSIONS if run.get(name)]
     versions = run.get("versions")
-    found += [(str(name), _flat(one)) for name, one in versions.items()] if isinstance(versions, dict) else []
+    found += (
+        [(str(name), _flat(one)) for name, one in versions.items()]
+        if isinstance(versions, dict)
+        else []
+    )
     values: dict[str, dict[str, list[int]]] = {}
     for number, rank in ranks.items():
         if isinstance(rank.history, FlightReader):
             # Once more, for the record may be another program's.
             given = {str(name): str(value) for name, value in rank.history.environment.items()}
             for name, value in allowed_variables(given).items():
-                values.setdefault(name, {}).setdefault(value, []).append(number)
+                if not name.startswith("DISTDEBUG_"):  # our own: what they say is among the options
+                    values.setdefault(name, {}).setdefault(value, []).append(number)
     for name, by_value in sorted(values.items()):
         everybody = len(by_value) == 1 and len(next(iter(by_value.values()))) == len(ranks)
         shown = [
@@ -344,4 +397,8 @@ def _flat(value: Any) -> str:
 def hosts(document: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Returns each host, which ranks are on it, and how many."""
     rows = document.get("hosts")
-    return [(host, spans(who), len(who)) for host, who in rows.items()] if isinstance(rows, dict) else []
+    return (
+        [(host, spans(who), len(who)) for host, who in rows.items()]
+        if isinstance(rows, dict)
+        else []
+    )

@@ -66,16 +66,17 @@
   }
 
   // -- rows ------------------------------------------------------------------------------------
+  const MOST_DRAWN = 64; // of more rows, 1,024 say, only those in sight take memory
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
-      entry.target.row.visible = entry.isIntersecting;
-      if (entry.isIntersecting) draw(entry.target.row);
-      else entry.target.width = 0; // of 1,024 open rows only those in sight take memory
+      entry.target.row.visible = entry.isIntersecting || made.length <= MOST_DRAWN;
+      if (entry.target.row.visible) draw(entry.target.row);
+      else entry.target.width = 0;
     }
   }, { root: rows });
 
   function addRow(label, ranks, rank, culprit, parent) {
-    const row = { ranks, rank, culprit, parent, members: null, visible: false, at: -1 };
+    const row = { ranks, rank, culprit, parent, members: null, visible: made.length < MOST_DRAWN, at: -1 };
     row.line = document.createElement("div");
     row.line.className = `row${culprit ? " culprit" : ""}${parent ? " member shown" : ""}`;
     row.label = document.createElement("button");
@@ -90,7 +91,7 @@
     if (ranks.length > 1) {
       row.label.setAttribute("aria-expanded", "false");
       row.label.addEventListener("click", () => toggle(row));
-      row.label.textContent = `＋ ${row.label.textContent}`;
+      row.label.textContent = `+ ${row.label.textContent}`;
     }
     row.label.addEventListener("focus", () => { chosen = row; });
     parent ? parent.last.line.after(row.line) : rows.append(row.line);
@@ -103,7 +104,7 @@
   function toggle(row, on = row.label.getAttribute("aria-expanded") !== "true") {
     if (row.ranks.length < 2) return;
     row.label.setAttribute("aria-expanded", on);
-    row.label.textContent = row.label.textContent.replace(/^./u, on ? "－" : "＋");
+    row.label.textContent = row.label.textContent.replace(/^./u, on ? "−" : "+");
     if (on && !row.members) {
       row.last = row;
       row.members = row.ranks.map((rank) => addRow(`rank ${rank}`, [rank], rank, row.culprit, row));

@@ -1,8 +1,8 @@
 """Writes the report of a run as one HTML file that needs no network and may be sent to others.
 
-Everything in it that came from a rank is text: the template escapes what it is given, the data of the
-script is JSON without a `<`, and the page's policy lets nothing run or load but its own script and
-style, which it names by their hashes.
+Everything in it that came from a rank is text: the template escapes what it is given, the data of
+the script is JSON without a `<`, and the page's policy lets nothing run or load but its own script
+and style, which it names by their hashes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...record.reading.records import Records, newest_ranks
 from ...record.runs.run_directory import RunDirectory, read_object
 from ...record.safe_files import finite, read_regular, replacing
 from ...record.snapshot import Snapshot
-from ...record.wording import ranks_text, spans
+from ...record.wording import counted, ranks_text, spans
 from .. import off, planned, table, text
 from . import calls, contents
 
@@ -69,7 +69,7 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
     # A command may have started several worlds, one after the other: the newest counts.
     worlds = records.snapshots(finished=False)[-1:]
     ranks = newest_ranks(worlds)
-    verdict = text.verdict_of(document)
+    verdict = text.verdict_of(document) if document["outcome"] != "ok" else None
     made = calls.read(ranks)
     rows = calls.classes(document, ranks, made)
     lines = calls.Timeline(ranks, made, verdict)
@@ -87,34 +87,36 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
     )
     environment.filters.update(ranks=ranks_text, spans=spans)
     script, style = (_HERE / "page.js").read_text(), (_HERE / "page.css").read_text()
-    return str(
-        environment.get_template("page.html").render(
-            first=_FIRST,
-            script=script,
-            style=style,
-            policy=f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-            "base-uri 'none'; form-action 'none'",
-            version=__version__,
-            report=document,
-            verdict=verdict,
-            title=_title(document, verdict),
-            terminal=text.render(document, width=text.WIDTH),
-            shown=table.of_finding(verdict, document["ranks"]) if verdict else None,
-            notes=_notes(document),
-            classes=rows,
-            waits=waiting,
-            drawing=contents.drawing(waiting, rows),
-            waits_then=stopped,
-            timeline=lines.as_json(rows) if lines.meetings else None,
-            around=lines.around(rows),
-            stacks=contents.stacks(directory),
-            logs=contents.logs(directory, first, ranks or map(int, document["ranks"])),
-            curves=contents.curves(directory, culprits),
-            surroundings=contents.surroundings(run, ranks),
-            hosts=contents.hosts(document),
-            began=_moment(run.get("started_ns")),
-        )
-    )
+    given = {
+        "first": _FIRST,
+        "script": script,
+        "style": style,
+        "policy": f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'",
+        "version": __version__,
+        "report": document,
+        "verdict": verdict,
+        "title": _title(document, verdict),
+        "terminal": text.render(document, width=text.WIDTH),
+        "shown": _shown(document, verdict),
+        "notes": _notes(document),
+        "classes": rows,
+        "waits": waiting,
+        "drawing": contents.drawing(waiting, rows),
+        "waits_then": stopped,
+        "timeline": lines.as_json(rows) if lines.meetings else None,
+        "around": lines.around(rows),
+        "stacks": contents.stacks(directory),
+        "logs": contents.logs(directory, first, ranks or map(int, document["ranks"])),
+        "curves": contents.curves(directory, culprits),
+        "surroundings": contents.surroundings(run, ranks),
+        "hosts": contents.hosts(document),
+        "began": _moment(run.get("started_ns")),
+    }
+    try:
+        return str(environment.get_template("page.html").render(given))
+    except jinja2.TemplateError as error:
+        raise ValueError(error) from error
 
 
 def _waits(worlds: Sequence[Snapshot], directory: RunDirectory) -> list[contents.WaitRow]:
@@ -128,7 +130,9 @@ def _title(document: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> tu
     """The first word, the sentence beside it, and how grave it is."""
     outcome = str(document["outcome"])
     if outcome == "ok":
-        return "OK", "Nothing was found wrong.", "good"
+        warnings = len(document["findings"])
+        more = f", with {counted(warnings, 'warning')}" if warnings else ": nothing was found wrong"
+        return "OK", f"The run is in order{more}.", "good"
     if verdict is not None:
         grave = "bad" if verdict["severity"] == "error" else "warn"
         return verdict["title"], verdict["headline"], grave
@@ -140,6 +144,12 @@ def _title(document: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> tu
         "tool_error": "distdebug itself failed; the program is not to blame.",
     }.get(outcome, "Where each rank was stands below.")
     return outcome.upper().replace("_", " "), sentence, "good" if outcome == "running" else "warn"
+
+
+def _shown(document: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> table.FindingTable:
+    if verdict is not None:
+        return table.of_whole_finding(verdict, document["ranks"])
+    return table.FindingTable(table.of_ranks(document["ranks"], document["world_size"]), ())
 
 
 def _notes(document: Mapping[str, Any]) -> list[str]:
