@@ -104,14 +104,16 @@ class Timeline:
         ranks: Mapping[int, Rank],
         calls: Mapping[int, Sequence[Call]],
         verdict: Mapping[str, Any] | None,
+        modelled: bool = False,
     ) -> None:
-        self.ranks, self.calls = ranks, calls
+        """`modelled`: the times are those of a plan, whose ranks stand where they end for ever."""
+        self.ranks, self.calls, self.modelled = ranks, calls, modelled
         self.meetings: dict[tuple[Hashable, ...], _Meeting] = {}
         for rank, made in calls.items():
             for call in made:
                 tie = tie_of(rank, call, call.group)
                 self.meetings.setdefault(tie, _Meeting()).calls[rank] = call
-        self.odd: dict[Hashable, frozenset[int]] = {}
+        self.odd: dict[tuple[Hashable, ...], frozenset[int]] = {}
         for tie, one in self.meetings.items():
             asked = {rank: call.signature for rank, call in one.calls.items()}
             if (
@@ -129,6 +131,7 @@ class Timeline:
         if verdict and group and isinstance(verdict.get("seq"), int):
             keys = {key for rank in self.ranks.values() for key in rank.groups}
             named = [key for key in keys if clean(key[0]) == group["name"]]
+            named = [key for key in named if ("collective", key, verdict["seq"]) in self.meetings]
             if named:
                 return max(named, key=lambda key: key[1]), verdict["seq"]
         wrong = list(self.odd) or [
@@ -151,11 +154,14 @@ class Timeline:
         shown: list[list[int]] = []
         met = {tie: number for number, tie in enumerate(self.meetings)}
         base_ns = min((made[0].issued_ns for made in self.calls.values() if made), default=0)
+        last_ns = max((made[-1].issued_ns for made in self.calls.values() if made), default=0)
         of_ranks: dict[str, list[Any]] = {}
         for rank, made in self.calls.items():
             row: list[int] = []
             began_us = last = 0
             end_ns = _end_ns(self.ranks[rank], made)
+            if self.modelled:
+                end_ns = min(end_ns, last_ns + (last_ns - base_ns) // 10)
             for call in made:
                 tie = tie_of(rank, call, call.group)
                 key = (tie, call.signature, call.site, call.is_async)
@@ -210,7 +216,8 @@ class Timeline:
         messages, these are the last calls of each."""
         if not self.meetings:
             return None
-        columns, found = list(rows), []
+        columns = list(rows)
+        found: list[dict[str, Any]] = []
         if self.fault is None:
             title = "The last calls of each rank"
             for back in range(BEFORE, 0, -1):

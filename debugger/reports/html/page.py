@@ -22,6 +22,7 @@ from ...errors import UsageError
 from ...hook.loading import dependency
 from ...record.collection import no_collection
 from ...record.exits import ExitLog
+from ...record.kinds import Family, kind_of
 from ...record.reading.records import Records, newest_ranks
 from ...record.runs.run_directory import RunDirectory, read_object
 from ...record.safe_files import finite, read_regular, replacing
@@ -72,11 +73,15 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
     verdict = text.verdict_of(document) if document["outcome"] != "ok" else None
     made = calls.read(ranks)
     rows = calls.classes(document, ranks, made)
-    lines = calls.Timeline(ranks, made, verdict)
+    plan = planned.is_plan(document)
+    lines = calls.Timeline(ranks, made, verdict, plan)
     culprits = verdict["culprits"] if verdict else []
-    stands = planned.is_plan(document) or document.get("source") == "flight_recorder"
-    stopped = directory.report_json.exists() and not stands
-    waiting = contents.waits_then(verdict, rows) if stopped else _waits(worlds, directory)
+    dumps = document.get("source") == "flight_recorder"
+    stopped = directory.report_json.exists() and not (plan or dumps)
+    # Calls that differ keep ranks waiting although all have entered them: the verdict tells that.
+    differ = verdict is not None and kind_of(verdict["kind"]).family is Family.MISMATCH
+    waiting = contents.waits_then(verdict, rows)
+    waiting = waiting if stopped or differ else _waits(worlds, directory)
     first = [*culprits[:8], *(row.ranks[0] for row in rows[:8])]
     jinja2 = dependency("jinja2")
     environment = jinja2.Environment(
