@@ -91,7 +91,7 @@ def _composite(backend: Backend, others: dict[str, Any], origin: Origin) -> Comp
     group = backend.create(origin, CompositeGroup)
     assert isinstance(group, CompositeGroup)
     group.others = others
-    group._make = lambda alike: _composite(backend, {}, alike)
+    group._make = lambda alike, _class: _composite(backend, {}, alike)
     return group
 
 

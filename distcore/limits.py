@@ -31,8 +31,6 @@ calls that nobody waited for, what is on a GPU's streams, messages that peers ha
 others' ends."""
 EXIT_DRAIN_S = 2.0
 """The same where the process ends by an exception: somebody may have interrupted it."""
-FAILED_DRAIN_S = 5.0
-"""How long a rank whose MPI group failed waits at its end for the others to get there."""
 ANSWER_S = 5.0
 """How much longer than its own time a rank of a barrier waits for the first rank's answer, which
 may come at the very end of that time; and how long the first rank waits for the others to read it,
@@ -42,17 +40,11 @@ LEFT_S = 0.5
 from there: its last message may be on the way, and a peer that was not needed may have ended
 rightly."""
 LAST_WORDS_S = 0.8
-"""How long after a peer's end, or that of one of its connections, a message may still be on its way
-over another one, where nobody can tell."""
+"""How long after the end of one of a peer's connections a message may still be on its way over
+another one."""
 CALLER_S = 6.0
-"""The same where somebody can: longer than a listener waits for a caller (`PENDING_S`)."""
-WHY_ENDED_S = 0.1
-"""How long a rank that has lost a connection waits for a word of why on the others."""
-WORD_S = 2.0
-"""How long a rank of MPI that knows of other calls waits until another rank tells which one it is
-in."""
-PASS_ON_S = 1.0
-"""How long a rank that fails goes on to pass the failure on to those that take nothing."""
+"""The same after the peer's own end, while it may be calling: longer than a listener waits for a
+caller (`PENDING_S`)."""
 TELL_S = 3.0
 """How long `close` tries to reach those whom it has to tell of a failure: who is not told takes
 this rank, which leaves, for the cause. On a crowded machine an answer takes its time; one who has
@@ -60,8 +52,6 @@ ended refuses at once."""
 ASK_EVERY_S = 1.0
 """How often a rank of NCCL asks torch's store what the others have said there: whether one of them
 has failed, and whether one asks for its messages."""
-WATCHDOG_BEGINS_S = 5.0
-"""How long the first call waits for the watchdog's thread to run."""
 STUCK_S = 2.0
 """A call into NCCL that has not come back by then does not: its communicator is aborted beside
 it."""
@@ -69,38 +59,19 @@ RENEW_NS = 60 * 1_000_000_000
 """How often the clocks of host and GPU are compared."""
 CALLBACK_S = 0.1
 """A callback of a future that takes longer may be waiting for those behind it, so they begin."""
-MESH_SPIN_S = 30e-6
-"""How long a rank asks its sockets again and again before it sleeps in poll: waking up takes as
-long."""
 SPIN_S = 0.0002
 """MPI moves data only inside its own calls: no pauses for about as long as it is on its way, which
 is this and `line.SPIN_S_PER_BYTE`, at most `MOST_SPIN_S`."""
 MOST_SPIN_S = 0.05
 SHARE_S = 10.0
 """How long two ranks of one host may take to agree on the memory that they share."""
-DIAL_S = 30.0
-"""How long a message waits until a peer that has no connection to this rank, yet, takes one."""
-PLACE_S = 0.5
-"""After so much waiting, or a quarter of the time limit, a rank of MPI tells where it waits."""
-STOPPED_S = 1.0
-"""A rank that has not looked for so long was stopped itself: first it hears what the others say."""
-GROUP_TIMEOUT_S = 1800.0
-"""Of a group that was given no timeout: torch's own."""
-LONGEST_HALF_OPEN_PAUSE_S = 2.0
-"""A connection that may be half open is looked at as often as the kernel tries it again, within
-these two."""
 SHORTEST_HALF_OPEN_PAUSE_S = 0.05
+"""A connection that may be half open is looked at as often as the kernel tries it again, but not
+more often than this, nor less often than every two seconds."""
 USER_TIMEOUT_S = 30.0
 """What was sent and is not acknowledged by then is lost: more than a switch takes to find another
 way, or a virtual machine to be moved."""
-FIRST_PROBE_S = 0.3
-"""A rank that joins probes those that are silent after so long, then half as often each time, up to
-every `LONGEST_PROBE_INTERVAL_S`; each probe takes `PROBE_TIMEOUT_S` at most."""
-LONGEST_PROBE_INTERVAL_S = 1.0
-PROBE_TIMEOUT_S = 0.5
 PENDING_S = 5.0
 """A caller that has not said who it is by then is dropped."""
 HELLO_S = 0.05
 """A good peer's hello follows at once; who has been silent this long may be dropped for others."""
-DIAL_PAUSE_S = 0.05
-"""Between two attempts to reach a peer, times the number of the attempt."""

@@ -53,14 +53,6 @@ profiler_enabled: Callable[[], bool] = getattr(
 """Whether a profiler records; asked for every call, so it must be cheap."""
 
 
-def premul_sum(factor: Any) -> Any:
-    """The reduce op PREMUL_SUM, for which torch has no public maker."""
-    make = getattr(dist, "_make_nccl_premul_sum", None)
-    if make is None:
-        raise _missing("PREMUL_SUM cannot be made", "torch.distributed._make_nccl_premul_sum")
-    return make(factor)
-
-
 def _missing(consequence: str, name: str) -> NotImplementedError:
     return NotImplementedError(f"{consequence}: torch {torch.__version__} has no {name}")
 

@@ -29,7 +29,7 @@ PLANTED = [
     ("debugger/system/a.py", "from ..record import layout", "downward only"),
     ("debugger/rank/a.py", "from ..system.proc import read_stat", None),
     ("tui/a.py", "from ..system.proc import read_stat", None),
-    ("debugger/errors/__init__.py", "import structlog", "standard library only"),
+    ("debugger/errors/__init__.py", "import psutil", "standard library only"),
     ("debugger/errors/__init__.py", "from ..record import layout", "downward only"),
     ("debugger/errors/__init__.py", "import torch", "costs 2 s"),
     ("debugger/errors/in_ranks.py", "import torch, distcore", None),

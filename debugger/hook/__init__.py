@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import loading
-
 SITE = Path(__file__).resolve().parent / "site"
 
 
@@ -34,7 +32,6 @@ def environment(
     paths = [one for one in before.split(os.pathsep) if one != str(SITE)] if before else []
     changed["PYTHONPATH"] = os.pathsep.join([str(SITE), *paths])
     changed["DISTDEBUG_RUN_DIR"] = str(run_directory)
-    changed[loading.BORROWED] = loading.borrowed_from("structlog")
     changed["DISTDEBUG_RUN_STARTED"] = f"{time.time():.3f}"
     changed["DISTDEBUG_LAUNCHER"] = launcher
     changed["DISTDEBUG_STREAMS"] = ",".join(map(_identity, streams))

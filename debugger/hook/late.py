@@ -25,10 +25,7 @@ _AGAIN = (
 
 def come(run: str) -> None:
     """Install the layer, if that is still wanted; what hinders it is told in the run directory."""
-    try:
-        with open(os.path.join(run, "install", "wanted")) as file:
-            wanted = json.load(file)
-    except (OSError, ValueError):
+    if not os.path.exists(os.path.join(run, "install", "wanted")):
         return
     try:
         if hasattr(sys.modules.get(_ALIAS), "_gave_up"):
@@ -38,7 +35,6 @@ def come(run: str) -> None:
         if "torch.distributed" not in sys.modules:
             raise RuntimeError("it has not imported torch.distributed")
         loading = _loading()
-        loading.borrowed += wanted["borrowed"].split(os.pathsep)
         with loading.core:
             loading.load()
             loading.installed()  # which finds distcore where the program's environment has none

@@ -30,11 +30,6 @@ PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PARENT = os.path.dirname(PACKAGE)
 _ALIASING = __name__ != f"{PUBLIC}.hook.loading"
 """Our package has the other name here: this file was loaded by its place."""
-BORROWED = "DISTDEBUG_BORROWED"
-"""The folders from which a process of another environment takes what it lacks."""
-borrowed = [one for one in os.environ.get(BORROWED, "").split(os.pathsep) if one]
-"""The same, where this is such a process."""
-
 _SITES = ("site-packages", "dist-packages")
 
 
@@ -271,11 +266,10 @@ def when_imported(name: str, call: Callable[[ModuleType], object]) -> None:
 def dependency(name: str) -> Any:
     """Imports what we need by this name, also where a module of the program's has the same name.
 
-    It is looked for where packages are installed, then in the folders `borrowed`; the program's
-    own module stays what its `import` gives. Raises ModuleNotFoundError.
+    It is looked for where packages are installed; the program's own module stays what its `import`
+    gives. Raises ModuleNotFoundError.
     """
     places = [one for one in sys.path if os.path.basename(os.path.normpath(one)) in _SITES]
-    places += borrowed
     spec = PathFinder.find_spec(name, places)
     loaded = sys.modules.get(name)
     has = getattr(loaded, "__spec__", None) if loaded else PathFinder.find_spec(name, sys.path)
@@ -296,13 +290,6 @@ def dependency(name: str) -> Any:
 
 
 _ours: dict[str, ModuleType] = {}
-
-
-def borrowed_from(*names: str) -> str:
-    """The folders, as BORROWED has them, in which these packages lie here."""
-    specs = [PathFinder.find_spec(name, sys.path) for name in names]
-    origins = [spec.origin for spec in specs if spec is not None and spec.origin]
-    return os.pathsep.join(dict.fromkeys(os.path.dirname(os.path.dirname(one)) for one in origins))
 
 
 def ours_first() -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from ..errors import UsageError
 from ..foreign import dump_files, judging
 from ..foreign.trace import traced
-from ..hook import loading
 from ..record import steady_clock
 from ..record.requests import late_install
 from ..record.requests.late_install import HOOKED, PAST, RECORDING, REFUSED, Answer
@@ -71,7 +70,7 @@ def install(job: Job, run_dir: Path | None, wait_s: float) -> Installed:
                 "installed": True,
             },
         )
-        late_install.want(run.path, loading.borrowed_from("structlog"))
+        late_install.want(run.path)
         if not all(one.by_remote_exec for one in targets.values()):
             # Before any rank is touched.
             try:

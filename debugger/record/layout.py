@@ -60,7 +60,6 @@ READERS = {1: "0.1.0", 2: "0.1.0"}
 """The distdebug that reads the records of an earlier version. This one does not: a second way
 through the ring would have to be right in each reader, and a run of before still has its
 `report.json`."""
-VERSION_AT = 8
 
 HEADER = Struct("<8sIIiiiiBxxxIqqQQ")
 """magic, version, pid, rank, world_size, local_rank, restart_count, role, how often the launcher

@@ -31,6 +31,12 @@ class NoteData:
     FOR_DIAGNOSIS: ClassVar[frozenset[str]] = frozenset()
     """The fields that the log leaves out."""
 
+    def __init_subclass__(cls, kind: str = "", level: str = "", logged: bool = True) -> None:
+        # `dataclass` makes each class a second time, for its slots, and has none of these then.
+        if kind:
+            cls.KIND = kind
+        cls.LEVEL, cls.LOGGED = level or cls.LEVEL, logged and cls.LOGGED
+
     def data(self) -> dict[str, Any]:
         """Returns the fields as the record carries them; one that is None, and may be left out,
         is."""
@@ -146,52 +152,38 @@ def raised(note: Note) -> RaisedNote:
 
 
 @dataclass(frozen=True, slots=True)
-class ExceptionNote(RaisedNote):
+class ExceptionNote(RaisedNote, kind="exception", level="error"):
     """The process ends with it."""
 
-    KIND = "exception"
-    LEVEL = "error"
-
 
 @dataclass(frozen=True, slots=True)
-class ThreadExceptionNote(RaisedNote):
+class ThreadExceptionNote(RaisedNote, kind="thread_exception", level="error"):
     """A thread ended with it, and that thread alone."""
 
-    KIND = "thread_exception"
-    LEVEL = "error"
-
 
 @dataclass(frozen=True, slots=True)
-class CaughtExceptionNote(RaisedNote):
+class CaughtExceptionNote(RaisedNote, kind="caught_exception", level="warning"):
     """A test runner caught it."""
 
-    KIND = "caught_exception"
-    LEVEL = "warning"
-
 
 @dataclass(frozen=True, slots=True)
-class InterruptedNote(RaisedNote):
+class InterruptedNote(RaisedNote, kind="interrupted", level="warning"):
     """A KeyboardInterrupt."""
 
-    KIND = "interrupted"
-    LEVEL = "warning"
-
 
 @dataclass(frozen=True, slots=True)
-class UnwindingNote(RaisedNote):
+class UnwindingNote(RaisedNote, kind="unwinding", level="debug"):
     """The call with this number was made while the exception was on its way out; `destroys`: what
     was called destroys the group."""
 
     call: int = -1
     destroys: bool = False
 
-    KIND = "unwinding"
-    LEVEL = "debug"
     FOR_DIAGNOSIS = RaisedNote.FOR_DIAGNOSIS | {"call", "destroys"}
 
 
 @dataclass(frozen=True, slots=True)
-class LeftCallNote(NoteData):
+class LeftCallNote(NoteData, kind="left_call", level="debug"):
     """An exception of this type has left this function of torch's, when the rank had made so many
     calls; the program may have caught it. The message is its text."""
 
@@ -199,22 +191,17 @@ class LeftCallNote(NoteData):
     function: str
     call: int
 
-    KIND = "left_call"
-    LEVEL = "debug"
     FOR_DIAGNOSIS = frozenset({"call"})
 
 
 @dataclass(frozen=True, slots=True)
-class FindingRaisedNote(NoteData):
+class FindingRaisedNote(NoteData, kind="finding_raised", level="error"):
     """The rank has raised the verdict, or a finding of its own, of the kind in the message: what it
     does from then on says nothing."""
 
-    KIND = "finding_raised"
-    LEVEL = "error"
-
 
 @dataclass(frozen=True, slots=True)
-class OwnFindingNote(NoteData):
+class OwnFindingNote(NoteData, kind="finding", level="error"):
     """A finding that a rank has made itself. `finding` is its kind; `group`: name and incarnation;
     no `seq`: it is about a message. `headline`: see `diagnosis.findings.Finding`. `elsewhere`: the
     line that is on record with it is wrong, not the collective's."""
@@ -227,8 +214,6 @@ class OwnFindingNote(NoteData):
     headline: str = ""
     elsewhere: bool = False
 
-    KIND = "finding"
-    LEVEL = "error"
     FOR_DIAGNOSIS = frozenset({"headline"})
 
     def is_sound(self) -> bool:
@@ -242,34 +227,25 @@ class OwnFindingNote(NoteData):
 
 
 @dataclass(frozen=True, slots=True)
-class ExitNote(NoteData):
+class ExitNote(NoteData, kind="exit", level="debug"):
     """`sys.exit` or `os._exit` was called on this line, or an injected fault kills here."""
-
-    KIND = "exit"
-    LEVEL = "debug"
 
 
 @dataclass(frozen=True, slots=True)
-class CrashNote(NoteData):
+class CrashNote(NoteData, kind="crash", level="error"):
     """A fatal signal came on this line, with this stack (see `RaisedNote`). Readers add it, from
     what the process has written as it ended (`last_words`)."""
 
     stack: tuple[str, ...] = ()
 
-    KIND = "crash"
-    LEVEL = "error"
-
 
 @dataclass(frozen=True, slots=True)
-class DestroyedNote(NoteData):
+class DestroyedNote(NoteData, kind="destroyed", level="debug"):
     """The rank has destroyed groups on this line."""
 
-    KIND = "destroyed"
-    LEVEL = "debug"
-
 
 @dataclass(frozen=True, slots=True)
-class SplitNote(NoteData):
+class SplitNote(NoteData, kind="split", level="debug"):
     """The rank has split this group, for the `number`-th time, and is in the part with these global
     ranks; in none: it is in no part."""
 
@@ -277,65 +253,47 @@ class SplitNote(NoteData):
     number: int
     ranks: tuple[int, ...]
 
-    KIND = "split"
-    LEVEL = "debug"
-
 
 @dataclass(frozen=True, slots=True)
-class ForkedNote(NoteData):
+class ForkedNote(NoteData, kind="forked", level="error"):
     """A forked child called this op on a group of its parent."""
 
     parent_rank: int
     op: str = ""
 
-    KIND = "forked"
-    LEVEL = "error"
-
 
 @dataclass(frozen=True, slots=True)
-class NotInGroupNote(NoteData):
+class NotInGroupNote(NoteData, kind="not_in_group", level="warning"):
     """The rank called this op on a group that it is not in, which does nothing."""
 
     op: str = ""
 
-    KIND = "not_in_group"
-    LEVEL = "warning"
-
 
 @dataclass(frozen=True, slots=True)
-class OffNote(NoteData):
+class OffNote(NoteData, level="warning"):
     """A part of the watching is off in this rank; the message says why. `said`: the user knows."""
 
     part: str = "record"
     said: bool = False
 
-    LEVEL = "warning"
-
 
 @dataclass(frozen=True, slots=True)
-class LayerOffNote(OffNote):
+class LayerOffNote(OffNote, kind="layer_off"):
     """The record says less than what happens from here on."""
 
-    KIND = "layer_off"
-
 
 @dataclass(frozen=True, slots=True)
-class PartOffNote(OffNote):
+class PartOffNote(OffNote, kind="part_off"):
     """The record of calls is whole."""
 
-    KIND = "part_off"
-
 
 @dataclass(frozen=True, slots=True)
-class StoreHostNote(NoteData):
+class StoreHostNote(NoteData, kind="store_host", level="debug"):
     """The rank hosts a store that others may need."""
 
-    KIND = "store_host"
-    LEVEL = "debug"
-
 
 @dataclass(frozen=True, slots=True)
-class StaleStoreNote(NoteData):
+class StaleStoreNote(NoteData, kind="stale_store", level="warning"):
     """The rank joins through a file that was written before this run, or in it by ranks that the
     launcher has replaced (`attempt`), or by something else than a FileStore (`foreign`). `users`:
     so many processes have it open by its own count, the dead ones among them; `by_count`: this
@@ -347,22 +305,16 @@ class StaleStoreNote(NoteData):
     users: int = 0
     by_count: bool = False
 
-    KIND = "stale_store"
-    LEVEL = "warning"
-
 
 @dataclass(frozen=True, slots=True)
-class DataExhaustedNote(NoteData):
+class DataExhaustedNote(NoteData, kind="data_exhausted", level="debug"):
     """A DataLoader has ended after so many batches; -1: nobody knows."""
 
     batches: int = -1
 
-    KIND = "data_exhausted"
-    LEVEL = "debug"
-
 
 @dataclass(frozen=True, slots=True)
-class UnwaitedWorkNote(NoteData):
+class UnwaitedWorkNote(NoteData, kind="unwaited_work"):
     """A number of handles of this op, of calls on one line, were dropped without wait(), or `kept`
     to the end of the program. A later note of the same line has the higher count."""
 
@@ -370,27 +322,20 @@ class UnwaitedWorkNote(NoteData):
     count: int = 1
     kept: bool = False
 
-    KIND = "unwaited_work"
-
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedNote(NoteData):
+class UnfinishedNote(NoteData, kind="unfinished", level="debug"):
     """The program has ended, and its GPU was not through with these of its calls (by number), for
     which it had waited: only streams do that, and nobody asked for what came of them."""
 
     numbers: tuple[int, ...] = ()
 
-    KIND = "unfinished"
-    LEVEL = "debug"
-
 
 @dataclass(frozen=True, slots=True)
-class ReplicasNote(NoteData):
+class ReplicasNote(NoteData, kind="replicas"):
     """The digests of an optimiser's parameters are in this file, beside the flight record."""
 
     file: str
-
-    KIND = "replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +355,7 @@ class WithoutGradientNote(NoteData):
 
 
 @dataclass(frozen=True, slots=True)
-class PairedNote(NoteData):
+class PairedNote(NoteData, kind="paired", level="debug"):
     """A wrapper of this name has taken tensors, which it pairs by position with those of the
     group's other ranks, when the rank had issued so many collectives of the group. `order`: a hash
     of all in their order, each with name, shape, dtype and whether it is frozen; `names`: one of
@@ -424,37 +369,26 @@ class PairedNote(NoteData):
     rows: str
     count: int
 
-    KIND = "paired"
-    LEVEL = "debug"
     FOR_DIAGNOSIS = frozenset({"order", "names", "seq"})
 
 
 @dataclass(frozen=True, slots=True)
-class DdpUnusedNote(WithoutGradientNote):
+class DdpUnusedNote(WithoutGradientNote, kind="ddp_unused", level="debug"):
     """A backward has ended."""
 
-    KIND = "ddp_unused"
-    LEVEL = "debug"
-
 
 @dataclass(frozen=True, slots=True)
-class DdpFailedNote(WithoutGradientNote):
+class DdpFailedNote(WithoutGradientNote, kind="ddp_failed", logged=False):
     """The next forward failed on it, and nobody has caught that; the message is its text."""
 
-    KIND = "ddp_failed"
-    LOGGED = False
-
 
 @dataclass(frozen=True, slots=True)
-class DdpCompleteNote(NoteData):
+class DdpCompleteNote(NoteData, kind="ddp_complete", level="debug"):
     """A later backward has brought what another had left out."""
 
-    KIND = "ddp_complete"
-    LEVEL = "debug"
-
 
 @dataclass(frozen=True, slots=True)
-class DdpTimesNote(NoteData):
+class DdpTimesNote(NoteData, kind="ddp_times", logged=False):
     """The averages of a model's times over the iterations that torch has sampled so far. `model`:
     the how many-th of its process; `module_name`: its class."""
 
@@ -465,9 +399,6 @@ class DdpTimesNote(NoteData):
     backward_compute_ms: float
     backward_comm_ms: float
     overlap_ms: float
-
-    KIND = "ddp_times"
-    LOGGED = False
 
 
 def off_notes(notes: Iterable[Note]) -> list[Note]:

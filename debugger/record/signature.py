@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, NamedTuple
 
@@ -90,20 +90,8 @@ class Signature:
 
     def to_json(self) -> str:
         """A compact JSON list, in the order of the fields; trailing defaults are left out."""
-        row: list[Any] = [
-            self.op,
-            self.tensors,
-            self.others,
-            self.reduce_op,
-            self.root,
-            self.sends,
-            self.receives,
-            self.peer,
-            self.tag,
-            self.device,
-        ]
-        defaults: list[Any] = [None, (), (), "", None, (), (), None, 0, ""]
-        while len(row) > 1 and row[-1] == defaults[len(row) - 1]:
+        row = [getattr(self, name) for name in self.__slots__]
+        while len(row) > 1 and row[-1] == _DEFAULTS[len(row) - 1]:
             row.pop()
         return json.dumps(row, separators=(",", ":"))
 
@@ -112,7 +100,7 @@ class Signature:
         """The inverse of `to_json`. Raises ValueError on anything else."""
         try:
             row = json.loads(text)
-            row += [None, [], [], "", None, [], [], None, 0, ""][len(row) :]
+            row += _DEFAULTS[len(row) :]
             return cls(
                 op=str(row[0]),
                 tensors=_tensors(row[1]),
@@ -127,6 +115,9 @@ class Signature:
             )
         except (TypeError, IndexError, KeyError, OverflowError) as error:
             raise ValueError(f"not a signature: {text[:80]!r}") from error
+
+
+_DEFAULTS = [one.default for one in fields(Signature)]
 
 
 def describe_tensors(tensors: tuple[Tensor, ...]) -> str:
@@ -191,16 +182,14 @@ def disagreements(one: Signature, other: Signature) -> Iterator[str]:
 
 def gravity(one: Signature, other: Signature) -> int:
     """The smaller, the more the two differ: where ranks disagree in several ways, that of the
-    smallest decides what the call's finding is. In the order of `disagreements`."""
-    differ = (
-        one.op != other.op,
-        one.root != other.root,
-        _agreeing_counts(one) != _agreeing_counts(other),
-        set(one.dtypes) != set(other.dtypes) or one.device != other.device,
-        one.reduce_op != other.reduce_op,
-        True,
-    )
-    return differ.index(True)
+    smallest decides what the call's finding is."""
+    return _BY_GRAVITY.index(disagreement(one, other))
+
+
+_BY_GRAVITY = (
+    *("op_mismatch", "root_mismatch", "shape_mismatch", "dtype_mismatch", "reduce_op_mismatch"),
+    None,
+)
 
 
 def hash64(key: object) -> int:

@@ -85,7 +85,7 @@ def about(options: Options) -> dict[str, Any]:
 def _of_this_process() -> dict[str, Any]:
     """The supervisor's versions, host and start."""
     versions = {}
-    for name in ("torch", "structlog", "py-spy"):
+    for name in ("torch", "py-spy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {

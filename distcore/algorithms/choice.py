@@ -23,7 +23,7 @@ ALGORITHMS: Mapping[str, Mapping[str, Callable[..., None]]] = {
         "halving": recursive.all_reduce_by_halving,
         "ring": ring.all_reduce,
     },
-    "reduce": {"direct": direct.reduce, "tree": tree.reduce, "chain": tree.reduce_along_chain},
+    "reduce": {"tree": tree.reduce, "chain": tree.reduce_along_chain},
     "broadcast": {
         "board": board.broadcast,
         "direct": direct.broadcast,
@@ -136,10 +136,9 @@ TABLE: tuple[ChoiceRow, ...] = (
 
 @dataclass(frozen=True)
 class Chooser:
-    """The table, and what the user wishes instead, by op."""
+    """The choice by the table, and by what the user wishes instead, by op."""
 
     wishes: Mapping[str, str] = field(default_factory=dict)
-    table: tuple[ChoiceRow, ...] = TABLE
     _limits: dict[tuple[str, int, bool], tuple[tuple[float, str], ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -170,7 +169,7 @@ class Chooser:
             return ((anything, wish),)
         return tuple(
             (anything if row.most_bytes is None else row.most_bytes, row.algorithm)
-            for row in self.table
+            for row in TABLE
             if row.op == op and row.fits(ranks, board)
         )
 

@@ -8,7 +8,7 @@ in MPICH" (2005), with both halves linear.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ..base.buffers import copy_bytes
 from ..base.reduction import Reduction
@@ -39,19 +39,6 @@ def all_reduce(net: Transport, data: memoryview, reduction: Reduction) -> None:
     in blocks, a step each.
     """
     peers = peers_of(net)
-    for block, parts in _with_room_for_all(net, peers, data):
-        net.exchange(
-            [Send(peer, block) for peer in peers], [Receive(peer, parts[peer]) for peer in peers]
-        )
-        merge_in_order(parts, net.rank, block, reduction)
-    reduction.finish_bytes(data, net.size)
-
-
-def _with_room_for_all(
-    net: Transport, peers: Sequence[int], data: memoryview
-) -> Iterator[tuple[memoryview, list[memoryview]]]:
-    """The data in blocks, each with a part for every rank: of scratch for the peers', and its own
-    place for this rank's."""
     share = share_of_scratch(len(peers))
     scratch = take_scratch(len(peers) * min(share, len(data)))
     for begin, end in blocks(len(data), share):
@@ -59,8 +46,12 @@ def _with_room_for_all(
         parts = [block] * net.size
         for place, peer in enumerate(peers):
             parts[peer] = scratch[place * length : (place + 1) * length]
-        yield block, parts
+        net.exchange(
+            [Send(peer, block) for peer in peers], [Receive(peer, parts[peer]) for peer in peers]
+        )
+        merge_in_order(parts, net.rank, block, reduction)
     give_back(scratch)
+    reduction.finish_bytes(data, net.size)
 
 
 def all_reduce_in_two_steps(net: Transport, data: memoryview, reduction: Reduction) -> None:
@@ -95,30 +86,6 @@ def all_reduce_in_two_steps(net: Transport, data: memoryview, reduction: Reducti
             [Receive(peer, chunks[peer]) for peer in others],
         )
     give_back(scratch)
-
-
-def reduce(net: Transport, data: memoryview, root: int, reduction: Reduction) -> None:
-    """Everyone sends all it has to the root, which combines in the order of ranks.
-
-    Steps: 1. Sent: N, by the root nothing. Scratch: none for 2 ranks; else (n-1) N on the root, in
-    blocks of a step each where that is more than 4 MiB. Does not change the data of the others.
-    """
-    peers = peers_of(net)
-    if len(peers) == 1:
-        if net.rank == root:
-            net.exchange(NO_SENDS, [Receive(peers[0], data, reduction.folding(data))])
-            reduction.finish_bytes(data, net.size)
-        else:
-            net.exchange([Send(root, data)], NO_RECEIVES)
-        return
-    if net.rank != root:
-        for begin, end in blocks(len(data), share_of_scratch(len(peers))):
-            net.exchange([Send(root, data[begin:end])], NO_RECEIVES)
-        return
-    for block, parts in _with_room_for_all(net, peers, data):
-        net.exchange(NO_SENDS, [Receive(peer, parts[peer]) for peer in peers])
-        merge_in_order(parts, root, block, reduction)
-    reduction.finish_bytes(data, net.size)
 
 
 def reduce_scatter(

@@ -20,8 +20,6 @@ REDUCE_OPS: dict[int, str] = {
 }
 """By torch's number of the op, which is also the hash of its ReduceOp objects."""
 
-PREMUL_SUM = int(dist.ReduceOp.RedOpType.__members__["PREMUL_SUM"].value)
-
 _LISTED = 8
 """The most tensors of a list that are printed; a checksum stands for the rest."""
 

@@ -164,7 +164,9 @@ class Reduction:
             tensor_over(data[start : start + step], computed_as).div_(size, rounding_mode=rounding)
 
 
-_made: dict[tuple[int, torch.dtype], Reduction] = {}
+KNOWN: dict[tuple[int, torch.dtype], Reduction] = {}
+"""The reductions that were made so far, by the number of the op; but those with a factor, which
+each op has for itself."""
 
 
 def reduction_for(
@@ -185,11 +187,11 @@ def reduction_for(
     """
     # A number for both kinds of op; PREMUL_SUM cannot be compared, and each has its own factor.
     key = (hash(op), dtype)
-    made = _made.get(key)
+    made = KNOWN.get(key)
     if made is None:
         made = _make(op, dtype, backend_name)
         if made.factor is None:
-            _made[key] = made
+            KNOWN[key] = made
     return made
 
 

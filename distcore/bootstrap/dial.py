@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..limits import CHECK_EVERY_S, DIAL_PAUSE_S
+from ..limits import CHECK_EVERY_S
 from . import handshake, sockets
 
 # A listener that is flooded may drop a good caller before its hello was read.
@@ -75,7 +75,7 @@ def dial(
             connection.close()
             if attempt == _ATTEMPTS:
                 raise
-            _pause(DIAL_PAUSE_S * attempt, deadline, check)
+            _pause(0.05 * attempt, deadline, check)
             attempt += 1
         except BaseException:
             connection.close()

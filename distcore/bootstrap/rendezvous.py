@@ -12,7 +12,6 @@ from typing import Any
 
 from ..base.linux import Host, this_host
 from ..errors import Aborted, DeadlineExceeded, GroupFailed, PeerLost, RendezvousError
-from ..limits import FIRST_PROBE_S, LONGEST_PROBE_INTERVAL_S, PROBE_TIMEOUT_S
 from . import handshake, listener, sockets
 from .addresses import candidate_address, listening_address
 from .dial import DialTimeout, Endpoint, TurnedAway, dial
@@ -229,11 +228,12 @@ class Rendezvous:
             self._arrived.popitem()[1].close()
 
     def _await(self, peer: int, lane: int, deadline: float) -> socket.socket:
-        """Until the lower rank has called."""
-        interval = FIRST_PROBE_S
+        """Until the lower rank has called. One that is silent is probed after 0.3 s, then half as
+        often each time, at last every second."""
+        interval_s = 0.3
         lost: GroupFailed | None = None
         while True:
-            until = min(deadline, time.monotonic() + interval)
+            until = min(deadline, time.monotonic() + interval_s)
             with self._changed:
                 while True:
                     self.check_aborted()
@@ -252,14 +252,15 @@ class Rendezvous:
                     f"{self._ranks[self.rank]} before the call's deadline"
                 )
             lost = self._probe(peer, deadline)
-            interval = min(2 * interval, LONGEST_PROBE_INTERVAL_S)
+            interval_s = min(2 * interval_s, 1.0)
 
     def _probe(self, peer: int, deadline: float) -> GroupFailed | None:
         """Asks whether a rank is still in the group; returns the error when it is not.
 
-        Only a certain no counts: a rank that is stopped or busy does not answer either.
+        Only a certain no counts, within half a second: a rank that is stopped or busy does not
+        answer either.
         """
-        soon = min(deadline, time.monotonic() + PROBE_TIMEOUT_S)
+        soon = min(deadline, time.monotonic() + 0.5)
         try:
             self._call(peer, handshake.PROBE_LANE, soon).close()
         except (ConnectionRefusedError, TurnedAway, handshake.HandshakeRefused) as error:

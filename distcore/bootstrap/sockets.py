@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import deque
 
-from ..limits import LONGEST_HALF_OPEN_PAUSE_S, SHORTEST_HALF_OPEN_PAUSE_S, USER_TIMEOUT_S
+from ..limits import SHORTEST_HALF_OPEN_PAUSE_S, USER_TIMEOUT_S
 
 USER_TIMEOUT_VARIABLE = "DISTCORE_TCP_USER_TIMEOUT_S"
 _CREDENTIALS = struct.Struct("iII")
@@ -108,7 +108,7 @@ class HalfOpen:
             self._watched.append(self._new.popleft())
         self._watched = [one for one in self._watched if one.look()]
         pauses = [one.timeout_ms / 15_000 for one in self._watched]
-        pause_s = max(SHORTEST_HALF_OPEN_PAUSE_S, min([*pauses, LONGEST_HALF_OPEN_PAUSE_S]))
+        pause_s = max(SHORTEST_HALF_OPEN_PAUSE_S, min([*pauses, 2.0]))
         self.due = now + pause_s if pauses else NEVER
         if self._new:  # they came meanwhile
             self.due = now + SHORTEST_HALF_OPEN_PAUSE_S

@@ -144,7 +144,6 @@ class CallQueue:
         self._work.release()
 
 
-_Job = Callable[[], None]
 _now = time.monotonic
 
 
@@ -176,7 +175,7 @@ class Callbacks:
             levels = list(self._levels.values())
         return sum(one.pending for one in levels)
 
-    def run(self, level: int, jobs: Iterable[_Job]) -> None:
+    def run(self, level: int, jobs: Iterable[Job]) -> None:
         """Run them in this order; `level` is that of the thread that made the call."""
         with self._guard:
             lane = self._levels.get(level)
@@ -206,7 +205,7 @@ class _Level:
         self._name = name
         self._level = level
         self._changed = threading.Condition()
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[Job] = deque()
         self._running: dict[int, float] = {}  # by thread: when its callback began
         self._ready = 0
         self._stopped = False
@@ -218,7 +217,7 @@ class _Level:
             mine = threading.get_ident() in self._running
             return len(self._jobs) + len(self._running) - mine
 
-    def add(self, jobs: Iterable[_Job]) -> None:
+    def add(self, jobs: Iterable[Job]) -> None:
         with self._changed:
             self._jobs.extend(jobs)
             self._have_one_ready()
@@ -252,7 +251,7 @@ class _Level:
                     return  # there are enough
                 self._ready += 1
 
-    def _next_in_turn(self) -> _Job | None:
+    def _next_in_turn(self) -> Job | None:
         """Wait for a callback, and for those before it; None where there will be none."""
         while True:
             if not self._jobs:

@@ -161,11 +161,6 @@ def counts(caller: Caller, argument: str, given: Sequence[Tensor], name: str, li
             )
 
 
-def root(caller: Caller, argument: str, given: Any) -> int:
-    """The rank that a collective starts or ends at, in the group's own numbering."""
-    return group_rank(caller, argument, given, f"invalid root rank: {given}")
-
-
 def root_tensor(caller: Caller, given: int, tensors: Sequence[Any]) -> int:
     """Returns which of the root's tensors the call is about."""
     if not 0 <= given < len(tensors):
@@ -175,7 +170,8 @@ def root_tensor(caller: Caller, given: int, tensors: Sequence[Any]) -> int:
 
 
 def group_rank(caller: Caller, argument: str, given: Any, words: str = "") -> int:
-    """A rank of the group, in the group's own numbering."""
+    """A rank of the group, in the group's own numbering. `words`: torch's own for one that is
+    not."""
     if not isinstance(given, int):
         caller.wrong_type(argument, "a rank", type(given).__name__)
     if not 0 <= given < len(caller.ranks):
@@ -183,7 +179,7 @@ def group_rank(caller: Caller, argument: str, given: Any, words: str = "") -> in
             argument,
             f"a rank of this group of {len(caller.ranks)} (0 to {len(caller.ranks) - 1})",
             given,
-            words,
+            words and f"{words}: {given}",
         )
     return int(given)
 

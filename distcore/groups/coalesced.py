@@ -25,7 +25,7 @@ class Coalesced(Collectives):
         caller = self._caller("all_reduce_coalesced")
         tensors = _list(caller, "tensors", tensors, written=True)
         kind = hash(opts.reduceOp)
-        combines = [self._reduction(kind, opts.reduceOp, one.dtype) for one in tensors]
+        combines = [self._reduction(opts.reduceOp, one.dtype) for one in tensors]
         staging = self._engine.staging()
         flats = [staging.take(one, True, True) for one in tensors]
         text = call_text.coalesced("all_reduce_coalesced", kind, _facts(tensors))
@@ -65,7 +65,7 @@ class Coalesced(Collectives):
         for index, (output, data) in enumerate(zip(outputs, inputs, strict=True)):
             arguments.part(caller, f"outputs[{index}]", output, f"inputs[{index}]", data)
         kind = hash(opts.reduceOp)
-        combines = [self._reduction(kind, opts.reduceOp, one.dtype) for one in outputs]
+        combines = [self._reduction(opts.reduceOp, one.dtype) for one in outputs]
         staging = self._engine.staging()
         sources = [Parts.even(staging.take(one, True, False), self._size) for one in inputs]
         targets = [staging.take(one, False, True) for one in outputs]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..base import call_text
-from ..base.reduction import reduction_for
+from ..base.reduction import KNOWN, reduction_for
 from ..engine.base import Body, Engine
 from ..engine.staging import NO_COPIES, Parts, Staging
 from ..engine.work import CallWork
@@ -115,21 +115,15 @@ class Issuing:
         return self._end_coalescing(device)
 
 
-_reductions: dict[tuple[int, torch.dtype], Any] = {}
+_NO_ROOT = "invalid root rank"
 
 
 class Collectives(Issuing):
     """Mixed into the process group."""
 
-    def _reduction(self, kind: int, op: Any, dtype: torch.dtype) -> Any:
-        """Returns how to combine; `kind` is the number of the op. Raises as `reduction_for`
-        does."""
-        known = _reductions.get((kind, dtype))
-        if known is None:
-            known = reduction_for(op, dtype, self._engine.name)
-            if kind != call_text.PREMUL_SUM:  # which carries its factor with it
-                _reductions[kind, dtype] = known
-        return known
+    def _reduction(self, op: Any, dtype: torch.dtype) -> Any:
+        """Returns how to combine. Raises as `reduction_for` does."""
+        return reduction_for(op, dtype, self._engine.name)
 
     # -- reducing --------------------------------------------------------------------------------
 
@@ -152,7 +146,7 @@ class Collectives(Issuing):
         reduce_op = opts.reduceOp
         kind = hash(reduce_op)
         dtype = data.dtype
-        combine = _reductions.get((kind, dtype)) or self._reduction(kind, reduce_op, dtype)
+        combine = KNOWN.get((kind, dtype)) or self._reduction(reduce_op, dtype)
         text = call_text.reducing("all_reduce", kind, dtype, data.numel())
         return self._issue(
             "allreduce_", text, opts, self._engine.all_reduce(data, combine), tensors
@@ -170,11 +164,11 @@ class Collectives(Issuing):
             text, body = lists.all_reduce_sparse(caller, tensors, kind, self._engine)
             return self._issue("allreduce_", text, opts, body, tensors)
         if several:
-            combine = self._reduction(kind, opts.reduceOp, data.dtype)
+            combine = self._reduction(opts.reduceOp, data.dtype)
             text, body = lists.all_reduce(caller, tensors, kind, combine, self._engine)
             return self._issue("allreduce_", text, opts, body, tensors)
         arguments.tensor(caller, "tensor", data, written=True)
-        combine = self._reduction(kind, opts.reduceOp, data.dtype)
+        combine = self._reduction(opts.reduceOp, data.dtype)
         staging = self._engine.staging()
         flat = staging.take(data, True, True)
         text = call_text.reducing("all_reduce", kind, data.dtype, data.numel())
@@ -194,13 +188,13 @@ class Collectives(Issuing):
         opts = options(Reduce, opts, timeout, rootRank=root, reduceOp=op)
         caller = self._caller("reduce")
         tensors = listed(tensors, tensor)
-        root = arguments.root(caller, "root", opts.rootRank)
+        root = arguments.group_rank(caller, "root", opts.rootRank, _NO_ROOT)
         words = "requires a single-element tensor list"
         data = arguments.only_one(caller, "tensors", tensors, words)
         arguments.root_tensor(caller, opts.rootTensor, tensors)
         arguments.tensor(caller, "tensor", data, written=root == self._rank)
         kind = hash(opts.reduceOp)
-        combine = self._reduction(kind, opts.reduceOp, data.dtype)
+        combine = self._reduction(opts.reduceOp, data.dtype)
         staging = self._engine.staging()
         flat = staging.take(data, True, root == self._rank)
         text = call_text.reducing_to(self._ranks[root], kind, data.dtype, data.numel())
@@ -231,7 +225,7 @@ class Collectives(Issuing):
         arguments.same_dtype(caller, "output", output, "input_list", own)
         arguments.count(caller, "output", output, own.numel(), f"as input_list[{self._rank}]")
         kind = hash(opts.reduceOp)
-        combine = self._reduction(kind, opts.reduceOp, output.dtype)
+        combine = self._reduction(opts.reduceOp, output.dtype)
         counts = [one.numel() for one in inputs]
         text = call_text.of_list("reduce_scatter", kind, output.dtype, counts)
         staging = self._engine.staging()
@@ -253,7 +247,7 @@ class Collectives(Issuing):
         target, source, staging = self._pair(caller, output, data)
         arguments.part(caller, "output", output, "input", data)
         kind = hash(opts.reduceOp)
-        combine = self._reduction(kind, opts.reduceOp, output.dtype)
+        combine = self._reduction(opts.reduceOp, output.dtype)
         text = call_text.reducing("reduce_scatter_tensor", kind, output.dtype, output.numel())
         body = self._engine.reduce_scatter(target, Parts.even(source, self._size), combine)
         return self._issue("_reduce_scatter_base_", text, opts, staging.around(body), [output])
@@ -275,7 +269,7 @@ class Collectives(Issuing):
             opts = options(Broadcast, opts, timeout, rootRank=root)
         caller = self._caller("broadcast")
         tensors = listed(tensors, tensor)
-        root = arguments.root(caller, "root", opts.rootRank)
+        root = arguments.group_rank(caller, "root", opts.rootRank, _NO_ROOT)
         if len(tensors) != 1 or opts.rootTensor:
             which = arguments.root_tensor(caller, opts.rootTensor, tensors)
             lists.checked(caller, tensors)
@@ -353,7 +347,7 @@ class Collectives(Issuing):
         words = "requires a single-element input tensor list"
         data = arguments.only_one(caller, "tensor", listed(input_tensors, input_tensor), words)
         arguments.tensor(caller, "tensor", data)
-        root = arguments.root(caller, "dst", opts.rootRank)
+        root = arguments.group_rank(caller, "dst", opts.rootRank, _NO_ROOT)
         if len(output_tensors) and isinstance(output_tensors[0], Tensor):
             output_tensors = [output_tensors]
         staging = self._engine.staging()
@@ -402,7 +396,7 @@ class Collectives(Issuing):
         words = "requires a single-element output tensor list"
         output = arguments.only_one(caller, "tensor", listed(output_tensors, output_tensor), words)
         arguments.tensor(caller, "tensor", output, written=True)
-        root = arguments.root(caller, "src", opts.rootRank)
+        root = arguments.group_rank(caller, "src", opts.rootRank, _NO_ROOT)
         if len(input_tensors) and isinstance(input_tensors[0], Tensor):
             input_tensors = [input_tensors]
         staging = self._engine.staging()

@@ -47,7 +47,8 @@ class Origin:
     """Different for groups of the same name that were made one after the other in one store."""
 
 
-MakeGroup = Callable[[Origin], "CoreGroup"]
+MakeGroup = Callable[[Origin, "type[CoreGroup]"], "CoreGroup"]
+"""The `create` of a backend."""
 
 
 # torch's stubs list the overloads of each method one by one; ours take them all in one signature.
@@ -229,7 +230,8 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
                 ranks.index(self._rank),
                 name,
                 timeout or timedelta(seconds=self._timeout_s),
-            )
+            ),
+            CoreGroup,
         )
         group._set_group_desc(group_desc or f"{self._group_desc}:split:{number}")
         return group

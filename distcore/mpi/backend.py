@@ -17,7 +17,7 @@ from ..groups.process_group import CoreGroup, Origin
 from . import library
 from .engine import MpiEngine
 from .line import MpiLine
-from .messages import Messages, Tags
+from .messages import Messages
 from .notices import Notices
 from .torch_api import REGISTERED, SHOWN
 from .world import MpiWorld, join
@@ -44,17 +44,13 @@ class MpiBackend:
         for one in (comm, messages_comm):
             one.Set_errhandler(world.mpi.ERRORS_RETURN)
         line = MpiLine(world.mpi, comm, notices)
-        tags = Tags(notices.store, int(world.comm.Get_attr(world.mpi.TAG_UB)))
-        messages = Messages(world.mpi, messages_comm, notices, tags)
+        most_tag = int(world.comm.Get_attr(world.mpi.TAG_UB))
+        messages = Messages(world.mpi, messages_comm, notices, most_tag)
         session = Session(origin.name, origin.ranks, origin.rank, notices, line, messages)
         reach = EITHER if library.query_cuda() else MAIN_MEMORY
         engine = MpiEngine(world.mpi, session, line, reach)
-
-        def make_alike(other: Origin) -> CoreGroup:
-            return self.create(other, CoreGroup)
-
         shown = replace(origin, backend=SHOWN, token=session.token)
-        return group_class(shown, engine, make_alike)
+        return group_class(shown, engine, self.create)
 
 
 def _communicator(world: MpiWorld, origin: Origin, notices: Notices) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 
 from ..base.linux import mapped_files
 from ..engine import process_exit
-from ..limits import FAILED_DRAIN_S, REST_PAUSE_S
+from ..limits import REST_PAUSE_S
 
 INSTALL = "pip install 'distdebug[mpi]'"
 
@@ -122,7 +122,7 @@ def _end() -> None:
     if process_exit.close_beside():
         # Some rank did not come, and no group has heard of it: its call has not entered MPI.
         _others_left.extend(group.all_left for group in list(_groups))
-    until = time.monotonic() + FAILED_DRAIN_S
+    until = time.monotonic() + 5.0  # seconds for the others to get here
     while not all(left() for left in _others_left):
         if time.monotonic() >= until:
             return

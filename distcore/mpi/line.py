@@ -1,10 +1,10 @@
 """The network of one group's collectives on MPI: runs its calls, and ends them when MPI would not.
 
 A call is issued as one of MPI's non-blocking ones, and tested until it is done: at once, then
-yielding the core, then with growing pauses. Meanwhile its `MpiWatch` is asked whether it can still
-end well: its deadline, an abort, and what the other ranks say. MPI cannot take back a collective,
-so a call that is given up leaves its request and its buffers behind (`library.abandon`), and the
-group is over.
+yielding the core, then with growing pauses. Meanwhile it looks whether the call can still end well:
+its deadline, an abort, and what the other ranks say. MPI cannot take back a collective, so a call
+that is given up leaves its request and its buffers behind (`library.abandon`), and the group is
+over.
 
 For much data MPI's blocking calls are up to three times as fast. They are made once all ranks have
 met in the call, and where they may take long by a thread of their own, so that they can be given
@@ -29,131 +29,12 @@ from ..limits import (
     FIRST_PAUSE_S,
     LOOK_AGAIN_S,
     MOST_SPIN_S,
-    PLACE_S,
     SPIN_S,
-    STOPPED_S,
-    WORD_S,
 )
 from . import library
 from .notices import Notices, fingerprint
 
 _now = time.monotonic
-
-
-class MpiWatch:
-    """The watch of one group on one rank: `begin` for each call, `begin_wait` for a wait in it."""
-
-    def __init__(self, notices: Notices) -> None:
-        self.notices = notices
-        self.calls = 0
-        self.text = ""
-        self.aborted: str | None = None
-        self._deadline = float("inf")
-        self._all_came = False
-
-    def begin(self, text: str, deadline: float) -> int:
-        """The number of the call that begins."""
-        self.text = text
-        self._deadline = deadline
-        self._all_came = False
-        number = self.calls
-        self.calls = number + 1
-        return number
-
-    def all_came(self) -> None:
-        """Every rank is known to be in the call: whoever is missing now has stopped in it."""
-        self._all_came = True
-
-    def begin_wait(self) -> None:
-        """A wait in the call begins, in which `look` is called again and again."""
-        self._looked = now = _now()
-        self._next_look = now + LOOK_AGAIN_S
-        self._place_at = now + min(PLACE_S, (self._deadline - now) / 4)
-
-    def look(self) -> None:
-        """Raises what ends the call, if anything does: an abort, its time, what others say."""
-        now = _now()
-        if now > self._looked + STOPPED_S:
-            self._ask_others()
-        self._looked = now
-        if self.aborted is not None:
-            raise Aborted(self.aborted)
-        if now >= self._deadline:
-            self._deadline = extended(self._deadline)
-            if now >= self._deadline:
-                self._compare()
-                raise self._too_late()
-        if now >= self._place_at:
-            self._place_at = float("inf")
-            self._next_look = now
-            self._tell_place()
-        if now >= self._next_look:
-            self._ask_others()
-            self._next_look = now + LOOK_AGAIN_S
-
-    @property
-    def who(self) -> str:
-        """`barrier(), collective #3 of group '0', rank 1`"""
-        notices = self.notices
-        call = f"{self.text}, collective #{self.calls - 1} of group {notices.name!r}"
-        return f"{call}, rank {notices.ranks[notices.rank]}"
-
-    def mismatch(self) -> CallMismatch:
-        """Other ranks are in other calls: which, as soon as one tells."""
-        self._tell_place()
-        until = _now() + WORD_S
-        try:
-            while _now() < until:
-                self._compare()
-                time.sleep(CALL_PAUSE_S)
-        except CallMismatch as found:
-            return found
-        return CallMismatch(f"{self.who}: the other ranks are in other calls")
-
-    def _tell_place(self) -> None:
-        """Tell the others where this rank is."""
-        self.notices.waiting(self.calls - 1, self.text)
-
-    def _ask_others(self) -> None:
-        """Raises where the others say that nothing will come of this call."""
-        told = self.notices.told()
-        if told is not None:
-            raise told
-        gone = [peer for peer, calls in self.notices.left().items() if calls < self.calls]
-        if gone:
-            rank = self.notices.ranks[gone[0]]
-            raise PeerLost(f"{self.who}: rank {rank} has left the group", rank)
-        self._compare()
-        if self.notices.lost:
-            raise PeerLost(f"{self.who}: the store that the ranks share is gone")
-
-    def _compare(self) -> None:
-        """Raises where another rank says that it is in another call."""
-        number = self.calls - 1
-        for peer, (theirs, text) in self.notices.positions().items():
-            if theirs == number and text != self.text:
-                rank = self.notices.ranks[peer]
-                raise CallMismatch(f"{self.who}: rank {rank} is in {text} there")
-
-    def _too_late(self) -> DeadlineExceeded:
-        number = self.calls - 1
-        notices = self.notices
-        there = {peer for peer, (theirs, _) in notices.positions().items() if theirs >= number}
-        there.add(notices.rank)
-        absent = [rank for peer, rank in enumerate(notices.ranks) if peer not in there]
-        limit_s = getattr(self._deadline, "limit_s", 0.0)
-        text = f"{self.who} is not complete after its timeout of {limit_s:g} s"
-        culprit = None
-        if absent:
-            named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
-            if not self._all_came:
-                culprit, did = absent[0], "did not come to it"
-            else:
-                # One may have stopped in it; others may be through with it, and have gone on.
-                culprit = absent[0] if len(absent) == 1 else None
-                did = "came to it, and told nothing since"
-            text += f": {named} {did}"
-        return DeadlineExceeded(text + timed_out(self._deadline), culprit)
 
 
 _TESTS = 50
@@ -175,7 +56,12 @@ class MpiLine:
         self.rank = notices.rank
         self._mpi = mpi
         self._notices = notices
-        self._watch = MpiWatch(notices)
+        self._calls = 0
+        self._text = ""
+        self._aborted: str | None = None
+        self._deadline = float("inf")
+        self._all_came = False
+        """Whether every rank is known to be in the call: who is missing now has stopped in it."""
         library.group_made(notices)
         self._failed = False
         self._apart = CallQueue(f"mpi calls of {notices.name}")
@@ -184,7 +70,13 @@ class MpiLine:
     # -- what the session does ---------------------------------------------------------------------
 
     def begin(self, text: str, deadline: float) -> int:
-        return self._watch.begin(text, deadline)
+        """The number of the call that begins."""
+        self._text = text
+        self._deadline = deadline
+        self._all_came = False
+        number = self._calls
+        self._calls = number + 1
+        return number
 
     def end(self) -> None:
         """The call is over."""
@@ -197,17 +89,17 @@ class MpiLine:
         library.ask_at_end(lambda: not self._apart.pending)
 
     def abort(self, reason: str) -> None:
-        self._watch.aborted = reason
+        self._aborted = reason
 
     def close(self) -> None:
         """Leave the group, and give the communicator back."""
-        self._notices.leave(self._watch.calls)
+        self._notices.leave(self._calls)
         self._apart.stop()
-        if not self._failed and self._watch.aborted is None and not self._mpi.Is_finalized():
+        if not self._failed and self._aborted is None and not self._mpi.Is_finalized():
             self.comm.Free()
 
     def close_gracefully(self) -> None:
-        self._notices.leave(self._watch.calls)
+        self._notices.leave(self._calls)
 
     def abandon(self) -> None:
         """A forked child has no part in its parent's MPI."""
@@ -260,7 +152,7 @@ class MpiLine:
             mine = array.array("q", [0] * (2 + len(own)))
             found = self._met[len(own)] = mine, [mine, len(mine), self._mpi.INT64_T]
         mine, spec = found
-        mark = fingerprint(self._watch.text)
+        mark = fingerprint(self._text)
         mine[0] = mark
         mine[1] = -mark
         for index, one in enumerate(own, 2):
@@ -268,8 +160,8 @@ class MpiLine:
         mpi = self._mpi
         self.run(len(mine) * 8, mine, self.comm.Iallreduce, mpi.IN_PLACE, spec, mpi.MAX)
         if mine[0] != -mine[1]:
-            raise self._watch.mismatch()
-        self._watch.all_came()
+            raise self._mismatch()
+        self._all_came = True
         return mine[2:]
 
     def block(self, size_bytes: int, kept: object, call: Callable[..., Any], *args: Any) -> None:
@@ -298,10 +190,10 @@ class MpiLine:
             over.release()
 
         self._apart.submit(make)
-        self._watch.begin_wait()
+        self._begin_wait()
         try:
             while not over.acquire(timeout=CHECK_EVERY_S):
-                self._watch.look()
+                self._look()
         except BaseException:
             library.abandon(args, kept)
             raise
@@ -316,10 +208,10 @@ class MpiLine:
                 for _ in range(_TESTS):
                     if test():
                         return
-            self._watch.begin_wait()
+            self._begin_wait()
             pause_s = FIRST_PAUSE_S
             while not test():
-                self._watch.look()
+                self._look()
                 time.sleep(pause_s)
                 pause_s = min(1.2 * pause_s, CALL_PAUSE_S)
         except self._mpi.Exception:
@@ -329,7 +221,99 @@ class MpiLine:
             raise
 
     def _trouble(self, error: Any) -> GroupFailed:
-        return from_mpi(self._mpi, error, self._watch.who)
+        return from_mpi(self._mpi, error, self._who)
+
+    def _begin_wait(self) -> None:
+        """A wait in the call begins, in which `_look` is called again and again."""
+        self._looked = now = _now()
+        self._next_look = now + LOOK_AGAIN_S
+        # When it tells where it waits: after half a second, or a quarter of the time limit.
+        self._place_at = now + min(0.5, (self._deadline - now) / 4)
+
+    def _look(self) -> None:
+        """Raises what ends the call, if anything does: an abort, its time, what others say."""
+        now = _now()
+        if now > self._looked + 1.0:  # this rank was stopped itself: first, what the others say
+            self._ask_others()
+        self._looked = now
+        if self._aborted is not None:
+            raise Aborted(self._aborted)
+        if now >= self._deadline:
+            self._deadline = extended(self._deadline)
+            if now >= self._deadline:
+                self._compare()
+                raise self._too_late()
+        if now >= self._place_at:
+            self._place_at = float("inf")
+            self._next_look = now
+            self._tell_place()
+        if now >= self._next_look:
+            self._ask_others()
+            self._next_look = now + LOOK_AGAIN_S
+
+    @property
+    def _who(self) -> str:
+        """`barrier(), collective #3 of group '0', rank 1`"""
+        notices = self._notices
+        call = f"{self._text}, collective #{self._calls - 1} of group {notices.name!r}"
+        return f"{call}, rank {notices.ranks[notices.rank]}"
+
+    def _mismatch(self) -> CallMismatch:
+        """Other ranks are in other calls: which, as soon as one tells, within two seconds."""
+        self._tell_place()
+        until = _now() + 2.0
+        try:
+            while _now() < until:
+                self._compare()
+                time.sleep(CALL_PAUSE_S)
+        except CallMismatch as found:
+            return found
+        return CallMismatch(f"{self._who}: the other ranks are in other calls")
+
+    def _tell_place(self) -> None:
+        """Tell the others where this rank is."""
+        self._notices.waiting(self._calls - 1, self._text)
+
+    def _ask_others(self) -> None:
+        """Raises where the others say that nothing will come of this call."""
+        told = self._notices.told()
+        if told is not None:
+            raise told
+        gone = [peer for peer, calls in self._notices.left().items() if calls < self._calls]
+        if gone:
+            rank = self._notices.ranks[gone[0]]
+            raise PeerLost(f"{self._who}: rank {rank} has left the group", rank)
+        self._compare()
+        if self._notices.lost:
+            raise PeerLost(f"{self._who}: the store that the ranks share is gone")
+
+    def _compare(self) -> None:
+        """Raises where another rank says that it is in another call."""
+        number = self._calls - 1
+        for peer, (theirs, text) in self._notices.positions().items():
+            if theirs == number and text != self._text:
+                rank = self._notices.ranks[peer]
+                raise CallMismatch(f"{self._who}: rank {rank} is in {text} there")
+
+    def _too_late(self) -> DeadlineExceeded:
+        number = self._calls - 1
+        notices = self._notices
+        there = {peer for peer, (theirs, _) in notices.positions().items() if theirs >= number}
+        there.add(notices.rank)
+        absent = [rank for peer, rank in enumerate(notices.ranks) if peer not in there]
+        limit_s = getattr(self._deadline, "limit_s", 0.0)
+        text = f"{self._who} is not complete after its timeout of {limit_s:g} s"
+        culprit = None
+        if absent:
+            named = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+            if not self._all_came:
+                culprit, did = absent[0], "did not come to it"
+            else:
+                # One may have stopped in it; others may be through with it, and have gone on.
+                culprit = absent[0] if len(absent) == 1 else None
+                did = "came to it, and told nothing since"
+            text += f": {named} {did}"
+        return DeadlineExceeded(text + timed_out(self._deadline), culprit)
 
 
 def from_mpi(mpi: Any, error: Any, what: str) -> GroupFailed:

@@ -21,41 +21,6 @@ from . import library
 from .line import SPIN_S_PER_BYTE, from_mpi
 from .notices import Notices
 
-
-class Tags:
-    """The tags of one group; `store` has a prefix that only this group uses (None: a group of
-    one)."""
-
-    def __init__(self, store: Any, bound: int) -> None:
-        self._store = store
-        self._half = bound // 2
-        self._bound = bound
-        self._known: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    def of(self, tag: int) -> int:
-        """MPI's tag. ValueError when there are more uncommon tags than MPI has numbers."""
-        if 0 <= tag < self._half:
-            return tag
-        found = self._known.get(tag)
-        if found is None:
-            with self._lock:
-                found = self._known[tag] = self._agree(tag)
-        return found
-
-    def _agree(self, tag: int) -> int:
-        if self._store is None:
-            number = len(self._known)
-        else:
-            key = f"tag/{tag}"
-            mine = str(self._store.add("tags", 1))
-            number = int(self._store.compare_set(key, "", mine))
-        found = self._half + number
-        if found > self._bound:
-            raise ValueError(f"tag {tag}: this group has used {number} tags above {self._half}")
-        return found
-
-
 _TESTS = 50
 _IDLE_PAUSES = 50
 _BLOCK_BYTES = 1024 * 1024
@@ -185,11 +150,12 @@ class MpiPosting:
 class Messages:
     """Stands in a `Session` for the mailbox."""
 
-    def __init__(self, mpi: Any, comm: Any, notices: Notices, tags: Tags) -> None:
+    def __init__(self, mpi: Any, comm: Any, notices: Notices, most_tag: int) -> None:
+        """`most_tag`: the largest that this MPI has."""
         self.mpi = mpi
         self.notices = notices
         self._comm = comm
-        self._tags = tags
+        self._most_tag = most_tag
         self._error: GroupFailed | None = None
         self._pending: set[MpiPosting] = set()
         self._changed = threading.Condition()
@@ -224,8 +190,10 @@ class Messages:
     ) -> MpiPosting:
         mpi = self.mpi
         whom = mpi.ANY_SOURCE if peer is None else peer
+        if tag > self._most_tag:
+            raise ValueError(f"tag {tag}: this MPI has none above {self._most_tag}")
         try:
-            request = issue(_counted(mpi, data), whom, self._tags.of(tag))
+            request = issue(_counted(mpi, data), whom, tag)
         except mpi.Exception as error:
             raise from_mpi(mpi, error, self.what(expected >= 0, peer, text, tag)) from error
         posting = MpiPosting(self, request, data, peer, deadline, expected, (text, tag))

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from torch.distributed.constants import default_pg_timeout
+
 from .. import torch_private
 from ..base.backend_names import by_device, renamed
-from ..limits import GROUP_TIMEOUT_S
 from . import library, world
 
 SHOWN = "mpi"
@@ -74,7 +75,7 @@ def initialisation(theirs: Any) -> Any:
     ) -> Any:
         if _is_ours(backend):
             _check_available()
-            limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
+            limit_s = (default_pg_timeout if timeout is None else timeout).total_seconds()
             everybody = world.join(limit_s)
             world.check_agrees(everybody, rank, world_size)
             # "env://" says where the ranks' store is only if the variables do; else MPI connects
@@ -121,7 +122,7 @@ def _create_group(theirs: Any) -> Any:
             _check_available()
             backend = torch_private.dist.Backend(_translated(backend))
         if REGISTERED in str(backend) and not global_ranks_in_group and group_rank < 0:
-            limit_s = GROUP_TIMEOUT_S if timeout is None else timeout.total_seconds()
+            limit_s = (default_pg_timeout if timeout is None else timeout).total_seconds()
             everybody = world.join(limit_s)
             world.check_agrees(everybody, -1, -1)
             group_size, group_rank = everybody.size, everybody.rank

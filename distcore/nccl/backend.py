@@ -33,7 +33,7 @@ class NcclGroup(CoreGroup):
 
     _engine: NcclEngine
 
-    def _reduction(self, _kind: int, op: Any, dtype: torch.dtype) -> Any:
+    def _reduction(self, op: Any, dtype: torch.dtype) -> Any:
         return reducing_for(op, dtype, self._engine.name)
 
     def eager_connect_single_device(self, device: Any = None) -> None:
@@ -101,8 +101,4 @@ class NcclBackend:
         kind = NcclGroup if group_class is CoreGroup else NcclComposite
         life = NcclLife(origin, self.load(), self.device, Timer())
         engine = NcclEngine(self.name, life, self.reach)
-
-        def make_alike(other: Origin) -> CoreGroup:
-            return self.create(other, CoreGroup)
-
-        return kind(replace(origin, token=life.token), engine, make_alike)
+        return kind(replace(origin, token=life.token), engine, self.create)

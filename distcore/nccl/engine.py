@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from ..engine.work import FINISHED, CallWork
 from ..errors import DeadlineExceeded, GroupFailed
 from . import plan
 from .communicators import Comm
-from .device import Cuda
 from .elements import Reducing, reducing_of, refuse_float8
 from .library import Transfer, issue
 from .life import NcclLife
@@ -29,12 +28,11 @@ from .plan import DeviceStaging, Planned, together
 from .work import GatheredWork, StreamLane, StreamWork
 
 
-class _Place:
+class _Place(NamedTuple):
     """The communicator and the stream of a group on one device."""
 
-    def __init__(self, member: Comm, device: Cuda, index: int) -> None:
-        self.member = member
-        self.lane = StreamLane(device, index)
+    member: Comm
+    lane: StreamLane
 
 
 class NcclEngine:
@@ -222,7 +220,7 @@ class NcclEngine:
         with self._lock:
             self._made += 1
             self._life.joined(member)
-            place = self._places[index] = _Place(member, self._device, index)
+            place = self._places[index] = _Place(member, StreamLane(self._device, index))
             self._life.watchdog.start(index)
             return place
 

@@ -24,7 +24,7 @@ from ..base.deadline import Deadline, Timer, extended, wait_for
 from ..engine import process_exit
 from ..errors import Aborted, DeadlineExceeded, GroupFailed, unusable
 from ..groups.process_group import Origin
-from ..limits import ASK_EVERY_S, DRAIN_S, REST_PAUSE_S, WATCHDOG_BEGINS_S
+from ..limits import ASK_EVERY_S, DRAIN_S, REST_PAUSE_S
 from .communicators import Comm, Connector, abort_all, close_all
 from .device import Cuda, GpuClock
 from .library import Library
@@ -161,7 +161,7 @@ class Watchdog:
         if self._thread is None and not self._stop.is_set():
             self._thread = BackgroundThread(self._run, self._name, (index,))
             self._thread.start()
-            self._began.wait(WATCHDOG_BEGINS_S)
+            self._began.wait(timeout=5.0)  # the first call waits until it runs
 
     def _run(self, index: int) -> None:
         # A thread that asks CUDA anything makes a context on its device: not on the first one,

@@ -54,9 +54,5 @@ class PlanBackend:
         before = self._of_size[world, size] = self._of_size.get((world, size), 0) + 1
         role = f"{world}/{size} ranks/{before}"
         life = PlannedLife(origin.name, origin.ranks, origin.rank, token, role)
-
-        def make_alike(other: Origin) -> CoreGroup:
-            return self.create(other, PlannedGroup)
-
         engine = PlanEngine(life, self.exchange)
-        return PlannedGroup(replace(origin, token=token), engine, make_alike)
+        return PlannedGroup(replace(origin, token=token), engine, self.create)

@@ -44,9 +44,5 @@ class TcpBackend:
             checked=os.environ.get(CHECKSUM_VARIABLE, "") == "1",
             algorithms=choice.wished,
         )
-
-        def make_alike(other: Origin) -> CoreGroup:
-            return self.create(other, CoreGroup)
-
         engine = TcpEngine(session, choice)
-        return group_class(replace(origin, token=session.token), engine, make_alike)
+        return group_class(replace(origin, token=session.token), engine, self.create)

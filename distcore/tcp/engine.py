@@ -115,8 +115,8 @@ def connect(
             rank,
             call,
             mesh.descriptors,
+            rendezvous.is_calling,
             checked=checked,
-            calling=rendezvous.is_calling,
         )
     except BaseException:
         if mesh is not None:

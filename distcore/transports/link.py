@@ -16,7 +16,6 @@ import time
 import zlib
 from collections.abc import Iterable
 
-from ..limits import WHY_ENDED_S
 from .frames import (
     CHECKED,
     DATA,
@@ -248,10 +247,10 @@ def ready(descriptors: Iterable[int], events: int, timeout_s: float) -> list[int
 
 
 def hear_last_words(lost: PeerLink, links: Iterable[PeerLink]) -> None:
-    """A peer that went may have done so because of another. Raises what it or others know of that;
-    they may need a moment."""
+    """A peer that went may have done so because of another. Raises what it or others know of that,
+    and say within a tenth of a second."""
     _skim(lost)
-    until = time.monotonic() + WHY_ENDED_S
+    until = time.monotonic() + 0.1
     others = {link.descriptor: link for link in links if link.ended is None}
     for link in others.values():
         _skim(link)  # some of it may have been read already

@@ -48,15 +48,14 @@ class Mailbox:
         ranks: Sequence[int],
         rank: int,
         dial: Connect,
-        alive: Mapping[int, int] | None = None,
+        alive: Mapping[int, int],
+        calling: Callable[[int], bool],
         *,
         checked: bool = False,
-        calling: Callable[[int], bool] | None = None,
     ) -> None:
         """`alive`: for each peer, the descriptor of a connection that ends when the peer does.
-        `checked`: send a checksum with every frame. `calling`: whether a connection that the peer
-        dials may still be given to `accept`; None: nobody knows, and it may take `LAST_WORDS_S`.
-        """
+        `calling`: whether a connection that the peer dials may still be given to `accept`.
+        `checked`: send a checksum with every frame."""
         self.name = name
         self.ranks = tuple(ranks)
         self.rank = rank
@@ -79,7 +78,7 @@ class Mailbox:
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self._peers: dict[int, tuple[str, int]] = {}
-        for peer, descriptor in (alive or {}).items():
+        for peer, descriptor in alive.items():
             self._poll.register(descriptor, _GONE)
             self._peers[descriptor] = ("life", peer)
         self._thread: BackgroundThread | None = None
@@ -217,7 +216,8 @@ class Mailbox:
             matching.check_listens(peer)
             sender = self._senders.get(peer)
             if sender is None:
-                sender = self._call(peer, min(posting.deadline, _now() + limits.DIAL_S))
+                # Half a minute for a peer that has no connection to this rank, yet, to take one.
+                sender = self._call(peer, min(posting.deadline, _now() + 30.0))
             matching.send(posting, sender)
             sender.push()
         except Closed as error:
@@ -350,8 +350,7 @@ class Mailbox:
         doubt = self._doubts.setdefault(peer, _Doubt(reason, _now() + limits.LAST_WORDS_S, ended))
         if ended:
             doubt.ended = True
-            if self._calling is not None:
-                doubt.until = _now() + limits.CALLER_S
+            doubt.until = _now() + limits.CALLER_S
 
     def _settle_doubts(self, now: float) -> None:
         """A peer may have ended behind messages that are not here yet: its own connection's end
@@ -361,7 +360,7 @@ class Mailbox:
                 del self._doubts[peer]
                 continue
             over = now >= doubt.until
-            if doubt.ended and self._calling is not None and not self._calling(peer):
+            if doubt.ended and not self._calling(peer):
                 # Asked in this order: from there it goes here.
                 over = all(one != peer for one, _connection in self._dialled)
             if over:
@@ -375,7 +374,7 @@ class Mailbox:
             self._close_by,
             *(posting.deadline for posting in self._matching.pending),
             *(
-                now + limits.MESSAGE_PAUSE_S if doubt.ended and self._calling else doubt.until
+                now + limits.MESSAGE_PAUSE_S if doubt.ended else doubt.until
                 for doubt in self._doubts.values()
             ),
         )

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
-from ..limits import LEFT_S, LONGEST_WAIT_S, MESH_SPIN_S, PASS_ON_S, SHARE_S
+from ..limits import LEFT_S, LONGEST_WAIT_S, SHARE_S
 from . import shared_memory
 from .base import Connect, Receive, Send, Transport
 from .frames import (
@@ -82,7 +82,17 @@ class Mesh(Transport):
                 if share_memory and connection.family == socket.AF_UNIX:
                     near[peer] = connection
                 self._add(peer, connection, checked, peer in near)
-            self._share_board(near, wanted=self.size > 2 and not checked)
+            for connection in near.values():
+                connection.settimeout(SHARE_S)
+            wanted = self.size > 2 and not checked and len(near) == self.size - 1
+            self.board = shared_memory.share_board(near, rank, wanted)
+            for connection in near.values():
+                connection.setblocking(False)
+        except shared_memory.Gone as gone:
+            self.close()
+            lost = self.ranks[gone.peer]
+            text = f"rank {lost} was lost while group {name!r} was made: {gone}"
+            raise PeerLost(text, lost, (lost, self.ranks[rank])) from None
         except BaseException:
             self.close()
             raise
@@ -92,31 +102,14 @@ class Mesh(Transport):
         if share_memory:
             connection.settimeout(SHARE_S)
             try:
-                memory = shared_memory.share(connection)
-            except OSError as error:
+                memory = shared_memory.share(peer, connection)
+            except BaseException:
                 connection.close()
-                raise self._lost_while_made(peer, error) from None
+                raise
         link = PeerLink(connection, peer, self.ranks[peer], self.ranks[self.rank], memory, checked)
         self._links[peer] = link
         self._by_descriptor[link.descriptor] = link
         self._poll.register(link.descriptor, _IN)
-
-    def _share_board(self, near: dict[int, socket.socket], wanted: bool) -> None:
-        for connection in near.values():
-            connection.settimeout(SHARE_S)
-        try:
-            self.board = shared_memory.share_board(
-                near, self.rank, wanted and len(near) == self.size - 1
-            )
-        except shared_memory.Gone as gone:
-            raise self._lost_while_made(gone.peer, gone) from None
-        for connection in near.values():
-            connection.setblocking(False)
-
-    def _lost_while_made(self, peer: int, error: Exception) -> PeerLost:
-        rank = self.ranks[peer]
-        text = f"rank {rank} was lost while group {self.name!r} was made: {error}"
-        return PeerLost(text, rank, (rank, self.ranks[self.rank]))
 
     def __repr__(self) -> str:
         state = "failed" if self.failed else "idle" if self._call is None else f"in {self._call}"
@@ -182,8 +175,9 @@ class Mesh(Transport):
             self._give_up(receiving | sending, asked=True)
 
     def _spin(self, receiving: set[PeerLink]) -> None:
-        """Look a few times before sleeping: a peer on another processor answers that fast."""
-        until = _now() + MESH_SPIN_S
+        """Look for 30 us before sleeping: a peer on another processor answers that fast, and
+        waking up takes as long."""
+        until = _now() + 30e-6
         while receiving and _now() < until:
             os.sched_yield()
             for link in tuple(receiving):
@@ -328,8 +322,8 @@ class Mesh(Transport):
         self._tell(failure(self.failed))
 
     def _tell(self, frame: bytes) -> None:
-        """Send a frame behind what is on its way already, as far as peers take it in time."""
-        until = _now() + PASS_ON_S
+        """Send a frame behind what is on its way already, as far as peers take it in a second."""
+        until = _now() + 1.0
         left = []
         for link in self._links.values():
             # One who only stopped sending may still listen.

@@ -62,41 +62,21 @@ class SlotInbox(_Slots):
         return self._view[start : start + size_bytes]
 
 
-def share(connection: socket.socket) -> tuple[SlotOutbox, SlotInbox] | None:
-    """Exchange memory with the peer on a blocking Unix socket; None when one of the two cannot.
-
-    Both sides call it, as the first thing on the connection. Raises OSError when the peer is gone.
-    """
-    made = _make(RING_BYTES)
-    mine = None
-    if made is None:
-        connection.sendall(_HAVE_NOT)
-    else:
-        descriptor, mine = made
-        socket.send_fds(connection, [_HAVE], [descriptor])
-        os.close(descriptor)
-    answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
-    if not answer:
-        raise ConnectionResetError("the peer left before it shared its memory")
-    theirs = _map_received(received[0], RING_BYTES) if answer == _HAVE and received else None
-    # Each tells the other whether it could map what it got: only both together use it.
-    usable = mine is not None and theirs is not None
-    connection.sendall(_HAVE if usable else _HAVE_NOT)
-    answer = connection.recv(1)
-    if mine is None or theirs is None or answer != _HAVE:
-        for memory in (mine, theirs):
-            if memory is not None:
-                memory.close()
-        return None
-    return SlotOutbox(mine), SlotInbox(theirs)
-
-
 class Gone(Exception):
-    """A peer (its rank in the group) left before there was a board."""
+    """A peer (its rank in the group) left before there was memory to share."""
 
     def __init__(self, peer: int, error: OSError) -> None:
         super().__init__(str(error))
         self.peer = peer
+
+
+def share(peer: int, connection: socket.socket) -> tuple[SlotOutbox, SlotInbox] | None:
+    """Exchange memory with the peer on a blocking Unix socket; None when one of the two cannot.
+
+    Both sides call it, as the first thing on the connection. Raises Gone.
+    """
+    memories = _exchange({peer: connection}, -1, RING_BYTES, wanted=True)
+    return None if memories is None else (SlotOutbox(memories[0]), SlotInbox(memories[1]))
 
 
 def share_board(
@@ -107,7 +87,16 @@ def share_board(
 
     All ranks call it, when nothing else is on the way. Raises Gone.
     """
-    mine = _make(BOARD_BYTES) if wanted else None
+    memories = _exchange(connections, rank, BOARD_BYTES, wanted)
+    return None if memories is None else SharedBoard(memories)
+
+
+def _exchange(
+    connections: Mapping[int, socket.socket], rank: int, size_bytes: int, wanted: bool
+) -> list[mmap.mmap] | None:
+    """Give every peer this rank's memory and take theirs: all of them, this rank's too, in the
+    order of ranks. None, on all of them, where one does not want to, or cannot."""
+    mine = _make(size_bytes) if wanted else None
     memories: dict[int, mmap.mmap | None] = {}
     try:
         for peer, connection in connections.items():
@@ -121,11 +110,12 @@ def share_board(
                 answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
                 if not answer:
                     raise ConnectionResetError("the peer left before it shared its memory")
-                memories[peer] = _map_received(received[0], BOARD_BYTES) if received else None
+                memories[peer] = _map_received(received[0], size_bytes) if received else None
     finally:
         if mine is not None:
             os.close(mine[0])
             memories[rank] = mine[1]
+    # Each tells the others whether it could map what it got: only all together use it.
     complete = mine is not None and None not in memories.values()
     for peer, connection in connections.items():
         with _naming(peer):
@@ -135,7 +125,7 @@ def share_board(
             complete &= connection.recv(1) == _HAVE
     maps = [memory for _rank, memory in sorted(memories.items()) if memory is not None]
     if complete:
-        return SharedBoard(maps)
+        return maps
     for memory in maps:
         memory.close()
     return None

@@ -22,7 +22,7 @@ GLIBC = (17, 24, 27, 28)
 # Not torch: the machine has it. Of what tests need only what those of the parts do; and what builds
 # the package, which is installed there from its source.
 PACKAGES = (
-    *("structlog", "py-spy", "psutil", "nvidia-ml-py", "textual", "pyzmq"),
+    *("py-spy", "psutil", "nvidia-ml-py", "textual", "pyzmq"),
     *("nccl4py", "cuda-bindings", "numpy"),
     *("pytest", "pytest-xdist", "pytest-timeout"),
     "setuptools",

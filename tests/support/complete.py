@@ -127,7 +127,7 @@ OPS = "debugger/record/ops.py"
 GROUPS = "distcore/groups/collectives.py"
 ENGINE = "distcore/engine/base.py"
 QUEUED = "distcore/engine/session.py"
-KNOWN_CALLS = "distcore/testing/known_calls.py"
+KNOWN_CALLS = "tests/support/known_calls.py"
 _WITHOUT_A_RESULT = {"send", "recv", "monitored_barrier"}
 """Messages are known in patterns of them (a ring, a batch)."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 TORCH = ("torch", "functorch")
 """How the names begin that belong to torch."""
-OURS = ("distdebug", "_distdebug", "distcore", "__editable__", "structlog", "psutil", "wrapt")
+OURS = ("distdebug", "_distdebug", "distcore", "__editable__", "psutil", "wrapt")
 """Those of distdebug, and of what comes with it and is not torch's."""
 _PIPS = """#!{python}
 import sys

@@ -9,7 +9,7 @@ from typing import Any
 from tests.support.runs import Run
 
 OURS = ("debugger", "tui", "distcore", "distdebug")
-OF_RANKS = ("wrapt", "structlog", "psutil")
+OF_RANKS = ("wrapt", "psutil")
 OTHERS = ("zmq", "pynvml", "textual", "rich")
 ALL = (*OURS, *OF_RANKS, *OTHERS)
 FORBIDDEN = ("ModuleNotFoundError", "No module named", "not observed", "switched off", "_distdebug")

@@ -51,7 +51,9 @@ COLLECTIVE = Recipe(
     complete.of_collectives,
     (
         "debugger/record/ops.py",
-        *(f"distcore/{one}" for one in ("groups", "engine", "tcp", "mpi", "nccl", "testing")),
+        *(f"distcore/{one}" for one in ("groups", "engine", "tcp", "mpi", "nccl")),
+        "tests/support/__init__.py",
+        "tests/support/known_calls.py",
     ),
     {
         "debugger/record/ops.py": (
@@ -75,7 +77,7 @@ COLLECTIVE = Recipe(
     # -- reducing ---""",
             ),
         ),
-        "distcore/testing/known_calls.py": (
+        "tests/support/known_calls.py": (
             (
                 "def _ring(",
                 """def _rotate(m: Making) -> bytes:
@@ -98,7 +100,7 @@ import distdebug, distcore
 from pathlib import Path
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.snapshot import Process
-from distcore.testing.known_calls import KnownCall
+from tests.support.known_calls import KnownCall
 child = os.fork()
 rank = 0 if child else 1
 distdebug.install("INFO", "run")
@@ -298,7 +300,7 @@ import pytest
 
 @pytest.mark.distributed(nproc=2, backend="toy")
 def test_toy() -> None:
-    from distcore.testing import check_backend
+    from tests.support.conformance import check_backend
 
     assert check_backend("toy")
 ''',
@@ -309,7 +311,7 @@ def test_toy() -> None:
     """
 import os, torch.distributed as dist
 import distcore
-from distcore.testing.known_calls import KnownCall
+from tests.support.known_calls import KnownCall
 child = os.fork()
 rank = 0 if child else 1
 store = "file://" + os.path.abspath("store")

@@ -26,7 +26,7 @@ from ...record.safe_text import whole_number
 from ...record.wording import printable
 from ...system import proc
 from .. import torch_private
-from ..limits import SELDOM_S
+from ..limits import ARM_AFTER_S, SELDOM_S
 from ..log.rank_log import at_exit, report_own_fault, say
 from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
@@ -35,7 +35,6 @@ from ..record.recorder import GroupRecord, Known, Recorder
 from . import editors
 from .console import Console
 from .editors import Editors
-from .on_demand import LookOnce, OnDemand
 
 if TYPE_CHECKING:
     from .prompt import RankPdb
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 DEBUGGER = "DISTDEBUG_DEBUGGER"
 POST_MORTEM = "DISTDEBUG_PDB"
 _CLAIM = "post-mortem"
+LookOnce = Callable[[Callable[[], None] | None], None]
 
 
 class Breakpoints:
@@ -53,10 +53,10 @@ class Breakpoints:
 
     def __init__(self, recorder: Recorder, directory: Path, main_thread: MainThread) -> None:
         self._recorder = recorder
-        self._directory = directory
-        self._main_thread = main_thread
+        self.directory = directory
+        self.main_thread = main_thread
         self._supervised = is_live(directory)
-        self._owner = getpid()
+        self.owner = getpid()
         self._turn = threading.Lock()
         self._local = threading.local()
         self._console = Console(self._look)
@@ -68,30 +68,22 @@ class Breakpoints:
     def observe(self, look_once: LookOnce) -> None:
         """From now on this process stops at breakpoints. `look_once(look)` has each call of a group
         looked at, until it is called with None."""
-        self.on_demand = OnDemand(
-            self._directory,
-            self._main_thread,
-            self.stop,
-            self._allow,
-            look_once,
-            self._trace_again,
-            _is_ours,
-        )
+        self.on_demand = OnDemand(self, look_once)
         if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
             sys.breakpointhook = self._on_breakpoint
         torch_private.on_breakpoint(lambda: _TorchsPdb(self.stop_or_other))
         self.trace()
-        self.on_demand.observe()
+        self.main_thread.on_return(self.on_demand.trace_from)
         at_exit(self.end)
 
     def adopt(self) -> None:
         """This process was forked, and is a rank of its own now."""
-        self._owner = getpid()
+        self.owner = getpid()
         self._turn = threading.Lock()  # the parent's may be that of a thread that was not forked
         own: RankPdb | None = getattr(self._local, "pdb", None)
         if own is not None:
             own.prompt = f"({self._prompt()}) "
-        self.on_demand.adopt()
+        self.on_demand.begin()
 
     # -- ways to stop --------------------------------------------------------------------------
 
@@ -118,7 +110,7 @@ class Breakpoints:
         rank that comes here. The others wait for that, so that theirs come later."""
         if error.__traceback__ is None or not isinstance(error, Exception) or self._passes():
             return
-        claim = self._directory / standing.FOLDER / _CLAIM
+        claim = self.directory / standing.FOLDER / _CLAIM
         try:
             claim.parent.mkdir(mode=0o700, exist_ok=True)
             os.symlink(str(getpid()), claim)  # whole from the beginning, unlike a file
@@ -159,7 +151,7 @@ class Breakpoints:
 
     def end(self) -> None:
         """Ends the prompts with the process."""
-        if getpid() == self._owner:
+        if getpid() == self.owner:
             self._console.end(f"{self._prompt()} has ended")
 
     def look(self) -> None:
@@ -171,11 +163,11 @@ class Breakpoints:
                 self._blind = True
                 report_own_fault("stopping on demand", error)
 
-    def _allow(self) -> None:
+    def allow(self) -> None:
         """Forgets that the prompt was left before, since a stop is asked for."""
         self._console.left = False
 
-    def _trace_again(self, frame: FrameType) -> None:
+    def trace_again(self, frame: FrameType) -> None:
         """Back to the lines of `--break` alone."""
         own = self._pdb()
         if own.breaks and not self._console.left:
@@ -200,7 +192,7 @@ class Breakpoints:
 
     def _passes(self) -> bool:
         """Whether a breakpoint is none now."""
-        if getpid() != self._owner:
+        if getpid() != self.owner:
             if not getattr(self._local, "told", False):
                 self._local.told = True
                 say(f"a child of {self._prompt()} passes over its breakpoints: it is no rank")
@@ -276,8 +268,8 @@ class Breakpoints:
     def _announced(self, here: Stop) -> Iterator[None]:
         console = self._console
         try:
-            console.open(standing.listen(self._directory, here))
-            standing.announce(self._directory, here)
+            console.open(standing.listen(self.directory, here))
+            standing.announce(self.directory, here)
         except OSError as error:
             report_own_fault("stopping at breakpoints", error)
             console.left = True
@@ -291,7 +283,7 @@ class Breakpoints:
             raise
         finally:
             console.shut()
-            standing.withdraw(self._directory, here)
+            standing.withdraw(self.directory, here)
             if ended:
                 console.end(ended)
             elif console.left:
@@ -304,7 +296,7 @@ class Breakpoints:
     def _tell(self, here: Stop) -> None:
         """Prints how to come to the prompt, where no supervisor says it."""
         if not self._supervised:
-            say(here.notice(str(self._directory)))
+            say(here.notice(str(self.directory)))
 
     def _look(self) -> None:
         """Called between waits: raises the verdict of the run; without a supervisor that was there
@@ -313,7 +305,7 @@ class Breakpoints:
         now_s = time.monotonic()
         if self._supervised and now_s - self._looked_s >= SELDOM_S:
             self._looked_s = now_s
-            if not is_live(self._directory):
+            if not is_live(self.directory):
                 self._console.left = True
 
     # -- editors -------------------------------------------------------------------------------
@@ -327,12 +319,12 @@ class Breakpoints:
         def announced(address: str) -> Iterator[None]:
             here = Stop(self._rank(), getpid(), file, line, function, *self._why(address))
             with self._recorder.waiting_in(Activity.PAUSED, {"op": "breakpoint"}, site):
-                standing.announce(self._directory, here)
+                standing.announce(self.directory, here)
                 self._tell(here)
                 try:
                     yield
                 finally:
-                    standing.withdraw(self._directory, here)
+                    standing.withdraw(self.directory, here)
 
         self.on_demand.fulfilled()
         try:
@@ -346,6 +338,109 @@ class Breakpoints:
             say(editors.UNGUARDED)
             return False
         return True
+
+
+class OnDemand:
+    """Stops the process because somebody asks for it: at its next line, or before its next call.
+
+    The heartbeat sees the request. From then on the main thread traces the user's lines, beginning
+    with its next bytecode (nothing that it waits in is interrupted), and the next call of every
+    group is looked at, whichever thread makes it; the first that comes is the one. Until somebody
+    asks, and after that, none of this costs anything. A main thread that another traces (coverage,
+    an editor) stays that one's: there only calls are looked at.
+    """
+
+    def __init__(self, of: Breakpoints, look_once: LookOnce) -> None:
+        self._of = of
+        self._look_once = look_once
+        self.begin()
+
+    def begin(self) -> None:
+        """Begins with no request; also in a forked child, which may be asked itself."""
+        self._asked_s, self._armed = 0.0, False
+        self._one = threading.Lock()
+
+    def look(self) -> None:
+        """Called with every heartbeat."""
+        of = self._of
+        if getpid() != of.owner:
+            standing.withdraw_request(of.directory, getpid())  # it passes over breakpoints
+        elif not standing.is_asked(of.directory, of.owner):
+            if self._armed or self._asked_s:
+                self._end()
+        elif not self._asked_s:
+            self._asked_s = time.monotonic()
+        elif time.monotonic() - self._asked_s >= ARM_AFTER_S:
+            with self._one:  # by now it may have been fulfilled
+                if not self._armed and standing.is_asked(of.directory, of.owner):
+                    self._armed = True
+                    of.allow()
+                    self._look_once(self._before_call)
+            of.main_thread.at_next_bytecode()  # each time: it may have been traced by another
+
+    def fulfilled(self) -> None:
+        """The process stands, for whatever reason."""
+        if standing.withdraw_request(self._of.directory, self._of.owner) or self._asked_s:
+            self._end()
+
+    def _end(self) -> None:
+        with self._one:
+            self._armed, self._asked_s = False, 0.0
+            self._look_once(None)
+
+    def _first(self) -> bool:
+        """Whether this thread is the one to stop. The request is taken away here, so that nobody
+        can take it back, and be told so, who comes later."""
+        if getpid() != self._of.owner:
+            self._armed = False  # the lock may be that of a thread that was not forked
+            return False
+        with self._one:
+            armed, self._armed = self._armed, False
+        return armed and standing.withdraw_request(self._of.directory, self._of.owner)
+
+    def _before_call(self) -> None:
+        frame = call_site.find(sys._getframe(1))
+        if frame is not None and self._first():
+            self._of.stop(frame)
+
+    # -- in the main thread --------------------------------------------------------------------
+
+    def trace_from(self, frame: FrameType | None) -> None:
+        """The main thread is asked to look at its lines, beginning in this frame."""
+        tracing = sys.gettrace()
+        if not self._armed or tracing == self._trace:
+            return
+        if tracing is not None and not _is_ours(tracing):
+            return
+        while frame is not None:
+            if call_site.frame_kind(frame.f_code.co_filename) == call_site.USER:
+                frame.f_trace = self._trace
+            frame = frame.f_back
+        sys.settrace(self._trace)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if self._armed:
+            if call_site.frame_kind(frame.f_code.co_filename) != call_site.USER:
+                return None
+            if event != "line":
+                return self._trace
+            if self._first():
+                self._of.stop(frame)  # from here on the prompt decides who traces the frame
+                return None
+        self._untrace(frame)
+        resumed = frame.f_trace
+        return resumed(frame, event, arg) if resumed is not None and event == "line" else None
+
+    def _untrace(self, frame: FrameType) -> None:
+        """Ends the tracing: the request was taken back, or another thread has stopped."""
+        if sys.gettrace() == self._trace:
+            sys.settrace(None)
+        found: FrameType | None = frame
+        while found is not None:
+            if found.f_trace == self._trace:
+                found.f_trace = None
+            found = found.f_back
+        self._of.trace_again(frame)
 
 
 def _is_ours(trace: Any) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,21 +100,12 @@ def _faults(fault: plans.Fault) -> Iterator[Fault]:
     """distcore's words for it."""
     arguments = fault.arguments
     kind = _KINDS[arguments.get("what", "blackhole")]
-    details: dict[str, Any] = _window(fault.moment, kind) | _details(kind, arguments)
+    details = _window(fault.moment, kind)
+    details |= {name: one for name, one in arguments.items() if name in ("delay_s", "bytes_per_s")}
+    if kind is Kind.TRUNCATE:
+        details["keep_bytes"] = _KEPT_BYTES
     for sender, receiver in fault.pairs:
         yield Fault(kind, sender, receiver, **details)
-
-
-def _details(kind: Kind, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    match kind:
-        case Kind.DELAY:
-            return {"delay_s": arguments["delay_s"]}
-        case Kind.THROTTLE:
-            return {"bytes_per_s": arguments["bytes_per_s"]}
-        case Kind.TRUNCATE:
-            return {"keep_bytes": _KEPT_BYTES}
-        case _:
-            return {}
 
 
 def _window(moment: Moment, kind: Kind) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from typing import Any
 from ...record import log_file
 from ...record.log_file import at_least, chosen_level, readable
 from ...record.notes import NoteData
+from .encoding import made
 
 CPP_LEVEL = "TORCH_CPP_LOG_LEVEL"
 EMPTY: Mapping[str, Any] = {}
@@ -38,9 +39,6 @@ _RESERVED = frozenset(
     ("time_ns", "rank", "host", "pid", "level", "event", "file", "line", "printed")
 )
 """The fields that the log itself writes into a record."""
-
-Made = Callable[[str, Mapping[str, Any]], tuple[Mapping[str, Any], bytes]]
-"""A function that makes a record, and its line, of an event and its fields."""
 
 
 @dataclass
@@ -58,8 +56,6 @@ class ThisProcess:
     """Puts on the flight record that a part of the layer is off, and why."""
     passing: tuple[type[Exception], ...] = ()
     """The verdict of the run, which may be raised anywhere."""
-    made: Made | None = None
-    broken: bool = False
     dropped: bool = False
     thread: threading.local = field(default_factory=threading.local)
 
@@ -94,7 +90,7 @@ def renamed(fields: Mapping[str, Any]) -> dict[str, Any]:
 def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False) -> None:
     """Add a record, whatever its level. `printed`: stderr says the same already. Never raises,
     but for the verdict of the run, which may come at any time."""
-    if of_this_process.broken or _logs() is None:
+    if _logs() is None:
         return
     late: list[partial[None]] | None = getattr(of_this_process.thread, "late", None)
     record = partial(_add, time_ns(), event, level, fields, printed)
@@ -106,8 +102,8 @@ def put(event: str, level: str, fields: Mapping[str, Any], printed: bool = False
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Writes what this thread logs within only afterwards: structlog takes 0.1 s to import, in
-    which a flight record that is half written would mislead its readers."""
+    """Writes what this thread logs within only afterwards: a disk may take long for it, and
+    meanwhile a flight record that is half written would mislead its readers."""
     of_this_process.thread.late = []
     try:
         yield
@@ -128,9 +124,6 @@ def _add(time_ns: int, event: str, level: str, fields: Mapping[str, Any], printe
     if logs is None:
         return
     try:
-        made = _chain()
-        if made is None:
-            return
         shown = not printed and at_least(level, console_level())
         rank = _rank()
         identity = {
@@ -171,29 +164,6 @@ def _drop(event: str, error: Exception) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"distdebug: {text}\n".encode("utf-8", "backslashreplace"))
     put("own_fault", "warning", {"message": text}, printed=True)
-
-
-def _chain() -> Made | None:
-    """Returns what makes the line; None while this thread imports it, which may give a warning, and
-    where that fails: then there is no log."""
-    if of_this_process.made is None:
-        if getattr(of_this_process.thread, "imports", False):
-            return None
-        of_this_process.thread.imports = True
-        try:
-            from .encoding import made
-
-            of_this_process.made = made
-        except OSError:
-            return None  # too many open files, say: the next record tries again
-        except Exception as error:
-            if isinstance(error, of_this_process.passing) or is_interruption(error):
-                raise
-            of_this_process.broken = True
-            report_own_fault("the rank's log", error)
-        finally:
-            of_this_process.thread.imports = False
-    return of_this_process.made
 
 
 def at(place: tuple[str, int] | None) -> dict[str, Any]:

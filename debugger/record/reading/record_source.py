@@ -256,10 +256,6 @@ def joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
         yield start, b"".join(parts)
 
 
-_CHUNK = 4096
-_LINE = 64
-
-
 class ReplicaSource:
     """A file of digests. Raises OSError and ValueError where it is none."""
 

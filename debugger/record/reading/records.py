@@ -50,17 +50,10 @@ class ReportedCopy(Protocol):
     read again; `urgent`: what `changes` was when more was reported than that the rank goes on
     calling."""
 
-    @property
-    def process(self) -> Process: ...
-
-    @property
-    def last_words(self) -> LastWords | None: ...
-
-    @property
-    def changes(self) -> int: ...
-
-    @property
-    def urgent(self) -> int: ...
+    process: Process
+    last_words: LastWords | None
+    changes: int
+    urgent: int
 
 
 class Records:

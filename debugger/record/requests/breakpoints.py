@@ -32,6 +32,7 @@ from typing import Any
 from ...system import proc
 from ..ops import OP_CODES
 from ..safe_files import parsed, read_regular, replacing, short_name, user_of
+from ..safe_text import whole_number
 from ..wording import RankState, printable
 
 FOLDER = "breakpoints"
@@ -40,8 +41,8 @@ TAKEN = "another terminal is at this prompt already"
 """The end that a second terminal is shown."""
 MAX_MESSAGE_BYTES = 1 << 20
 _REQUEST = re.compile(r"break-[1-9]\d{0,9}")
-_CALL = re.compile(r"([A-Za-z]\w*)#(\d{1,18})(?:@(\d{1,9}))?")
-_LINE = re.compile(r"(.+):(\d{1,9})(?:@(\d{1,9}))?", re.DOTALL)
+_CALL = re.compile(r"([A-Za-z]\w*)#(\d{1,18})(?:@(\d{1,9}))?", re.ASCII)
+_LINE = re.compile(r"(.+):(\d{1,9})(?:@(\d{1,9}))?", re.DOTALL | re.ASCII)
 _NAME = re.compile(r"(x|0|[1-9]\d{0,8})-([1-9]\d{0,9})\.json")
 
 
@@ -85,19 +86,13 @@ class Stop:
 
 def stops(directory: Path) -> list[Stop]:
     """Returns the ranks that stand at a breakpoint now, on this host, by rank."""
-    folder = directory / FOLDER
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
     found = []
-    for name in names:
-        match = _NAME.fullmatch(name)
-        if match is None or not proc.exists(match[2]):
+    for match in _named(directory, _NAME):
+        if not proc.exists(match[2]):
             continue
         rank = None if match[1] == "x" else int(match[1])
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
-            value = parsed(read_regular(folder / name, MAX_MESSAGE_BYTES))
+            value = parsed(read_regular(directory / FOLDER / match[0], MAX_MESSAGE_BYTES))
             place = str(value["file"]), int(value["line"]), str(value["function"])
             words = str(value["why"]), str(value["address"])
             found.append(Stop(rank, int(match[2]), *place, *words))
@@ -106,12 +101,15 @@ def stops(directory: Path) -> list[Stop]:
 
 def any_stop(directory: Path) -> bool:
     """Whether `stops` would find somebody; asked ten times a second."""
+    return any(proc.exists(match[2]) for match in _named(directory, _NAME))
+
+
+def _named(directory: Path, names: re.Pattern[str]) -> list[re.Match[str]]:
+    """Returns what is in the folder by such names."""
     try:
-        names = os.listdir(directory / FOLDER)
+        return list(filter(None, map(names.fullmatch, os.listdir(directory / FOLDER))))
     except OSError:
-        return False
-    matches = filter(None, map(_NAME.fullmatch, names))
-    return any(proc.exists(match[2]) for match in matches)
+        return []
 
 
 def own_folder(directory: Path) -> Path:
@@ -237,11 +235,7 @@ def is_asked(directory: Path, pid: int) -> bool:
 
 def any_asked(directory: Path) -> bool:
     """Whether any process of the run is asked to stop."""
-    try:
-        names = os.listdir(directory / FOLDER)
-    except OSError:
-        return False
-    return any(map(_REQUEST.fullmatch, names))
+    return bool(_named(directory, _REQUEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,20 +263,16 @@ def parse_break(text: str) -> BreakAt:
             near = difflib.get_close_matches(op, OP_CODES, n=1)
             meant = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"--break {text}: there is no operation {op}{meant}")
-        return BreakAt(op=op, seq=int(call[2]), rank=_rank(call[3]))
+        return BreakAt(op=op, seq=int(call[2]), rank=whole_number(call[3]))
     line = _LINE.fullmatch(text)
     if line:
         if int(line[2]) < 1:
             raise ValueError(f"--break {text}: lines count from 1")
-        return BreakAt(file=line[1], line=int(line[2]), rank=_rank(line[3]))
+        return BreakAt(file=line[1], line=int(line[2]), rank=whole_number(line[3]))
     raise ValueError(
         f"--break {text}: write FILE:LINE or OP#SEQ, such as train.py:42 or all_reduce#12, "
         "with @RANK behind it for one rank only"
     )
-
-
-def _rank(text: str | None) -> int | None:
-    return None if text is None else int(text)
 
 
 def lines_with_code(source: str, file: str) -> set[int]:

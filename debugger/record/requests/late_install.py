@@ -53,11 +53,11 @@ def is_wanted(run: Path) -> bool:
     return (folder(run) / "wanted").exists()
 
 
-def want(run: Path, borrowed: str = "") -> None:
-    """Begin. `borrowed`: the folders from which a rank takes what its own environment lacks."""
+def want(run: Path) -> None:
+    """Begin."""
     folder(run).mkdir(mode=0o700, exist_ok=True)
     (run / PAST).mkdir(mode=0o700, exist_ok=True)
-    _write(folder(run) / "wanted", {"borrowed": borrowed})
+    (folder(run) / "wanted").touch(mode=0o600)
 
 
 def give_up(run: Path) -> None:

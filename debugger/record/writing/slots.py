@@ -94,7 +94,7 @@ class ThreadSlot:
 
     `ring_word` is the place in the ring, in words, of the call that `begin` has put the thread
     into. It holds while `current` is still that call: before the ring comes round to a call, its
-    threads are put down in full (see `waits`).
+    threads are put down in full (see `writer`).
     """
 
     index: int

@@ -41,7 +41,6 @@ OF_A_PROMPT = {"pdb", "readline", "rlcompleter"}
 """They are loaded when a rank first stops: from Python 3.13 on pdb changes readline for all."""
 NEW_MODULES = {
     "_distdebug": "the layer, under a name that no program has",
-    "structlog": "the rank's log",
 }
 TORCH_MODULES = "torch."
 """Parts of torch that the layer wraps are imported with it, rather than when they are used."""

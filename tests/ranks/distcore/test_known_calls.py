@@ -14,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from distcore.testing.known_calls import (
+from tests.ranks.distcore.conftest import Join
+from tests.support.crew import Crew
+from tests.support.known_calls import (
     CALLS,
     DTYPES,
     LAYOUTS,
@@ -23,8 +25,6 @@ from distcore.testing.known_calls import (
     KnownCall,
     can_reduce,
 )
-from tests.ranks.distcore.conftest import Join
-from tests.support.crew import Crew
 from tests.support.torch_loaded import TorchLoaded
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ MEBIBYTE = 2**20
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_conformance(join_alone: Join, transport: str) -> None:
     join_alone(DISTCORE_TRANSPORT=transport)
-    from distcore.testing import check_backend
+    from tests.support.conformance import check_backend
 
     assert len(check_backend("tcp")) > 500
 
@@ -51,7 +51,7 @@ def test_conformance_under_a_default_device(join_alone: Join) -> None:
     join_alone()
     import torch
 
-    from distcore.testing import check_backend
+    from tests.support.conformance import check_backend
 
     torch.set_default_device("meta")
     try:

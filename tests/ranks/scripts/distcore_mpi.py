@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 import distcore  # noqa: F401 - registers the backend
 from distcore.engine.call_queue import CallQueue
-from distcore.testing import check_backend
 from tests.ranks.scripts import (
     distcore_as_gloo,
     distcore_calls,
@@ -22,6 +21,8 @@ from tests.ranks.scripts import (
     distcore_layers,
     distcore_operators,
 )
+from tests.ranks.scripts.distcore_support import raises
+from tests.support.conformance import check_backend
 
 LIMIT_S = 3.0
 """Of calls that run into it; of all others `LONG_S`, which a crowded machine does not need."""
@@ -128,13 +129,19 @@ def scenario_same_bits(rank, size):
 
 
 def scenario_tags(rank, size):
-    for tag in (0, 5, 2**31 - 1, 2**30, 2**31 - 2, 2**31 - 1):
+    from mpi4py import MPI
+
+    most = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+    for tag in (0, 5, most, most // 2, most - 1, most):
         if rank == 0:
             dist.send(torch.tensor([tag]), 1, tag=tag)
         elif rank == 1:
             into = torch.tensor([0])
             dist.recv(into, 0, tag=tag)
             assert into.item() == tag
+    if most < 2**31 - 1:
+        with raises(ValueError, f"this MPI has none above {most}"):
+            dist.send(torch.zeros(1), (rank + 1) % size, tag=most + 1)
 
 
 def scenario_in_order(rank, size):

@@ -17,7 +17,7 @@ import psutil
 import torch
 
 import distcore as dist
-from distcore.testing.known_calls import (
+from tests.support.known_calls import (
     CALLS,
     DTYPES,
     LAYOUTS,

@@ -286,7 +286,6 @@ def test_a_command_imports_only_what_it_needs() -> None:
     assert not modules & {
         "torch",
         "psutil",
-        "structlog",
         "distcore",
         "distdebug.commands.run",
         "distdebug.supervisor.supervisor",

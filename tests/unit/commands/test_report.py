@@ -116,7 +116,7 @@ def test_a_run_of_before_opens_by_its_report(capsys: Capture, tmp_path: Path, ve
     told = capsys.readouterr()
     for path in run.glob("ranks/*.flight"):
         with open(path, "r+b") as file:
-            file.seek(layout.VERSION_AT)
+            file.seek(len(layout.MAGIC))
             file.write(version.to_bytes(4, "little"))
     assert main(["report", str(run), "--exit-code"]) == 91
     assert capsys.readouterr() == told

@@ -337,7 +337,6 @@ COSTS: Costs = {
         lambda n: 2 * WHOLE * (power(n) - 1) / power(n) + WHOLE * (n != power(n)),
     ),
     ("all_reduce", "ring"): (lambda n: 2 * (n - 1), lambda n: 2 * WHOLE * (n - 1) / n),
-    ("reduce", "direct"): (lambda n: 1, lambda n: WHOLE),
     ("reduce", "tree"): (logarithm, lambda n: WHOLE),
     ("reduce", "chain"): (lambda n: 1 + n - 2, lambda n: WHOLE),
     ("broadcast", "direct"): (lambda n: 1, lambda n: (n - 1) * WHOLE),

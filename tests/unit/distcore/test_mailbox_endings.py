@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from distcore.base.deadline import Deadline
 from distcore.transports import frames
 from distcore.transports.link import last_words
 from distcore.transports.mailbox import Mailbox
+from distcore.transports.matching import Matching, Posting
+from distcore.transports.parcels import Parcel, Receiver, Sender
 from tests.support.gate import Gate
 
 LONG = 3_000_000
@@ -26,14 +29,13 @@ class Pair:
         self._held: list[socket.socket] = []
         self.lives = socket.socketpair()
         self.boxes = [
-            Mailbox("g", [0, 10], 0, self.dial, {1: self.lives[0].fileno()}),
-            self.other(),
+            Mailbox("g", [0, 10], 0, self.dial, {1: self.lives[0].fileno()}, lambda _peer: False),
+            self.other(lambda _peer: bool(self._held)),
         ]
 
-    def other(self, calling: Callable[[int], bool] | None = None) -> Mailbox:
+    def other(self, calling: Callable[[int], bool]) -> Mailbox:
         """Rank 1's."""
-        alive = {0: self.lives[1].fileno()}
-        return Mailbox("g", [0, 10], 1, self.dial, alive, calling=calling)
+        return Mailbox("g", [0, 10], 1, self.dial, {0: self.lives[1].fileno()}, calling)
 
     def dial(self, _peer: int, _deadline: float) -> socket.socket:
         one, other = socket.socketpair()
@@ -84,7 +86,7 @@ def wait_for_the_end(box: Mailbox) -> None:
 def test_the_last_message_of_one_who_left(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is on its way through the listener when the rank's other connections end; the rank has
     not waited for it to be received."""
-    monkeypatch.setattr(limits, "LAST_WORDS_S", 20.0)  # it comes as late as this test is run
+    monkeypatch.setattr(limits, "CALLER_S", 20.0)  # it comes as late as this test is run
     pair.hold = True
     pair.boxes[0].post_send(1, 3, memoryview(b"farewell"), until(20))
     pair.leave()
@@ -220,6 +222,30 @@ def test_last_words_are_found_behind_whatever_was_not_read() -> None:
         assert len(mine.recv(200_000)) == 100_000 + len(failure)
         theirs.sendall(frames.control(frames.BYE))
         assert last_words(mine.fileno()) is None
+
+
+def test_a_late_send_and_a_late_receive_tell_their_own_progress() -> None:
+    """Also where both are under way with one peer, each as its sender's first message."""
+    ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
+    senders: dict[int, Sender] = {}
+    receivers: dict[int, Receiver] = {}
+    matching = Matching([0, 10], 0, senders, receivers)
+    senders[1] = Sender(ours[0], False, 1, matching)
+    receivers[1] = Receiver(ours[1], False, 1, matching)
+    now = time.monotonic()
+    sent = Posting(True, 1, 3, memoryview(bytes(LONG)), now, "", "send()")
+    received = Posting(False, 1, 3, memoryview(bytearray(LONG)), now, "", "recv()")
+    matching.send(sent, senders[1])
+    matching.accepted(1, 0)
+    matching.receive(received)
+    matching.arrived(1, Parcel(0, 3, "", LONG, None))
+    matching.expire(now)
+    assert re.search(
+        r"send\(\) ran out: [1-9]\d* of 3000000 bytes were sent to rank 10", str(sent.error)
+    )
+    assert "recv() ran out: rank 10 sent 0 of 3000000 bytes" in str(received.error)
+    for end in (*ours, *theirs):
+        end.close()
 
 
 def test_memory_is_left_alone_after_the_deadline(pair: Pair, gate: Gate) -> None:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 
 import distcore as dist
 from distcore.errors import DeadlineExceeded, GroupFailed
-from distcore.testing import check_backend
+from tests.support.conformance import check_backend
 
 DEVICE = torch.device("cuda", 0)
 LONG_CYCLES = 200_000_000

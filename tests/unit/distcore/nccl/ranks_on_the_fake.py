@@ -15,11 +15,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[4]))
 
 import distcore as dist
-from distcore.testing import check_backend
-from distcore.testing.known_calls import DTYPES
 from tests.ranks.scripts import distcore_hooks
+from tests.support.conformance import check_backend
 from tests.support.fake_nccl import core
 from tests.support.fake_nccl.backend import on_cuda, use
+from tests.support.known_calls import DTYPES
 
 
 def suite(rank: int, size: int) -> str:

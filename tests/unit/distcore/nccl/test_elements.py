@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch.distributed import ReduceOp
 
+import distcore as dist
 from distcore.nccl.elements import moved, reducing_for, refuse_float8
-from distcore.torch_private import premul_sum
+
+premul_sum = dist._make_nccl_premul_sum
 
 
 @pytest.mark.parametrize(

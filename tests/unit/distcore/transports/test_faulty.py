@@ -274,9 +274,11 @@ def messages(
                 [0, 10],
                 0,
                 FaultyLinks(plan, [0, 1], 0).connect(dial, lane=15),
+                {},
+                lambda _peer: False,
                 checked=checked,
             ),
-            Mailbox("g", [0, 10], 1, dial, checked=checked),
+            Mailbox("g", [0, 10], 1, dial, {}, lambda _peer: False, checked=checked),
         ]
         until = Deadline.after(timeout_s)
         parts = [bytearray(size) for _ in range(2)]

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from distdebug.rank.breakpoints.on_demand import OnDemand
+from distdebug.rank.breakpoints.stops import Breakpoints, OnDemand
 from distdebug.rank.limits import ARM_AFTER_S
 from distdebug.rank.process.main_thread import SIGNAL, MainThread
 from distdebug.record.requests import breakpoints
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="this process
 
 
 class Asked:
-    """This process, whose stops are only noted."""
+    """The breakpoints of this process, whose stops are only noted."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -31,27 +31,20 @@ class Asked:
         self.clock_s = 0.0
         self.looks: list[Callable[[], None] | None] = []
         self.allowed = self.resumed = 0
-        main_thread = MainThread()
-        main_thread.observe()
-        self.demand = OnDemand(
-            directory,
-            main_thread,
-            self._stop,
-            self._allow,
-            self.looks.append,
-            self._resume,
-            lambda _: False,
-        )
-        self.demand.observe()
+        self.owner = os.getpid()
+        self.main_thread = MainThread()
+        self.main_thread.observe()
+        self.demand = OnDemand(cast(Breakpoints, self), self.looks.append)
+        self.main_thread.on_return(self.demand.trace_from)
 
-    def _stop(self, frame: FrameType) -> None:
+    def stop(self, frame: FrameType) -> None:
         self.stopped.append(frame.f_code.co_name)
         self.demand.fulfilled()
 
-    def _allow(self) -> None:
+    def allow(self) -> None:
         self.allowed += 1
 
-    def _resume(self, _frame: FrameType) -> None:
+    def trace_again(self, _frame: FrameType) -> None:
         self.resumed += 1
 
     def ask(self) -> None:
@@ -165,7 +158,7 @@ def test_a_request_that_is_taken_back_before_the_next_heartbeat(asked: Asked) ->
     demand._armed = True
     look = demand._before_call
     # On one line: the next one would be a stop.
-    demand._trace_from(sys._getframe()), breakpoints.withdraw_request(asked.directory, os.getpid())
+    demand.trace_from(sys._getframe()), breakpoints.withdraw_request(asked.directory, os.getpid())
     assert some_lines() == 2
     look()
     assert (asked.stopped, asked.resumed) == ([], 1)
@@ -177,7 +170,7 @@ def test_a_trace_that_is_no_longer_wanted_gives_way(asked: Asked) -> None:
     demand = asked.demand
     demand._armed = True
     # On one line: the next one would be a stop.
-    demand._trace_from(sys._getframe()), setattr(demand, "_armed", False)
+    demand.trace_from(sys._getframe()), setattr(demand, "_armed", False)
     assert some_lines() == 2
     assert sys.gettrace() is None
     assert sys._getframe().f_trace is None
@@ -187,7 +180,7 @@ def test_a_trace_that_is_no_longer_wanted_gives_way(asked: Asked) -> None:
 def test_a_forked_child_takes_the_request_away(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked.demand, "_owner", 1)
+    monkeypatch.setattr(asked, "owner", 1)
     asked.ask()
     assert some_lines() == 2
     assert (asked.stopped, asked.looks) == ([], [])

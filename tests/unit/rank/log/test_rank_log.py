@@ -132,7 +132,7 @@ def test_values(logs: Path, value: object, logged: object) -> None:
 
 
 def test_what_is_large_is_not_copied(logs: Path) -> None:
-    distdebug.log.info("first")  # what it takes to import the chain
+    distdebug.log.info("first")
     large = bytes(20_000_000)
     rows = [[0] * 1000] * 1000
     tracemalloc.start()
@@ -172,10 +172,15 @@ def test_an_exception_has_its_traceback(logs: Path) -> None:
     except ValueError:
         distdebug.log.exception("failed")
     distdebug.log.exception("none is handled")
-    first, second = _records(logs)
+    error = ValueError("given")
+    for given in (error, (ValueError, error, None)):
+        distdebug.log.info("by hand", exc_info=given)
+    first, second, *by_hand = _records(logs)
     assert first["level"] == "error"
     assert first["exception"].endswith("the end")
     assert second["event"] == "none is handled"
+    assert "exception" not in second
+    assert [one["exception"] for one in by_hand] == 2 * ["ValueError: given"]
 
 
 @pytest.mark.parametrize(
@@ -325,24 +330,14 @@ def test_an_interrupt_while_the_last_words_are_written_is_not_told(
     """A rank that ends says its own reason, not where this tool was when the launcher's own
     SIGINT came. Before the end it is the program's."""
 
-    def interrupted() -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rank_log, "_chain", interrupted)
+    monkeypatch.setattr(rank_log, "made", interrupted)
     with rank_log.held():
         rank_log.put("exception", "error", {})
     with pytest.raises(KeyboardInterrupt):
         rank_log.put("exception", "error", {})
-
-
-def test_without_its_chain_there_is_no_log(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(rank_log, "report_own_fault", lambda what, _error: told.append(what))
-    monkeypatch.setitem(sys.modules, "_distdebug.rank.log.encoding", None)
-    distdebug.log.info("x")
-    distdebug.log.info("y")
-    assert told == ["the rank's log"]
-    assert _records(logs) == []
 
 
 def test_a_full_disk_costs_the_log_only(logs: Path) -> None:
@@ -362,7 +357,7 @@ try:
     1 / 0
 except ZeroDivisionError:
     log.exception("nor this")
-print(log, sorted({"torch", "structlog"} & set(sys.modules)))
+print(log, sorted({"torch"} & set(sys.modules)))
 """
 
 
@@ -380,13 +375,6 @@ def test_in_a_program_that_is_not_watched_it_goes_nowhere(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_programs_own_structlog_stays_as_it_is(logs: Path) -> None:
-    import structlog
-
-    distdebug.log.info("x")
-    assert not structlog.is_configured()
-
-
 class Ended(Exception):
     """As torchrun's SignalException."""
 
@@ -402,11 +390,11 @@ def test_what_a_signals_handler_raises_is_the_programs(
     monkeypatch.delenv("DISTDEBUG_RAISE_OWN_FAULTS")
     kept = signal.signal(signal.SIGUSR1, _on_signal)
 
-    def interrupted() -> None:
+    def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGUSR1)
 
     try:
-        monkeypatch.setattr(rank_log, "_chain", interrupted)
+        monkeypatch.setattr(rank_log, "made", interrupted)
         with pytest.raises(Ended):
             rank_log.put("event", "error", {})
         with rank_log.held():
@@ -415,7 +403,7 @@ def test_what_a_signals_handler_raises_is_the_programs(
         signal.signal(signal.SIGUSR1, kept)
     assert capfd.readouterr().err == ""
     monkeypatch.setattr(rank_log.of_this_process, "dropped", False)
-    monkeypatch.setattr(rank_log, "_chain", lambda: _on_signal(0, None))
+    monkeypatch.setattr(rank_log, "made", lambda *_: _on_signal(0, None))
     rank_log.put("event", "error", {})
     assert "lacks a record of 'event'" in capfd.readouterr().err, "the twin: nobody handles it"
 

@@ -1,7 +1,7 @@
 """Calls whose results are known: what each rank puts in is made from a seed that all ranks share,
 so every rank computes by itself what must come out.
 
-Used by the conformance suite (`testing`), and by tests that draw calls at random.
+Used by the conformance suite (`conformance`), and by tests that draw calls at random.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .. import torch_private
-from ..base import reduction
-from ..base.buffers import bytes_of
-from ..base.reduction import reduction_for
+from distcore.base import reduction
+from distcore.base.buffers import bytes_of
+from distcore.base.reduction import reduction_for
+
+_private: Any = dist  # whose stubs do not have all of it
 
 DTYPES = (
     "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
@@ -35,7 +36,7 @@ FACTOR = 2
 def reduce_op(name: str) -> Any:
     """torch's ReduceOp of that name."""
     if name == "PREMUL_SUM":
-        return torch_private.premul_sum(FACTOR)
+        return _private._make_nccl_premul_sum(FACTOR)
     return getattr(dist.ReduceOp, name)
 
 
@@ -253,8 +254,7 @@ def _gather_single(m: Making) -> bytes:
     whole = None
     if m.rank == m.root:
         whole = m.laid_out(torch.zeros((m.size, m.count), dtype=torch.uint8).to(m.dtype))
-    function: Any = torch_private.dist.gather_single  # not in the stubs of every release
-    m.make(function, m.laid_out(m.anything(m.rank)), whole, dst=m.ranks[m.root])
+    m.make(_private.gather_single, m.laid_out(m.anything(m.rank)), whole, dst=m.ranks[m.root])
     if whole is not None:
         m.same(whole, torch.stack([m.anything(rank).reshape(-1) for rank in range(m.size)]))
     return b""

@@ -11,9 +11,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..errors import GroupFailed
-from ..transports.base import SEGMENT_BYTES, Receive, Send, Transport
-from .known_calls import CALLS, DTYPES, LAYOUTS, REDUCE_OPS, REDUCING, KnownCall, can_reduce
+from distcore.errors import GroupFailed
+from distcore.transports.base import SEGMENT_BYTES, Receive, Send, Transport
+from tests.support.known_calls import (
+    CALLS,
+    DTYPES,
+    LAYOUTS,
+    REDUCE_OPS,
+    REDUCING,
+    KnownCall,
+    can_reduce,
+)
 
 Body = Callable[[Transport], Any]
 Maker = Callable[[int, Body], Sequence[Any]]

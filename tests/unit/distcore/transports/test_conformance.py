@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from distcore.testing import check_transport
 from distcore.transports.base import Receive, Send, Transport
+from tests.support.conformance import check_transport
 from tests.support.meshes import on_meshes
 from tests.support.threads_transport import run_ranks
 
