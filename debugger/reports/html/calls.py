@@ -35,13 +35,13 @@ def classes(
     """Returns the ranks that made the same calls and stood at the same place, culprits first."""
     standing, size = document["ranks"], max(document["world_size"], len(known), 1)
     culprits = {rank for one in document["findings"][:1] for rank in one["culprits"]}
-    places = table.Places(standing.values())
+    places, labels = table.Places(standing.values()), _labels(known)
     rows: dict[Hashable, tuple[TableRow, list[int]]] = {}
     for rank in sorted({*map(int, standing), *known, *range(document["world_size"])}):
         one, what, where, state = standing.get(str(rank)), str(RankState.UNSEEN), "", ""
         if one is not None:
             what, where, state = table.doing(one), places.text(one), one["state"]
-        made = tuple(_alike(known[rank], call, size) for call in calls.get(rank, ()))
+        made = tuple(_alike(rank, call, labels, size) for call in calls.get(rank, ()))
         # Of a rank whose calls are known these are compared, and not the text of the last one.
         row = TableRow((), what, where, culprit=rank in culprits)
         key = (row.culprit, state if made else what, where, made)
@@ -53,17 +53,17 @@ def classes(
     return sorted(found, key=lambda row: (not row.culprit, row.ranks))
 
 
-def _alike(rank: Rank, call: Call, size: int) -> Hashable:
+def _alike(rank: int, call: Call, labels: Mapping[GroupKey, str], size: int) -> Hashable:
     signature = call.signature
     if signature.op in POINT_TO_POINT and signature.peer is not None and signature.peer >= 0:
-        signature = replace(signature, peer=(signature.peer - rank.rank) % size)
-    return (signature, call.site, _label(rank, call), call.seq, call.is_async)
+        signature = replace(signature, peer=(signature.peer - rank) % size)
+    return (signature, call.site, labels.get(call.group), call.seq, call.is_async)
 
 
-def _label(rank: Rank, call: Call) -> str:
-    """The name of the group: one that a mesh has for each of its rows is the same on all ranks."""
-    group = rank.groups.get(call.group)
-    return clean(group_name(call.group[0], group.desc if group is not None else ""))
+def _labels(ranks: Mapping[int, Rank]) -> dict[GroupKey, str]:
+    """Returns the names of the groups: those that a mesh has for each of its rows have one name."""
+    groups = {key: group for rank in ranks.values() for key, group in rank.groups.items()}
+    return {key: clean(group_name(key[0], group.desc)) for key, group in groups.items()}
 
 
 def read(ranks: Mapping[int, Rank]) -> dict[int, Sequence[Call]]:
@@ -108,6 +108,7 @@ class Timeline:
     ) -> None:
         """`modelled`: the times are those of a plan, whose ranks stand where they end for ever."""
         self.ranks, self.calls, self.modelled = ranks, calls, modelled
+        self.labels = _labels(ranks)
         self.meetings: dict[tuple[Hashable, ...], _Meeting] = {}
         for rank, made in calls.items():
             for call in made:
@@ -188,14 +189,11 @@ class Timeline:
                 began_us, last = from_us, at
             until_us = max(0, end_ns - base_ns) // 1000
             of_ranks[str(rank)] = [until_us, row]
-        names = {
-            key: group.desc for rank in self.ranks.values() for key, group in rank.groups.items()
-        }
         return {
             "start_ms": base_ns // 1_000_000,
             "span": max((one[0] for one in of_ranks.values()), default=0),
             "words": list(words),
-            "groups": [clean(group_name(key[0], names.get(key, ""))) for key in groups],
+            "groups": [self.labels.get(key, "?") for key in groups],
             "calls": shown,
             "met": [
                 # Those who made different calls at one place wait for each other.
@@ -226,7 +224,7 @@ class Timeline:
         else:
             key, seq = self.fault
             group = next(one.groups[key] for one in self.ranks.values() if key in one.groups)
-            title = f'Group "{clean(group_name(key[0], group.desc))}"'
+            title = f'Group "{self.labels[key]}"'
             inside = [tuple(rank for rank in row.ranks if rank in group.ranks) for row in rows]
             pairs = zip(rows, inside, strict=True)
             columns = [replace(row, ranks=ranks) for row, ranks in pairs if ranks]
@@ -254,17 +252,14 @@ class Timeline:
     def _cell(self, row: Mapping[str, Any], rank: int, named: bool) -> dict[str, Any]:
         call = row["calls"].get(rank)
         if call is None:
-            own = (
-                self.ranks[rank].groups.get(self.fault[0])
-                if self.fault and rank in self.ranks
-                else None
-            )
+            groups = self.ranks[rank].groups if rank in self.ranks else {}
+            own = groups.get(self.fault[0]) if self.fault else None
             came = own is not None and own.issued > row["seq"]
             return {"text": "", "state": "no longer on record" if came else "never came"}
         state = {CallState.COMPLETED: "", CallState.FAILED: "failed"}.get(call.state, "no end")
         where = clean(site_text(call.site)) if call.site else ""
         if named:
-            where += f' group "{_label(self.ranks[rank], call)}"'
+            where += f' group "{self.labels.get(call.group, "?")}"'
         odd = rank in row.get("odd", ())
         return {"text": clean(call_text(call)), "where": where, "state": state, "odd": odd}
 

@@ -29,6 +29,7 @@ LOGS_BYTES = 640 << 10
 LOG_BYTES = 16 << 10
 MOST_LINE = 1000
 MOST_SAMPLES = 160
+MOST_VALUES = 48_000
 MOST_SAMPLE_BYTES = 1 << 20
 MOST_CURVES = 12
 """Of so many ranks each has a curve of its own; of more the middle one and the span of all."""
@@ -243,10 +244,12 @@ def _line(path: Path) -> Any:
 # -- curves -------------------------------------------------------------------------------------
 
 
-def curves(directory: RunDirectory, culprits: Iterable[int]) -> list[dict[str, Any]]:
+def curves(directory: RunDirectory, culprits: Iterable[int], ranks: int) -> list[dict[str, Any]]:
     """Returns a figure for each quantity that was sampled, with the points of its lines."""
     series: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for sample in _samples(directory.host):
+    for sample in _samples(
+        directory.host, min(MOST_SAMPLES, max(32, MOST_VALUES // max(1, ranks)))
+    ):
         at_s = (sample.get("time_ns") or 0) / 1e9
         ranks = sample.get("ranks")
         for rank, one in ranks.items() if isinstance(ranks, dict) else ():
@@ -288,14 +291,14 @@ def _add(
         series.setdefault(name, {}).setdefault(who, []).append((at_s, value * factor))
 
 
-def _samples(path: Path) -> Iterator[dict[str, Any]]:
+def _samples(path: Path, most: int) -> Iterator[dict[str, Any]]:
     """Yields samples at even distances over the whole file, which may be of days and gigabytes."""
     try:
         with open(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             at = 0
-            for number in range(MOST_SAMPLES):
-                file.seek(max(at, number * size // MOST_SAMPLES))
+            for number in range(most):
+                file.seek(max(at, number * size // most))
                 if file.tell() > at:
                     file.readline(MOST_SAMPLE_BYTES)  # from the middle of a line to its end
                 line = file.readline(MOST_SAMPLE_BYTES)

@@ -113,7 +113,7 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
         "around": lines.around(rows),
         "stacks": contents.stacks(directory),
         "logs": contents.logs(directory, first, ranks or map(int, document["ranks"])),
-        "curves": contents.curves(directory, culprits),
+        "curves": contents.curves(directory, culprits, len(document["ranks"])),
         "surroundings": contents.surroundings(run, ranks),
         "hosts": contents.hosts(document),
         "began": _moment(run.get("started_ns")),
