@@ -5,6 +5,7 @@ has the form of a secret is redacted, since the page is made to be sent to other
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ...record.log_file import readable
 from ...record.reading.reader import FlightReader
 from ...record.runs.log_reader import record_on
 from ...record.runs.run_directory import RunDirectory, read_object
-from ...record.safe_files import object_of, open_regular
+from ...record.safe_files import object_of, open_regular, whole_or_none
 from ...record.safe_text import clean, shown_of
 from ...record.secret_words import allowed_variables, masked_text
 from ...record.snapshot import Rank, is_own
@@ -244,51 +245,42 @@ def _line(path: Path) -> Any:
 # -- curves -------------------------------------------------------------------------------------
 
 
-def curves(directory: RunDirectory, culprits: Iterable[int], ranks: int) -> list[dict[str, Any]]:
-    """Returns a figure for each quantity that was sampled, with the points of its lines."""
-    series: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for sample in _samples(
-        directory.host, min(MOST_SAMPLES, max(32, MOST_VALUES // max(1, ranks)))
-    ):
-        at_s = (sample.get("time_ns") or 0) / 1e9
-        ranks = sample.get("ranks")
-        for rank, one in ranks.items() if isinstance(ranks, dict) else ():
-            for name, unit, factor in _OF_RANKS:
-                _add(series, name, f"rank {clean(rank, 20)}", at_s, one, unit, factor)
-        for one in _rows(sample.get("gpus")):
-            for name, unit, factor in _OF_GPUS:
-                _add(
-                    series, name, f"GPU {clean(str(one.get('index')), 20)}", at_s, one, unit, factor
-                )
-    marked = {f"rank {rank}" for rank in culprits}
-    return [
-        _figure(name, lines, marked)
-        for name, lines in series.items()
-        if max(map(len, lines.values())) > 1
-    ]
-
-
-_OF_RANKS = (("CPU, % of a core", "cpu_percent", 1.0), ("Memory, GiB", "rss_bytes", 2.0**-30))
-_OF_GPUS = (
+_Series = dict[str, list[tuple[float, float]]]
+_Quantities = tuple[tuple[str, str, float], ...]
+_OF_RANKS: _Quantities = (
+    ("CPU, % of a core", "cpu_percent", 1.0),
+    ("Memory, GiB", "rss_bytes", 2.0**-30),
+)
+_OF_GPUS: _Quantities = (
     ("GPU in use, %", "use_percent", 1.0),
     ("GPU memory, GiB", "memory_bytes", 2.0**-30),
     ("GPU power, W", "power_w", 1.0),
 )
 
 
-def _add(
-    series: dict[str, dict[str, list[tuple[float, float]]]],
-    name: str,
-    who: str,
-    at_s: float,
-    sample: Any,
-    key: str,
-    factor: float,
-) -> None:
-    value = sample.get(key) if isinstance(sample, dict) else None
-    gone = key == "rss_bytes" and not value  # a process that has just ended
-    if isinstance(value, int | float) and 0 <= value < 1 << 60 and not gone:
-        series.setdefault(name, {}).setdefault(who, []).append((at_s, value * factor))
+def curves(directory: RunDirectory, culprits: Iterable[int], count: int) -> list[dict[str, Any]]:
+    """Returns a figure for each quantity that was sampled, with the points of its lines. `count`:
+    about how many ranks there are."""
+    series: dict[str, _Series] = {}
+    most = min(MOST_SAMPLES, max(32, MOST_VALUES // max(1, count)))
+    for sample in _samples(directory.host, most):
+        ranks, at_s = sample.get("ranks"), (whole_or_none(sample.get("time_ns")) or 0) / 1e9
+        of_ranks = ranks.items() if isinstance(ranks, dict) else ()
+        seen = [(f"rank {clean(rank, 20)}", one, _OF_RANKS) for rank, one in of_ranks]
+        seen += [
+            (f"GPU {clean(str(one.get('index')), 20)}", one, _OF_GPUS)
+            for one in _rows(sample.get("gpus"))
+        ]
+        for who, one, quantities in seen:
+            for name, key, factor in quantities:
+                value = one.get(key) if isinstance(one, dict) else None
+                if not (isinstance(value, int | float) and 0 <= value < 1 << 60):
+                    continue
+                if value or key != "rss_bytes":  # a process that has just ended has no memory
+                    series.setdefault(name, {}).setdefault(who, []).append((at_s, value * factor))
+    marked = {f"rank {rank}" for rank in culprits}
+    rows = [(name, lines) for name, lines in series.items() if max(map(len, lines.values())) > 1]
+    return [_figure(name, lines, marked) for name, lines in rows]
 
 
 def _samples(path: Path, most: int) -> Iterator[dict[str, Any]]:
@@ -310,9 +302,7 @@ def _samples(path: Path, most: int) -> Iterator[dict[str, Any]]:
         return
 
 
-def _figure(
-    name: str, lines: Mapping[str, list[tuple[float, float]]], marked: set[str]
-) -> dict[str, Any]:
+def _figure(name: str, lines: _Series, marked: set[str]) -> dict[str, Any]:
     times = [at for points in lines.values() for at, _ in points]
     top = max(value for points in lines.values() for _, value in points) or 1.0
     begin, span = min(times), (max(times) - min(times)) or 1.0
@@ -323,40 +313,29 @@ def _figure(
             for at, value in points
         )
 
-    own = [
-        who
-        for who in sorted(lines, key=lambda who: (len(who), who))
-        if len(lines) <= MOST_CURVES or who in marked
-    ][:MOST_CURVES]
-    made = [{"who": who, "points": drawn(lines[who]), "marked": who in marked} for who in own]
-    band = ""
+    shown, band = sorted(lines, key=lambda who: (len(who), who)), ""
+    if len(lines) > MOST_CURVES:
+        shown = [who for who in shown if who in marked][:MOST_CURVES]
+    made = [{"who": who, "points": drawn(lines[who]), "marked": who in marked} for who in shown]
     if len(lines) > MOST_CURVES:
         at_once: dict[float, list[float]] = {}
-        for points in lines.values():
-            for at, value in points:
-                at_once.setdefault(at, []).append(value)
+        for at, value in itertools.chain.from_iterable(lines.values()):
+            at_once.setdefault(at, []).append(value)
         rows = sorted(at_once.items())
         highest = drawn((at, max(each)) for at, each in rows)
         band = f"{highest} {drawn((at, min(each)) for at, each in rows[::-1])}"
         middle = drawn((at, statistics.median(each)) for at, each in rows)
         made.insert(0, {"who": f"median of {len(lines)}", "points": middle, "marked": False})
-    last = [(who, points[-1][1]) for who, points in lines.items()]
-    ends = f"at the end {min(last, key=_value)[1]:.3g} ({min(last, key=_value)[0]})"
-    ends += (
-        f" to {max(last, key=_value)[1]:.3g} ({max(last, key=_value)[0]})" if len(last) > 1 else ""
-    )
+    last = sorted((points[-1][1], who) for who, points in lines.items())
+    ends = " to ".join(f"{value:.3g} ({who})" for value, who in dict.fromkeys((last[0], last[-1])))
     return {
         "name": name,
         "top": f"{top:.3g}",
         "lines": made,
         "band": band,
         "span_s": span,
-        "ends": ends,
+        "ends": f"at the end {ends}",
     }
-
-
-def _value(row: tuple[str, float]) -> float:
-    return row[1]
 
 
 # -- surroundings -------------------------------------------------------------------------------
