@@ -68,7 +68,7 @@ def _labels(ranks: Mapping[int, Rank]) -> dict[GroupKey, str]:
 
 def read(ranks: Mapping[int, Rank]) -> dict[int, Sequence[Call]]:
     """Returns the last calls of each rank, as many as are shown."""
-    most = min(MOST_CALLS_OF_A_RANK, max(16, MOST_CALLS // max(1, len(ranks))))
+    most = min(MOST_CALLS_OF_A_RANK, max(4, MOST_CALLS // max(1, len(ranks))))
     return {
         number: rank.history.recent(most) if rank.history is not None else ()
         for number, rank in sorted(ranks.items())

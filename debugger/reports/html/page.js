@@ -145,11 +145,15 @@
       pen.fillRect(x, height - 6, width, 3);
     } else {
       if (came > x) {
-        pen.fillStyle = pen.createPattern(hatch, "repeat");
+        pen.fillStyle = came - x < 5 ? ink.wait : ink.paper; // too narrow for a pattern
         pen.fillRect(x, 5, Math.max(1, came - x), height - 10);
+      }
+      if (came - x >= 5) {
+        pen.fillStyle = pen.createPattern(hatch, "repeat");
+        pen.fillRect(x, 5, came - x, height - 10);
         pen.strokeStyle = ink.wait;
         pen.lineWidth = 1;
-        if (came - x > 3) pen.strokeRect(x + 0.5, 5.5, came - x - 1, height - 11);
+        pen.strokeRect(x + 0.5, 5.5, came - x - 1, height - 11);
       }
       pen.fillStyle = ink.call;
       if (end > came || came <= x) pen.fillRect(came, 5, Math.max(1, end - came), height - 10);

@@ -280,6 +280,7 @@ def line_of(frame: Frame) -> str:
     return line_at(frame.root + frame.file, frame.line)
 
 
+@lru_cache(maxsize=1024)
 def line_at(path: str, number: int) -> str:
     """Line `number` of the file; "" where there is none."""
     lines = text_of(path).splitlines()
