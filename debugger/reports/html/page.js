@@ -11,6 +11,10 @@
     const on = one("#stacks").classList.toggle("all-frames");
     quiet.setAttribute("aria-pressed", on);
   });
+  // The end of a log is what is read first.
+  const toEnd = (under) => { for (const log of under.querySelectorAll(".log pre")) log.scrollTop = log.scrollHeight; };
+  document.addEventListener("toggle", (event) => toEnd(event.target.parentElement), true);
+  toEnd(document);
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = all("details[data-print]:not([open])");
