@@ -22,18 +22,21 @@ class UserAction:
 
     key: str
     name: str
-    label: str
     question: str
     explained: str
     for_rank: bool = False
     all_too: bool = False
     supervised: bool = True
 
+    @property
+    def label(self) -> str:
+        """The word beside its key at the foot: the first of its name."""
+        return self.name.partition("_")[0]
+
 
 ACTIONS = (
     UserAction(
         "S",
-        "stacks",
         "stacks",
         "Take the stacks of all ranks now? Nobody is stopped.",
         "take the stacks of all ranks",
@@ -41,14 +44,12 @@ ACTIONS = (
     UserAction(
         "B",
         "break",
-        "break",
         "Stop rank {rank} at its next line, or before its next call? The others will wait for it.",
         "stop the chosen rank at a breakpoint; then A",
         for_rank=True,
     ),
     UserAction(
         "A",
-        "attach",
         "attach",
         "Open the prompt of rank {rank} here? The app comes back when the rank goes on.",
         "open the prompt (pdb) of the chosen rank, which stands at a breakpoint",
@@ -58,7 +59,6 @@ ACTIONS = (
     UserAction(
         "C",
         "continue",
-        "continue",
         "Let rank {rank} go on from its breakpoint?",
         "let the chosen rank, or all, go on from their breakpoints",
         for_rank=True,
@@ -67,13 +67,11 @@ ACTIONS = (
     UserAction(
         "I",
         "inject",
-        "inject",
         "Which fault of the plan is to happen now?",
         "make a fault that the plan names happen now",
     ),
     UserAction(
         "X",
-        "stop",
         "stop",
         "Stop the run? All ranks end, as with Ctrl-C.",
         "stop the run",
@@ -81,7 +79,6 @@ ACTIONS = (
     UserAction(
         "N",
         "native_stacks",
-        "native",
         "Take the stacks of all ranks with C and C++ frames? Each rank pauses shortly.",
         "take the stacks with C and C++ frames",
     ),

@@ -219,7 +219,7 @@ class TerminalApp(App[None]):
         )
         banner = banner[: max(2, height // 3)]
         parts["banner"].show(banner)
-        keys = [(key.shown, key.label) for key in self.bar_keys()]
+        keys = [(key.shown, key.label) for key in bar_keys(self.view)]
         rank = self.chosen.rank
         idle = run("the keys", lambda: actions.idle(self.newest, rank), lambda _: frozenset())
         bar, self._bar = bar_lines(keys, width, max(1, height // LINES_PER_BAR), idle)
@@ -238,10 +238,6 @@ class TerminalApp(App[None]):
         self._sheet.show(body.lines, body.cursor, self.chosen.follow, body.wanted)
         focus = run("the choice of what to read", view.focus, lambda _: Focus(view.name))
         self.feed.show(focus)
-
-    def bar_keys(self) -> list[Key]:
-        """The keys at the foot of this screen."""
-        return bar_keys(self.view)
 
     def screen_lines(self) -> list[Line]:
         """Everything of the view, the lines that are scrolled out of sight included."""
@@ -343,7 +339,7 @@ class TerminalApp(App[None]):
         if message.sender == "bar":
             for row, start, end, index in self._bar:
                 if row == message.row and start <= message.column < end:
-                    self.call_later(self._run_key, self.bar_keys()[index])
+                    self.call_later(self._run_key, bar_keys(self.view)[index])
         elif message.sender == "head" and message.row == 2:
             at = 0
             for view in VIEWS:

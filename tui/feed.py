@@ -25,26 +25,12 @@ from ..record.layout import RING
 from ..record.limits import MOST_RANKS
 from ..record.reading.records import Records, newest_ranks
 from ..record.runs.job_view import JobView
-from ..record.runs.run_directory import (
-    RunDirectory,
-    RunDirectoryError,
-    is_live,
-    read_object,
-)
+from ..record.runs.run_directory import RunDirectory, RunDirectoryError, is_live, read_object
 from ..record.snapshot import Process, Snapshot
 from ..system.proc import DEAD_STATES, read_stat
 from . import files, rows
 from .files import source_of, told_in_report
-from .limits import (
-    END_S,
-    EVERY_S,
-    FAR_ALIVE_NS,
-    LATE_AFTER_NS,
-    NOTICE_NS,
-    OVER_EVERY_S,
-    RATE_OVER_S,
-    SMALL_S,
-)
+from .limits import EVERY_S, FAR_ALIVE_NS, LATE_AFTER_NS, NOTICE_NS, OVER_EVERY_S, SMALL_S
 from .picture import Focus, Picture, Problem, Progress, RankRow, Source, Stage, Usage
 from .text import safe
 from .tracks import Tracks
@@ -129,7 +115,7 @@ class Feed:
         self._ending = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(END_S)
+            self._thread.join(timeout=1.0)
         if self._job is not None:
             self._job.close()
 
@@ -497,4 +483,5 @@ class _Run:
         ]
         first_ns, first = self._rates[0]
         lasted_s = (picture.now_ns - first_ns) / 1e9
-        return max(0, calls - first) / lasted_s if lasted_s >= RATE_OVER_S else None
+        # Of less than a second the rate would jump.
+        return max(0, calls - first) / lasted_s if lasted_s >= 1.0 else None

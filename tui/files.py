@@ -5,7 +5,7 @@ of dumps of another recorder what they are and what is missing. They may come fr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from ..record.runs.log_reader import record_on
 from ..record.safe_files import object_of, open_regular
 from ..record.safe_text import shown_of
 from ..record.snapshot import CallSite, is_own
-from ..record.wording import ranks_text, site_text, spans
+from ..record.wording import site_text
+from ..reports import planned
+from ..reports.stored import SCHEMA
 from .picture import LogLine, Problem, Progress, ReportLine, Source, StackNode, Stacks, Stood, Usage
 from .text import safe
 
-REPORT_SCHEMA = "distdebug.report/1"
 TAIL_BYTES = 1 << 16
 MOST_SAMPLE_BYTES = 1 << 24
 """The most bytes of one sample of host.jsonl: 128 bytes for each of 131,072 ranks."""
@@ -185,10 +186,10 @@ class Events:
 def report_in(path: Path, document: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The report of a run, and why it is left out, where it is there but of no use."""
     schema = document.get("schema")
-    if schema == REPORT_SCHEMA or mark_of(path) == (0, 0):
+    if schema == SCHEMA or mark_of(path) == (0, 0):
         return document, ()
     if isinstance(schema, str) and schema.startswith("distdebug.report/"):
-        why = f"by another version of distdebug ({safe(schema, 40)}; this is {REPORT_SCHEMA})"
+        why = f"by another version of distdebug ({safe(schema, 40)}; this is {SCHEMA})"
         return {}, (f"{path}: was written {why}",)
     return {}, (f"{path}: is damaged, or cannot be read",)
 
@@ -335,51 +336,14 @@ def told_in_report(report: Mapping[str, Any]) -> tuple[ReportLine, ...]:
     """Returns what a report says, in the order in which it matters."""
     source = source_of(report)
     if source is Source.PLAN:
-        return (*_not_decided(report), *_alike(report))
+        try:
+            notices = [*planned.notices(report, MOST_PLACES)]
+            alike = planned.alike(report, MOST_CLASSES)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            return (ReportLine("", "what the report tells of the plan is damaged", doubt=True),)
+        told = [ReportLine(word, safe(text, 2000), doubt=True) for word, text in notices]
+        return (*told, *([ReportLine("alike: ", safe(alike, 2000))] if alike else []))
     if source is Source.DUMPS:
         notes = _list(report.get("notes"))[:MOST_NOTES]
         return tuple(ReportLine("", safe(row, 2000)) for row in notes)
     return ()
-
-
-def _not_decided(report: Mapping[str, Any]) -> Iterator[ReportLine]:
-    rows = _rows(report.get("undecided"))
-    for row in rows[:MOST_PLACES]:
-        where = f"{_place(row)} in {safe(row.get('function', '?'), 200)}"
-        ranks = _ranks(row.get("ranks"))
-        who = f" ({ranks_text(ranks)})" if ranks else ""
-        sentence = f"{safe(row.get('what', '?'), 500)} at {where}{who}"
-        yield ReportLine("undecided: ", sentence, doubt=True)
-    if len(rows) > MOST_PLACES:
-        yield ReportLine("undecided: ", f"and {len(rows) - MOST_PLACES} more places", doubt=True)
-    for row in _rows(report["plan"].get("unknown"))[:MOST_PLACES]:
-        where = f" at {_place(row)}" if row.get("file") else ""
-        who = ranks_text(_ranks(row.get("ranks"))) or "some ranks"
-        why = safe(row.get("why", "?"), 1000)
-        yield ReportLine("not known: ", f"what {who} would do{where}: {why}", doubt=True)
-
-
-def _alike(report: Mapping[str, Any]) -> Iterator[ReportLine]:
-    """`ranks 0-1015 as rank 0 (12 calls each)`, where several ranks do the same."""
-    known = [(row, _ranks(row.get("ranks"))) for row in _rows(report.get("classes"))]
-    known = [(row, ranks) for row, ranks in known if ranks]
-    if all(len(ranks) < 2 for _, ranks in known):
-        return
-    words = []
-    for row, ranks in known[:MOST_CLASSES]:
-        calls = row.get("calls")
-        made = f"{calls} call{'' if calls == 1 else 's'}" if isinstance(calls, int) else ""
-        if len(ranks) == 1:
-            words.append(f"rank {ranks[0]}" + (f" ({made})" if made else ""))
-        else:
-            first = row.get("as") if isinstance(row.get("as"), int) else ranks[0]
-            each = f" ({made} each)" if made else ""
-            words.append(f"ranks {spans(ranks)} as rank {first}{each}")
-    if len(known) > MOST_CLASSES:
-        words.append(f"and {len(known) - MOST_CLASSES} more classes")
-    yield ReportLine("alike: ", "; ".join(words))
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    file = safe(os.path.basename(str(row.get("file", "?"))), 200)
-    return f"{file}:{safe(row.get('line', '?'), 12)}"

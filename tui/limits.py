@@ -10,9 +10,5 @@ FAR_ALIVE_NS = 10_000_000_000
 """A run on another host lives while a heartbeat is younger than this."""
 NOTICE_NS = 15_000_000_000
 """A supervisor's notice is shown for so long: it repeats those that hold every ten seconds."""
-RATE_OVER_S = 1.0
-"""Calls a second are of at least so long."""
-END_S = 1.0
-"""How long the end of the app waits for the thread that looks."""
 LATE_AFTER_NS = 1_000_000_000
 """Others have waited this long for a rank before it is called late."""

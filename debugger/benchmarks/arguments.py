@@ -12,13 +12,12 @@ import psutil
 
 from ..errors import UsageError
 from .comm_figures import size_text
-from .limits import DAY_S
 
 TORCH_BACKENDS = ("tcp", "gloo")
-"""The backends whose ranks need no mpiexec."""
+"""On tensors in the memory of the CPU."""
 GPU_BACKENDS = ("distcore_nccl", "nccl")
 """On tensors of a GPU; ours and torch's."""
-BACKENDS = (*TORCH_BACKENDS, "mpi", "openmpi", *GPU_BACKENDS)
+BACKENDS = (*TORCH_BACKENDS, *GPU_BACKENDS)
 TRANSPORTS = ("auto", "tcp", "shm")
 MOST_MEASURED = 64
 MOST_BYTES = 1 << 34
@@ -160,8 +159,8 @@ def _distinct(text: str, flag: str) -> list[str]:
 
 def check_seconds(seconds: float, flag: str) -> None:
     """Raises UsageError where `seconds` are none, or more than a day."""
-    if not 0 < seconds <= DAY_S:
-        raise UsageError(f"{flag} {seconds:g} is not between 0 and {DAY_S} seconds")
+    if not 0 < seconds <= 86_400:
+        raise UsageError(f"{flag} {seconds:g} is not between 0 and 86400 seconds")
 
 
 def check_memory(size_bytes: int, ranks: int, buffers: int) -> None:

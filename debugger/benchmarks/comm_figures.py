@@ -97,15 +97,14 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True)
 class MeasuredOp:
-    """An operation that is measured: its name in torch and in mpi4py, and the buffers of a rank,
-    either of which may be the rank's `share` of the size; without a `target` it works in place.
+    """An operation that is measured: its name in torch, and the buffers of a rank, either of which
+    may be the rank's `share` of the size; without a `target` it works in place.
 
     When rank r's source is filled with r + 1, the target's equal parts hold `expected(rank, ranks)`
     afterwards. `moved(ranks)`: its bus bandwidth over its algorithm bandwidth.
     """
 
     name: str
-    mpi: str
     expected: Callable[[int, int], list[float]]
     source: str = "whole"
     target: str | None = None
@@ -127,20 +126,17 @@ def _others(ranks: int) -> float:
 OPS = {
     op.name: op
     for op in (
-        MeasuredOp("all_reduce", "Allreduce", _total, moved=lambda ranks: 2 * _others(ranks)),
-        MeasuredOp("broadcast", "Bcast", lambda _rank, _ranks: [1.0]),
-        MeasuredOp("all_gather_into_tensor", "Allgather", _each, "share", "whole", _others),
-        MeasuredOp(
-            "reduce_scatter_tensor", "Reduce_scatter_block", _total, "whole", "share", _others
-        ),
-        MeasuredOp("all_to_all_single", "Alltoall", _each, "whole", "whole", _others),
+        MeasuredOp("all_reduce", _total, moved=lambda ranks: 2 * _others(ranks)),
+        MeasuredOp("broadcast", lambda _rank, _ranks: [1.0]),
+        MeasuredOp("all_gather_into_tensor", _each, "share", "whole", _others),
+        MeasuredOp("reduce_scatter_tensor", _total, "whole", "share", _others),
+        MeasuredOp("all_to_all_single", _each, "whole", "whole", _others),
         MeasuredOp(
             "send_recv",
-            "Sendrecv",
             lambda rank, ranks: [neighbours(rank, ranks)[1] + 1.0],
             target="whole",
         ),
-        MeasuredOp("barrier", "Barrier", lambda _rank, _ranks: [0.0]),
+        MeasuredOp("barrier", lambda _rank, _ranks: [0.0]),
     )
 }
 """The one table of what `bench comm` measures, whoever carries it; without torch."""

@@ -12,18 +12,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
-from . import open_mpi
-from .arguments import GPU_BACKENDS
+from .arguments import BACKENDS, GPU_BACKENDS
 from .comm_figures import OPS, elements, neighbours, true_size
 from .forked import Row, Turns, Way, here, measure, program
 
@@ -48,28 +48,18 @@ def joined(
     )
     groups = {}
     for name in backends:
+        backend = name.partition("/")[0]
         with transport(name):
-            backend = name.partition("/")[0]
             groups[name] = dist.new_group(list(range(size)), backend=backend, timeout=TIMEOUT)
     yield groups
     dist.barrier()
     dist.destroy_process_group()
 
 
-@contextmanager
-def transport(name: str) -> Iterator[None]:
-    """Has new groups in here use the transport that "tcp/shm" names after its slash."""
+def transport(name: str) -> AbstractContextManager[Any]:
+    """Has new groups in the `with` use the transport that "tcp/shm" names after its slash."""
     _, slash, chosen = name.partition("/")
-    before = os.environ.get(TRANSPORT_VARIABLE)
-    if slash:
-        os.environ[TRANSPORT_VARIABLE] = chosen
-    try:
-        yield
-    finally:
-        if slash:
-            os.environ.pop(TRANSPORT_VARIABLE)
-            if before is not None:
-                os.environ[TRANSPORT_VARIABLE] = before
+    return patch.dict(os.environ, {TRANSPORT_VARIABLE: chosen} if slash else {})
 
 
 @dataclass(frozen=True)
@@ -149,11 +139,20 @@ def _send_recv(
 
 
 MOST_ROUNDS = 15
-_UNDER_MPIEXEC = (open_mpi.NAME, open_mpi.OURS)
+Prepare = Callable[[str, str, int], tuple[bool, Way]]
+"""`prepare(backend, op, size_bytes)`: whether it gives right data once, and the way to measure."""
+Elsewhere = Callable[[int, int, Path], AbstractContextManager[Prepare]]
+"""`elsewhere(rank, size, directory)`: the backends that are none of torch's, in processes of their
+own."""
 
 
 def rows(
-    request: dict[str, Any], rank: int, size: int, directory: Path, ends_at: float
+    request: dict[str, Any],
+    elsewhere: Elsewhere | None,
+    rank: int,
+    size: int,
+    directory: Path,
+    ends_at: float,
 ) -> Iterator[dict[str, Any]]:
     """The rows, as `comm_figures.summarise` takes them; done by `ends_at` (monotonic). Each backend
     has given right data once before it is measured."""
@@ -162,11 +161,10 @@ def rows(
     # On the CPU a call is over when it returns.
     allocate, finish = place_on_gpu(rank, size) if on_gpu else (torch.empty, lambda: None)
     with ExitStack() as stack:
-        torchs = [name for name in names if name not in _UNDER_MPIEXEC]
+        torchs = [name for name in names if name.partition("/")[0] in BACKENDS]
         groups = stack.enter_context(joined(torchs, rank, size, directory))
-        mpi = None
-        if set(_UNDER_MPIEXEC) & set(names):
-            mpi = stack.enter_context(open_mpi.Partner(rank, size, directory))
+        if elsewhere is not None:
+            prepare = stack.enter_context(elsewhere(rank, size, directory))
         turns = Turns(size)
         cells = dict.fromkeys(
             (op, true_size(op, size_bytes, size))
@@ -180,13 +178,11 @@ def rows(
             call = make(op, size_bytes, rank, size, allocate)
             ways: dict[str, Way] = {}
             for name in names:
-                if name in _UNDER_MPIEXEC:
-                    assert mpi is not None
-                    right = mpi.prepare(name, op, size_bytes)
-                    ways[name] = partial(mpi.turn, name)
-                else:
+                if name in groups:
                     right = call.is_right(groups[name])
                     ways[name] = here(partial(call.run, groups[name]), finish)
+                else:
+                    right, ways[name] = prepare(name, op, size_bytes)
                 if not right:
                     raise RuntimeError(f"{name} gives wrong data for {op} of {size_bytes} B")
             measured = turns.measure(ways, ends_by, MOST_ROUNDS)
@@ -207,16 +203,19 @@ def place_on_gpu(rank: int, size: int) -> tuple[Callable[[int], torch.Tensor], C
     return partial(torch.empty, device=f"cuda:{rank % count}"), cuda.synchronize
 
 
-def _rows(request: dict[str, Any], began: float) -> Generator[Row, None, None]:
+def all_rows(
+    request: dict[str, Any], began: float, elsewhere: Elsewhere | None = None
+) -> Generator[Row, None, None]:
+    """Yields the rows of all numbers of ranks."""
     ends_at = began + request["budget_s"]
     sizes = request["ranks"]
     for index, size in enumerate(sizes):
         now = time.monotonic()
         share = (4 + size) / sum(4 + later for later in sizes[index:])
-        body = partial(rows, request)
+        body = partial(rows, request, elsewhere)
         yield from measure(body, size, now + max(0.0, ends_at - now) * share)
 
 
 def main() -> None:
     """The program."""
-    program(_rows)
+    program(all_rows)

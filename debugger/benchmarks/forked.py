@@ -27,9 +27,8 @@ import torch.distributed as dist
 
 import distcore
 
-from . import open_mpi
 from .arguments import GPU_BACKENDS
-from .limits import DEATH_S, END_S, SILENCE_S, TURN_S, WARM_UP_BELOW_S
+from .limits import END_S, SILENCE_S, TURN_S, WARM_UP_BELOW_S
 
 Row = dict[str, Any]
 Body = Callable[[int, int, Path, float], Iterator[Row]]
@@ -112,7 +111,7 @@ def _listen(
 def _dead(processes: list[Any]) -> str | None:
     """The rank that has died, which is why others fail: it may be noticed after them."""
     running = {process.sentinel: rank for rank, process in enumerate(processes)}
-    until = time.monotonic() + DEATH_S
+    until = time.monotonic() + 0.5  # one of the others may say why
     while running and (ended := wait(list(running), max(0.0, until - time.monotonic()))):
         for sentinel in ended:
             assert isinstance(sentinel, int)
@@ -126,8 +125,6 @@ def _dead(processes: list[Any]) -> str | None:
 
 def unavailable(backend: str) -> str | None:
     """Tells why `backend` cannot be measured here; None if it can."""
-    if backend in (open_mpi.NAME, open_mpi.OURS):
-        return open_mpi.unavailable()
     if backend in GPU_BACKENDS:
         # Ranks are forked, and CUDA does not survive a fork: it is not to be asked in this process.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
@@ -142,7 +139,10 @@ def unavailable(backend: str) -> str | None:
     return f"this torch ({torch.__version__}) has no {inside} inside"
 
 
-def program(rows: Callable[[dict[str, Any], float], Generator[Row, None, None]]) -> None:
+def program(
+    rows: Callable[[dict[str, Any], float], Generator[Row, None, None]],
+    unavailable: Callable[[str], str | None] = unavailable,
+) -> None:
     """A program's `main`: print `rows(request, began)`, where `request` names only such backends as
     can be measured here."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the ranks are ended

@@ -1,23 +1,22 @@
-"""A rank that measures what watching costs a call, by groups with the same ranks in one process:
+"""Measures, in ranks, what watching costs a call, by groups with the same ranks in one process:
 torch's own, one with the layer around it, and one with what torch itself puts around its groups at
 DETAIL.
 
-python -m distdebug.benchmarks.overhead DIRECTORY RANK WORLD_SIZE fake|calls|detail|step
+python -m distdebug.benchmarks.overhead REQUEST
 
-`fake`: each kind of call on the fake backend, which does nothing: what is left is torch and the
-layer. On gloo, `calls` and `detail` are all_reduce of several sizes without DETAIL and with it, and
-`step` is a DDP training step.
+REQUEST has `worlds` and `detail_worlds`, numbers of ranks, as `forked.program` takes it. On the
+fake backend, which does nothing, each kind of call is measured: what is left is torch and the
+layer. On gloo it is all_reduce of several sizes, without DETAIL and with it, and a DDP training
+step. The ways to do one thing take turns in one process, so that drift hits all alike.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,57 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..rank.install import install
 from ..rank.process.heartbeat import Heartbeat
-from .measuring import STOCK, Way, compare
+from .forked import Row, measure, program
+
+STOCK = "stock"
+_WARM_UP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to do it: `run` is timed; `prepare` runs before each turn and is not."""
+
+    run: Callable[[], object]
+    prepare: Callable[[], object]
+
+
+def compare(
+    ways: Mapping[str, Way],
+    rounds: int,
+    times: int,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> dict[str, dict[str, float]]:
+    """The cost of each way, in µs for one execution: the median round, by how much it exceeds
+    stock's (median of the rounds' differences), and the same for the fastest round, which is what
+    remains on a machine that others keep busy. `STOCK` must be one of the ways.
+
+    In each round every way is executed `times` times in a row. Who begins rotates with the rounds,
+    the same on every rank, so that the ways may communicate. For what does not wait,
+    `time.thread_time_ns` as the clock leaves out what other processes took of the core.
+    """
+    names = list(ways)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(-_WARM_UP, rounds):
+        for name in names[index % len(names) :] + names[: index % len(names)]:
+            ways[name].prepare()
+            way = ways[name].run
+            began = clock()
+            for _ in range(times):
+                way()
+            spent_us = (clock() - began) / times / 1000
+            if index >= 0:
+                taken[name].append(spent_us)
+    costs = {}
+    for name in names:
+        pairs = zip(taken[name], taken[STOCK], strict=True)
+        costs[name] = {
+            "median_us": statistics.median(taken[name]),
+            "added_us": statistics.median(ours - stock for ours, stock in pairs),
+            "best_us": min(taken[name]),
+            "best_added_us": min(taken[name]) - min(taken[STOCK]),
+        }
+    return costs
+
 
 RECORD = "record"
 INFO = "info"
@@ -52,21 +101,20 @@ class MeasuredGroups:
 
     def ways(self, call: Call) -> dict[str, Way]:
         """`call(group)` as stock torch does it, as the layer does at OFF, and at INFO."""
-        off, info = partial(_set_level, "OFF"), partial(_set_level, "INFO")
-        return {
-            STOCK: Way(partial(call, self.stock), off),
-            RECORD: Way(partial(call, self.layered), off),
-            INFO: Way(partial(call, self.layered), info),
-        }
+        layered = {RECORD: (self.layered, "OFF"), INFO: (self.layered, "INFO")}
+        return _ways(call, {STOCK: (self.stock, "OFF"), **layered})
 
     def detail_ways(self, call: Call) -> dict[str, Way]:
         """`call(group)` as stock torch does it, as the layer does at DETAIL, and as torch does."""
-        off, detail = partial(_set_level, "OFF"), partial(_set_level, "DETAIL")
-        return {
-            STOCK: Way(partial(call, self.stock), off),
-            DETAIL: Way(partial(call, self.layered), detail),
-            TORCH_DETAIL: Way(partial(call, self.torch_detail), off),
-        }
+        ours, theirs = (self.layered, "DETAIL"), (self.torch_detail, "OFF")
+        return _ways(call, {STOCK: (self.stock, "OFF"), DETAIL: ours, TORCH_DETAIL: theirs})
+
+
+def _ways(call: Call, groups: Mapping[str, tuple[Any, str]]) -> dict[str, Way]:
+    return {
+        name: Way(partial(call, group), partial(_set_level, level))
+        for name, (group, level) in groups.items()
+    }
 
 
 def _set_level(name: str) -> None:
@@ -180,20 +228,37 @@ def _step(both: MeasuredGroups) -> dict[str, Any]:
     return costs
 
 
-def main() -> None:
-    """Measure together with the other ranks; rank 0 prints."""
-    directory, rank, size, what = sys.argv[1:]
-    kinds: dict[str, Callable[[MeasuredGroups], dict[str, Any]]] = {
-        "fake": _fake,
-        "step": _step,
-        "detail": lambda both: _calls(both.detail_ways, DETAIL_SIZES),
-        "calls": lambda both: _calls(both.ways, SIZES),
-    }
-    measure = kinds[what]
-    both = make(Path(directory), "fake" if what == "fake" else "gloo", int(rank), int(size))
-    costs = measure(both)
-    if int(rank) == 0:
-        sys.stdout.write(json.dumps(costs) + "\n")
-    if what != "fake":
+_KINDS: dict[str, Callable[[MeasuredGroups], dict[str, Any]]] = {
+    "fake": _fake,
+    "calls": lambda both: _calls(both.ways, SIZES),
+    "detail": lambda both: _calls(both.detail_ways, DETAIL_SIZES),
+    "step": _step,
+}
+
+
+def _rank(what: str, rank: int, size: int, directory: Path, _ends_at: float) -> Iterator[Row]:
+    for name in ("ranks", "stacks"):
+        (directory / name).mkdir(exist_ok=True)
+    fake = what == "fake"  # one process is a rank of two there
+    both = make(directory, "fake" if fake else "gloo", rank, 2 if fake else size)
+    yield {"what": what, "world_size": size, "costs": _KINDS[what](both)}
+    if not fake:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _rows(request: dict[str, Any], _began: float) -> Generator[Row, None, None]:
+    kinds = {
+        "fake": [1],
+        "calls": request["worlds"],
+        "detail": request["detail_worlds"],
+        "step": [2],
+    }
+    for what, sizes in kinds.items():
+        for size in sizes:
+            yield from measure(partial(_rank, what), size, 0.0)
+
+
+def main() -> None:
+    """The program."""
+    program(_rows)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from ..errors import UsageError
 from . import COMMANDS
+
+if TYPE_CHECKING:
+    from ..record.runs.run_directory import RunDirectory
+    from ..record.snapshot import Rank
 
 
 class Command(ABC):
@@ -67,3 +71,14 @@ def add_run_argument(
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help=f"{what} (default: the newest run){more}"
     )
+
+
+def newest_world(directory: RunDirectory) -> tuple[dict[int, Rank], list[str]]:
+    """Returns the ranks that the run has on record, and sentences about what cannot be read. A
+    command may have started several worlds, one after the other: the newest counts."""
+    from ..record.reading.records import Records, newest_ranks
+
+    records = Records(directory.ranks)
+    records.look()
+    ranks = newest_ranks(records.snapshots()[-1:])
+    return ranks, [directory.as_known(fault) for fault in records.faults.values()]

@@ -4,21 +4,15 @@ backends communicate."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..benchmarks import arguments as read
 from ..benchmarks import comm_figures, program
 from ..benchmarks.comm_figures import size_text
-from ..benchmarks.limits import BUDGET_S, SILENCE_S
-from ..errors import DistdebugError
 from ..hook import loading
 from .base import Command
 
@@ -54,15 +48,9 @@ The backends take turns: each round measures every one of them once, so that wha
 does hits all alike. Time is the median round, and in it the slowest rank's mean; sizes, algbw and
 busbw are those of nccl-tests. A backend that this torch does not have is left out.
 
-openmpi is Open MPI itself, by mpi4py (pip install 'distdebug[mpi]'), in processes of its own that
-make the same calls on numpy buffers. mpi is our backend, in those same processes; so openmpi is
-measured wherever mpi is, and tells what the backend adds. Open MPI's settings are its own: shared
-memory within a host, and more ranks than cores allowed. Only, its ranks are not bound to cores and
-yield while they wait: bound and spinning they suffer from whatever else runs.
-
 examples:
   distdebug bench comm
-  distdebug bench comm --backends tcp,openmpi --ops all_reduce --sizes 1M:64M --factor 2 -n 2
+  distdebug bench comm --backends tcp,gloo --ops all_reduce --sizes 1M:64M --factor 2 -n 2
   distdebug bench comm --backends tcp,tcp/tcp,gloo --ops all_reduce --sizes 4:64M --factor 4
   distdebug bench comm --sizes 4,64K,16M -n 2 --budget 30 --json comm.json"""
 
@@ -115,21 +103,25 @@ def _overhead(args: argparse.Namespace) -> int:
 def measure() -> dict[str, Any]:
     """All figures. Raises DistdebugError when a measuring program fails or takes too long."""
     calls: list[dict[str, Any]] = []
-    for op, costs in _start("fake", 1).items():
-        # A wait is an entry into the layer of its own; torch's `send` is a call and a wait.
-        entries = 2 if op == "send" or "wait" in op else 1
-        where = {"backend": "fake", "world_size": 2, "op": op, "size_bytes": 64}
-        calls.append({**where, "entries": entries, **costs})
-    for world_size in _WORLDS:
-        for size_bytes, costs in _start("calls", world_size).items():
-            where = {"backend": "gloo", "world_size": world_size, "op": "all_reduce"}
-            calls.append({**where, "size_bytes": int(size_bytes), "entries": 1, **costs})
-    detail = [
-        {"world_size": world_size, "size_bytes": int(size_bytes), **costs}
-        for world_size in _DETAIL_WORLDS
-        for size_bytes, costs in _start("detail", world_size).items()
-    ]
-    step = _start("step", 2)
+    detail: list[dict[str, Any]] = []
+    step: dict[str, Any] = {}
+    request = {"backends": ["gloo"], "worlds": _WORLDS, "detail_worlds": _DETAIL_WORLDS}
+    _, *rows = program.start(loading.command("benchmarks.overhead"), request)
+    for row in rows:
+        what, size = row["what"], row["world_size"]
+        for name, costs in row["costs"].items():
+            if what == "fake":
+                # A wait is an entry into the layer of its own; torch's `send` is a call and a wait.
+                entries = 2 if name == "send" or "wait" in name else 1
+                where = {"backend": "fake", "world_size": 2, "op": name, "size_bytes": 64}
+                calls.append({**where, "entries": entries, **costs})
+            elif what == "calls":
+                where = {"backend": "gloo", "world_size": size, "op": "all_reduce"}
+                calls.append({**where, "size_bytes": int(name), "entries": 1, **costs})
+            elif what == "detail":
+                detail.append({"world_size": size, "size_bytes": int(name), **costs})
+        if what == "step":
+            step = row["costs"]
     percent = {"median": _percent(step, "added_us"), "fastest": _percent(step, "best_added_us")}
     return {
         "schema": SCHEMA,
@@ -147,45 +139,6 @@ def measure() -> dict[str, Any]:
         "detail": detail,
         "ddp_step": {"backend": "gloo", "world_size": 2, "info_percent": percent, **step},
     }
-
-
-def _start(what: str, world_size: int) -> dict[str, Any]:
-    """Run `benchmarks.overhead` in so many processes; what rank 0 printed. On the fake backend one
-    process is a rank of two."""
-    module = "benchmarks.overhead"
-    size = 2 if what == "fake" else world_size
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("DISTDEBUG_", "TORCH_D"))}
-    variables["OMP_NUM_THREADS"] = "1"  # as torchrun does
-    with tempfile.TemporaryDirectory(prefix="distdebug-bench-") as directory:
-        for name in ("ranks", "stacks"):
-            (Path(directory) / name).mkdir()
-        processes = []
-        for rank in range(world_size):
-            command = loading.command(module, directory, str(rank), str(size), what)
-            processes.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                    stderr=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
-                    text=True,
-                    env=variables,
-                )
-            )
-        try:
-            stdout, stderr = processes[0].communicate(timeout=SILENCE_S)
-        except subprocess.TimeoutExpired:
-            raise DistdebugError(f"{module} did not end within {SILENCE_S:.0f} s") from None
-        finally:
-            for process in processes:
-                if processes[0].returncode != 0:
-                    process.kill()
-                process.wait()
-    if processes[0].returncode != 0:
-        last = (stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise DistdebugError(f"{module} ended with {processes[0].returncode}: {last[:300]}")
-    found: dict[str, Any] = json.loads(stdout.strip().splitlines()[-1])
-    return found
 
 
 def table(measured: dict[str, Any]) -> Iterator[str]:
@@ -295,7 +248,7 @@ def _add_comm(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--factor", type=int, default=16, help="see --sizes (default: 16)")
     read.add_ranks(parser, "2,4,8")
-    read.add_budget(parser, BUDGET_S)
+    read.add_budget(parser, default_s=120.0)
     read.add_json(parser)
 
 
@@ -303,10 +256,8 @@ def _comm(args: argparse.Namespace) -> int:
     read.check_seconds(args.budget, "--budget")
     sizes, ranks = read.read_sizes(args.sizes, args.factor), read.read_ranks(args.ranks)
     backends = read.read_backends(args.backends)
-    if "mpi" in backends and "openmpi" not in backends:
-        backends.insert(backends.index("mpi") + 1, "openmpi")
     # A rank's two buffers, and what a backend sets aside while it moves them.
-    read.check_memory(max(sizes), max(ranks), 5 if "openmpi" in backends else 3)
+    read.check_memory(max(sizes), max(ranks), 3)
     read.check_file(args.json)
     request = {
         "backends": backends,

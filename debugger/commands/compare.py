@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..record.safe_text import clean
-from .base import Command
+from .base import Command, newest_world
 from .flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
     from ..plan.compare.document import Side
     from ..plan.program import read_programs
     from ..plan.traffic import calls
-    from ..record.reading.records import Records, newest_ranks
     from ..record.runs.artefact import opened
 
     with opened(run) as directory:
@@ -75,12 +74,8 @@ def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
         programs = read_programs(directory.path)
         if programs:
             return Side(place, is_plan=True), calls.of_programs(programs)
-        records = Records(directory.ranks)
-        records.look()
-        # A command may have started several worlds, one after the other: the newest counts.
-        ranks = newest_ranks(records.snapshots()[-1:])
+        ranks, faults = newest_world(directory)
         if not ranks:
-            faults = [*map(directory.as_known, records.faults.values())]
             more = len(faults) - _MOST_FAULTS
             faults[_MOST_FAULTS:] = [f"and {more} more"] if more > 0 else []
             raise UsageError(f"{place} has no rank's record. {'; '.join(faults)}".rstrip())

@@ -94,10 +94,6 @@ def _checks(prefix: str, **_: Any) -> Iterable[str]:
     return {f"{before}{comma}{name}": "" for name in (*CHECKS, ALL_CHECKS)}
 
 
-def _kinds(prefix: str, **_: Any) -> Iterable[str]:
-    return {name: "" for name in KINDS if name.startswith(prefix)}
-
-
-_COMPLETERS = {"RUN": _runs, "NAMES": _checks, "KIND": _kinds}
+_COMPLETERS = {"RUN": _runs, "NAMES": _checks, "KIND": lambda **_: dict.fromkeys(KINDS, "")}
 """The function that completes a value, by the name that the help has for it; else choices, or
 files. They answer with texts that stand beside the words: without one zsh shows "None" there."""

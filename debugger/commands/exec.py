@@ -6,7 +6,8 @@ import argparse
 import os
 
 from ..errors import UsageError
-from . import inject_flags, options
+from ..record.safe_text import whole_number
+from . import options
 from .base import Command
 
 
@@ -38,7 +39,7 @@ class ExecCommand(Command):
             )
         if command[0].startswith("-"):
             raise UsageError(f"unknown flag {command[0]}; put `--` before the command")
-        size = inject_flags.known_world_size(os.environ)
+        size = whole_number(os.environ.get("WORLD_SIZE"))  # as a rank that it starts will read it
         several = of_tasks(os.environ, args.interface)
         if several is None:
             several = options.of_launcher(nodes_of_launcher(command), args.interface)

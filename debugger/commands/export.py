@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..record.wording import counted
-from .base import Command, add_run_argument
+from .base import Command, add_run_argument, newest_world
 
 if TYPE_CHECKING:
     from ..record.runs.run_directory import RunDirectory
@@ -56,21 +56,16 @@ class ExportCommand(Command):
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from ..record.reading.records import Records, newest_ranks
         from ..record.runs.artefact import opened
 
         with opened(args.run) as directory:
-            records = Records(directory.ranks)
-            records.look()
-            # A command may have started several worlds, one after the other: the newest counts.
-            worlds = records.snapshots()
-            ranks = newest_ranks(worlds[-1:])
+            ranks, faults = newest_world(directory)
             if not ranks:
-                faults = "; ".join(map(directory.as_known, records.faults.values()))
-                raise UsageError(f"{args.run or directory.path} has no rank's record. {faults}")
+                said = "; ".join(faults)
+                raise UsageError(f"{args.run or directory.path} has no rank's record. {said}")
             print(_metrics(args.prom, directory, ranks) if args.prom else _exported(args, ranks))
-            for fault in records.faults.values():
-                print(f"left out: {directory.as_known(fault)}")
+            for fault in faults:
+                print(f"left out: {fault}")
         return 0
 
 

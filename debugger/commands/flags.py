@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,16 +71,7 @@ def _float(text: str, fits: Callable[[float], bool], what: str) -> float:
 
 def add_link_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """`--latency-us` and `--bandwidth-gbs`."""
-
-    def number(text: str) -> float:
-        try:
-            found = float(text)
-        except ValueError:
-            found = math.nan
-        if not 0 <= found < math.inf:
-            raise UsageError(f"--latency-us and --bandwidth-gbs take a number, not {text!r}")
-        return found
-
+    number = partial(_float, fits=lambda value: 0 <= value < math.inf, what="a number from 0 on")
     parser.add_argument(
         "--latency-us",
         type=number,

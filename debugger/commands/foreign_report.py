@@ -33,13 +33,6 @@ class JudgedDumps:
     taken_ns: int = 0
 
 
-def report(path: Path) -> tuple[Document, Sequence[str]]:
-    """The report document of the newest job whose dumps lie there, and sentences about files that
-    cannot be read. Raises UsageError where there is no dump at all, or none can be read."""
-    found = judged(path)
-    return found.document, found.faults
-
-
 @no_collection()
 def judged(path: Path) -> JudgedDumps:
     """Judges the job. Raises UsageError where there is no dump at all, or none can be read: there

@@ -7,7 +7,6 @@ import argparse
 import secrets
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import UsageError
@@ -15,7 +14,7 @@ from ..faults import plan_file, random_plan
 from ..faults.plan import Fault, Plan
 from ..faults.spec import SpecError, parse
 from ..record.network import MOST_ADDRESSES
-from ..record.safe_text import clean, whole_number
+from ..record.safe_text import clean
 from ..supervisor.rank_network import switch
 from . import flags
 
@@ -129,11 +128,6 @@ def own_network(args: argparse.Namespace, world_size: int | None) -> int:
             f"--debugger {args.debugger}"
         )
     return world_size
-
-
-def known_world_size(environment: Mapping[str, str]) -> int | None:
-    """The number of ranks of a command that starts one of them, or none: what it will read."""
-    return whole_number(environment.get("WORLD_SIZE"))
 
 
 def _random(

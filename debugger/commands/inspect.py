@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from ..inspection.look import Limits
     from ..inspection.processes import Job
 
-WATCH_EVERY_S = 5.0
-INSTALL_WITHIN_S = 30.0
-
 
 class InspectCommand(Command):
     name = "inspect"
@@ -61,7 +58,7 @@ class InspectCommand(Command):
             nargs="?",
             metavar="SECONDS",
             type=flags.seconds,
-            const=WATCH_EVERY_S,
+            const=5.0,
             help="look again every so many seconds (5), until something stands still or the job "
             "has ended",
         )
@@ -98,7 +95,7 @@ class InspectCommand(Command):
             nargs="?",
             metavar="SECONDS",
             type=flags.seconds,
-            const=INSTALL_WITHIN_S,
+            const=30.0,
             help="put the checking layer into the ranks, which run on: from then on their calls "
             "are recorded and judged (torch 2.14 or newer; gdb, or Python 3.14). Each rank has so "
             "many seconds (30) to come back to its interpreter; with --watch, stay, and say what "

@@ -220,6 +220,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
+_AS_GIVEN = (
+    *("run_dir", "keep_runs", "log_max_mb", "debugger", "check_every", "on_finding", "strict"),
+    *("allow_unwatched", "tui", "ptrace_any"),
+)
+"""The flags whose values are options of a run as they are."""
+
+
 def common(
     args: argparse.Namespace, command: Sequence[str], world_size: int | None
 ) -> dict[str, Any]:
@@ -249,26 +256,17 @@ def common(
         return inspect.of_processes(pids, limit_s)
 
     return {
-        "run_dir": args.run_dir,
-        "keep_runs": args.keep_runs,
+        **{name: getattr(args, name) for name in _AS_GIVEN},
         "limits": Limits(hang_timeout_s=args.hang_timeout, notice_after_s=args.notice_after),
         "level": level,
         "level_asked": bool(asked),
         "checks": checks,
-        "log_max_mb": args.log_max_mb,
         "breaks": places(args.breaks, command, world_size),
         "post_mortem": args.pdb,
-        "debugger": args.debugger,
-        "check_every": args.check_every,
-        "on_finding": args.on_finding,
-        "strict": args.strict,
-        "allow_unwatched": args.allow_unwatched,
-        "tui": args.tui,
         "ci": flags.ci_of(args),
         "prom": args.prom and args.prom.absolute(),
         "faults": inject_flags.plan(args, world_size),
         "own_network": inject_flags.own_network(args, world_size),
-        "ptrace_any": args.ptrace_any,
         "inspect": of_processes,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }

@@ -9,16 +9,15 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..record.snapshot import by_device
 from . import flags, options
-from .base import Command, add_run_argument
+from .base import Command, add_run_argument, newest_world
 
 if TYPE_CHECKING:
     from ..benchmarks.replay.plan import ReplayPlan
-    from ..record.runs.run_directory import RunDirectory
     from ..record.snapshot import Rank
     from ..supervisor.run_options import Options
 
@@ -66,8 +65,10 @@ class ReplayCommand(Command):
         import psutil
 
         from ..benchmarks.replay import comparison
-        from ..record.reading.records import Records
+        from ..benchmarks.replay.plan import ending, planned
         from ..record.runs.artefact import opened
+        from ..record.safe_files import object_of, read_regular
+        from ..reports import stored
         from ..supervisor.supervisor import Supervisor
 
         if args.json is not None and (
@@ -75,8 +76,14 @@ class ReplayCommand(Command):
         ):
             raise UsageError(f"--json {args.json}: name a new file in a folder that exists")
         with opened(args.run) as directory:
-            ranks = _recorded(directory, args.run)
-            plan = _planned(directory, ranks)
+            ranks, faults = newest_world(directory)
+            if faults or not ranks:
+                none = f"{args.run or directory.path} has no rank's record"
+                raise UsageError(faults[0] if faults else none)
+            report, events = stored.load(directory.report_json) or {}, b""
+            with contextlib.suppress(OSError):  # without it nothing tells when it ended
+                events = read_regular(directory.events, _MOST_EVENTS_BYTES)
+            plan = planned(ranks, ending(report, map(object_of, events.splitlines())))
             if args.nproc not in (None, plan.world_size):
                 raise UsageError(
                     f"-n {args.nproc}: the run had {plan.world_size} ranks, and its calls are made "
@@ -98,7 +105,7 @@ class ReplayCommand(Command):
             with _started(args, plan, backend) as asked:
                 supervisor = Supervisor(asked)
                 code = supervisor.run()
-            replayed_ranks = _newest(Records(supervisor.directory.ranks))
+            replayed_ranks, _ = newest_world(supervisor.directory)
             replayed = comparison.figures(
                 replayed_ranks, comparison.recorded_names(ranks, replayed_ranks)
             )
@@ -112,45 +119,6 @@ class ReplayCommand(Command):
                 except OSError as error:
                     raise UsageError(f"{args.json} cannot be written: {error.strerror}") from error
         return code
-
-
-def _recorded(directory: RunDirectory, name: str | None) -> Mapping[int, Rank]:
-    from ..record.reading.records import Records
-
-    records = Records(directory.ranks)
-    found = _newest(records)
-    if records.faults:
-        raise UsageError(directory.as_known(next(iter(records.faults.values()))))
-    if not found:
-        raise UsageError(f"{name or directory.path} has no rank's record")
-    return found
-
-
-def _newest(records: Any) -> Mapping[int, Rank]:
-    """A command may have started several worlds, one after the other: the newest counts."""
-    from ..record.reading.records import newest_ranks
-
-    records.look()
-    found: Mapping[int, Rank] = newest_ranks(records.snapshots()[-1:])
-    return found
-
-
-def _planned(directory: RunDirectory, ranks: Mapping[int, Rank]) -> ReplayPlan:
-    from ..benchmarks.replay import plan
-    from ..reports import stored
-
-    report = stored.load(directory.report_json) or {}
-    return plan.planned(ranks, plan.ending(report, _events(directory.events)))
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's events.jsonl; none where they cannot be read."""
-    from ..record.safe_files import object_of, read_regular
-
-    try:
-        return [object_of(line) for line in read_regular(path, _MOST_EVENTS_BYTES).splitlines()]
-    except OSError:
-        return []
 
 
 def _own_backend(ranks: Mapping[int, Rank]) -> str:

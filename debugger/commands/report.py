@@ -80,11 +80,12 @@ class ReportCommand(Command):
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             from . import foreign_report
 
-            if args.html is None:
-                report, faults = foreign_report.report(path)
-                return _tell(report, faults, rendered(report, args.form, path), args.exit_code)
-            with foreign_report.as_run(path) as run:
-                return self._show(RunDirectory.open(run), args, path)
+            if args.html is not None:
+                with foreign_report.as_run(path) as run:
+                    return self._show(RunDirectory.open(run), args, path)
+            found = foreign_report.judged(path)
+            shown = rendered(found.document, args.form, path)
+            return _tell(found.document, found.faults, shown, args.exit_code)
         _check_that_something_is_there(args.run)
         with opened_whole(args.run) as directory:
             return self._show(directory, args)

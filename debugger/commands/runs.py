@@ -8,11 +8,11 @@ import shlex
 import time
 from typing import Any
 
-from ..errors import UsageError
 from ..record.runs.recorded_runs import list_runs, prune, size_bytes
 from ..record.runs.run_directory import BASE, nearest
 from ..record.safe_text import clean
 from ..record.wording import counted
+from . import flags
 from .base import Command
 
 
@@ -28,7 +28,10 @@ class RunsCommand(Command):
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--prune", type=_count, metavar="KEEP", help="remove all but the newest KEEP runs"
+            "--prune",
+            type=flags.between(0, flags.MOST, "the number of runs to keep"),
+            metavar="KEEP",
+            help="remove all but the newest KEEP runs",
         )
         parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -75,9 +78,3 @@ def _print(rows: list[dict[str, Any]]) -> None:
             f"{row['name']:<{name}}   {started:<16}   {row['outcome']:<{outcome}}   "
             f"{size:>8}   {shlex.join(row['command'])}"
         )
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"--prune takes the number of runs to keep, 0 or more, not {text!r}")
-    return int(text)

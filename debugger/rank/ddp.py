@@ -30,7 +30,6 @@ from ..record.notes import (
     WithoutGradientNote,
 )
 from .group import outstanding
-from .limits import FAILS_AFTER_S
 from .log import rank_log
 from .log.debug_level import DebugLevel
 from .log.rank_log import at_exit, report_own_fault
@@ -70,7 +69,6 @@ TIMES = {
     "backward_comm_ms": "avg_backward_comm_time",
     "overlap_ms": "avg_backward_compute_comm_overlap_time",
 }
-_NS_PER_MS = 1_000_000
 
 
 @dataclass
@@ -138,7 +136,7 @@ class _Watch:
                 module_name=observed.name,
                 model=observed.number,
                 iteration=iteration,
-                **{ours: int(facts[name]) / _NS_PER_MS for ours, name in TIMES.items()},
+                **{ours: int(facts[name]) / 1e6 for ours, name in TIMES.items()},
             )
             rank_log.write(DdpTimesNote.KIND, **observed.times.data())
             if iteration >= 2 * observed.noted:  # seldom enough for a record that only grows
@@ -248,7 +246,8 @@ class UnusedParameters:
         recorder.note(FindingRaisedNote(), "ddp_unused_parameters")
         if threading.current_thread() is threading.main_thread():
             self._verdict.stand_down()
-            self._verdict.await_report(FAILS_AFTER_S)
+            # So long it stays, so that the launcher does not end others before they tell.
+            self._verdict.await_report(limit_s=3.0)
         return True
 
 

@@ -41,8 +41,8 @@ from .group.wrap import Groups
 from .log import rank_log
 from .log.debug_level import DebugLevel
 from .log.rank_log import at_exit, report_own_fault, say
-from .process import cleanup_calls, last_words, meeting
-from .process.exceptions import Exceptions
+from .process import last_words, meeting
+from .process.exceptions import Exceptions, note_cleanup_calls
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
 from .process.init_process_group import Initialisations, claim_at_its_end
@@ -158,7 +158,7 @@ class Layer:
             self.timeouts,
             self.pipeline,
             self.agreement,
-            cleanup_calls.noting(recorder, self.exceptions),
+            note_cleanup_calls(recorder, self.exceptions),
         )
         # What looks at it from time to time.
         self.unwaited = UnwaitedWork(recorder)

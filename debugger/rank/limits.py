@@ -19,12 +19,6 @@ EDITOR_S = 10.0
 ARM_AFTER_S = 0.3
 """After the first heartbeat that sees it: the other ranks of this host must know, too, that their
 timeouts are to stand still."""
-FAILS_AFTER_S = 3.0
-"""How long a rank that fails stays, so that the launcher does not end others before they tell."""
-LONGEST_STEP_NS = 1_000_000_000
-"""Time in which this process could not run (it was stopped by a signal) is not counted."""
-FORKED_CHILD_S = 20.0
-"""How long the child of the fault `fork` lives, whatever the fork has left locked."""
 AFTERWARDS_S = 30
 """How long the program may go on when its ranks have ended, in case it starts more of them."""
 LONGEST_WAIT_S = 60.0
@@ -43,15 +37,11 @@ ASKING_CPU_S = 0.5
 """Who uses more in them computes."""
 HEARTBEAT_S = 0.1
 """Between two beats."""
-LAST_BEAT_S = 1.0
-"""How long the end of a process waits for the beat that is under way."""
 SELDOM_S = 1.0
 """How often is looked for what is hardly expected any more: a supervisor that is gone while a rank
 is at its prompt, a node that is started late, what is to come of an install."""
 SOON_S = 5.0
 """How long after an install what is to come of it is looked for often."""
-HEAD_COMES_S = 5.0
-"""Those who have a store meet in it before they wait in it."""
 OTHERS_COME_S = 1.0
 """So long a rank waits in the store for other nodes: for the one that serves it to become the head,
 and where none comes, for they may have no distdebug."""
@@ -60,12 +50,6 @@ MEET_S = 8.0
 some milliseconds once all nodes are there."""
 QUICK_S = 60.0
 """How long a rank asks the store again and again; after it every `SELDOM_S`."""
-FREED_WITHIN_S = 0.3
-"""How long a main thread may take to come out of the call in which the verdict found it."""
-OWN_FINDING_S = 1.0
-"""How long a rank that found something itself waits for the supervisor to say it."""
-GROUP_TIMEOUT_S = 1800.0
-"""Of a group that was given none."""
 GLOO_WORKERS_S = 1.0
 """How long gloo's workers may take to let go of what they have worked on."""
 GLOO_LOOK_EVERY_S = 0.001

@@ -8,7 +8,9 @@ descriptors of the switch, and are gone with the last process that is in them.
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
+import os
 from dataclasses import dataclass
 
 from ..system.proc import path_of
@@ -25,6 +27,13 @@ SWITCH = f"{_NET}253"
 """The switch's own address; a rank sends a datagram there when its default group is made."""
 BEGUN_PORT = 9
 MOST_ADDRESSES = 250
+_CLONE_NEWNET = 0x4000_0000
+_INTERFACE_VARIABLES = (
+    "GLOO_SOCKET_IFNAME",
+    "TP_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "DISTCORE_SOCKET_IFNAME",
+)
 
 
 def address(rank: int) -> str:
@@ -73,3 +82,26 @@ class Entrances:
         if not 0 <= rank < len(self.ranks):
             raise IndexError(f"rank {rank} has no network namespace: there are {len(self.ranks)}")
         return path_of(self.ranks[rank], self.pid)
+
+
+def enter(rank: int) -> None:
+    """Move this process, and what it will start, into the namespace of this rank.
+
+    Whatever a backend is told of interfaces, there is one now; and the store, which is the
+    launcher's or rank 0's, is elsewhere. Raises OSError, ValueError and IndexError.
+    """
+    environment = os.environ
+    descriptor = os.open(Entrances.read(environment[VARIABLE]).of_rank(rank), os.O_RDONLY)
+    try:
+        # os.setns is there from Python 3.12 on only.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, _CLONE_NEWNET):
+            number = ctypes.get_errno()
+            raise OSError(number, f"setns: {os.strerror(number)}")
+    finally:
+        os.close(descriptor)
+    environment[RANK_VARIABLE] = str(rank)
+    environment.update(dict.fromkeys(_INTERFACE_VARIABLES, INTERFACE))
+    if "MASTER_ADDR" in environment:
+        launchers = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        environment["MASTER_ADDR"] = LAUNCHER if launchers else address(0)

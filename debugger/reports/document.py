@@ -14,7 +14,7 @@ from typing import Any
 
 from ..diagnosis.facts.evidence import standing
 from ..diagnosis.facts.world import World, exit_status
-from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
+from ..diagnosis.findings import Finding, RankEvidence
 from ..diagnosis.limits import Limits
 from ..record.safe_text import clean
 from ..record.secret_words import masked, sentence
@@ -23,6 +23,8 @@ from . import ddp_times, off
 from .stored import SCHEMA, Document
 
 _MOST_NESTING = 6
+_OF_DIVERGENCE = ("quantity", "name", "axis", "step", "max_difference")
+"""What a divergence has of its own, beside `data`."""
 
 
 def build(
@@ -95,6 +97,8 @@ def minimal(outcome: str, exit_code: int, run_dir: Path) -> Document:
 def _finding(
     finding: Finding, after_s: float | None, stacks: Mapping[int, Sequence[str]]
 ) -> Document:
+    group = finding.group
+    own = _OF_DIVERGENCE if finding.kind == "divergence" else ()
     return {
         "kind": finding.kind,
         "title": finding.about.title,
@@ -104,7 +108,8 @@ def _finding(
         "culprits": list(finding.culprits),
         "victims": list(finding.victims),
         "missing": list(finding.missing),
-        "group": _group(finding.group),
+        "group": group
+        and {"name": clean(group.name), "desc": clean(group.desc), "ranks": list(group.ranks)},
         "seq": finding.seq,
         "message": clean(finding.message),
         "headline": clean(finding.headline or finding.message),
@@ -128,27 +133,11 @@ def _finding(
         },
         "details": [clean(line) for line in finding.details],
         "data": _plain(finding.data),
-        **_divergence(finding),
+        **{name: _plain(finding.data.get(name)) for name in own},
         "side": finding.side,
         "not_in_record": list(finding.not_in_record),
         "detected_after_s": None if after_s is None else round(after_s, 3),
     }
-
-
-_OF_DIVERGENCE = ("quantity", "name", "axis", "step", "max_difference")
-
-
-def _divergence(finding: Finding) -> Document:
-    """Returns what a divergence has of its own, beside `data`."""
-    if finding.kind != "divergence":
-        return {}
-    return {name: _plain(finding.data.get(name)) for name in _OF_DIVERGENCE}
-
-
-def _group(group: GroupEvidence | None) -> Document | None:
-    if group is None:
-        return None
-    return {"name": clean(group.name), "desc": clean(group.desc), "ranks": list(group.ranks)}
 
 
 def _stand(evidence: RankEvidence) -> Document:

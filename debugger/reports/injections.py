@@ -70,6 +70,7 @@ def fates(
         if refused or (done and not _of_ranks(fault)):
             absent = []
         first = done[0] if done else None
+        why = [why_not(fault, rank, ranks.get(rank), plan.namespaces) for rank in absent]
         found.append(
             {
                 "fault": clean(fault.text),
@@ -82,11 +83,7 @@ def fates(
                 "time_ns": first.time_ns if first else None,
                 "where": clean(first.where) if first else "",
                 "not_in": absent,
-                "why": clean(
-                    "; ".join(
-                        why_not(fault, rank, ranks.get(rank), plan.namespaces) for rank in absent
-                    )
-                ),
+                "why": clean("; ".join(why)),
                 "refused": clean(refused),
             }
         )
@@ -110,7 +107,13 @@ def unmade(document: Mapping[str, Any]) -> list[str]:
         return []
     rows: Sequence[Mapping[str, Any]] = document.get("injected", ())
     refused = [f"{one['fault']}: {one['refused']}" for one in rows if one["refused"]]
-    return refused + [_never(one) for one in rows if not one["refused"] and _is_missing(one)]
+    never = []
+    for one in rows:
+        if not one["refused"] and _is_missing(one):
+            where = f" in {_ranks(one['not_in'])}" if one["fired"] else ""
+            why = f": {one['why']}" if one["why"] else ""
+            never.append(f"{one['fault']} never happened{where}{why}")
+    return refused + never
 
 
 def failed_by_faults(document: Mapping[str, Any]) -> bool:
@@ -120,12 +123,6 @@ def failed_by_faults(document: Mapping[str, Any]) -> bool:
     errors = any(one["severity"] == "error" for one in document["findings"])
     ended = (document["outcome"], document["exit_code"]) == ("failed", EXIT_USAGE)
     return ended and not errors and bool(unmade(document))
-
-
-def _never(one: Mapping[str, Any]) -> str:
-    where = f" in {_ranks(one['not_in'])}" if one["fired"] else ""
-    why = f": {one['why']}" if one["why"] else ""
-    return f"{one['fault']} never happened{where}{why}"
 
 
 def _is_missing(one: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..record.wording import ranks_text, spans, verb
+from ..record.wording import counted, ranks_text, spans, verb
 
 MOST_CLASSES = 8
 MOST_UNDECIDED = 12
@@ -22,16 +22,16 @@ def is_plan(document: Mapping[str, Any]) -> bool:
     return isinstance(document.get("plan"), Mapping)
 
 
-def notices(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def notices(document: Mapping[str, Any], most: int = MOST_UNDECIDED) -> Iterator[tuple[str, str]]:
     """(word, sentence) for each undecided place, and for ranks of which not all is known."""
     if not is_plan(document):
         return
     rows = document.get("undecided", ())
-    for row in rows[:MOST_UNDECIDED]:
+    for row in rows[:most]:
         where = f"{os.path.basename(row['file'])}:{row['line']} in {row['function']}"
         yield "undecided: ", f"{row['what']} at {where} ({ranks_text(row['ranks'])})"
-    if len(rows) > MOST_UNDECIDED:
-        yield "undecided: ", f"... and {len(rows) - MOST_UNDECIDED} more places in report.json"
+    if len(rows) > most:
+        yield "undecided: ", f"... and {len(rows) - most} more places in report.json"
     for row in document["plan"]["unknown"]:
         where = f" at {os.path.basename(row['file'])}:{row['line']}" if row.get("file") else ""
         yield "not known: ", f"what {ranks_text(row['ranks'])} would do{where}: {row['why']}"
@@ -51,28 +51,29 @@ def last_lines(document: Mapping[str, Any]) -> Iterator[str]:
     """Yields which ranks do the same, and how much was planned."""
     if not is_plan(document):
         return
-    classes = document.get("classes", ())
-    several = [row for row in classes if len(row["ranks"]) > 1]
-    if several:
-        shown = [_class_text(row) for row in classes[:MOST_CLASSES]]
-        more = len(classes) - MOST_CLASSES
-        yield f"alike: {'; '.join(shown)}{f'; and {more} more classes' if more > 0 else ''}"
+    if same := alike(document, MOST_CLASSES):
+        yield f"alike: {same}"
     yield closing(document)
+
+
+def alike(document: Mapping[str, Any], most: int) -> str:
+    """`ranks 0-1015 as rank 0 make 12 calls each; ...`; "" where no ranks do the same."""
+    classes = document.get("classes", ())
+    if all(len(row["ranks"]) < 2 for row in classes):
+        return ""
+    more = len(classes) - most
+    shown = [*map(_class_text, classes[:most]), *([f"and {more} more classes"] if more > 0 else [])]
+    return "; ".join(shown)
 
 
 def closing(document: Mapping[str, Any]) -> str:
     """`planned 1,024 ranks on 2 cores in 3 min 40 s; 2 steps; nothing was left undecided`."""
     plan = document["plan"]
     ranks, of = plan["ranks"], plan["of"]
-    count = f"{ranks:,} rank{'s' if ranks != 1 else ''}"
-    if ranks != of:
-        count = f"{ranks:,} of {of:,} ranks"
-    cores = plan["cores"]
-    parts = [
-        f"planned {count} on {cores} core{'s' if cores != 1 else ''} in {_time(plan['seconds'])}"
-    ]
+    count = counted(ranks, "rank") if ranks == of else f"{ranks:,} of {of:,} ranks"
+    parts = [f"planned {count} on {counted(plan['cores'], 'core')} in {_time(plan['seconds'])}"]
     if plan.get("steps"):
-        parts.append(f"{plan['steps']} step{'s' if plan['steps'] != 1 else ''}")
+        parts.append(counted(plan["steps"], "step"))
     places = len(document.get("undecided", ()))
     if not places:
         parts.append("nothing was left undecided")

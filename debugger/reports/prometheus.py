@@ -11,7 +11,7 @@ its completion.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -146,26 +146,38 @@ class ExportedState:
 # -- the text -----------------------------------------------------------------------------------
 
 
-class _Exposition:
-    """Metric after metric, each with its samples together, as the format asks."""
+_METRICS = {
+    "run_info": "The run, and what it came to.",
+    "written_time_seconds": "When this was written (Unix time).",
+    "world_size": "Ranks that the run has.",
+    "exit_code": "Of the run.",
+    "findings": "Findings so far.",
+    "finding": "Each finding, with the ranks to look at first.",
+    "rank_up": "Whether the rank's process lives.",
+    "heartbeat_age_seconds": "How long ago the heartbeat of a rank that lives was last seen.",
+    "waiting_seconds": "For how long a rank has waited in the call that it is in.",
+    "collectives_total": "Collectives that a rank has called in a group.",
+    "calls_total": "Calls of a rank that were seen.",
+    "call_bytes_total": "What it gave into them or, where nothing, what it got.",
+    "call_seconds_total": "From the begin of each to its completion.",
+    "calls_unseen_total": "Calls that were overwritten before they were looked at.",
+}
+"""What each metric tells. Those that end in `_total` are counters, the others gauges."""
+Samples = Iterable[tuple[Labels, float]]
 
-    def __init__(self) -> None:
-        self.lines: list[str] = []
 
-    def metric(
-        self, name: str, kind: str, about: str, samples: Iterable[tuple[Labels, float]]
-    ) -> None:
-        name = PREFIX + name
-        about = about.replace("\\", "\\\\").replace("\n", "\\n")
-        self.lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+def _exposition(metrics: Iterable[tuple[str, Samples]]) -> Iterator[str]:
+    """Yields the lines, metric after metric, each with its samples together, as the format asks."""
+    for metric, samples in metrics:
+        name = PREFIX + metric
+        yield f"# HELP {name} {_METRICS[metric]}"
+        yield f"# TYPE {name} {'counter' if metric.endswith('_total') else 'gauge'}"
         sums: dict[str, float] = {}  # names that are cut, or made to look like others, may be equal
         for labels, value in samples:
             shown = ",".join(f'{label}="{escaped(text)}"' for label, text in labels.items())
             sums[shown] = sums.get(shown, 0) + value
         for shown, value in sums.items():
-            self.lines.append(
-                f"{name}{{{shown}}} {value:.15g}" if shown else f"{name} {value:.15g}"
-            )
+            yield f"{name}{{{shown}}} {value:.15g}" if shown else f"{name} {value:.15g}"
 
 
 def escaped(text: str) -> str:
@@ -176,73 +188,45 @@ def escaped(text: str) -> str:
 
 def render(totals: CallTotals, state: ExportedState) -> str:
     """Returns the whole file."""
-    text = _Exposition()
-    run = {"run": state.run, "outcome": state.outcome}
-    text.metric("run_info", "gauge", "The run, and what it came to.", [(run, 1)])
-    text.metric(
-        "written_time_seconds",
-        "gauge",
-        "When this was written (Unix time).",
-        [({}, state.now_ns / 1e9)],
-    )
-    text.metric("world_size", "gauge", "Ranks that the run has.", [({}, state.world_size)])
+    metrics = (*_of_the_run(state), *_of_ranks(state), *_of_calls(totals))
+    return "\n".join(_exposition(metrics)) + "\n"
+
+
+def _of_the_run(state: ExportedState) -> Iterator[tuple[str, Samples]]:
+    yield "run_info", [({"run": state.run, "outcome": state.outcome}, 1)]
+    yield "written_time_seconds", [({}, state.now_ns / 1e9)]
+    yield "world_size", [({}, state.world_size)]
     if state.exit_code is not None:
-        text.metric("exit_code", "gauge", "Of the run.", [({}, state.exit_code)])
-    _of_findings(text, state)
-    _of_ranks(text, state)
-    _of_calls(text, totals)
-    return "\n".join(text.lines) + "\n"
-
-
-def _of_findings(text: _Exposition, state: ExportedState) -> None:
+        yield "exit_code", [({}, state.exit_code)]
     counts = {"error": 0, "warning": 0}
-    single: dict[tuple[str, str, str, str], int] = {}
     for one in state.findings:
         counts[one.severity] = counts.get(one.severity, 0) + 1
-        culprits = ",".join(map(str, one.culprits[:32]))
-        place = (one.kind, one.severity, str(one.proven).lower(), culprits)
-        single[place] = single.get(place, 0) + 1
-    text.metric(
-        "findings",
-        "gauge",
-        "Findings so far.",
-        [({"severity": severity}, count) for severity, count in counts.items()],
-    )
+    yield "findings", [({"severity": severity}, count) for severity, count in counts.items()]
     names = ("kind", "severity", "proven", "culprits")
-    text.metric(
-        "finding",
-        "gauge",
-        "Each finding, with the ranks to look at first.",
-        [(dict(zip(names, place, strict=True)), count) for place, count in single.items()],
-    )
+    places = [
+        (one.kind, one.severity, str(one.proven).lower(), ",".join(map(str, one.culprits[:32])))
+        for one in state.findings
+    ]
+    yield "finding", [(dict(zip(names, place, strict=True)), 1) for place in places]
 
 
-def _of_ranks(text: _Exposition, state: ExportedState) -> None:
+def _of_ranks(state: ExportedState) -> Iterator[tuple[str, Samples]]:
+    ranks = state.ranks.items()
     up = {
         number: state.lives and rank.process.alive and rank.phase is not Phase.ENDED
-        for number, rank in state.ranks.items()
+        for number, rank in ranks
     }
-    text.metric(
-        "rank_up",
-        "gauge",
-        "Whether the rank's process lives.",
-        [
-            ({"rank": str(number), "host": rank.host}, up[number])
-            for number, rank in state.ranks.items()
-        ],
-    )
-    text.metric(
+    yield "rank_up", [({"rank": str(at), "host": rank.host}, up[at]) for at, rank in ranks]
+    yield (
         "heartbeat_age_seconds",
-        "gauge",
-        "How long ago the heartbeat of a rank that lives was last seen.",
         [
             ({"rank": str(number)}, max(0, state.now_ns - rank.heartbeat_ns) / 1e9)
-            for number, rank in state.ranks.items()
+            for number, rank in ranks
             if up[number] and rank.heartbeat_ns
         ],
     )
     waiting: dict[tuple[int, GroupKey, str, str], float] = {}
-    for number, rank in state.ranks.items():
+    for number, rank in ranks:
         for wait in rank.waits if up[number] else ():
             call = None
             if wait.activity is Activity.IN_CALL and wait.call is not None and rank.history:
@@ -252,46 +236,18 @@ def _of_ranks(text: _Exposition, state: ExportedState) -> None:
                 place = (number, call.group, group.desc if group else "", call.signature.op)
                 since_s = max(0, state.now_ns - wait.since_ns) / 1e9
                 waiting[place] = max(waiting.get(place, 0.0), since_s)
-    text.metric(
-        "waiting_seconds",
-        "gauge",
-        "For how long a rank has waited in the call that it is in.",
-        [(_labels(*place), seconds) for place, seconds in sorted(waiting.items())],
-    )
+    yield "waiting_seconds", [(_labels(*at), seconds) for at, seconds in sorted(waiting.items())]
 
 
-def _of_calls(text: _Exposition, totals: CallTotals) -> None:
-    text.metric(
-        "collectives_total",
-        "counter",
-        "Collectives that a rank has called in a group.",
-        [(_labels(*place), count) for place, count in sorted(totals.collectives.items())],
-    )
+def _of_calls(totals: CallTotals) -> Iterator[tuple[str, Samples]]:
+    collectives = sorted(totals.collectives.items())
+    yield "collectives_total", [(_labels(*place), count) for place, count in collectives]
     ops = [(_labels(*place), one) for place, one in sorted(totals.ops.items())]
-    text.metric(
-        "calls_total",
-        "counter",
-        "Calls of a rank that were seen.",
-        [(labels, one.calls) for labels, one in ops],
-    )
-    text.metric(
-        "call_bytes_total",
-        "counter",
-        "What it gave into them or, where nothing, what it got.",
-        [(labels, one.size_bytes) for labels, one in ops],
-    )
-    text.metric(
-        "call_seconds_total",
-        "counter",
-        "From the begin of each to its completion.",
-        [(labels, one.seconds) for labels, one in ops],
-    )
-    text.metric(
-        "calls_unseen_total",
-        "counter",
-        "Calls that were overwritten before they were looked at.",
-        [({"rank": str(rank)}, count) for rank, count in sorted(totals.unseen.items())],
-    )
+    yield "calls_total", [(labels, one.calls) for labels, one in ops]
+    yield "call_bytes_total", [(labels, one.size_bytes) for labels, one in ops]
+    yield "call_seconds_total", [(labels, one.seconds) for labels, one in ops]
+    unseen = sorted(totals.unseen.items())
+    yield "calls_unseen_total", [({"rank": str(rank)}, count) for rank, count in unseen]
 
 
 def _labels(rank: int, group: GroupKey, desc: str, op: str = "") -> Labels:

@@ -10,8 +10,6 @@ from typing import Any
 
 Message = dict[str, Any]
 _CHUNK = 1 << 16
-_MOST_DESCRIPTORS = 250
-"""The kernel takes 253 at once."""
 
 
 class MessageChannel:
@@ -30,18 +28,10 @@ class MessageChannel:
 
     def send(self, message: Message, descriptors: tuple[int, ...] = ()) -> bool:
         """False where the other end has gone. The descriptors go with the message."""
-        data = json.dumps(message, default=str).encode() + b"\n"
         try:
-            if descriptors:
-                first, rest = descriptors[:_MOST_DESCRIPTORS], descriptors[_MOST_DESCRIPTORS:]
-                sent = socket.send_fds(self._connection, [data[:_CHUNK]], first)
-                while rest:
-                    first, rest = rest[:_MOST_DESCRIPTORS], rest[_MOST_DESCRIPTORS:]
-                    # A byte must go with them; a blank before the line's end changes nothing.
-                    socket.send_fds(self._connection, [data[sent : sent + 1]], first)
-                    sent += 1
-                data = data[sent:]
-            self._connection.sendall(data)
+            for one in descriptors:  # a byte must go with each; blanks before a line change nothing
+                socket.send_fds(self._connection, [b" "], [one])
+            self._connection.sendall(json.dumps(message, default=str).encode() + b"\n")
         except (OSError, ValueError):
             return False
         return True
@@ -56,16 +46,13 @@ class MessageChannel:
 
     def receive(self) -> list[Message]:
         """Returns what has come; waits for some. Empty with `ended` set: no more will come."""
-        if self._descriptors_wanted:
-            data, found, _, _ = socket.recv_fds(self._connection, _CHUNK, _MOST_DESCRIPTORS)
-            for descriptor in found:
-                os.set_inheritable(descriptor, False)  # no program that a rank starts is to hold it
-            self._descriptors += found
-        else:
-            try:
-                data = self._connection.recv(_CHUNK)
-            except ConnectionError:
-                data = b""
+        try:
+            data, found, _, _ = socket.recv_fds(self._connection, _CHUNK, 1)
+        except ConnectionError:
+            data, found = b"", []
+        for descriptor in found:
+            os.set_inheritable(descriptor, False)  # no program that a rank starts is to hold it
+        self._descriptors += found
         if not data:
             self.ended = True
         *lines, self._unread = (self._unread + data).split(b"\n")
@@ -86,8 +73,6 @@ class MessageChannel:
                 return message
         return None
 
-    _descriptors_wanted = False
-
     def take_descriptors(self, count: int) -> list[int]:
         """Returns the descriptors that came with the last message."""
         found, self._descriptors = self._descriptors[:count], self._descriptors[count:]
@@ -95,9 +80,3 @@ class MessageChannel:
 
     def close(self) -> None:
         self._connection.close()
-
-
-class DescriptorChannel(MessageChannel):
-    """An end that takes descriptors, too."""
-
-    _descriptors_wanted = True

@@ -54,7 +54,7 @@ def _load(request: dict[str, Any]) -> None:
             if name.startswith("torch"):
                 raise
     with loading.core:
-        for name in ("rank.install", "rank.log.encoding", "testing.rank_session"):
+        for name in ("rank.install", "testing.rank_session"):
             loading.load(name)
     for name in request["preload"]:
         importlib.import_module(name)
@@ -72,7 +72,7 @@ class Server:
         self._warden = warden
         self._main = f"{rank_session.__name__}:main"
         self._connection = connection
-        self._channel = channel.DescriptorChannel(connection)
+        self._channel = channel.MessageChannel(connection)
         self._rank_channel = channel.MessageChannel
 
     def run(self) -> None:

@@ -4,7 +4,7 @@ stacks and report."""
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,9 @@ from ..record.snapshot import Process, Rank
 from ..reports import document, text
 from ..supervisor.limits import STACKS_S
 from ..supervisor.machine.processes import ProcessTable
-from ..supervisor.run_reader import LocalReader
 from ..supervisor.stacks import stack_tree
 from ..supervisor.stacks.evidence import Evidence, gather
-from ..supervisor.watch import Look, Policy, Watch
+from ..supervisor.watch import LocalReader, Look, Policy, Watch
 from ..system.memory import OomWatch
 from .limits import LATE_S
 from .marks import Wanted
@@ -165,11 +164,6 @@ class BodyJudge:
         """Writes what made this directory, for `distdebug report` and `distdebug tui`."""
         about: dict[str, Any] = {"command": ["pytest", nodeid], "started_ns": time.time_ns()}
         self._directory.write_json(self._directory.run_json.name, about)
-
-    def endings(self, pids: Iterable[int]) -> dict[int, str]:
-        """Returns how these processes have ended, by pid; those of which it is known."""
-        found = {pid: self._exits.find(pid) for pid in pids}
-        return {pid: str(status) for pid, status in found.items() if status is not None}
 
 
 def make_directory(path: Path) -> RunDirectory:

@@ -166,19 +166,15 @@ def dist_rank(request: pytest.FixtureRequest) -> DistRank:
 @pytest.fixture
 def distdebug_nproc(request: pytest.FixtureRequest) -> int:
     """The number of ranks, also where the mark gives a list of them."""
-    if not hasattr(request, "param"):
-        rank: DistRank = request.getfixturevalue("dist_rank")
-        return rank.world_size
-    return int(request.param)
+    given = getattr(request, "param", None)
+    return int(given or request.getfixturevalue("dist_rank").world_size)
 
 
 @pytest.fixture
 def distdebug_backend(request: pytest.FixtureRequest) -> str:
     """The backend, also where the mark gives a list of them."""
-    if not hasattr(request, "param"):
-        rank: DistRank = request.getfixturevalue("dist_rank")
-        return rank.backend
-    return str(request.param)
+    given = getattr(request, "param", None)
+    return str(given or request.getfixturevalue("dist_rank").backend)
 
 
 @pytest.fixture

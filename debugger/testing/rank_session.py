@@ -56,13 +56,10 @@ class RankWorld:
         self._begun = False
         self._backend = backend
         self._rank, self._size = rank, size
-        self.dist_rank = DistRank(rank, size, rank, backend, self._device())
-
-    def _device(self) -> Any:
         import torch
 
-        nccl = "nccl" in self._backend
-        return torch.device("cuda", self._rank) if nccl else torch.device("cpu")
+        device = torch.device("cuda", rank) if "nccl" in backend else torch.device("cpu")
+        self.dist_rank = DistRank(rank, size, rank, backend, device)
 
     def begin(self) -> None:
         """init_process_group, with a store on a port that is bound already."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,31 +17,24 @@ import pytest
 from ..hook import loading
 from ..record.kinds import KINDS
 from ..record.safe_text import clean
+from ..record.wording import nearest_word
 from .limits import END_S, RUN_TIMEOUT_S
 
 _ANY: Any = object()
 MOST_TEXT = 8000
 
 
+@dataclass(frozen=True, repr=False, eq=False)
 class Report:
     """A finished run. `outcome` is "ok", the kind of the verdict, "failed", ... ("" where the run
     left no report); `findings` are those of report.json, the verdict first."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        command: Sequence[str],
-        exit_code: int,
-        stdout: str,
-        stderr: str,
-        document: dict[str, Any],
-    ) -> None:
-        self.run_dir = run_dir
-        self.command = list(command)
-        self.exit_code = exit_code
-        self.stdout = stdout
-        self.stderr = stderr
-        self.document = document
+    run_dir: Path
+    command: Sequence[str]
+    exit_code: int
+    stdout: str
+    stderr: str
+    document: dict[str, Any]
 
     def __repr__(self) -> str:
         return f"<Report: {self.outcome or 'none'}, exit code {self.exit_code}>"
@@ -90,7 +83,9 @@ class Report:
         found = next((one for one in candidates if one["kind"] == kind), None)
         if found is None:
             what = ", ".join(str(one["kind"]) for one in candidates) or "nothing"
-            self._fail(f"expected {kind} ({severity}){_no_kind(kind)}, but found {what}")
+            known = nearest_word(kind, KINDS) or ", ".join(sorted(KINDS))
+            none = "" if kind in KINDS else f", which is no kind of finding (kinds: {known})"
+            self._fail(f"expected {kind} ({severity}){none}, but found {what}")
         wrong = list(
             filter(
                 None,
@@ -145,14 +140,6 @@ def _within(limit_s: float | None, found: dict[str, Any]) -> str | None:
     if after_s is None:
         return "how long it took to detect was not measured"
     return f"it took {after_s:.2f} s, more than {limit_s:g} s" if after_s > limit_s else None
-
-
-def _no_kind(kind: str) -> str:
-    """Returns what is said of a kind that no finding ever has."""
-    if kind in KINDS:
-        return ""
-    near = difflib.get_close_matches(kind, KINDS, n=1)
-    return f", which is no kind of finding (kinds: {', '.join(near or sorted(KINDS))})"
 
 
 def _line(expected: str | int | None, found: dict[str, Any]) -> str | None:

@@ -78,7 +78,7 @@ ONLY_LAZILY = {
         "torch",
     ): "in a rank, which has it; pytest itself must not load it",
     ("distdebug.testing.rank_session", "distcore"): "the same: only where a rank makes its group",
-    ("distdebug.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
+    ("distdebug.launch.torchrun_flags", "torch"): "where another torch's parser cannot be taken",
 }
 
 
@@ -162,7 +162,7 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
     if package == "distdebug" and target in {APP, "textual"}:
         yield "the debugger works without a terminal app; the app reads what it writes"
     if package == APP and target == "distdebug" and _room(item.target) not in _TUI_READS:
-        yield "the app reads run directories through record and diagnosis only"
+        yield "the app reads run directories through record, diagnosis and reports only"
     if package == target == "distdebug":
         yield from _inside_the_house(item, root)
     for pure, why in STANDARD_LIBRARY_ONLY.items():
@@ -173,7 +173,7 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
             yield f"{pure} is standard library only: {why}"
 
 
-_TUI_READS = {"record", "diagnosis", "hook", "system"}
+_TUI_READS = {"record", "diagnosis", "hook", "system", "reports"}
 _OUTSIDE = "what lies above its package"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -125,18 +125,9 @@ def taken(picture: Picture, stacks: Stacks) -> Line:
 def moved(at: int, key: str, count: int, page: int) -> int | None:
     """Returns where a cursor at `at` of `count` lines goes with this key; None: it moves no
     cursor."""
-    steps: dict[str, Callable[[], int]] = {
-        "up": lambda: at - 1,
-        "k": lambda: at - 1,
-        "down": lambda: at + 1,
-        "j": lambda: at + 1,
-        "pageup": lambda: at - page,
-        "pagedown": lambda: at + page,
-        "home": lambda: 0,
-        "end": lambda: count - 1,
-    }
-    step = steps.get(key)
-    return None if step is None else max(0, min(count - 1, step()))
+    goals = {"up": at - 1, "k": at - 1, "down": at + 1, "j": at + 1, "home": 0, "end": count - 1}
+    goals |= {"pageup": at - page, "pagedown": at + page}
+    return max(0, min(count - 1, goals[key])) if key in goals else None
 
 
 MOVES = ("up", "down", "left", "right", "k", "j", "h", "l", "pageup", "pagedown", "home", "end")

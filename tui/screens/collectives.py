@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os.path import commonprefix
 from typing import ClassVar
 
 from ...record.layout import CallState
@@ -252,12 +253,8 @@ def _diff(call: str, usual: tuple[str, str] | None, odd: bool) -> list[tuple[str
     """The call, with what is not as in the usual one in contrast."""
     if not odd or usual is None:
         return [(call, "")]
-    other = usual[0]
-    start = 0
-    while start < min(len(call), len(other)) and call[start] == other[start]:
-        start += 1
-    end = 0
-    while end < min(len(call), len(other)) - start and call[-1 - end] == other[-1 - end]:
-        end += 1
+    start = len(commonprefix([call, usual[0]]))  # noqa: RUF071 - by letters
+    ends = [call[start:][::-1], usual[0][start:][::-1]]
+    end = len(commonprefix(ends))  # noqa: RUF071
     changed = call[start : len(call) - end]
     return [(call[:start], ""), (changed, "mark"), (call[len(call) - end :] if end else "", "")]

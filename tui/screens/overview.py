@@ -25,18 +25,8 @@ LOOKS: dict[Letter, tuple[str, str, str]] = {
 }
 """By doing: the sign, its tone, its meaning."""
 _BY_LETTER = {doing.value: (sign, tone) for doing, (sign, tone, _) in LOOKS.items()}
-_FIRST = "".join(
-    doing.value
-    for doing in (
-        Letter.WAITING,
-        Letter.PAUSED,
-        Letter.CALLING,
-        Letter.BACKGROUND,
-        Letter.COMPUTING,
-        Letter.NOTHING,
-    )
-)
-"""The order of doings that took equally long: the first of these is shown."""
+_FIRST = "".join(one.value for one in (Letter.WAITING, *[*LOOKS][-2::-1], Letter.NOTHING))
+"""The order of doings that took equally long, a wait before all others: the first is shown."""
 
 
 def cells(width: int) -> int:

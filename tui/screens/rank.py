@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from ...diagnosis.facts.world import exit_status
 from ...record.layout import CallState
+from ...record.log_file import at_least
 from ...record.snapshot import Call, GroupKey
 from ...record.wording import call_text, group_name, ranks_text, signal_name, site_text
 from ..picture import LogLine, Picture, RankDetail, Stage
@@ -90,26 +91,13 @@ def _line(call: Call, from_ns: int, until_ns: int, bar: int, width: int, ended: 
 
 PARTS = ("calls", "stack", "log", "about")
 SOURCES = ("stdout", "stderr", "log")
+LEAST = "trace"
 LEVELS = ("", "debug", "info", "warning", "error")
-_GRAVITY = {
-    "trace": 0,
-    "debug": 1,
-    "info": 2,
-    "warning": 3,
-    "warn": 3,
-    "error": 4,
-    "critical": 5,
-    "fatal": 5,
-}
-_LEVEL_TONE = {
-    "warning": "warn",
-    "warn": "warn",
-    "error": "bad",
-    "critical": "bad",
-    "fatal": "bad",
-    "debug": "dim",
-    "trace": "dim",
-}
+_TONES = (("error", "bad"), ("warning", "warn"), ("info", ""), (LEAST, "dim"))
+
+
+def _tone(level: str) -> str:
+    return next(tone for least, tone in _TONES if at_least(level or "info", least))
 
 
 class RankView(View):
@@ -145,7 +133,7 @@ class RankView(View):
             return Body(top=top, lines=[line(("reading ...", "dim"))])
         if self.part == "log":
             rows = self._log(detail)
-            lines = [line((row.text, _LEVEL_TONE.get(row.level, ""))) for row in rows]
+            lines = [line((row.text, _tone(row.level))) for row in rows]
             at = len(lines) - 1 if self._at is None else min(self._at, len(lines) - 1)
             if not lines:
                 empty = line(("nothing here", "dim"))
@@ -185,13 +173,12 @@ class RankView(View):
 
     def _log(self, detail: RankDetail) -> list[LogLine]:
         rows = detail.logs.get(self.source, ())
-        least = _GRAVITY.get(self.level, 0)
         wanted = self.filter.lower()
         return [
             line
             for row in rows
             if wanted in "\n".join((row.text, *row.below)).lower()
-            and (self.source != "log" or _GRAVITY.get(row.level, 2) >= least)
+            and (self.source != "log" or at_least(row.level or "info", self.level or LEAST))
             for line in (row, *(LogLine(below, row.level) for below in row.below))
         ]
 

@@ -95,27 +95,23 @@ class Lines(Widget):
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)
-        self._lines: tuple[Line, ...] = ()
+        self.lines: tuple[Line, ...] = ()
         self.palette: Palette = {"": Style(), "cursor": Style()}
         self.display = False
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        return self._lines
 
     def show(self, lines: Sequence[Line]) -> None:
         """Show these from now on."""
         found = tuple(lines)
-        if found == self._lines:
+        if found == self.lines:
             return
-        if len(found) != len(self._lines):
+        if len(found) != len(self.lines):
             self.styles.height = len(found)
             self.display = bool(found)
-        self._lines = found
+        self.lines = found
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        row = self._lines[y] if y < len(self._lines) else EMPTY
+        row = self.lines[y] if y < len(self.lines) else EMPTY
         return strip_of(row, self.palette, self.rich_style, self.size.width)
 
     def on_click(self, event: events.Click) -> None:
@@ -129,14 +125,10 @@ class Sheet(ScrollView, can_focus=True):
 
     def __init__(self, name: str) -> None:
         super().__init__(id=name)
-        self._lines: tuple[Line, ...] = ()
+        self.lines: tuple[Line, ...] = ()
         self._cursor: int | None = None
         self._wanted: int | None = None
         self.palette: Palette = {"": Style(), "cursor": Style()}
-
-    @property
-    def lines(self) -> tuple[Line, ...]:
-        return self._lines
 
     def show(
         self,
@@ -148,7 +140,7 @@ class Sheet(ScrollView, can_focus=True):
         """Show these from now on. The cursor's line, or where there is no cursor the one that is
         `wanted`, is brought into view when it is another one, and with `follow` always."""
         found = tuple(lines)
-        before, self._lines = self._lines, found
+        before, self.lines = self.lines, found
         moved, self._cursor = self._cursor, cursor
         wanted = wanted if cursor is None else cursor
         before_wanted, self._wanted = self._wanted, wanted
@@ -159,7 +151,7 @@ class Sheet(ScrollView, can_focus=True):
                 self.refresh()
             else:
                 top = self.scroll_offset.y
-                for y in range(top, min(len(self._lines), top + self.size.height)):
+                for y in range(top, min(len(self.lines), top + self.size.height)):
                     if found[y] != before[y]:
                         self.refresh_lines(y)
         if moved != cursor:
@@ -181,7 +173,7 @@ class Sheet(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         index = y + self.scroll_offset.y
-        row = self._lines[index] if index < len(self._lines) else EMPTY
+        row = self.lines[index] if index < len(self.lines) else EMPTY
         width = self.size.width
         return strip_of(row, self.palette, self.rich_style, width, index == self._cursor)
 

@@ -396,7 +396,6 @@ class _RankPlan:
                     "ranks": list(group.ranks),
                     "desc": clean(group.desc, 120),
                     "timeout_s": group.timeout_s,
-                    "is_default": group.desc == DEFAULT,
                 }
                 for group in rank.groups.values()
             ],
@@ -456,6 +455,7 @@ class _RankPlan:
                 self._groups.index(creation.group) if member else None,
                 list(creation.ranks),
                 self._site(creation.site),
+                False,
             ]
             yield (creation.time_ns, -1, event, 0)
         keys = self._rank.groups
@@ -466,7 +466,8 @@ class _RankPlan:
             yield (time_ns, -3, ["init", self._groups.index(key)], 0)
         alone = [key for key in self._groups if key not in made and key not in defaults]
         for key in sorted(alone, key=lambda key: (keys[key].ranks, key)):
-            yield (0, -2, ["create_among", self._groups.index(key)], 0)
+            event = ["create", self._groups.index(key), list(keys[key].ranks), None, True]
+            yield (0, -2, event, 0)
 
     def _first_use_ns(self, defaults: Sequence[GroupKey]) -> Mapping[GroupKey, int]:
         """Returns when each default group that follows another one was there at the latest: by a

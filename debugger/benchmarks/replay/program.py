@@ -7,7 +7,7 @@ the same layer. Each call is made by a frame that has the recorded file, line an
 what is found is told with the line of the program that once made it. The tensors are zeros, on the
 CPU, of the recorded dtypes and shapes.
 
-Events: ["init", group], ["create", group or null, ranks, site], ["create_among", group],
+Events: ["init", group], ["create", group or null, ranks, site, whether among themselves],
 ["call", group, signature, site, number, blocks, failed], ["wait", number]; behind each the time in
 ns since the rank went on from the one before. A signature is the JSON of `record.signature`.
 """
@@ -66,7 +66,6 @@ class Replay:
         does: dict[str, Callable[..., None]] = {
             "init": self._init,
             "create": self._create,
-            "create_among": self._create_among,
             "call": self._call,
             "wait": self._wait,
         }
@@ -101,21 +100,16 @@ class Replay:
         dist.init_process_group(self._backend, **_timeout(about))
         self._groups[group] = dist.group.WORLD
 
-    def _create(self, group: int | None, ranks: list[int], site: int | None) -> None:
+    def _create(self, group: int | None, ranks: list[int], site: int | None, among: bool) -> None:
+        """Makes the group, on all ranks or, `among`, on its own alone."""
         about = {} if group is None else self._plan["groups"][group]
-        make = partial(dist.new_group, ranks, backend=self._backend, **_described(about))
+        desc = about.get("desc")
+        named = {"group_desc": desc} if desc and desc != "undefined" else {}
+        options = {"backend": self._backend, **_timeout(about), **named}
+        make = partial(dist.new_group, ranks, use_local_synchronization=among, **options)
         made = self._at(site)(make)
         if group is not None:
             self._groups[group] = made
-
-    def _create_among(self, group: int) -> None:
-        about = self._plan["groups"][group]
-        self._groups[group] = dist.new_group(
-            about["ranks"],
-            backend=self._backend,
-            use_local_synchronization=True,
-            **_described(about),
-        )
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -312,12 +306,6 @@ def _split(
 def _timeout(about: dict[str, Any]) -> dict[str, Any]:
     seconds = about.get("timeout_s")
     return {} if not seconds else {"timeout": timedelta(seconds=seconds)}
-
-
-def _described(about: dict[str, Any]) -> dict[str, Any]:
-    desc = about.get("desc")
-    named = {"group_desc": desc} if desc and desc != "undefined" else {}
-    return {**_timeout(about), **named}
 
 
 def _frame_of(file: str, line: str, function: str) -> Callable[[Callable[[], Any]], Any]:

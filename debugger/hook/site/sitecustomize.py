@@ -189,7 +189,7 @@ def enter_network(rank):
     """Go into the network of this rank, in a run whose ranks have their own."""
     if os.environ.get("DISTDEBUG_NETWORK"):
         try:
-            load("hook.network").enter(int(rank))
+            load("record.network").enter(int(rank))
         except Exception as error:
             _complain(_explained(error))
 

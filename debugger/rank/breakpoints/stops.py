@@ -487,11 +487,9 @@ class BreakPlaces:
 
     def __init__(self, places: Sequence[BreakAt]) -> None:
         self._calls = [one for one in places if one.op]
-        self._ranks: dict[tuple[str, int], list[int | None]] = {}
-        for one in places:
-            if one.file:
-                key = (standing.canonical_file(one.file), one.line)
-                self._ranks.setdefault(key, []).append(one.rank)
+        self._lines = [
+            (standing.canonical_file(one.file), one.line, one.rank) for one in places if one.file
+        ]
 
     @classmethod
     def from_environment(cls) -> BreakPlaces:
@@ -504,17 +502,16 @@ class BreakPlaces:
 
     def lines_on(self, rank: int | None) -> list[tuple[str, int]]:
         """(file, line) at which this rank may stop; all of them while it is not known."""
-        return [
-            place
-            for place, ranks in self._ranks.items()
-            if rank is None or None in ranks or rank in ranks
-        ]
+        found = (
+            (file, line) for file, line, one in self._lines if None in (rank, one) or one == rank
+        )
+        return list(dict.fromkeys(found))
 
     def on_rank(self, file: str, line: int, rank: int | None) -> bool:
         """Whether to stop at this line on this rank, if pdb has a breakpoint there: its user may
         have set it."""
-        ranks = self._ranks.get((file, line), [None])
-        return None in ranks or rank in ranks
+        ranks = [one for *place, one in self._lines if place == [file, line]]
+        return not ranks or None in ranks or rank in ranks
 
     def calls_on(self, rank: int) -> frozenset[tuple[int, int]]:
         """(code of the op, sequence number) of the calls before which this rank stops."""

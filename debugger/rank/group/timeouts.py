@@ -29,7 +29,6 @@ from distcore.base import deadline
 
 from ...record.requests.breakpoints import any_asked, any_stop
 from .. import torch_private
-from ..limits import LONGEST_STEP_NS
 from ..log.rank_log import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder
@@ -166,7 +165,8 @@ class Timeouts:
             self._groups.clear()  # in a forked child, these were its parent's
             self._left_alone.clear()
         now_ns = monotonic_ns()
-        step_ns = min(now_ns - self._looked_ns, LONGEST_STEP_NS)
+        # Time in which this process could not run (it was stopped by a signal) is not counted.
+        step_ns = min(now_ns - self._looked_ns, 10**9)
         self._looked_ns = now_ns
         stands = self._look_for_stops(now_ns / 1e9)
         if stands:

@@ -22,8 +22,8 @@ from types import FrameType
 from typing import Any
 
 from ...errors.in_ranks import FindingRaised
-from ...faults import injected, plan
-from ...faults.injected import InjectedLog
+from ...faults import plan
+from ...faults.injected import FaultWatch, InjectedLog
 from ...faults.plan import Plan
 from ...record.ops import POINT_TO_POINT
 from ...record.runs.run_directory import FAULTS_ASKED
@@ -124,7 +124,7 @@ class Injector:
                 rank = self._recorder.writer.rank
                 if rank < 0:
                     return ()
-                entries = injected.read(self._directory)
+                entries = FaultWatch(self._directory).look()
                 before = {one.fault for one in entries if one.rank == rank and not one.refused}
                 self._armed = [Armed(fault) for fault in self._plan.of(rank)]
                 for armed in self._armed:

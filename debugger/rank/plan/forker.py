@@ -41,10 +41,9 @@ _ENOUGH_BYTES, _SHARE_OF_MUCH = 5 << 29, 0.125
 """A plan does with so much, and takes more only of a machine that has plenty."""
 _USUAL_BYTES = 64 << 20
 """The memory of its own that a rank of a small program takes."""
-_OWN_LOG = f"{str(__package__).rpartition('.')[0]}.log.encoding"
-_FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy", _OWN_LOG)
-"""Modules that most programs import, or this tool for them, later than the first rank can tell:
-each rank would do it by itself. A log's own module is half of what a small program costs."""
+_FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy")
+"""Modules that most programs import later than the first rank can tell: each rank would do it by
+itself."""
 _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
 
 

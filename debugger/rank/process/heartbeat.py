@@ -18,7 +18,7 @@ from ...record.layout import SEEN_ASKING, SEEN_STILL
 from ...system.proc import TICKS_PER_S, read_stat, tasks, times_slept
 from ..group import outstanding, tracked_work
 from ..group.outstanding import AskedHandle, UnwaitedWork
-from ..limits import ASKING_CPU_S, HEARTBEAT_S, LAST_BEAT_S
+from ..limits import ASKING_CPU_S, HEARTBEAT_S
 from ..log.rank_log import report_own_fault
 from ..record import call_site, frames
 from ..record.recorder import Recorder
@@ -59,7 +59,7 @@ class Heartbeat:
         """
         self._stop.set()
         if self.thread.is_alive():
-            self.thread.join(LAST_BEAT_S)
+            self.thread.join(timeout_s=1.0)  # a beat may be under way
 
     def _run(self) -> None:
         also: Callable[[], None] | None = self._also

@@ -29,7 +29,7 @@ from ...record.limits import LOOK_EVERY_S, POLL_EVERY_S
 from ...record.requests.control import PERHAPS, ControlError, ask
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text import whole_number
-from ..limits import CONNECT_S, HEAD_COMES_S, MEET_S, OTHERS_COME_S, QUICK_S, SELDOM_S
+from ..limits import CONNECT_S, MEET_S, OTHERS_COME_S, QUICK_S, SELDOM_S
 from ..log.rank_log import at_exit
 
 VARIABLE = "DISTDEBUG_MEET"
@@ -245,7 +245,8 @@ def main() -> None:
     from ..torch_private.stores import connected
 
     store = connected(host, int(port), CONNECT_S)
-    NodesMeeting(Path(directory)).join(store, host, "distdebug", HEAD_COMES_S)
+    # Those who have a store meet in it before they wait in it.
+    NodesMeeting(Path(directory)).join(store, host, "distdebug", within_s=5.0)
 
 
 def _is_served(host: str, port: int, within_s: float) -> bool:

@@ -17,7 +17,6 @@ from types import FrameType
 
 from ...errors.in_ranks import FindingRaised, error_of
 from ...record.runs.run_directory import Verdict, is_live
-from ..limits import FREED_WITHIN_S, OWN_FINDING_S
 from ..record import call_site, frames
 from ..record.waiting import NoVerdict
 from ..torch_private.gloo import GlooSockets
@@ -61,7 +60,7 @@ class VerdictWatch(NoVerdict):
         if main.ident in (threading.get_ident(), None):
             return
         in_torch = frame is not None and call_site.is_torch(frame.f_code.co_filename)
-        if waited and in_torch and _leaves(main.ident, frame):
+        if waited and in_torch and _leaves(main.ident, frame, within_s=0.3):
             return  # the lost connection has freed it: a signal would hit its `finally` blocks
         self._main_thread.interrupt()
 
@@ -79,7 +78,7 @@ class VerdictWatch(NoVerdict):
         if isinstance(error, FindingRaised):
             if not error.own:
                 return error
-            self.await_report(OWN_FINDING_S)
+            self.await_report(limit_s=1.0)
         self.look()
         if self._error is None:
             return error
@@ -115,9 +114,9 @@ def _in_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def _leaves(thread: int, frame: FrameType | None) -> bool:
+def _leaves(thread: int, frame: FrameType | None, within_s: float) -> bool:
     """Whether the thread comes out of this frame soon."""
-    deadline = time.monotonic() + FREED_WITHIN_S
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         found = frames.of_thread(thread)
         while found is not None and found is not frame:

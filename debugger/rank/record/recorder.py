@@ -41,7 +41,6 @@ from ...record.snapshot import by_device
 from ...record.wording import finding_line
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
-from ..limits import GROUP_TIMEOUT_S
 from ..log import rank_log
 from ..log.rank_log import is_interruption, report_own_fault
 from . import call_site, describe, frames, lost_connections, waiting
@@ -295,7 +294,7 @@ class Recorder:
             return None
         record = GroupRecord(
             *(name, desc, incarnation, tuple(ranks), group_rank, slot, backend),
-            timeout_s or GROUP_TIMEOUT_S,
+            timeout_s=timeout_s or 1800.0,  # as torch's, of a group that was given none
         )
         self._shown_names[name, incarnation] = record.shown_name
         if desc == "default_pg":

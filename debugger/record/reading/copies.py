@@ -11,18 +11,15 @@ import re
 FEW_NODES = 64
 """Up to so many nodes report all that is new at once, or nearly so, and each has a connection to
 the head."""
-CALLING_REPORTS_PER_S = 16
-"""The rate at which more nodes report, all together, that their ranks go on calling. To take in a
-report of eight ranks takes a quarter of a millisecond of the processor."""
-MOST_CALLING_EVERY_S = 128.0
 FAR_HEARTBEAT_S = 30.0
 _NAME = re.compile(r"node(\d{1,6})-")
 
 
 def calling_every_s(nodes: int) -> float:
     """Returns for how long each of many nodes says nothing while its ranks go on calling, and
-    nobody asks. It changes with each doubling, not with each node."""
-    return min(MOST_CALLING_EVERY_S, (1 << (nodes - 1).bit_length()) / CALLING_REPORTS_PER_S)
+    nobody asks. It changes with each doubling, not with each node: all together report 16 times a
+    second, which takes a quarter of a millisecond of the processor for eight ranks."""
+    return min(128.0, (1 << (nodes - 1).bit_length()) / 16)
 
 
 def far_heartbeat_s(nodes: int) -> float:

@@ -23,8 +23,6 @@ from ..safe_files import object_of, short_name, user_of
 MOST_BYTES = 1 << 16
 """A request or an answer is at most so long."""
 ANSWER_S = 60.0
-REQUEST_S = 2.0
-"""How long one who has connected may take to say what it asks."""
 NAME = "control.sock"
 PERHAPS = "perhaps"
 """In DISTDEBUG_MEET: the supervisor does not know whether the job has other nodes."""
@@ -121,7 +119,7 @@ class ControlServer:
             except OSError:
                 return
             with contextlib.suppress(OSError), connection:
-                connection.settimeout(REQUEST_S)
+                connection.settimeout(2.0)  # for who has connected to say what it asks
                 if user_of(connection) in (os.geteuid(), 0):
                     ok, message = self._act(receive_line(connection))
                     answer = json.dumps({"ok": ok, "message": message})

@@ -25,9 +25,6 @@ from .run_directory import is_live, read_object
 HEAD = "head.json"
 FOLDER = "job"
 STATE = "view.json"
-AGAIN_S = 2.0
-"""A supervisor that has refused is asked again after so long."""
-ANSWER_S = 5.0
 
 
 def is_watched(directory: Path) -> bool:
@@ -111,11 +108,12 @@ class JobView:
         if self._lock < 0:
             return
         state = self._state()
-        if not state and time.monotonic() - self._asked_s >= AGAIN_S and self.has_head:
+        # One who has refused is asked again after two seconds.
+        if not state and time.monotonic() - self._asked_s >= 2.0 and self.has_head:
             self._asked_s = time.monotonic()
             self.sentence = ""
             try:
-                ask(self._directory, "watch", {}, ANSWER_S)
+                ask(self._directory, "watch", {}, timeout_s=5.0)
             except ControlError as error:
                 self.sentence = f"only the ranks of this node are shown: {error}"
             state = self._state()

@@ -240,12 +240,6 @@ def main_of(threads: Sequence[ThreadStack]) -> ThreadStack | None:
     return next((one for one in threads if one.name == "MainThread"), None)
 
 
-def main_lines(threads: Sequence[ThreadStack]) -> list[str]:
-    """The main thread's frames, innermost first, printable; empty where it is not there."""
-    main = main_of(threads)
-    return [] if main is None else lines_of(main)
-
-
 def lines_of(thread: ThreadStack) -> list[str]:
     """The thread's frames, innermost first, printable."""
     return [describe(frame) for frame in own_frames(thread.frames) or thread.frames]

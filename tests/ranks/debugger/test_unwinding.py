@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from distdebug.rank.process.cleanup_calls import _in_cleanup
+from distdebug.rank.process.exceptions import _in_cleanup
 
 Seen = list[bool]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from distdebug.benchmarks.measuring import Way, compare
+from distdebug.benchmarks.overhead import Way, compare
 from distdebug.cli import main
 from distdebug.commands import bench
-from distdebug.errors import DistdebugError, UsageError
+from distdebug.errors import UsageError
 from tests.support import runs
 
 
@@ -127,11 +127,6 @@ def test_what_is_no_kind_any_more(name: str, capsys: pytest.CaptureFixture[str])
     (sentence,) = capsys.readouterr().err.splitlines()
     assert f"invalid choice: '{name}'" in sentence
     assert all(kind in sentence for kind in ("overhead", "comm"))
-
-
-def test_a_program_that_fails() -> None:
-    with pytest.raises(DistdebugError, match=r"^benchmarks\.overhead ended with 1: "):
-        bench._start("no such thing", 1)
 
 
 @pytest.mark.long

@@ -1,19 +1,20 @@
-"""Open MPI in `distdebug bench comm`: where it is not, where it fails, and the real thing."""
+"""Open MPI beside `bench comm`'s backends: where it is not, where it fails, and the real thing."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from distdebug.benchmarks import open_mpi
 from distdebug.benchmarks.comm_figures import OPS
+from tests.benchmarks import open_mpi
 from tests.support.torch_loaded import TorchLoaded
-from tests.unit.benchmarks.bench_command import bench_command
+from tests.unit.benchmarks.bench_command import measurement, refusal_of
 
 ROOT = Path(__file__).parents[3]
 WHY_NOT = open_mpi.unavailable()
@@ -32,13 +33,52 @@ def test_where_it_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert open_mpi.unavailable() == another
 
 
+NO_MPI4PY = "there is no mpi4py here: pip install 'distdebug[mpi]'"
+
+
+@pytest.fixture
+def without_mpi4py(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    hides = tmp_path / "hides"
+    hides.mkdir()
+    (hides / "sitecustomize.py").write_text("import sys\nsys.modules['mpi4py'] = None\n")
+    monkeypatch.setenv("PYTHONPATH", str(hides), prepend=os.pathsep)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("without_mpi4py")
+def test_it_is_left_out_where_it_is_not(tmp_path: Path) -> None:
+    figures_json = tmp_path / "figures.json"
+    flags = ("--backends", "gloo,mpi", "--ops", "barrier", "-n", "2", "--budget", "0.1")
+    done = measurement("comm_open_mpi", *flags, "--json", str(figures_json))
+    assert done.returncode == 0, done.stderr
+    left_out = done.stdout.splitlines()[:2]
+    assert left_out == [f"{name} is left out: {NO_MPI4PY}" for name in ("mpi", "openmpi")]
+    figures = json.loads(figures_json.read_text())
+    assert (figures["backends"], figures["baseline"]) == (["gloo"], "gloo")
+    assert [one["backend"] for one in figures["skipped"]] == ["mpi", "openmpi"]
+
+
+@pytest.mark.usefixtures("without_mpi4py")
+def test_no_backend_that_there_is() -> None:
+    done = measurement("comm_open_mpi", "--backends", "mpi")
+    assert done.returncode == 96
+    assert f"mpi: {NO_MPI4PY}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_what_is_refused() -> None:
+    refused = refusal_of("comm_open_mpi", "--backends", "openmpi/sm")
+    assert "'openmpi/sm' cannot be; only tcp takes a transport" in refused
+
+
 @pytest.mark.timeout(300)
 @needs_open_mpi
 def test_the_command(tmp_path: Path) -> None:
     flags = ("--backends", "gloo,mpi", "-n", "2", "--sizes", "64", "--budget", "1")
-    done = bench_command(tmp_path, "comm", *flags, "--json", "figures.json")
+    figures_json = tmp_path / "figures.json"
+    done = measurement("comm_open_mpi", *flags, "--json", str(figures_json))
     assert done.returncode == 0, done.stderr
-    figures = json.loads((tmp_path / "figures.json").read_text())
+    figures = json.loads(figures_json.read_text())
     assert (figures["backends"], figures["baseline"]) == (["gloo", "mpi", "openmpi"], "gloo")
     assert {row["op"] for row in figures["rows"]} == set(OPS)
     for name in ("mpi", "openmpi"):
@@ -48,8 +88,9 @@ def test_the_command(tmp_path: Path) -> None:
 _MEASURE = """
 import os, signal
 import psutil
-from distdebug.benchmarks import forked, open_mpi
+from distdebug.benchmarks import forked
 from distdebug.benchmarks.comm_ranks import joined
+from tests.benchmarks import open_mpi
 
 def body(rank, size, directory, ends_at):
     with joined([], rank, size, directory), open_mpi.Partner(rank, size, directory) as partner:

@@ -46,7 +46,7 @@ def test_two_runs_differ(run: str, other: str, capsys: pytest.CaptureFixture[str
         (["nowhere", "nowhere"], "there is no run directory nowhere"),
         (["--ignore", "colours"], "--ignore takes some of lines,sizes,steps,async"),
         (["--bandwidth-gbs", "0"], "--bandwidth-gbs takes a number above 0"),
-        (["--latency-us", "soon"], "take a number, not 'soon'"),
+        (["--latency-us", "soon"], "must be a number from 0 on, not 'soon'"),
     ],
 )
 def test_bad_input(

@@ -63,11 +63,3 @@ def test_what_is_wrong_with_a_fault_is_shown_below_the_sentence() -> None:
     with pytest.raises(UsageError, match=r"^--inject: there is no rank 3") as caught:
         plan("--inject", "kill(rank=3)")
     assert caught.value.below == ("  kill(rank=3)", "            ^")
-
-
-@pytest.mark.parametrize(
-    ("text", "known"), [("4", 4), ("", None), ("four", None), ("-1", None), ("9" * 20, None)]
-)
-def test_world_size_of_the_environment(text: str, known: int | None) -> None:
-    assert inject_flags.known_world_size({"WORLD_SIZE": text}) == known
-    assert inject_flags.known_world_size({}) is None

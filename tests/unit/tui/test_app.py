@@ -20,7 +20,7 @@ from distdebug.record.requests import control
 from distdebug.record.requests.control import ControlServer
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.tui.app import Fresh, Guard
-from distdebug.tui.keys import VIEWS
+from distdebug.tui.keys import VIEWS, bar_keys
 from distdebug.tui.picture import Picture
 from distdebug.tui.screens import dialogs
 from distdebug.tui.screens.overview import Overview
@@ -61,7 +61,7 @@ def test_the_mouse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         await driver.settled()
         assert driver.app.chosen.rank == 3
         assert "#1 of group" in driver.text
-        keys = [(key.shown, key.label) for key in driver.app.bar_keys()]
+        keys = [(key.shown, key.label) for key in bar_keys(driver.app.view)]
         _, places = bar_lines(keys, 100, 3)
         row, start = next(
             (row, start) for row, start, _, index in places if keys[index][1] == "text"
@@ -82,7 +82,7 @@ def test_every_key_is_at_the_foot_of_every_screen(tmp_path: Path) -> None:
         for view in VIEWS:
             await driver.press(view.key)
             foot = "\n".join(driver.text.splitlines()[-3:])
-            for key in driver.app.bar_keys():
+            for key in bar_keys(driver.app.view):
                 assert f" {key.shown} {key.label}" in foot
 
     drive(made(tmp_path, "late"), check, (80, 24))

@@ -321,7 +321,10 @@ def test_a_plan_tells_what_is_undecided_and_who_does_the_same(tmp_path: Path) ->
             assert f"undecided: {where}:40 in train (ranks 0-5)" in driver.text
             assert f"undecided: {where}:41 in train (ranks 0-5)" in driver.text
             assert "train.py:42" not in driver.text
-            assert "alike: ranks 0-3,5 as rank 0 (3 calls each); rank 4 (2 calls)" in driver.text
+            assert (
+                "alike: ranks 0-3,5 as rank 0 make 3 calls each; rank 4 makes 2 calls"
+                in driver.text
+            )
             assert "and 1 more; d shows all" in driver.text
             await driver.press("d")
             assert f"undecided: {where}:42 in train (ranks 0-5)" in driver.text
@@ -339,7 +342,7 @@ def test_a_plan_in_which_nothing_is_wrong_has_ranks_that_finished(tmp_path: Path
             assert picture.found == ()
             assert set(picture.states.values()) == {State.FINISHED}
             assert "undecided" not in driver.text
-            assert "alike: ranks 0-5 as rank 0 (3 calls each)" in driver.text
+            assert "alike: ranks 0-5 as rank 0 make 3 calls each" in driver.text
 
     asyncio.run(check())
 
@@ -370,11 +373,12 @@ def test_a_run_tells_none_of_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, "text", [3], [None], [{}], {"a": 1}, [{"ranks": "x"}]])
-def test_a_plan_with_damaged_fields_is_read_for_what_is_whole(wrong: object) -> None:
+def test_a_plan_with_damaged_fields_is_told_to_be_damaged(wrong: object) -> None:
     for name in ("undecided", "classes"):
         told_in_report({**PLAN, name: wrong})
     told_in_report({**PLAN, "plan": {"unknown": wrong}})
     hostile = {"file": "/a/\x1b[2J.py", "line": "\x1b", "function": [], "what": "\x1b]0;x\a"}
+    hostile["ranks"] = [1]
     (first, *_) = told_in_report({**PLAN, "undecided": [hostile]})
     assert first.text.isprintable()
     assert told_in_report({"source": "flight_recorder", "notes": wrong}) is not None

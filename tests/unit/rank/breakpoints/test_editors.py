@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - the other user of these tests may not read where it lies
 import os
 import socket
 import sys

@@ -202,7 +202,7 @@ def test_the_users_frame_is_the_users() -> None:
 
 def test_what_this_tool_has_imported_was_led_to_by_the_users_line() -> None:
     """A rank that writes its first log line imports packages below code of ours."""
-    ours = frame("<module>", f"{Path(distdebug.__file__).parent}/rank/log/encoding.py:16")
+    ours = frame("<module>", f"{Path(distdebug.__file__).parent}/rank/log/rank_log.py:16")
     package = frame("<module>", "/venv/lib/python3.11/site-packages/rich/syntax.py:27")
     step = frame("step", "/home/me/train.py:88")
     found = users_frame(stack(*START, step, ours, package).frames)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from distdebug.record import collection
 from distdebug.record.collection import no_collection
-from distdebug.supervisor import garbage
 
 
 class Knot:
@@ -35,9 +35,9 @@ def knots(count: int) -> weakref.ref[Knot]:
 def test_much_garbage_is_collected_when_a_look_is_over() -> None:
     with no_collection():
         gc.collect()
-        last = knots(garbage.MOST_MORE_OBJECTS + 1000)
+        last = knots(collection.MOST_MORE_OBJECTS + 1000)
         assert last() is not None, "it was collected within a look"
-        garbage.collect_where_due()
+        collection.collect_where_due()
         assert last() is None
 
 
@@ -45,9 +45,9 @@ def test_what_goes_by_itself_makes_no_collection_due() -> None:
     with no_collection():
         gc.collect()
         kept = knots(1)
-        for _ in range(garbage.MOST_MORE_OBJECTS * 2):
+        for _ in range(collection.MOST_MORE_OBJECTS * 2):
             _ = [[]]
-        garbage.collect_where_due()
+        collection.collect_where_due()
         assert kept() is not None, "it was collected, though next to nothing had come to stay"
 
 

@@ -22,18 +22,24 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch.distributed as dist
 
-from ..hook.loading import command
-from .limits import END_S, SILENCE_S, START_S
+from distdebug.benchmarks import comm_ranks, forked
+from distdebug.benchmarks.forked import Way
+from distdebug.benchmarks.limits import END_S, SILENCE_S
 
 NAME = "openmpi"
 OURS = "mpi"
 INSTALL = "pip install 'distdebug[mpi]'"
+ROOT = Path(__file__).parents[2]
+START_S = 60.0
+"""How long mpiexec and its ranks may take to start."""
 
 
 def unavailable() -> str | None:
@@ -87,7 +93,7 @@ class Partner:
         placing = ["--bind-to", "none"]
         if size > cores:
             placing += ["--map-by", ":OVERSUBSCRIBE"]
-        program = command("benchmarks.open_mpi_rank", str(size), prefix)
+        program = [sys.executable, "-m", "tests.benchmarks.open_mpi_rank", str(size), prefix]
         # numpy asks for huge pages, and torch does not: the same memory for all.
         variables = {
             **os.environ,
@@ -103,6 +109,7 @@ class Partner:
                 stdout=said,
                 stderr=said,
                 env=variables,
+                cwd=ROOT,
             )
 
     def _accept(self, listener: socket.socket) -> socket.socket:
@@ -126,7 +133,7 @@ class Partner:
         return bool(self._ask(["prepare", way, op, size_bytes]))
 
     def turn(self, way: str, times: int, warm_up: bool) -> tuple[float, float]:
-        """A `turns.Way`, but for its first argument; the time is the partner's own."""
+        """A `forked.Way`, but for its first argument; the time is the partner's own."""
         seconds, cpu_s = self._ask(["turn", way, times, warm_up])
         return seconds, cpu_s
 
@@ -168,3 +175,24 @@ class Partner:
             except subprocess.TimeoutExpired:
                 self._mpiexec.kill()
                 self._mpiexec.wait()
+
+
+@contextlib.contextmanager
+def _elsewhere(rank: int, size: int, directory: Path) -> Iterator[comm_ranks.Prepare]:
+    with Partner(rank, size, directory) as partner:
+
+        def prepare(name: str, op: str, size_bytes: int) -> tuple[bool, Way]:
+            return partner.prepare(name, op, size_bytes), partial(partner.turn, name)
+
+        yield prepare
+
+
+def _rows(request: dict[str, Any], began: float) -> Generator[forked.Row, None, None]:
+    wanted = {NAME, OURS} & set(request["backends"])
+    return comm_ranks.all_rows(request, began, _elsewhere if wanted else None)
+
+
+if __name__ == "__main__":
+    forked.program(
+        _rows, lambda name: unavailable() if name in (NAME, OURS) else forked.unavailable(name)
+    )

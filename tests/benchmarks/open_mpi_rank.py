@@ -1,6 +1,6 @@
 """A rank of Open MPI's: it does what its partner in `open_mpi` says, until that one is gone.
 
-mpiexec -n SIZE python -m distdebug.benchmarks.open_mpi_rank SIZE PREFIX
+mpiexec -n SIZE python -m tests.benchmarks.open_mpi_rank SIZE PREFIX
 
 PREFIX and its rank name the socket where its partner waits. The calls are those of `comm_ranks`, on
 buffers of the same layout. It imports torch only where our own backend is measured: eight imports
@@ -21,9 +21,19 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from .comm_figures import OPS, elements, neighbours
+from distdebug.benchmarks.comm_figures import OPS, elements, neighbours
 
 OURS = "mpi"
+NAMES = {
+    "all_reduce": "Allreduce",
+    "broadcast": "Bcast",
+    "all_gather_into_tensor": "Allgather",
+    "reduce_scatter_tensor": "Reduce_scatter_block",
+    "all_to_all_single": "Alltoall",
+    "send_recv": "Sendrecv",
+    "barrier": "Barrier",
+}
+"""The operations' names in mpi4py."""
 
 
 class Buffers:
@@ -55,7 +65,7 @@ def through_mpi4py(buffers: Buffers) -> Callable[[], object]:
     following, preceding = neighbours(world.rank, world.size)
     ours, theirs = [buffers.source, MPI.FLOAT], [buffers.target, MPI.FLOAT]
     op = buffers.made_for[0]
-    call = getattr(world, OPS[op].mpi)
+    call = getattr(world, NAMES[op])
     if op == "barrier":
         return partial(call)
     if op == "broadcast":
@@ -72,8 +82,7 @@ def through_our_backend(buffers: Buffers) -> Callable[[], object]:
     import torch.distributed as dist
 
     import distcore  # noqa: F401 - makes the backend known
-
-    from . import comm_ranks
+    from distdebug.benchmarks import comm_ranks
 
     if not dist.is_initialized():
         dist.init_process_group(OURS)
@@ -132,3 +141,7 @@ def main() -> None:
                     answer = _turn(calls[way], times, warm_up)
                 case ["end"]:
                     break
+
+
+if __name__ == "__main__":
+    main()
