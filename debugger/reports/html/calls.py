@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from ...record.dispute import odd_ranks
@@ -104,10 +105,12 @@ class Timeline:
         ranks: Mapping[int, Rank],
         calls: Mapping[int, Sequence[Call]],
         verdict: Mapping[str, Any] | None,
+        ends: Mapping[int, int] = MappingProxyType({}),
         modelled: bool = False,
     ) -> None:
-        """`modelled`: the times are those of a plan, whose ranks stand where they end for ever."""
-        self.ranks, self.calls, self.modelled = ranks, calls, modelled
+        """`ends`: until when the ranks' processes ran (Unix time in ns; 0: not known). `modelled`:
+        the times are those of a plan, whose ranks stand where they end for ever."""
+        self.ranks, self.calls, self.ends, self.modelled = ranks, calls, ends, modelled
         self.labels = _labels(ranks)
         self.meetings: dict[tuple[Hashable, ...], _Meeting] = {}
         for rank, made in calls.items():
@@ -160,7 +163,7 @@ class Timeline:
         for rank, made in self.calls.items():
             row: list[int] = []
             began_us = last = 0
-            end_ns = _end_ns(self.ranks[rank], made)
+            end_ns = max(_end_ns(self.ranks[rank], made), self.ends.get(rank, 0))
             if self.modelled:
                 end_ns = min(end_ns, last_ns + (last_ns - base_ns) // 10)
             for call in made:

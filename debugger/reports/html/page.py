@@ -24,9 +24,9 @@ from ...record.collection import no_collection
 from ...record.exits import ExitLog
 from ...record.kinds import Family, kind_of
 from ...record.reading.records import Records, newest_ranks
-from ...record.runs.run_directory import RunDirectory, read_object
+from ...record.runs.run_directory import RunDirectory, is_live, read_object
 from ...record.safe_files import finite, read_regular, replacing
-from ...record.snapshot import Snapshot
+from ...record.snapshot import Rank, Snapshot
 from ...record.wording import counted, ranks_text, spans
 from .. import off, planned, table, text
 from . import calls, contents
@@ -70,18 +70,26 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
     # A command may have started several worlds, one after the other: the newest counts.
     worlds = records.snapshots(finished=False)[-1:]
     ranks = newest_ranks(worlds)
-    verdict = text.verdict_of(document) if document["outcome"] != "ok" else None
     made = calls.read(ranks)
     rows = calls.classes(document, ranks, made)
-    plan = planned.is_plan(document)
-    lines = calls.Timeline(ranks, made, verdict, plan)
+    verdict = text.verdict_of(document) if document["outcome"] != "ok" else None
+    exits = ExitLog(directory.exits)
+    exits.poll()
+    reported, plan = directory.report_json.exists(), planned.is_plan(document)
+    now_ns = worlds[-1].taken_ns if worlds and is_live(directory.path) and not reported else 0
+    # A launcher sees late that a rank has died: of those its own record is nearer to the truth.
+    died = verdict["culprits"] if verdict and kind_of(verdict["kind"]).ends_culprits else ()
+    ends = {
+        number: _end_ns(exits, rank, now_ns) for number, rank in ranks.items() if number not in died
+    }
+    lines = calls.Timeline(ranks, made, verdict, ends, plan)
     culprits = verdict["culprits"] if verdict else []
     dumps = document.get("source") == "flight_recorder"
-    stopped = directory.report_json.exists() and not (plan or dumps)
+    stopped = reported and not (plan or dumps)
     # Calls that differ keep ranks waiting although all have entered them: the verdict tells that.
     differ = verdict is not None and kind_of(verdict["kind"]).family is Family.MISMATCH
     waiting = contents.waits_then(verdict, rows)
-    waiting = waiting if stopped or differ else _waits(worlds, directory)
+    waiting = waiting if stopped or differ else _waits(worlds, exits)
     first = [*culprits[:8], *(row.ranks[0] for row in rows[:8])]
     jinja2 = dependency("jinja2")
     environment = jinja2.Environment(
@@ -124,11 +132,15 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
         raise ValueError(error) from error
 
 
-def _waits(worlds: Sequence[Snapshot], directory: RunDirectory) -> list[contents.WaitRow]:
+def _waits(worlds: Sequence[Snapshot], exits: ExitLog) -> list[contents.WaitRow]:
     """Of a run that goes on, was killed, is a plan or dumps: what its records say last."""
-    exits = ExitLog(directory.exits)
-    exits.poll()
     return [row for world in worlds for row in contents.waits_now(waits(as_it_was(world, exits)))]
+
+
+def _end_ns(exits: ExitLog, rank: Rank, now_ns: int) -> int:
+    """Until when the rank's process ran: as its parent saw it end, or `now_ns`."""
+    status = exits.find(rank.pid, rank.started_ns)
+    return status.time_ns if status is not None else now_ns
 
 
 def _title(document: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> tuple[str, str, str]:
