@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..diagnosis.facts.call_histories import odd_ranks
 from ..diagnosis.facts.waits import Waits
 from ..diagnosis.facts.world import DEFAULT_GROUP, exit_status
-from ..record.dispute import odd_ranks
 from ..record.kinds import kind_of
 from ..record.layout import Activity, GroupState, Phase
 from ..record.limits import SHOWN_RANKS

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..record.runs.run_directory import RunDirectory
     from ..reports.stored import Document
 
+SCHEMA_FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "report.schema.json"
 EXIT_BAD_INPUT = 2
 EXIT_TOOL_ERROR = 96
 
@@ -50,6 +51,9 @@ class ReportCommand(Command):
             action="store_true",
             help="the calls and bytes of the ranks by group, op and step instead (--json: as JSON)",
         )
+        parser.add_argument(
+            "--schema", action="store_true", help="the JSON Schema of report.json instead"
+        )
         add_link_flags(parser)
         form = add_form_arguments(parser)
         form.add_argument(
@@ -71,6 +75,9 @@ class ReportCommand(Command):
         from ..record.runs.run_directory import RunDirectory
         from .whole_job import opened_whole
 
+        if args.schema:
+            print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")
+            return 0
         if args.html is not None:
             from ..reports.html import page
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Generic, TypeVar
 
-from .ops import OPS
 from .signature import (
     Signature,
     describe_tensors,
@@ -62,15 +61,6 @@ def vote(answers: Mapping[K, Sequence[int]], still_to_come: int) -> Vote[K]:
         culprits=tuple(sorted(rank for _, ranks in left_out for rank in ranks)),
         open=still_to_come > 0 and first - second <= still_to_come,
     )
-
-
-def odd_ranks(calls: Mapping[int, Signature]) -> frozenset[int]:
-    """Returns the ranks whose call of a collective is not that of most; without a majority all."""
-    answers: dict[tuple[object, ...], list[int]] = {}
-    for rank, signature in calls.items():
-        answer = exact_key(signature) if signature.op in OPS else (signature.op,)
-        answers.setdefault(answer, []).append(rank)
-    return frozenset(vote(answers, 0).culprits) if len(answers) > 1 else frozenset()
 
 
 @dataclass(frozen=True, slots=True)

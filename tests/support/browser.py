@@ -102,7 +102,7 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Presses a key where the focus is."""
-        text = {"text": key} if len(key) == 1 else {}
+        text = {"text": "\r" if key == "Enter" else key} if len(key) == 1 or key == "Enter" else {}
         asked = {"key": key, "windowsVirtualKeyCode": _CODES.get(key, ord(key[0].upper())), **text}
         self._ask("Input.dispatchKeyEvent", {"type": "keyDown", **asked})
         self._ask("Input.dispatchKeyEvent", {"type": "keyUp", "key": key})

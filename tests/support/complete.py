@@ -251,7 +251,7 @@ def _names(path: Path) -> set[str]:
 
 ACTIONS = "debugger/faults/actions.py"
 INJECT = "debugger/rank/inject"
-FAULTS_PAGE = "debugger/faults/README.md"
+FAULTS_PAGE = "debugger/docs/reference/faults.md"
 CASES = "tests/faults/cases.py"
 SPECS = "tests/unit/faults/test_spec.py"
 

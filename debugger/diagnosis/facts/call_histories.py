@@ -1,13 +1,17 @@
 """The call histories of two ranks side by side, as a unified diff, and what the diff shows; and
-where their lines part, which may be earlier than their calls do.
+where their lines part, which may be earlier than their calls do; and whose call is not that of
+most.
 """
 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...record.signature import agreement_key
+from ...record.dispute import vote
+from ...record.ops import OPS
+from ...record.signature import Signature, agreement_key, exact_key
 from ...record.snapshot import Call, CallSite
 from ...record.wording import at_site, call_text, ranks_text
 from .world import GroupView, World
@@ -120,3 +124,12 @@ def _sentence(left: list[Call], right: list[Call], seq: int, odd: tuple[int, ...
     if added and not skipped:
         return f"{who} made an extra {call_text(next(c for c in right if c.seq == seq))}"
     return ""
+
+
+def odd_ranks(calls: Mapping[int, Signature]) -> frozenset[int]:
+    """Returns the ranks whose call of a collective is not that of most; without a majority all."""
+    answers: dict[tuple[object, ...], list[int]] = {}
+    for rank, signature in calls.items():
+        answer = exact_key(signature) if signature.op in OPS else (signature.op,)
+        answers.setdefault(answer, []).append(rank)
+    return frozenset(vote(answers, 0).culprits) if len(answers) > 1 else frozenset()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from ...record.dispute import odd_ranks
+from ...diagnosis.facts.call_histories import odd_ranks
 from ...record.layout import CallState
 from ...record.ops import POINT_TO_POINT
 from ...record.safe_text import clean

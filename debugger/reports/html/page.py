@@ -133,7 +133,7 @@ def rendered(directory: RunDirectory, document: Mapping[str, Any]) -> str:
 
 
 def _waits(worlds: Sequence[Snapshot], exits: ExitLog) -> list[contents.WaitRow]:
-    """Of a run that goes on, was killed, is a plan or dumps: what its records say last."""
+    """Returns the waits that the records say last, of a run that has no report yet."""
     return [row for world in worlds for row in contents.waits_now(waits(as_it_was(world, exits)))]
 
 

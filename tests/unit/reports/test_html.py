@@ -328,6 +328,8 @@ def test_it_is_written_whole_and_again(
     out, err = capsys.readouterr()
     assert re.fullmatch(r"report\.html \(\d+ KiB\): open it in any browser; .*\n", out)
     assert err == ""
+    guide = Path(page.__file__).parents[2] / "docs" / "howto" / "share-a-report.md"
+    assert re.sub(r"\d+ KiB", "N KiB", out) in re.sub(r"\d+ KiB", "N KiB", guide.read_text())
     first = Path("report.html").read_bytes()
     assert b"ranks disagree at collective #0" in first
     umask = os.umask(0)

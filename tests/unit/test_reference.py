@@ -1,0 +1,97 @@
+"""The pages of the reference have each flag, kind, exit code, field, variable and argument."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from distdebug.record.kinds import KINDS
+from distdebug.testing import marks, run_fixture
+from tests.support import reference
+from tests.unit.diagnosis.builder import Run, all_reduce, barrier
+from tests.unit.reports.documents import of_run
+
+PAGES = reference.PAGES
+ROOT = PAGES.parents[2]
+SCHEMA = json.loads((PAGES / "report.schema.json").read_text())
+SOURCES = [path for room in ("debugger", "distcore", "tui") for path in (ROOT / room).rglob("*.py")]
+TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+
+
+@pytest.mark.parametrize("name", reference.pages())
+def test_a_page_is_what_the_code_says(name: str) -> None:
+    written = (PAGES / name).read_text()
+    assert written == reference.pages()[name], "run: python -m tests.support.reference"
+
+
+def test_each_exit_code_has_its_row() -> None:
+    codes = {kind.exit_code for kind in KINDS.values()}
+    for path in SOURCES:
+        codes |= set(map(int, re.findall(r"^EXIT_\w+ = (\d+)$", path.read_text(), re.MULTILINE)))
+    assert codes <= reference.CODES.keys()
+
+
+def test_each_variable_of_the_environment_is_on_its_page() -> None:
+    name = re.compile(r"\b(?:DISTDEBUG|DISTCORE)_[A-Z_]*[A-Z]\b")
+    used = {one for path in SOURCES for one in name.findall(path.read_text())}
+    told = set(name.findall((PAGES / "environment.md").read_text()))
+    assert used == told
+
+
+def test_each_argument_of_the_plugin_is_on_its_page() -> None:
+    text = (PAGES / "pytest.md").read_text()
+    takes = inspect.signature(run_fixture.RunScript.__call__).parameters
+    expects = inspect.signature(run_fixture.Report.expect).parameters
+    wanted = {*marks._NAMES, *takes, *expects} - {"self", "script", "arguments", "kind"}
+    for name in wanted:
+        assert re.search(rf"`{name}\b", text), name
+
+
+def test_the_schema_has_every_field_of_a_report() -> None:
+    run = Run(2)
+    run[0].calls(all_reduce(8), waits=True)
+    run[1].calls(barrier(), waits=True)
+    check(json.loads(json.dumps(of_run(run))), SCHEMA)
+
+
+def test_the_schema_is_printed() -> None:
+    words = [sys.executable, "-m", "distdebug", "report", "--schema"]
+    assert json.loads(subprocess.run(words, capture_output=True, check=True).stdout) == SCHEMA
+
+
+def check(value: Any, schema: Mapping[str, Any], place: str = "report") -> None:
+    """As far as this schema goes. Fails with the place of what does not fit it."""
+    if "anyOf" in schema:
+        schema = {**schema["anyOf"][0], **({"null": True} if value is None else {})}
+        if value is None:
+            return
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert any(isinstance(value, TYPES[kind]) for kind in kinds), f"{place}: {value!r}"
+    if isinstance(value, list) and "items" in schema:
+        for one in value:
+            check(one, schema["items"], f"{place}[]")
+    if isinstance(value, dict) and "properties" in schema:
+        assert value.keys() <= schema["properties"].keys(), place
+        assert set(schema.get("required", ())) <= value.keys(), place
+        for name, one in value.items():
+            check(one, schema["properties"][name], f"{place}.{name}")
+    elif isinstance(value, dict) and "additionalProperties" in schema:
+        for name, one in value.items():
+            check(one, schema["additionalProperties"], f"{place}.{name}")
