@@ -46,18 +46,16 @@ def page_of(run: Path) -> Path:
     return target
 
 
-def drawn(chromium: Browser, selector: str) -> int:
-    """Returns how many pixels of a canvas have a colour."""
-    found: int = chromium.evaluate(
+def until_drawn(chromium: Browser, selector: str) -> None:
+    """Waits until many pixels of a canvas have a colour: what is out of sight is drawn later."""
+    chromium.until(
         f"""(() => {{
             const one = document.querySelector({json.dumps(selector)});
+            if (!one.width) return false;
             const pixels = one.getContext("2d").getImageData(0, 0, one.width, one.height).data;
-            let count = 0;
-            for (let at = 3; at < pixels.length; at += 4) count += pixels[at] > 0;
-            return count;
+            return pixels.filter((value, at) => at % 4 === 3 && value > 0).length > 200;
         }})()"""
     )
-    return found
 
 
 def test_a_report_opens_and_tells_its_verdict(
@@ -71,7 +69,7 @@ def test_a_report_opens_and_tells_its_verdict(
     assert chromium.evaluate("document.querySelectorAll('#waits svg .arrow').length") == 1
     assert "≠" in chromium.text("#calls td.odd")
     chromium.evaluate("document.querySelector('#timeline').scrollIntoView()")
-    assert drawn(chromium, ".row.culprit canvas") > 200
+    until_drawn(chromium, ".row.culprit canvas")
     # What a call is stands below the rows as the mouse comes over it.
     chromium.click('[data-do="fault"]')
     chromium.point(".row.culprit canvas", 0.5)
@@ -89,7 +87,7 @@ def test_rows_open_and_the_keyboard_moves(chromium: Browser, mismatch: Path) -> 
     chromium.click(".row [aria-expanded]")
     assert chromium.evaluate(seen) > before
     assert chromium.evaluate("document.querySelectorAll('.row [aria-expanded=true]').length") == 1
-    assert drawn(chromium, ".row.member canvas") > 200
+    until_drawn(chromium, ".row.member canvas")
     ticks = chromium.text("#axis")
     chromium.press("+")
     chromium.press("+")
