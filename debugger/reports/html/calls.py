@@ -7,7 +7,7 @@ axis, and a column beside the others. A message counts as the same where it goes
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -76,27 +76,6 @@ def read(ranks: Mapping[int, Rank]) -> dict[int, Sequence[Call]]:
     }
 
 
-@dataclass(slots=True)
-class _Meeting:
-    """The calls of several ranks that belong together."""
-
-    calls: dict[int, Call] = field(default_factory=dict)
-
-    def came_ns(self, ranks: Mapping[int, Rank]) -> int:
-        """Returns when the last rank entered it; 0 where somebody never did, as far as is known."""
-        call = next(iter(self.calls.values()))
-        if call.signature.op in POINT_TO_POINT:
-            done = call.completed_ns and call.state is not CallState.FAILED
-            alone = len(self.calls) < 2 and not done
-            return 0 if alone else max(one.issued_ns for one in self.calls.values())
-        group = next((ranks[rank].groups.get(call.group) for rank in self.calls), None)
-        for member in group.ranks if group is not None else ():
-            own = ranks[member].groups.get(call.group) if member in ranks else None
-            if member not in self.calls and (own is None or own.issued <= call.seq):
-                return 0
-        return max(one.issued_ns for one in self.calls.values())
-
-
 class Timeline:
     """The calls of all ranks, and what they have in common."""
 
@@ -112,19 +91,17 @@ class Timeline:
         the times are those of a plan, whose ranks stand where they end for ever."""
         self.ranks, self.calls, self.ends, self.modelled = ranks, calls, ends, modelled
         self.labels = _labels(ranks)
-        self.meetings: dict[tuple[Hashable, ...], _Meeting] = {}
+        self.meetings: dict[tuple[Hashable, ...], dict[int, Call]] = {}
+        """By what calls of several ranks have in common: each rank's."""
         for rank, made in calls.items():
             for call in made:
                 tie = tie_of(rank, call, call.group)
-                self.meetings.setdefault(tie, _Meeting()).calls[rank] = call
+                self.meetings.setdefault(tie, {})[rank] = call
         self.odd: dict[tuple[Hashable, ...], frozenset[int]] = {}
-        for tie, one in self.meetings.items():
-            asked = {rank: call.signature for rank, call in one.calls.items()}
-            if (
-                tie[0] == "collective"
-                and len(set(asked.values())) > 1
-                and (odd := odd_ranks(asked))
-            ):
+        for tie, met in self.meetings.items():
+            asked = {rank: call.signature for rank, call in met.items()}
+            differ = tie[0] == "collective" and len(set(asked.values())) > 1
+            if differ and (odd := odd_ranks(asked)):
                 self.odd[tie] = odd
         self.fault = self._fault(verdict)
 
@@ -138,14 +115,26 @@ class Timeline:
             named = [key for key in named if ("collective", key, verdict["seq"]) in self.meetings]
             if named:
                 return max(named, key=lambda key: key[1]), verdict["seq"]
-        wrong = list(self.odd) or [
-            tie for tie, one in self.meetings.items() if not one.came_ns(self.ranks)
-        ]
-        found = [
-            next(iter(self.meetings[tie].calls.values())) for tie in wrong if tie[0] == "collective"
-        ]
+        wrong = list(self.odd) or [tie for tie in self.meetings if not self._came_ns(tie)]
+        found = [next(iter(self.meetings[tie].values())) for tie in wrong if tie[0] != "message"]
         first = min(found, key=lambda call: call.issued_ns, default=None) if verdict else None
         return None if first is None else (first.group, first.seq)
+
+    def _came_ns(self, tie: tuple[Hashable, ...]) -> int:
+        """Returns when the last rank entered it; 0 where somebody never did, as far as is known, or
+        ranks made different calls there: they wait for each other."""
+        calls = self.meetings[tie]
+        call = next(iter(calls.values()))
+        last_ns = max(one.issued_ns for one in calls.values())
+        if call.signature.op in POINT_TO_POINT:
+            done = call.completed_ns and call.state is not CallState.FAILED
+            return last_ns if done or len(calls) > 1 else 0
+        group = next((self.ranks[rank].groups.get(call.group) for rank in calls), None)
+        for member in group.ranks if group is not None else ():
+            own = self.ranks[member].groups.get(call.group) if member in self.ranks else None
+            if member not in calls and (own is None or own.issued <= call.seq):
+                return 0
+        return 0 if tie in self.odd else last_ns
 
     def as_json(self, rows: Sequence[TableRow]) -> dict[str, Any]:
         """Returns what the script of the page draws. Times are in microseconds from the first call
@@ -172,15 +161,11 @@ class Timeline:
                 at = entries.get(key)
                 if at is None:
                     at = entries[key] = len(shown)
-                    texts = (
-                        clean(call_text(call)),
-                        clean(site_text(call.site)) if call.site else "",
-                    )
-                    word, site = (words.setdefault(text, len(words)) for text in texts)
+                    text, place = _texts(call)
+                    word, site = (words.setdefault(one, len(words)) for one in (text, place))
+                    at_fault = tie[0] == "collective" and (call.group, call.seq) == self.fault
                     flags = _ODD * (rank in self.odd.get(tie, ())) | _ASYNC * call.is_async
-                    flags |= _FAULT * (
-                        (call.group, call.seq) == self.fault and tie[0] == "collective"
-                    )
+                    flags |= _FAULT * at_fault
                     group = groups.setdefault(call.group, len(groups))
                     shown.append([word, site, group, call.seq, met[tie], flags])
                 from_us = (call.issued_ns - base_ns) // 1000
@@ -193,22 +178,13 @@ class Timeline:
             until_us = max(0, end_ns - base_ns) // 1000
             of_ranks[str(rank)] = [until_us, row]
         return {
-            "start_ms": base_ns // 1_000_000,
             "span": max((one[0] for one in of_ranks.values()), default=0),
             "words": list(words),
             "groups": [self.labels.get(key, "?") for key in groups],
             "calls": shown,
-            "met": [
-                # Those who made different calls at one place wait for each other.
-                (came - base_ns) // 1000
-                if tie not in self.odd and (came := one.came_ns(self.ranks))
-                else -1
-                for tie, one in self.meetings.items()
-            ],
+            "met": [(came - base_ns) // 1000 if came else -1 for came in map(self._came_ns, met)],
             "ranks": of_ranks,
-            "classes": [
-                [spans(row.ranks), row.what, row.where, row.culprit, row.ranks] for row in rows
-            ],
+            "classes": [[spans(row.ranks), row.culprit, row.ranks] for row in rows],
         }
 
     def around(self, rows: Sequence[TableRow]) -> dict[str, Any] | None:
@@ -228,14 +204,15 @@ class Timeline:
             key, seq = self.fault
             group = next(one.groups[key] for one in self.ranks.values() if key in one.groups)
             title = f'Group "{self.labels[key]}"'
-            inside = [tuple(rank for rank in row.ranks if rank in group.ranks) for row in rows]
+            members = set(group.ranks)
+            inside = [tuple(rank for rank in row.ranks if rank in members) for row in rows]
             pairs = zip(rows, inside, strict=True)
             columns = [replace(row, ranks=ranks) for row, ranks in pairs if ranks]
             for at in range(max(0, seq - BEFORE), seq + AFTER + 1):
                 tie = ("collective", key, at)
                 if tie in self.meetings:
                     odd = self.odd.get(tie, frozenset())
-                    made = {"calls": self.meetings[tie].calls, "odd": odd, "seq": at}
+                    made = {"calls": self.meetings[tie], "odd": odd, "seq": at}
                     found.append({"label": f"#{at}", "fault": at == seq, **made})
         firsts = [row.ranks[0] for row in columns[:MOST_COLUMNS]]
         named = len({call.group for made in self.calls.values() for call in made}) > 1
@@ -255,16 +232,21 @@ class Timeline:
     def _cell(self, row: Mapping[str, Any], rank: int, named: bool) -> dict[str, Any]:
         call = row["calls"].get(rank)
         if call is None:
-            groups = self.ranks[rank].groups if rank in self.ranks else {}
-            own = groups.get(self.fault[0]) if self.fault else None
-            came = own is not None and own.issued > row["seq"]
-            return {"text": "", "state": "no longer on record" if came else "never came"}
+            came, state = False, "made fewer calls"
+            if self.fault is not None:
+                own = self.ranks[rank].groups.get(self.fault[0]) if rank in self.ranks else None
+                came, state = own is not None and own.issued > row["seq"], "never came"
+            return {"text": "", "state": "no longer on record" if came else state}
         state = {CallState.COMPLETED: "", CallState.FAILED: "failed"}.get(call.state, "no end")
-        where = clean(site_text(call.site)) if call.site else ""
+        text, where = _texts(call)
         if named:
-            where += f' group "{self.labels.get(call.group, "?")}"'
-        odd = rank in row.get("odd", ())
-        return {"text": clean(call_text(call)), "where": where, "state": state, "odd": odd}
+            where += f' group "{self.labels.get(call.group)}"'
+        return {"text": text, "where": where, "state": state, "odd": rank in row.get("odd", ())}
+
+
+def _texts(call: Call) -> tuple[str, str]:
+    """Returns the call, and its line ("" where that is not known)."""
+    return clean(call_text(call)), clean(site_text(call.site)) if call.site else ""
 
 
 def _end_ns(rank: Rank, calls: Sequence[Call]) -> int:

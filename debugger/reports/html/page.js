@@ -326,7 +326,7 @@
 
   // -- beginning -------------------------------------------------------------------------------
   colours();
-  for (const [label, , , culprit, ranks] of data.classes) {
+  for (const [label, culprit, ranks] of data.classes) {
     if (ranks.some((rank) => data.ranks[rank])) addRow(`${ranks.length > 1 ? "ranks" : "rank"} ${label}`, ranks, ranks.find((rank) => data.ranks[rank]), culprit, null);
   }
   const SIGNS = { wait: [0, 0, 99], call: [0, 0, 0], async: [ASYNC, 0, 0], odd: [ODD, 0, 99] };
