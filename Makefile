@@ -95,7 +95,7 @@ $(MPICH)/.installed: $(STAMP)
 	    > $$($(MPICH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/distdebug.pth
 	touch $@
 
-test-all: lint $(MPICH)/.installed
+test-all: lint $(MPICH)/.installed $(VENV)/.docs
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # -- other torches, each in an environment of its own -----------------------------------------------
@@ -148,8 +148,10 @@ picture: $(STAMP)
 	$(BIN)/python fixtures/make_trace_picture.py straggler fixtures/trace.svg
 
 # The pages for users as a site, in build/site; `mkdocs serve` shows them while one writes.
-docs: $(STAMP)
+$(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install $(LOAD) -c constraints.txt -e '.[docs]'
+	touch $@
+docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
 fault-matrix: $(STAMP)

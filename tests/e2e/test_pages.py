@@ -15,6 +15,7 @@ import pytest
 
 from distdebug.commands.explain import page
 from distdebug.record.kinds import KINDS, page_of
+from fixtures import recorded
 from tests.ranks.debugger.test_breakpoints import attach
 from tests.support import planned, runs, waiting
 from tests.support.foreign_jobs import job, torchrun
@@ -52,6 +53,7 @@ CHANGING = [
     (r"\d+(\.\d+)?(%| times)", "MANY"),
     (r"\d+ of \d+ collectives|\(message #\d+\)", "MANY"),
     (r"\b[0-9a-f]{16}\b", "SUM"),
+    (r"\b(finished|destroyed the group) after\b", "ENDED after"),  # which of them is seen first
     (r"evidence: \S+", ""),
     (r"\S*/train\.py", "train.py"),
 ]
@@ -136,6 +138,16 @@ def test_secrets_are_left_out_as_the_page_says(tmp_path: Path, zygote: Zygote) -
     for path in done.directory.rglob("*"):
         assert path.is_socket() or path.is_fifo() or not path.stat().st_mode & 0o077
         assert not path.is_file() or b"s3cret" not in path.read_bytes(), path
+
+
+def test_runs_are_listed_as_the_page_says(tmp_path: Path) -> None:
+    shown = re.findall(r"```console\n.*?\n(.*?)```", guide("tools"), re.DOTALL)[0].splitlines()
+    recorded.unpack("mismatch", tmp_path / ".distdebug" / "20261128-202551-fa2d")
+    lines = _typed(["runs"], tmp_path).stdout.splitlines()
+    assert lines[0].split() == shown[0].split()
+    row = r"\d{8}-\d{6}-\w{4} +\d{4}-\d\d-\d\d \d\d:\d\d +\w+ +[\d.]+ [KM]iB +distdebug run .*"
+    for line in (*lines[1:], *shown[1:]):
+        assert re.fullmatch(row, line), line
 
 
 def test_a_conversation_goes_as_the_page_says(tmp_path: Path, zygote: Zygote) -> None:

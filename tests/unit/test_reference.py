@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distdebug.commands import COMMANDS, load
 from distdebug.record.kinds import KINDS
 from distdebug.testing import marks, run_fixture
 from tests.support import reference
@@ -22,6 +25,15 @@ PAGES = reference.PAGES
 ROOT = PAGES.parents[2]
 SCHEMA = json.loads((PAGES / "report.schema.json").read_text())
 SOURCES = [path for room in ("debugger", "distcore", "tui") for path in (ROOT / room).rglob("*.py")]
+OF_TORCHRUN = {
+    "--nnodes",
+    "--node-rank",
+    "--nproc-per-node",
+    "--master-addr",
+    "--max-restarts",
+    "--rdzv-backend",
+    "--rdzv-endpoint",
+}
 TYPES = {
     "string": str,
     "integer": int,
@@ -51,6 +63,20 @@ def test_each_variable_of_the_environment_is_on_its_page() -> None:
     used = {one for path in SOURCES for one in name.findall(path.read_text())}
     told = set(name.findall((PAGES / "environment.md").read_text()))
     assert used == told
+
+
+@pytest.mark.parametrize("path", sorted(PAGES.parent.rglob("*.md")), ids=lambda path: path.stem)
+def test_each_command_on_a_page_has_the_flags_that_it_is_given(path: Path) -> None:
+    text = path.read_text().partition("## 0.1.0")[0]
+    for name, rest in re.findall(r"\bdistdebug (\w+)((?: [^`\n|]*)?)", text):
+        if name in COMMANDS and path.stem not in ("command-line", "changelog"):
+            own = re.split(r" -- | exec | \S+\.py\b|\s# ", rest)[0]
+            parsers = [load(name).parser()]
+            for action in parsers[0]._actions:
+                if isinstance(action, argparse._SubParsersAction):
+                    parsers += action.choices.values()
+            known = OF_TORCHRUN.union(*(one._option_string_actions for one in parsers))
+            assert set(re.findall(r"(?<= )--?[a-z][a-z-]*", own)) <= known, f"{name}{rest}"
 
 
 def test_each_argument_of_the_plugin_is_on_its_page() -> None:
