@@ -17,7 +17,7 @@ from distdebug.commands.explain import page
 from distdebug.record.kinds import KINDS, page_of
 from fixtures import recorded
 from tests.ranks.debugger.test_breakpoints import attach
-from tests.support import planned, runs, waiting
+from tests.support import planned, reference, runs, waiting
 from tests.support.foreign_jobs import job, torchrun
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes, Unavailable
@@ -321,6 +321,11 @@ class Shown:
         code = re.search(r"exit code (\d+)", self.report)
         assert done.exit_code == int(code[1] if code else 0), done.explain()
         assert told((done.directory / "report.txt").read_text()) == told(self.report)
+        reference.check(done.report)
+        listed = (reference.PAGES / "run-directory.md").read_text()
+        for path in done.directory.iterdir():
+            name = re.sub(r"\d+", "PID", path.name) + "/" * path.is_dir()
+            assert f"`{name}`" in listed, name
         for line in self.said:
             assert " ".join(line.split()[:3]) in done.stderr
 

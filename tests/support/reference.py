@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,16 @@ from distdebug.errors import in_ranks
 from distdebug.record.kinds import KINDS, page_of
 
 PAGES = Path(__file__).resolve().parents[2] / "debugger" / "docs" / "reference"
+SCHEMA = json.loads((PAGES / "report.schema.json").read_text())
+TYPES = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
 CODES: dict[int | str, str] = {
     0: "nothing wrong; warnings do not count without `--strict`",
     1: "the program failed by itself; a warning under `--strict`; of `compare`: they differ",
@@ -135,7 +145,7 @@ def _told(found: Any) -> str:
 
 
 def _report_json() -> Iterator[str]:
-    schema = json.loads((PAGES / "report.schema.json").read_text())
+    schema = SCHEMA
     yield from ("# report.json", "", schema["description"], "")
     yield "`distdebug report --json` prints it, and `distdebug report --schema` its JSON Schema."
     yield "Fields may be added; none changes its meaning within one version of the schema."
@@ -154,6 +164,30 @@ def _fields(title: str, schema: dict[str, Any]) -> Iterator[str]:
             kind = f"array of {inner}"
         kind = " or ".join(kind) if isinstance(kind, list) else kind
         yield f"| `{name}` | {kind} | {_cell(one['description'])} |"
+
+
+def check(value: Any, schema: Mapping[str, Any] | None = None, place: str = "report") -> None:
+    """A report fits its schema, as far as that goes. Fails with the place of what does not."""
+    schema = SCHEMA if schema is None else schema
+    if "anyOf" in schema:
+        if value is None:
+            return
+        schema = schema["anyOf"][0]
+    if "$ref" in schema:
+        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    assert any(isinstance(value, TYPES[kind]) for kind in kinds), f"{place}: {value!r}"
+    if isinstance(value, list) and "items" in schema:
+        for one in value:
+            check(one, schema["items"], f"{place}[]")
+    if isinstance(value, dict) and "properties" in schema:
+        assert value.keys() <= schema["properties"].keys(), place
+        assert set(schema.get("required", ())) <= value.keys(), place
+        for name, one in value.items():
+            check(one, schema["properties"][name], f"{place}.{name}")
+    elif isinstance(value, dict) and "additionalProperties" in schema:
+        for name, one in value.items():
+            check(one, schema["additionalProperties"], f"{place}.{name}")
 
 
 def main() -> None:
