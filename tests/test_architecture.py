@@ -282,7 +282,7 @@ KEPT_IN_RANKS = {
     "group/outstanding.": "one table of calls, in each call: a way to it costs more than its use",
     "group/tracked_work._": "shorter names of that table",
     "plan/taint.Taint": "objects of other ranks are read by functions found by their names",
-    "checks/reads._thread": "what each thread has under way, asked with each operator it calls",
+    "checks/in_flight._thread": "what each thread has under way, asked with each operator it calls",
 }
 """What modules in ranks keep between calls, and why it is no part of the `Layer`."""
 

@@ -10,7 +10,7 @@ from tests.support.torch_loaded import TorchLoaded
 SHAPES = """
 import torch
 import torch.distributed as dist
-from distdebug.rank.torch_private import planned_shapes
+from distdebug.rank.torch_private import planning
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -23,7 +23,7 @@ def counted(self, schema):
 
 ShardingPropagator._propagate_tensor_meta_non_cached = counted
 known = {}
-planned_shapes.share_shapes(known.get, known.__setitem__)
+planning.share_shapes(known.get, known.__setitem__)
 shared = ShardingPropagator._propagate_tensor_meta_non_cached
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
@@ -53,10 +53,10 @@ print("through")
 CHUNKS = """
 import torch
 import torch.distributed.fsdp._fully_shard._fsdp_param as home
-from distdebug.rank.torch_private import planned_shapes
+from distdebug.rank.torch_private import planning
 
 usual = home._chunk_with_empty
-planned_shapes.share_empty_chunks()
+planning.share_empty_chunks()
 assert home._chunk_with_empty is not usual
 for shape, count, dim in (((6, 2), 4, 0), ((6, 2), 64, 0), ((3, 8), 8, 1), ((6,), 1, 0)):
     given = torch.arange(float(torch.Size(shape).numel())).reshape(shape)

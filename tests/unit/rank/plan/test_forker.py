@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.rank.plan.asked_devices import asks_for_devices
+from distdebug.rank.plan.forker import asks_for_devices
 from distdebug.record.requests.plan_request import Request
 
 FOR_GPUS = {
