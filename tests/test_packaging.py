@@ -58,12 +58,17 @@ def test_every_file_beside_the_modules_is_listed() -> None:
         "distdebug/docs/*/*.json",  # what `distdebug report --schema` prints
     }
     there = {
-        f"{FOLDERS[file.relative_to(ROOT).parts[0]]}/{file.name}"
+        f"{_package(file)}/{file.name}"
         for folder in FOLDERS
         for file in (ROOT / folder).rglob("*.*")
-        if file.suffix in (".tcss", ".typed")
+        if file.suffix in (".tcss", ".typed", ".html", ".css", ".js")
     }
     assert listed == there
+
+
+def _package(file: Path) -> str:
+    folder, *rooms = file.relative_to(ROOT).parts[:-1]
+    return ".".join([FOLDERS[folder], *rooms])
 
 
 @pytest.mark.parametrize("name", ["debugger", "tui"])

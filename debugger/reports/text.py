@@ -174,31 +174,15 @@ class _Text:
 
     def _block(self, finding: Mapping[str, Any]) -> Iterator[str]:
         yield from self._headed(finding["title"], finding["headline"], RED)
-        details = list(finding["details"])
-        standing = self.document["ranks"]
-        shown = table.of_finding(finding, standing)
-        rounds = 0
-        if finding["kind"] == "deadlock":
-            cycle, details = table.of_cycle(finding)
-            if cycle.rows:
-                rounds = cycle.left_out
-                victims = table.of_finding(finding, standing, without=finding["culprits"])
-                shown = Table((*cycle.rows, *victims.rows), victims.left_out)
-        undecided = (
-            kind_of(finding["kind"]).voted
-            and len(finding["culprits"]) > 1
-            and not (finding["victims"] or finding["missing"])
-        )
-        if undecided:
-            rows = tuple(TableRow(row.ranks, row.what, row.where) for row in shown.rows)
-            shown = Table(rows, shown.left_out)
+        whole = table.of_whole_finding(finding, self.document["ranks"])
+        shown, details = whole.table, whole.details
         yield from self._table(shown)
         if finding.get("injected"):
             yield from self._wrap(f"injected: {finding['injected']}", "  ", "    ")
-        if rounds:
+        if whole.rounds:
             first = shown.rows[0].ranks[0]
-            yield f"  ... and {rounds} more in the cycle, back to rank {first}"
-        if undecided:
+            yield f"  ... and {whole.rounds} more in the cycle, back to rank {first}"
+        if whole.undecided:
             yield "  no majority: any of them may be the one that is wrong"
         # Sentences come first, then the unified diff, whose lines must keep their first column.
         difference = finding.get("difference")

@@ -1,5 +1,6 @@
 """The call histories of two ranks side by side, as a unified diff, and what the diff shows; and
-where their lines part, which may be earlier than their calls do.
+where their lines part, which may be earlier than their calls do; and whose call is not that of
+most.
 
 `first_divergence` finds the first call at which two ranks differ, from their hash chains. Chains
 that are equal after n calls were equal after every number below n, so the first difference is found
@@ -10,10 +11,12 @@ is unknown; the checkpoints of a chain, every 64th call, still narrow it down.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ...record.signature import agreement_key
+from ...record.dispute import vote
+from ...record.ops import OPS
+from ...record.signature import Signature, agreement_key, exact_key
 from ...record.snapshot import Call, CallSite
 from ...record.wording import at_site, call_text, ranks_text
 from .world import GroupView, World
@@ -187,3 +190,12 @@ def _by_checkpoints(same: Callable[[int], bool | None], differ: int) -> Divergen
             differ = at
         at -= CHECKPOINT_EVERY
     return Divergence(differ - 1, exact=False)
+
+
+def odd_ranks(calls: Mapping[int, Signature]) -> frozenset[int]:
+    """Returns the ranks whose call of a collective is not that of most; without a majority all."""
+    answers: dict[tuple[object, ...], list[int]] = {}
+    for rank, signature in calls.items():
+        answer = exact_key(signature) if signature.op in OPS else (signature.op,)
+        answers.setdefault(answer, []).append(rank)
+    return frozenset(vote(answers, 0).culprits) if len(answers) > 1 else frozenset()

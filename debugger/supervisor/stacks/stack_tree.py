@@ -151,13 +151,23 @@ class TreeNode:
     def to_json(self) -> dict[str, Any]:
         return {
             "ranks": list(self.ranks),
-            "frames": [
-                {"function": one.function, "file": one.file, "line": one.line, "native": one.native}
-                for one in self.frames
-            ],
+            "frames": [_frame_json(one) for one in self.frames],
             "notes": list(self.notes),
             "children": [child.to_json() for child in self.children],
         }
+
+
+def _frame_json(frame: Frame) -> dict[str, Any]:
+    """Returns a frame, with its line of source where that is the program's own."""
+    found = {
+        "function": frame.function,
+        "file": frame.file,
+        "line": frame.line,
+        "native": frame.native,
+    }
+    if not (frame.native or _is_torch(frame) or is_own(frame) or _is_standard(frame)):
+        found["source"] = line_of(frame).strip()
+    return found
 
 
 @dataclass(frozen=True, slots=True)

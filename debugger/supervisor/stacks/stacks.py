@@ -277,8 +277,13 @@ MOST_BYTES = 1 << 21
 
 def line_of(frame: Frame) -> str:
     """The line that the frame stands at; "" where it cannot be read."""
-    lines = text_of(frame.root + frame.file).splitlines()
+    lines = _lines_of(frame.root + frame.file)
     return lines[frame.line - 1] if 0 < frame.line <= len(lines) else ""
+
+
+@lru_cache(maxsize=64)
+def _lines_of(path: str) -> list[str]:
+    return text_of(path).splitlines()
 
 
 @lru_cache(maxsize=64)
