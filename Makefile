@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check unit-tests test short-tests test-all test-newest test-torch on-torch lint bench \
-    picture fault-matrix chaos conformance gpu gpu-wheels dist test-wheel clean
+    picture docs fault-matrix chaos conformance gpu gpu-wheels dist test-wheel clean
 
 help:
 	@echo "make demo      set up, then run a planted bug on 4 ranks and show the report"
@@ -24,6 +24,7 @@ help:
 	@echo "make picture   the READMEs' pictures of the terminal app, from a run made for it, and of a trace"
 	@echo "make conformance  torch's own tests below the layer and on distcore's backends, in a table"
 	@echo "make conformance SUITES=DIR  the tests of others that lie there (tests/conformance/suites.txt)"
+	@echo "make docs      the pages for users as a site, in build/site"
 	@echo "make fault-matrix  every fault on purpose, and what is said of it"
 	@echo "make chaos N=20 SEED=7  random faults in random programs: nobody else is blamed"
 	@echo "make gpu       on a machine with an NVIDIA GPU: what takes one, in eight minutes, in a table"
@@ -94,7 +95,7 @@ $(MPICH)/.installed: $(STAMP)
 	    > $$($(MPICH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/distdebug.pth
 	touch $@
 
-test-all: lint $(MPICH)/.installed
+test-all: lint $(MPICH)/.installed $(VENV)/.docs
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # -- other torches, each in an environment of its own -----------------------------------------------
@@ -145,6 +146,13 @@ bench: $(STAMP)
 picture: $(STAMP)
 	$(BIN)/python fixtures/make_picture.py fixtures/picture.svg
 	$(BIN)/python fixtures/make_trace_picture.py straggler fixtures/trace.svg
+
+# The pages for users as a site, in build/site; `mkdocs serve` shows them while one writes.
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install $(LOAD) -c constraints.txt -e '.[docs]'
+	touch $@
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
 
 fault-matrix: $(STAMP)
 	$(BIN)/python -m tests.faults

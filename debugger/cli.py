@@ -20,7 +20,13 @@ EXIT_TOOL_FAILED = 96
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 _HELP = "help"
-_PACKAGES = {"argcomplete": "argcomplete", "psutil": "psutil", "textual": "textual", "zmq": "pyzmq"}
+_PACKAGES = {
+    "argcomplete": "argcomplete",
+    "jinja2": "jinja2",
+    "psutil": "psutil",
+    "textual": "textual",
+    "zmq": "pyzmq",
+}
 """The packages that may be missing in an environment that was made to read records only, by
 module."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -70,8 +70,8 @@ PLANTED = [
     ),
     ("debugger/commands/a.py", "from ..launch import torchrun_flags", None),
     ("debugger/launch/a.py", "from ..diagnosis import verdict", "shares only record/"),
-    ("debugger/launch/torchrun_parser.py", "import torch", "only inside a function"),
-    ("debugger/launch/torchrun_parser.py", "def f():\n    import torch", None),
+    ("debugger/launch/torchrun_flags.py", "import torch", "only inside a function"),
+    ("debugger/launch/torchrun_flags.py", "def f():\n    import torch", None),
     ("debugger/hook/a.py", "def f():\n    from ..rank import install", None),
     ("debugger/hook/a.py", "from ..rank import install", "only inside a function"),
     ("debugger/hook/site/sitecustomize.py", "import distdebug.record", None),
@@ -283,7 +283,7 @@ KEPT_IN_RANKS = {
     "group/outstanding.": "one table of calls, in each call: a way to it costs more than its use",
     "group/tracked_work._": "shorter names of that table",
     "plan/taint.Taint": "objects of other ranks are read by functions found by their names",
-    "checks/reads._thread": "what each thread has under way, asked with each operator it calls",
+    "checks/in_flight._thread": "what each thread has under way, asked with each operator it calls",
 }
 """What modules in ranks keep between calls, and why it is no part of the `Layer`."""
 

@@ -53,15 +53,22 @@ def test_every_file_beside_the_modules_is_listed() -> None:
     listed -= {
         "distdebug.commands/programs/demo.py",
         "distdebug.hook/site/sitecustomize.py",
-        "distdebug/docs/kinds/*.md",  # what `distdebug explain` prints
+        "distdebug/docs/*.md",  # the pages, some of which `distdebug explain` prints
+        "distdebug/docs/*/*.md",
+        "distdebug/docs/*/*.json",  # what `distdebug report --schema` prints
     }
     there = {
-        f"{FOLDERS[file.relative_to(ROOT).parts[0]]}/{file.name}"
+        f"{_package(file)}/{file.name}"
         for folder in FOLDERS
         for file in (ROOT / folder).rglob("*.*")
-        if file.suffix in (".tcss", ".typed")
+        if file.suffix in (".tcss", ".typed", ".html", ".css", ".js")
     }
     assert listed == there
+
+
+def _package(file: Path) -> str:
+    folder, *rooms = file.relative_to(ROOT).parts[:-1]
+    return ".".join([FOLDERS[folder], *rooms])
 
 
 @pytest.mark.parametrize("name", ["debugger", "tui"])

@@ -18,6 +18,7 @@ from textual.command import Provider
 from textual.message import Message
 
 from ..record import steady_clock
+from ..record.kinds import KINDS, page_of
 from ..record.requests.control import ControlError
 from ..record.runs.run_directory import planned_faults
 from ..record.snapshot import GroupKey
@@ -306,6 +307,14 @@ class TerminalApp(App[None]):
                 from .screens.dialogs import finding_lines
 
                 self._read("the list of findings", partial(finding_lines, self.picture))
+            case "p":
+                from .screens.dialogs import Explained
+
+                kinds = dict.fromkeys(one.kind for one in self.picture.found if one.kind in KINDS)
+                if kinds:
+                    self.push_screen(Explained(list(map(page_of, kinds))))
+                else:
+                    self.say("nothing was found")
             case "slash":
                 self._ask_filter()
             case "space":

@@ -19,6 +19,7 @@ KEYS = (
     Key("space", "Space", "pause", "freeze the screen, and go on counting; again: go on"),
     Key("slash", "/", "filter", "only lines with a text; empty: all"),
     Key("d", "d", "details", "all findings in full"),
+    Key("p", "p", "page", "what a finding means, and how to mend it; again: the next one"),
     Key("f", "f", "follow", "keep the cursor on this rank, wherever it is sorted to"),
     Key("enter", "Enter", "open", "open the chosen rank"),
     Key("escape", "Esc", "back", "back to the overview; ends a filter"),

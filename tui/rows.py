@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..diagnosis.facts.call_histories import odd_ranks
 from ..diagnosis.facts.waits import Waits
 from ..diagnosis.facts.world import DEFAULT_GROUP, exit_status
-from ..record.dispute import vote
 from ..record.kinds import kind_of
 from ..record.layout import Activity, GroupState, Phase
 from ..record.limits import SHOWN_RANKS
 from ..record.notes import FindingRaisedNote
-from ..record.ops import OPS, POINT_TO_POINT
+from ..record.ops import POINT_TO_POINT
 from ..record.reading.reader import FlightReader
-from ..record.signature import exact_key
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import RankState, call_text, group_name, signal_name, site_text, spans
 from .files import RankLogs
@@ -268,14 +267,10 @@ def matrix_of(
                     calls[number, call.seq] = call
     odd = {}
     for seq in seqs:
-        answers: dict[tuple[object, ...], list[int]] = {}
-        for number in rows:
-            if (number, seq) in calls:
-                signature = calls[number, seq].signature
-                answer = exact_key(signature) if signature.op in OPS else (signature.op,)
-                answers.setdefault(answer, []).append(number)
-        if len(answers) > 1:
-            odd[seq] = frozenset(vote(answers, 0).culprits)
+        made = [number for number in rows if (number, seq) in calls]
+        differ = odd_ranks({number: calls[number, seq].signature for number in made})
+        if differ:
+            odd[seq] = differ
     return Matrix(
         group=key,
         name=name,

@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 
 from ..errors import UsageError
-from ..record.kinds import KINDS
+from ..record.kinds import KINDS, page_of
 from ..record.wording import nearest_word
 from .base import Command
-
-PAGES = Path(__file__).resolve().parents[1] / "docs" / "kinds"
 
 
 class ExplainCommand(Command):
@@ -42,4 +40,4 @@ class ExplainCommand(Command):
 
 def page(kind: str) -> str:
     """Returns the page of a kind, as Markdown. Raises OSError where it is not installed."""
-    return (PAGES / f"{kind}.md").read_text(encoding="utf-8")
+    return Path(page_of(kind)).read_text(encoding="utf-8")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 
 if TYPE_CHECKING:
+    from ..record.runs.run_directory import RunDirectory
     from ..reports.stored import Document
 
 FORMS = ("text", "json", "junit")
@@ -33,7 +37,7 @@ def rendered(report: Document, form: str, source: object) -> str:
     the document is damaged."""
     if form == "json":
         return json.dumps(report, indent=2) + "\n"
-    try:
+    with _of_what_may_be_damaged(source):
         if form == "junit":
             from ..reports import junit
 
@@ -48,6 +52,22 @@ def rendered(report: Document, form: str, source: object) -> str:
         if sys.stdout.isatty():
             width = shutil.get_terminal_size((text.WIDTH, 24)).columns
         return text.render(report, colour_wanted(sys.stdout), width)
+
+
+def written_as_html(directory: RunDirectory, report: Document, path: Path) -> str:
+    """Writes the page of the run into this file; returns what is said of it. Raises UsageError."""
+    from ..reports.html import page
+
+    with _of_what_may_be_damaged(directory.report_json):
+        size = page.write(directory, report, path)
+    return f"{path} ({max(1, size >> 10)} KiB): open it in any browser; it needs no network\n"
+
+
+@contextlib.contextmanager
+def _of_what_may_be_damaged(source: object) -> Iterator[None]:
+    """Raises UsageError, with `source`, where the document has not what it should have."""
+    try:
+        yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(
             f"{source} is damaged: a part of it is missing or of another type "

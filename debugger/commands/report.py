@@ -14,12 +14,13 @@ from ..errors import UsageError
 from . import flags
 from .base import Command, add_run_argument
 from .flags import add_link_flags, link_of
-from .rendering import add_form_arguments, rendered
+from .rendering import add_form_arguments, rendered, written_as_html
 
 if TYPE_CHECKING:
     from ..record.runs.run_directory import RunDirectory
     from ..reports.stored import Document
 
+SCHEMA_FILE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "report.schema.json"
 EXIT_BAD_INPUT = 2
 EXIT_TOOL_ERROR = 96
 
@@ -34,6 +35,7 @@ class ReportCommand(Command):
         "  distdebug report 20260310-141502-7f3a --json | jq .findings[0].culprits\n"
         "  distdebug report --junit > junit.xml\n"
         "  distdebug report --calls 17 --group tp\n"
+        "  distdebug report --html report.html            # one file, to look at and to share\n"
         "  distdebug report --traffic --bandwidth-gbs 50\n"
         "  distdebug report 20260310-141502-7f3a.distdebug.tar.gz\n"
         "  distdebug report ~/.cache/torch --exit-code    # dumps of torch's flight recorder"
@@ -65,8 +67,18 @@ class ReportCommand(Command):
             default=3,
             help="with --calls: so many calls before and behind it (3)",
         )
+        parser.add_argument(
+            "--schema", action="store_true", help="the JSON Schema of report.json instead"
+        )
         add_link_flags(parser)
-        add_form_arguments(parser).add_argument(
+        form = add_form_arguments(parser)
+        form.add_argument(
+            "--html",
+            metavar="FILE",
+            type=Path,
+            help="into one HTML file, to look at and to share: timeline, calls, stacks, logs",
+        )
+        form.add_argument(
             "--story",
             dest="form",
             action="store_const",
@@ -76,8 +88,16 @@ class ReportCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..foreign.dump_files import looks_like_dumps
+        from ..record.runs.run_directory import RunDirectory
         from .whole_job import opened_whole
 
+        if args.schema:
+            print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")
+            return 0
+        if args.html is not None:
+            from ..reports.html import page
+
+            page.check(args.html)  # before anything takes its time
         if args.traffic:
             return self._show_traffic(args)
         if args.calls is not None:
@@ -85,30 +105,33 @@ class ReportCommand(Command):
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             from . import foreign_report
 
+            if args.html is not None:
+                with foreign_report.as_run(path) as run:
+                    return self._show(RunDirectory.open(run), args, path)
             found = foreign_report.judged(path)
             shown = rendered(found.document, args.form, path)
             return _tell(found.document, found.faults, shown, args.exit_code)
         _check_that_something_is_there(args.run)
         with opened_whole(args.run) as directory:
-            return self._show(directory, args.form, args.exit_code)
+            return self._show(directory, args)
 
     @staticmethod
     def _show_traffic(args: argparse.Namespace) -> int:
-        from ..plan.traffic import document, table
+        from ..plan import traffic
         from .compare import read
 
-        if args.form in ("junit", "story"):
+        if args.form in ("junit", "story") or args.html is not None:
             raise UsageError("--traffic is text or --json")
-        found = table.traffic(read(args.run)[1], link_of(args))
+        found = traffic.traffic(read(args.run)[1], link_of(args))
         if args.form == "json":
-            print(json.dumps(document.as_json(found), indent=2))
+            print(json.dumps(traffic.as_json(found), indent=2))
         else:
-            print("\n".join(document.lines(found)))
+            print("\n".join(traffic.lines(found)))
         return 0
 
     @staticmethod
     def _show_calls(args: argparse.Namespace) -> int:
-        from ..plan.traffic import around
+        from ..plan import around
         from .compare import read
 
         try:
@@ -117,7 +140,9 @@ class ReportCommand(Command):
             raise UsageError(str(error.args[0])) from None
         return 0
 
-    def _show(self, directory: RunDirectory, form: str, exit_code: bool) -> int:
+    def _show(
+        self, directory: RunDirectory, args: argparse.Namespace, dumps: Path | None = None
+    ) -> int:
         from ..record.safe_text import clean
         from ..reports import stored
 
@@ -134,10 +159,14 @@ class ReportCommand(Command):
                 raise UsageError(faults[0])
         else:
             # It may have been copied from elsewhere: the evidence is where it was found.
-            report["run_dir"] = str(directory.path)
+            report["run_dir"] = clean(str(dumps or directory.path))
         if directory.packed is not None:
             report.update(run_dir=clean(str(directory.packed)), packed=True)
-        return _tell(report, faults, rendered(report, form, directory.report_json), exit_code)
+        if args.html is None:
+            shown = rendered(report, args.form, directory.report_json)
+        else:
+            shown = written_as_html(directory, report, args.html)
+        return _tell(report, faults, shown, args.exit_code)
 
 
 def _check_that_something_is_there(run: str | None) -> None:

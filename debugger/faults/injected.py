@@ -1,7 +1,8 @@
 """The faults of a plan that have happened: one line of `injected.jsonl` each, written just before
 it happens.
 
-The line is there, whole, when the process dies of what it announces.
+The line is there, whole, when the process dies of what it announces. Who follows a run reads them,
+and its plan, again and again (`FaultWatch`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,67 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.safe_files import MOST_JSON_BYTES, append, object_of, read_regular
+from ..record.safe_files import append, object_of, open_regular
+from . import plan
+from .plan import Plan
+
+MOST_BYTES = 1 << 22
+"""Read at once; the rest comes with the next look."""
+
+
+class FaultWatch:
+    """Looks into a run directory again and again. `plan` is None where there is none, or none that
+    this version can read; `entries` is all that has been read so far."""
+
+    def __init__(self, directory: Path) -> None:
+        self.plan: Plan | None = None
+        self.entries: list[Injected] = []
+        self._directory = directory
+        self._plan_mark: tuple[int, int] | None = None
+        self._read_bytes = 0
+
+    def look(self) -> list[Injected]:
+        """Returns what has happened since the last look. A program may have added to the plan,
+        too."""
+        self._read_plan()
+        came = [one for one in map(entry, self._lines()) if one is not None]
+        self.entries += came
+        return came
+
+    def text_of(self, number: int) -> str:
+        """The fault with this number, as its user wrote it."""
+        faults = self.plan.faults if self.plan is not None else ()
+        found = next((fault.text for fault in faults if fault.number == number), None)
+        return found if found is not None else f"fault {number}"
+
+    def _read_plan(self) -> None:
+        try:
+            state = os.stat(self._directory / plan.FILE)
+        except OSError:
+            return
+        mark = (state.st_mtime_ns, state.st_ino)
+        if mark == self._plan_mark:
+            return
+        self._plan_mark = mark
+        try:
+            self.plan = plan.load(self._directory) or self.plan
+        except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
+            pass  # the one that was there before still holds
+
+    def _lines(self) -> list[bytes]:
+        """Whole lines that are new."""
+        try:
+            with open(open_regular(self._directory / FILE), "rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read(MOST_BYTES)
+        except OSError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == MOST_BYTES:
+            whole = MOST_BYTES  # no line of ours is that long
+        self._read_bytes += whole
+        return data[:whole].splitlines()
+
 
 FILE = "injected.jsonl"
 _NUMBERS = ("fault", "rank", "pid", "time_ns")
@@ -66,15 +127,6 @@ class InjectedLog:
     def refuse(self, fault: int, sentence: str) -> None:
         """Fault number `fault` cannot happen here; `sentence` says why, and the next step."""
         self.add(fault, "", refused=sentence)
-
-
-def read(directory: Path) -> list[Injected]:
-    """All that has happened so far, in the order of the file; lines that are torn are left out."""
-    try:
-        lines = read_regular(directory / FILE, MOST_JSON_BYTES).splitlines()
-    except OSError:
-        return []
-    return [one for one in map(entry, lines) if one is not None]
 
 
 def entry(line: bytes) -> Injected | None:

@@ -21,7 +21,6 @@ from ..errors import UsageError
 from ..hook import loading
 
 OLDEST = (3, 10)
-_LIMIT_S = 60.0
 _QUESTION = """
 import json, sys
 from importlib.util import find_spec
@@ -63,7 +62,7 @@ def asked(executable: str) -> Python:
         raise UsageError(f"--python {executable}: no such program{meant}")
     try:
         command, none = [executable, "-c", _QUESTION], subprocess.DEVNULL
-        said = subprocess.check_output(command, stdin=none, stderr=none, timeout=_LIMIT_S)
+        said = subprocess.check_output(command, stdin=none, stderr=none, timeout=60.0)
         version, path, torch, mpi4py = json.loads(said.splitlines()[-1])
         if tuple(version) >= OLDEST:
             return Python(executable, path, torch, mpi4py)

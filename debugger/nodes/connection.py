@@ -45,7 +45,7 @@ class Connection(Link):
     """The connection to the head at `offer`. `hello` is what is said of this node.
 
     It begins with `connect`; until then it has a key and nothing else. `pair`: where all nodes have
-    keys of the job (see `agreed_keys`), and none is told the head; such a head may come up to
+    keys of the job (see `keys`), and none is told the head; such a head may come up to
     `answer_s` later than its nodes.
     """
 
@@ -106,7 +106,8 @@ class Connection(Link):
     def absent_s(self) -> float:
         """The seconds for which this process was not run (suspended, or its machine was), if
         nothing was heard of the head since then; else 0."""
-        return self._listening.absent_s if self._head.since_absent(self._listening) else 0.0
+        until_s = self._listening.absent_at_s + limits.QUEUE_EVERY_S
+        return self._listening.absent_s if self._head.last_s <= until_s else 0.0
 
     @property
     def lost(self) -> str:

@@ -15,16 +15,15 @@ from ..record.exits import ExitStatus
 from ..record.reading import copies
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
-from .files import FileCopies
-from .injected import InjectedCopies, plan_message
-from .limits import ACTS_S, AGAIN_EVERY_S, ANSWERS_S, MEETING_S, SWITCH_S, TOGETHER_NS, TORN_S
+from .files import FileCopies, InjectedCopies, plan_message
+from .limits import ACTS_S, AGAIN_EVERY_S, ANSWERS_S, COMES_S, MEETING_S, TOGETHER_NS
 from .listener import Listener
 from .many_nodes import Pace, pace_for, packed
 from .messages import Message, PatchError, Requests, unpacked
 from .mirror import MOST_FILES, Copy, Mirror, MirrorError
 from .presence import Standing
 from .prompts import Prompts
-from .viewers import Views
+from .view import Views
 
 
 @dataclass(slots=True)
@@ -75,9 +74,9 @@ class Pacing:
         pace = pace_for(nodes)
         if pace != self._pace:
             self._pace = pace
-            # Beside a look that takes long the link's thread gets its turn this soon: each of its
-            # calls of ZeroMQ waits for one.
-            sys.setswitchinterval(SWITCH_S)
+            # Beside a look that takes long the link's thread gets its turn after 0.5 ms: each of
+            # its calls of ZeroMQ waits for one.
+            sys.setswitchinterval(0.0005)
             self._listener.broadcast(Message("pace", pace.told))
         elif pace != Pace():
             self._listener.send(newcomer, Message("pace", pace.told))
@@ -111,10 +110,10 @@ class Head:
         self.interrupted: tuple[int, str] | None = None
         self._asked_ns = self._fills = 0
         self._question: dict[int, dict[str, Any]] = {}
-        self._pacing = Pacing(listener)
+        self.pacing = Pacing(listener)
         self._own_ranks: list[int] = []
         self._late_s = 0.0
-        self._prompts = Prompts(directory.path, listener.send)
+        self.prompts = Prompts(directory.path, listener.send)
         self.views = Views(directory.path, listener.send)
         self._requests = Requests()
         self._standing: dict[str, Message] = {}
@@ -142,7 +141,7 @@ class Head:
             elif time.monotonic() - far.anew_s >= AGAIN_EVERY_S:
                 far.anew_s = time.monotonic()
                 self._listener.send(far.number, Message("anew"))
-        self._prompts.tell(lambda: self.reachable)
+        self.prompts.tell(lambda: self.reachable)
         self.views.look()
 
     def _stir(self, number: int) -> None:
@@ -198,7 +197,7 @@ class Head:
     def _lose(self, far: RemoteNode, heard_ns: int, how: str) -> None:
         far.lost_ns = heard_ns
         far.mirror.ended(far.lost_ns)
-        self._prompts.gone(far.number)
+        self.prompts.gone(far.number)
         self.views.gone(far.number)
         self._directory.append_event("node_lost", f"{self.name(far)} {how}")
 
@@ -220,9 +219,9 @@ class Head:
             case "stacks":
                 far.stacks = data
             case "stops":
-                self._prompts.stand(number, data)
+                self.prompts.stand(number, data)
             case "prompt":
-                self._prompts.heard(number, data, message.blob)
+                self.prompts.heard(number, data, message.blob)
             case "reply":
                 self._requests.answered(data)
             case "watch" | "request":
@@ -239,7 +238,7 @@ class Head:
                 if not far.over and "report" not in self._standing:
                     self._gone(far)
                 far.over = True
-                self._prompts.gone(number)
+                self.prompts.gone(number)
                 self.views.gone(number)
 
     def _welcome(self, number: int) -> None:
@@ -253,9 +252,9 @@ class Head:
             self.nodes[number] = RemoteNode(number, host, mirror, injected, known.ranks)
             self._directory.append_event("node", f"node {number} has joined: {known.host}")
         # Who comes again may have missed what follows.
-        self._prompts.anew(number)
+        self.prompts.anew(number)
         self._listener.send(number, plan_message(self._directory.path))
-        self._pacing.joined(number, len(self.nodes))
+        self.pacing.joined(number, len(self.nodes))
         if self._own_ranks:
             self._listener.send(number, self._who_is_here)
         if self._fills:
@@ -395,7 +394,7 @@ class Head:
             far.there
             and (
                 # A disk that stays full must not keep a verdict back for ever.
-                (far.torn_s and now_s - far.torn_s < TORN_S)
+                (far.torn_s and now_s - far.torn_s < COMES_S)
                 or far.told_ns < since_ns
                 # A node tells all calls with the end of its command, without being asked.
                 or (far.filled < self._fills and not far.over)
@@ -422,16 +421,13 @@ class Head:
             return
         files: dict[int, list[int]] = {number: [] for number in self.nodes}
         for path in wanted:
-            number = copies.node_of(path.name)
-            if number in files:
-                files[number] += self.nodes[number].mirror.numbers_of(path)
+            node = copies.node_of(path.name)
+            if node in files:
+                known = self.nodes[node].mirror.files.items()
+                files[node] += [number for number, copy in known if copy.name == path.name]
         self._question = {number: {**question, "files": of} for number, of in files.items()}
         for number, data in self._question.items():
             self._listener.send(number, Message("fill", data))
-
-    def ask_for_progress(self) -> bool:
-        """Asks the nodes to tell what is new (`Pacing.ask`)."""
-        return self._pacing.ask()
 
     def _torn(self, far: RemoteNode) -> None:
         far.torn_s = far.torn_s or time.monotonic()
@@ -460,15 +456,6 @@ class Head:
                 break
             time.sleep(0.02)
         return self.stacks_told
-
-    @property
-    def far_stops(self) -> Collection[str]:
-        """The names of breakpoints of other nodes, as they stand in the run directory here."""
-        return self._prompts.far
-
-    def expect_stop(self) -> None:
-        """A rank is asked to stand at a breakpoint: who waits for it is to be ready for that."""
-        self._prompts.expect(self.reachable)
 
     @property
     def has_all_stacks(self) -> bool:
@@ -541,7 +528,7 @@ class Head:
 
     def close(self) -> None:
         """Listen no more: as soon as all have the report, and have said so."""
-        self._prompts.close()
+        self.prompts.close()
         until_s = time.monotonic() + ANSWERS_S
         while any(far.there for far in self.nodes.values()) and time.monotonic() < until_s:
             self.take()

@@ -180,7 +180,9 @@ class Job:
         assert self.several is not None
         with self._lock:
             host = str(request.get("host", ""))[:255]
-            if self.role.has_met or not self._is_one_of_several(host, request.get("nodes")):
+            if self.role is not Role.ALONE or not self._is_one_of_several(
+                host, request.get("nodes")
+            ):
                 return json.dumps({"offer": ""})
             self._on(Event.MEET)
             try:
@@ -278,7 +280,7 @@ class Job:
     def far_stops(self) -> Collection[str]:
         """The names of breakpoints of other nodes, as they stand in the run directory here."""
         one = self.head or self.member
-        return () if one is None else one.far_stops
+        return () if one is None else one.prompts.far
 
     @property
     def judged_elsewhere(self) -> bool:

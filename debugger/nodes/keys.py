@@ -24,7 +24,7 @@ import json
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ import zmq
 from zmq.utils import z85
 
 from ..record.safe_files import object_of
-from .limits import UNKNOWN_KEY_S
+from .limits import HEAD_ANSWERS_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,35 +93,24 @@ class Offer:
     def of(cls, text: str) -> Offer:
         """Raises OfferError."""
         value = object_of(text.encode("utf-8", "replace")[: MOST_BYTES + 1])
-        schema = value.get("schema")
-        if not isinstance(schema, str) or not schema.startswith("distdebug.nodes/"):
+        schema = str(value.get("schema"))
+        if not schema.startswith("distdebug.nodes/"):
             raise OfferError("what stands in the job's store for distdebug is none of its offers")
-        try:
-            return cls._of(value)
-        except OfferError:
-            if schema == SCHEMA:
-                raise
+        address, port, key = str(value.get("address")), value.get("port"), str(value.get("key"))
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(address)
+            # Also of another version, where that has kept the form: the head then refuses the node,
+            # and both say why. A node that stayed away would be said by itself alone.
+            if type(port) is int and 0 < port < 1 << 16 and is_key(key):
+                return cls(address, port, key, str(value.get("host", ""))[:255])
+        if schema == SCHEMA:
             raise OfferError(
-                f"the head speaks {schema[:40]!r}, and this distdebug {SCHEMA!r}: "
-                "install one version on all nodes"
-            ) from None
-
-    @classmethod
-    def _of(cls, value: Mapping[str, Any]) -> Offer:
-        """Takes an offer of another version, too, where that has kept the form: the head then
-        refuses the node, and both say why. A node that stayed away would be said by itself
-        alone."""
-        address, port, key = value.get("address"), value.get("port"), value.get("key")
-        host = value.get("host")
-        try:
-            ipaddress.ip_address(str(address))
-        except ValueError:
-            raise OfferError("the head's offer in the job's store has no address") from None
-        if type(port) is not int or not 0 < port < 1 << 16:
-            raise OfferError("the head's offer in the job's store has no port")
-        if not isinstance(key, str) or not is_key(key):
-            raise OfferError("the head's offer in the job's store has no key")
-        return cls(str(address), port, key, str(host)[:255] if isinstance(host, str) else "")
+                "the head's offer in the job's store lacks an address, a port or a key"
+            )
+        raise OfferError(
+            f"the head speaks {schema[:40]!r}, and this distdebug {SCHEMA!r}: "
+            "install one version on all nodes"
+        )
 
     @property
     def endpoint(self) -> str:
@@ -142,21 +131,16 @@ class KnownKeys:
         self.allowed: set[str] = set()
         self.let_in = 0
         """Connections whose other end has proved to hold a key that is allowed."""
-        self._waiting: deque[tuple[float, str, list[bytes]]] = deque()
+        self.waiting: deque[tuple[float, str, list[bytes]]] = deque()
         self.socket: Any = context.socket(zmq.ROUTER)
         self.socket.router_mandatory = True  # a connection that has gone is not let in
         self.socket.bind(_ZAP)
 
-    @property
-    def any_waits(self) -> bool:
-        """Whether somebody's key is not known yet."""
-        return bool(self._waiting)
-
     def allow(self, key: str) -> None:
         """Lets the holder of that key speak."""
         self.allowed.add(key)
-        for row in [one for one in self._waiting if one[1] == key]:
-            self._waiting.remove(row)
+        for row in [one for one in self.waiting if one[1] == key]:
+            self.waiting.remove(row)
             self._answer(row[2], key)
 
     def read(self) -> None:
@@ -169,15 +153,15 @@ class KnownKeys:
         key = z85.encode(request[8]).decode()
         if key in self.allowed:
             self._answer(request, key)
-        elif len(self._waiting) < MOST_WAITING:
-            self._waiting.append((time.monotonic(), key, request))
+        elif len(self.waiting) < MOST_WAITING:
+            self.waiting.append((time.monotonic(), key, request))
         else:
             self._answer(request, "")
 
     def refused(self, now_s: float) -> Iterator[str]:
         """The addresses of those who have waited too long, and are refused."""
-        while self._waiting and now_s - self._waiting[0][0] > UNKNOWN_KEY_S:
-            _, _, request = self._waiting.popleft()
+        while self.waiting and now_s - self.waiting[0][0] > HEAD_ANSWERS_S:
+            _, _, request = self.waiting.popleft()
             self._answer(request, "")
             yield request[5].decode("ascii", "replace")[:64]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 PING_EVERY_S = 0.25
 """How often the head pings its nodes."""
-MISSED_EVERY_S = 0.1
-"""The interval at which it looks for nodes that it has not heard."""
 LOST_AFTER_S = 2.6
 """A node that has said nothing for so long is lost. An interruption of two seconds must not come to
 that: before it a ping may be due, and after it what was lost is sent again (`resend_steadily`)."""
@@ -23,7 +21,8 @@ UNHEARD_S = 0.5
 """A node that has said nothing for longer is told so with each ping: its connection may be stuck in
 one direction alone."""
 HEAD_ANSWERS_S = 10.0
-"""A head that has not answered by then is taken for out of reach."""
+"""A head that has not answered by then is taken for out of reach; so long it keeps one waiting
+whose key it does not know yet."""
 TRIED_MS = 150
 """A connection that nobody has taken for so long is tried anew: by itself TCP asks again after a
 second. A packet takes less from one host of a job to another."""
@@ -34,34 +33,24 @@ MOST_DIGESTS_PER_S = 2000
 """The most digests of ranks that stand still again and again."""
 PINGS_PER_S = 4000
 """The most pings to all nodes together: of more nodes each is pinged more seldom."""
-MOST_PACE_S = 300.0
-"""More than any pace that is told."""
-POLL_MS = 100
-"""A link's thread looks so often whether it is to end."""
 LINGER_MS = 1500
 """What was sent last is still delivered, for so long."""
-UNKNOWN_KEY_S = 10.0
-"""How long one waits at the door whose key is not known, yet."""
-MISSED_S = 2.0
-"""A connection whose key is not known yet is kept waiting for so long."""
 QUEUE_EVERY_S = 0.25
-"""A node that was not there for so long may have been given up by others meanwhile."""
-GRAIN_NS = 50_000_000
-"""Of the time of a directory, and more."""
+"""The longest time between two reads of a queue for which is counted as listened."""
+MISSED_S = 2.0
+"""A process that was not run for so long may have been given up by others meanwhile."""
 COMES_S = 30.0
-"""The resolution of the time of a directory, and more."""
+"""So long one waits for what another one owes, as long as that is there: a node for a head that all
+were told of, and for its report when its own ranks have ended (where ranks were given time to end,
+as after SIGTERM, so much longer); who looks at the job for an answer; a head for what is missing of
+what a node has told, before it judges what it has."""
 HEAD_FIRST_S = 3.0
 """So long nodes that were told of a head wait for it before they start their ranks."""
 TAKE_EVERY_S = 0.1
-"""So often a head takes in what others say while it pauses."""
+"""So often a head takes in what others say while it pauses, and looks for those that it has not
+heard."""
 ACTS_S = 15.0
 """Longer than any action takes on its node, or the end of what a node was told to end."""
-REPORT_S = 30.0
-"""So long a node waits for the head's report when its ranks have ended, as long as the head speaks
-(where ranks were given time to end, as after SIGTERM, so much longer), and for its answer to
-whoever looks at the job from there."""
-TORN_S = 30.0
-"""So long nothing is concluded while what is missing does not come."""
 TOGETHER_NS = 1_000_000_000
 """A node that is heard so much later than another one was last is not lost with it."""
 MEETING_S = 6.0
@@ -71,13 +60,5 @@ AGAIN_EVERY_S = 1.0
 """So often the head asks a node again of which something is missing, and whether all nodes are
 there; and a node tells what its ranks have written into their logs, but where there are many nodes,
 as seldom as digests of ranks that stand still."""
-LOCAL_VERDICT_S = 0.3
-"""Without a head, what is seen on this node alone counts as soon as it is confirmed; so long it has
-to be."""
-SWITCH_S = 0.0005
-"""Between two threads of a head that has many nodes: what it hears must not wait for what it
-judges."""
 THERE_AND_BACK_S = 1.0
 """The way to another node and back may take so long, beyond the time that the stacks take there."""
-AT_ONCE_S = 0.1
-"""So long at most the supervisor's loop is held up by what it has to tell."""

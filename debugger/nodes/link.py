@@ -19,10 +19,10 @@ from typing import Any
 
 import zmq
 
-from .clocks import Listening
 from .keys import KeyPair
-from .limits import LINGER_MS, POLL_MS
+from .limits import LINGER_MS
 from .messages import Inbox
+from .presence import Listening
 
 MOST_AT_ONCE = 1000
 _TCP_CONGESTION, _TCP_THIN_LINEAR_TIMEOUTS = 13, 16
@@ -110,8 +110,8 @@ class Link(threading.Thread):
                 attended = self._attend(poller, attended)
                 if self._peers is not None:
                     # What is not taken in stays with who has said it.
-                    poller.modify(self._peers, 0 if self._is_full else zmq.POLLIN)
-                ready = dict(poller.poll(POLL_MS))
+                    poller.modify(self._peers, 0 if self._inbox.full else zmq.POLLIN)
+                ready = dict(poller.poll(timeout=100))
                 if self._reader in ready:
                     with contextlib.suppress(OSError):
                         os.read(self._reader, 4096)
@@ -119,7 +119,7 @@ class Link(threading.Thread):
                 for socket in attended:
                     if socket in ready and not socket.closed:
                         self._drain(socket)
-                read_all = self._read_all and not self._is_full
+                read_all = self._read_all and not self._inbox.full
                 self._listening.looked(time.monotonic(), read_all)
                 self._read_all = True
                 self._tick()
@@ -147,11 +147,6 @@ class Link(threading.Thread):
                 poller.register(new, zmq.POLLIN)
         return sockets
 
-    @property
-    def _is_full(self) -> bool:
-        """Whether nothing more is to be read for now."""
-        return self._inbox.full
-
     def _run_calls(self) -> None:
         while self._calls:
             self._calls.popleft()()
@@ -173,7 +168,7 @@ class Link(threading.Thread):
         is_peers = socket is self._peers
         self._read_all = self._read_all and not is_peers
         for _ in range(MOST_AT_ONCE):
-            if (is_peers and self._is_full) or socket.closed:
+            if (is_peers and self._inbox.full) or socket.closed:
                 return
             try:
                 self._read(socket)

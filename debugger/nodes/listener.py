@@ -1,6 +1,6 @@
 """The head's end: listens on one interface, and takes only nodes whose key the job has told it.
 
-Who may speak is decided before a byte is parsed (`known_keys`).
+Who may speak is decided before a byte is parsed (`keys.KnownKeys`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from zmq.utils.monitor import recv_monitor_message
 from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
 from . import limits
-from .clocks import Offset
 from .keys import SCHEMA, KeyPair, KnownKeys, Offer
-from .limits import MISSED_EVERY_S, PING_EVERY_S, UNHEARD_S
+from .limits import PING_EVERY_S, TAKE_EVERY_S, UNHEARD_S
 from .link import Link, resend_steadily
 from .many_nodes import ping_every_s
 from .messages import MOST_BYTES, Intake, Message, MessageError, message_of, size_of
-from .presence import Event, Peer, Standing
+from .presence import STANDINGS, Event, Offset, Peer, Standing
 
 PONGS_S, REST_S = 0.05, 0.025
 """The pause after a ping in which the answers of many nodes are read at once, since clocks are
@@ -62,7 +61,7 @@ class Node:
 
 class Listener(Link):
     """Listens from its construction on. Raises OSError where it cannot. `port`: 0 for any;
-    `pair`: where all nodes have keys of the job (see `agreed_keys`)."""
+    `pair`: where all nodes have keys of the job (see `keys`)."""
 
     def __init__(
         self,
@@ -177,7 +176,7 @@ class Listener(Link):
     def _tick(self) -> None:
         now_s, listened_s = time.monotonic(), self._listening.total_s
         every_s = ping_every_s(len(self._identities), PING_EVERY_S)
-        if now_s - self._missed_s >= MISSED_EVERY_S:
+        if now_s - self._missed_s >= TAKE_EVERY_S:
             self._missed_s = now_s
             for number in self._identities:
                 node = self.nodes[number]
@@ -193,7 +192,7 @@ class Listener(Link):
                 self.nodes[number].peer.asked(listened_s)
 
     def _rest_s(self) -> float:
-        if len(self.nodes) <= FEW_NODES or self._keys.any_waits:
+        if len(self.nodes) <= FEW_NODES or self._keys.waiting:
             return 0.0
         since_s = time.monotonic() - self._pinged_s
         every_s = ping_every_s(len(self._identities), PING_EVERY_S)
@@ -309,7 +308,7 @@ class Listener(Link):
             return ""
         other = "the head" if task == self.task else ""
         for node in self.nodes.values():
-            if node.task == task and node.key != key and not node.peer.is_gone:
+            if node.task == task and node.key != key and STANDINGS[node.peer.standing]:
                 other = f"node {node.number} ({node.host})"
         if not other:
             return ""

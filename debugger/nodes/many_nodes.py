@@ -28,7 +28,8 @@ from ..diagnosis.findings import Finding
 from ..record.reading.copies import FEW_NODES, calling_every_s
 from ..record.safe_files import object_of
 from ..record.snapshot import Rank
-from .limits import MOST_DIGESTS_PER_S, MOST_PACE_S, PINGS_PER_S
+from .limits import MOST_DIGESTS_PER_S, PINGS_PER_S
+from .messages import PatchError, inflated
 
 IDLE_DIGESTS_PER_S, IDLE_S = 125, 20.0
 """The rate of digests of all nodes together, while nothing changes on them; but no node says less
@@ -57,7 +58,7 @@ class Pace:
         values = [float(data[one.name]) for one in fields(cls)]
         if not all(isfinite(one) and one >= 0 for one in values):
             raise ValueError("that is no pace")
-        busy_s, least_s, idle_s = (min(one, MOST_PACE_S) for one in values[:3])
+        busy_s, least_s, idle_s = (min(one, 300.0) for one in values[:3])
         still_calls, ahead = map(int, values[3:])
         return cls(busy_s, least_s, idle_s, min(still_calls, 4096), max(1, ahead))
 
@@ -167,7 +168,6 @@ MOST_ABOUT = 256
 """The most ranks named by findings that the other nodes are told of."""
 MOST_WHOLE_BYTES = 8 << 20
 """A greater report goes to the other nodes only in part, however few they are."""
-_MOST_BYTES = 64 << 20
 
 
 def brief(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,9 +201,7 @@ def _text(report: Mapping[str, Any]) -> bytes:
 
 def unpacked(blob: bytes) -> dict[str, Any]:
     """The opposite; empty for what is none."""
-    inflater = zlib.decompressobj()
     try:
-        plain = inflater.decompress(blob, _MOST_BYTES)
-    except zlib.error:
+        return object_of(inflated(blob))
+    except PatchError:
         return {}
-    return {} if inflater.unconsumed_tail else object_of(plain)

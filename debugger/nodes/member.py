@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..diagnosis.findings import Finding
@@ -18,13 +18,12 @@ from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from ..record.snapshot import LostNode, Process
 from .connection import Connection
-from .files import MOST_LOGS_BYTES, WHILE_RUNNING_BYTES, FileSource
-from .injected import InjectedSource, take_plan
-from .limits import AGAIN_EVERY_S, REPORT_S
+from .files import MOST_LOGS_BYTES, WHILE_RUNNING_BYTES, FileSource, InjectedSource, take_plan
+from .limits import AGAIN_EVERY_S, COMES_S
 from .many_nodes import Pace, unpacked
 from .messages import Act, Message, answer
+from .mirror import Sampler
 from .prompts import Prompts
-from .sampler import Sampler
 from .view import View
 
 HEAD = 0
@@ -47,7 +46,7 @@ class Member:
         self._sampler = Sampler(directory.ranks, observe)
         self._logs = FileSource(directory.path)
         self._injected = InjectedSource(directory.path)
-        self._prompts = Prompts(directory.path, lambda _head, message: connection.send(message))
+        self.prompts = Prompts(directory.path, lambda _head, message: connection.send(message))
         self.view = View(directory, connection.send)
         self._logs_s = 0.0
         self._told_end: Mapping[str, Any] | None = None
@@ -76,7 +75,7 @@ class Member:
             silent_ns = int(self._connection.silent_s * 1e9)
             self.lost_ns = steady_clock.now_ns() - silent_ns
             self.view.lost(self.lost)
-            self._prompts.close()
+            self.prompts.close()
             return
         self.view.look()
         if self.welcomed and self._connection.ahead < self._sampler.pace.ahead:
@@ -134,9 +133,9 @@ class Member:
                 finally:
                     self.planned = True
             case "prompt":
-                self._prompts.heard(HEAD, data, message.blob)
+                self.prompts.heard(HEAD, data, message.blob)
             case "stops":
-                self._prompts.stand(HEAD, data)
+                self.prompts.stand(HEAD, data)
             case "request":
                 answer(self.on_request, data, self._connection.send)
             case "view" | "reply":
@@ -146,7 +145,7 @@ class Member:
         """The connection broke for a moment: what was on its way is lost."""
         for source in (self._sampler, self._injected, self._logs, self.view):
             source.anew()
-        self._prompts.gone(HEAD)
+        self.prompts.gone(HEAD)
         if self._told_end is not None:
             self._tell()  # before the end: how the ranks came to it
             if self._told_end["over"]:
@@ -163,7 +162,7 @@ class Member:
         for message in (injected, *digests):
             if message is not None:
                 self._connection.send(message)
-        self._prompts.tell(lambda: (HEAD,))
+        self.prompts.tell(lambda: (HEAD,))
         now_s = time.monotonic()
         if now_s - self._logs_s >= max(AGAIN_EVERY_S, self._sampler.pace.idle_s):
             self._logs_s = now_s
@@ -177,11 +176,6 @@ class Member:
     def host(self) -> str:
         """The head's."""
         return clean(self._connection.host, 120)
-
-    @property
-    def far_stops(self) -> Collection[str]:
-        """The names of breakpoints of other nodes, as they stand in the run directory here."""
-        return self._prompts.far
 
     def lost_node(self, own: Iterable[int]) -> LostNode:
         """The head, that is silent; or this node, where that was suspended and the head has given
@@ -226,7 +220,7 @@ class Member:
     def report(self, hasten: Callable[[], bool], grace_s: float = 0.0) -> Mapping[str, Any] | None:
         """The head's report; None where it does not come. `grace_s`: what the ranks of other nodes
         may take to end."""
-        until_s = time.monotonic() + REPORT_S + grace_s
+        until_s = time.monotonic() + COMES_S + grace_s
         while self.document is None and not self.lost and not hasten():
             self.take()
             if time.monotonic() > until_s:
@@ -237,7 +231,7 @@ class Member:
     def close(self) -> None:
         """Leave in good order."""
         self.view.close()
-        self._prompts.close()
+        self.prompts.close()
         self._connection.send(Message("bye"))
         self._connection.close()
 

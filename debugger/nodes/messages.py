@@ -36,15 +36,6 @@ from ..record.safe_text import clean
 MOST_BYTES = 16 << 20
 """The most bytes of one part of a message."""
 MOST_JSON_COST_BYTES = 160 << 20
-KINDS = frozenset(
-    {
-        *("hello", "pong", "digest", "injected", "ended", "stacks", "interrupted", "files"),
-        *("stops", "prompt", "bye"),
-        *("welcome", "refused", "ping", "verdict", "fill", "report"),
-        *("plan", "stop", "end", "pace", "tell", "anew"),
-        *("watch", "request", "view", "reply"),
-    }
-)
 _MOST_KIND_BYTES = 32
 _JSON = json.JSONEncoder(separators=(",", ":"), default=str)
 
@@ -72,8 +63,6 @@ def message_of(parts: Sequence[bytes]) -> Message:
     if len(parts) not in (2, 3) or len(parts[0]) > _MOST_KIND_BYTES:
         raise MessageError("it is no message of distdebug")
     kind = parts[0].decode("ascii", "replace")
-    if kind not in KINDS:
-        raise MessageError(f"it is a message of an unknown kind, {kind!r}")
     if not parts[1].lstrip().startswith(b"{"):
         raise MessageError(f"a message {kind!r} has no JSON object")
     data = object_of(parts[1], MOST_JSON_COST_BYTES)
@@ -244,19 +233,25 @@ def bounded(patches: Iterable[Patch]) -> list[list[Patch]]:
     return parts
 
 
+def inflated(packed: bytes) -> bytes:
+    """Raises PatchError for what cannot be unpacked, or unpacks to more than anybody sends."""
+    inflater = zlib.decompressobj()
+    try:
+        plain = inflater.decompress(packed, MOST_UNPACKED_BYTES)
+    except zlib.error as fault:
+        raise PatchError(f"it cannot be unpacked: {fault}") from None
+    if inflater.unconsumed_tail:
+        raise PatchError(f"it is more than {MOST_UNPACKED_BYTES >> 20} MiB")
+    return plain
+
+
 def unpacked(blob: bytes) -> Iterator[Patch]:
     """Raises PatchError, before anything is yielded that could be wrong in itself."""
     if not blob:
         return
     plain = blob[1:]
     if blob[:1] == b"\1":
-        inflater = zlib.decompressobj()
-        try:
-            plain = inflater.decompress(plain, MOST_UNPACKED_BYTES)
-        except zlib.error as fault:
-            raise PatchError(f"patches that cannot be unpacked: {fault}") from None
-        if inflater.unconsumed_tail:
-            raise PatchError(f"patches of more than {MOST_UNPACKED_BYTES >> 20} MiB")
+        plain = inflated(plain)
     elif blob[:1] != b"\0":
         raise PatchError("patches of an unknown form")
     at = 0

@@ -12,29 +12,43 @@ for the ranks of the newest world that nobody has told of:
 torchrun starts no rank before all nodes are there, so of one that never comes no rank can tell. A
 head knows who has come. A node that has nobody to meet (the node with the job's store is among
 those that did not come) can say that alone.
+
+A node may be missing to the others whose ranks have ended before any of them met those of other
+nodes, which wait for them. A rank that dies before it imports torch has been to no store, and a
+supervisor imports no torch: its node would say alone what happened, and the others that they wait
+for ever. So a short-lived process of ours goes to the store where the ranks were to meet, and has
+this node join the head that it finds there. Where nobody serves that store, or has met in it, the
+node stays alone.
 """
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
 from ..diagnosis.story import rule
-from ..record.layout import GroupState
+from ..hook.loading import command
+from ..record.layout import GroupState, Phase
 from ..record.limits import MOST_RANKS
+from ..record.safe_text import endpoint
 from ..record.snapshot import LostNode, Rank, Snapshot
 from ..record.wording import printable, ranks_text, verb
+from .interfaces import is_here
 from .job import Job
-from .limits import AGAIN_EVERY_S, ANSWERS_S
+from .limits import AGAIN_EVERY_S, ANSWERS_S, COMES_S
+from .presence import Role
 from .several import Several
 
 if TYPE_CHECKING:
-    from .head import Head  # with it comes ZeroMQ, which a run on one node does without
+    from .head import Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,55 +158,53 @@ def _of_group(snapshot: Snapshot) -> tuple[int, ...] | None:
     return None
 
 
+@dataclass(slots=True)
 class Incomplete:
     """The wait of one run below torchrun for its nodes; `has_ranks` says whether torchrun has
     started any here, be it that nothing is seen of them yet: then all nodes have come, with
     distdebug or without it."""
 
-    def __init__(
-        self, job: Job, has_ranks: Callable[[], bool], limits: Limits, say: Callable[[str], None]
-    ) -> None:
-        self._job = job
-        self._has_ranks = has_ranks
-        self._limits = limits
-        self._say = say
-        self._came: tuple[str, ...] = ()
-        self._since_s = 0.0
-        self._said: tuple[str, ...] = ()
-        self._looked_s = 0.0
-        self._over = False
+    job: Job
+    has_ranks: Callable[[], bool]
+    limits: Limits
+    say: Callable[[str], None]
+    _came: tuple[str, ...] = ()
+    _since_s: float = 0.0
+    _said: tuple[str, ...] = ()
+    _looked_s: float = 0.0
+    _over: bool = False
 
     @rule
     def look(self, ranks: Mapping[int, Rank]) -> Finding | None:
         """Returns what is to be said of it, once it has taken too long since the last node came."""
-        several, now_s = self._job.several, time.monotonic()
+        several, now_s = self.job.several, time.monotonic()
         if several is None or self._over or now_s - self._looked_s < AGAIN_EVERY_S:
             return None
-        if not self._job.rendezvous_s:
+        if not self.job.rendezvous_s:
             return None  # the launcher itself is about to start
         self._looked_s = now_s
-        head = self._job.head
+        head = self.job.head
         others = head.nodes.values() if head is not None else ()
         came = (
             socket.gethostname(),
             *(far.host or f"node {far.number}" for far in others if far.there),
         )
-        if ranks or len(came) >= several.fewest or self._job.member is not None:
+        if ranks or len(came) >= several.fewest or self.job.member is not None:
             self._over = True
             return None
         if came != self._came:
             self._came, self._since_s = came, now_s
         waited_s = now_s - self._since_s
-        if waited_s < self._limits.notice_after_s:
+        if waited_s < self.limits.notice_after_s:
             return None
-        if self._has_ranks():
+        if self.has_ranks():
             self._over = True
             return None
-        if waited_s >= self._limits.hang_timeout_s:
+        if waited_s >= self.limits.hang_timeout_s:
             return self._finding(came, several.fewest)
         if came != self._said:
             self._said = came
-            self._say(f"{self._who(came, several.fewest)}; no rank starts before all are there")
+            self.say(f"{self._who(came, several.fewest)}; no rank starts before all are there")
         return None
 
     def _who(self, came: tuple[str, ...], wanted: int) -> str:
@@ -204,11 +216,11 @@ class Incomplete:
         missing = wanted - len(came)
         text = (
             f"{self._who(came, wanted)}, and {missing} more {'has' if missing == 1 else 'have'} "
-            f"not within {self._limits.hang_timeout_s:g} s: start distdebug there with the same "
+            f"not within {self.limits.hang_timeout_s:g} s: start distdebug there with the same "
             "--rdzv-endpoint and --rdzv-id, or say a smaller --nnodes"
         )
-        if self._job.head is None:
-            where = self._job.store_host
+        if self.job.head is None:
+            where = self.job.store_host
             text += (
                 f"; this node has met nobody: is the job's store{f' at {where}' if where else ''} "
                 "on one of those, or is there no way to it?"
@@ -220,3 +232,90 @@ class Incomplete:
             proven=False,
             data={"nodes": list(came), "nodes_missing": missing},
         )
+
+
+class LateMeeting:
+    """The late meeting of one run."""
+
+    def __init__(
+        self, job: Job, directory: Path, say: Callable[[str], None], within_s: float = COMES_S
+    ) -> None:
+        """`within_s`: for how long the others wait for the ranks here before they say so."""
+        self._job = job
+        self._directory = directory
+        self._say = say
+        self._within_s = min(within_s, COMES_S)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._until_s = 0.0
+        self._looked_again = self._over = False
+
+    def goes_on(self, ranks: Mapping[int, Rank], what: str = "") -> bool:
+        """Something is wrong here, `what` if that is known: whether others may still come to hear
+        of it, so that it is not judged here yet. `ranks`: as of the last look."""
+        if self._job.judged_elsewhere:
+            return True
+        if self._over or self._job.role in (Role.HEAD, Role.MEMBER, Role.ORPHAN):
+            return False
+        if self._process is None:
+            here = {number: rank for number, rank in ranks.items() if not rank.node}
+            if not (here or self._looked_again) and self._may_look:
+                self._looked_again = True  # they may have come and gone since the last look
+                return True
+            place = self._place(here)
+            if place is None:
+                return False
+            self._begin(what, *place, 0.0 if 0 in here else self._within_s)
+        elif self._process.poll() is not None or time.monotonic() > self._until_s:
+            self.close()
+            self._say("no other node is reached: what is said here is of this node alone")
+        return not self._over
+
+    @property
+    def _may_look(self) -> bool:
+        """Whether there may be nodes that were not met."""
+        several = self._job.several
+        return several is not None and several.agreed is None and self._job.role is Role.ALONE
+
+    def _place(self, here: Mapping[int, Rank]) -> tuple[str, int] | None:
+        """Returns where the ranks of all nodes were to meet; None where that is not known, where
+        one of those here may still come to it, and where there are no other nodes."""
+        several = self._job.several
+        if several is None or not self._may_look:
+            return None
+        if any(rank.process.alive and rank.phase < Phase.EXITING for rank in here.values()):
+            return None
+        told = {rank.job for rank in here.values()}
+        if several.task and not told:  # what is started here is a rank, which has left no record
+            told = {":".join(os.environ.get(one, "") for one in ("MASTER_ADDR", "MASTER_PORT"))}
+        if not told:
+            return None
+        host, port = endpoint(told.pop())
+        if told or not host or port is None:
+            return None
+        return None if several.guessed and is_here(host) else (host, port)
+
+    def _begin(self, what: str, host: str, port: int, within_s: float) -> None:
+        self._say(
+            f"{what}{'; ' if what else ''}the ranks here have ended before they met those of other "
+            f"nodes: these are told of it at {printable(host, 120)} port {port}, where they meet, "
+            f"if they are there within {within_s:.0f} s"
+        )
+        words = [str(self._directory), host, str(port), str(within_s)]
+        self._until_s = time.monotonic() + within_s + COMES_S
+        try:
+            self._process = subprocess.Popen(
+                command("rank.process.meeting", *words),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        except OSError:
+            self._over = True
+
+    def close(self) -> None:
+        """Ends the meeting: no node is to be met any more."""
+        self._over = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()

@@ -1,19 +1,84 @@
-"""Tables of states and events say who may lead, who is lost, and what a member does about it.
+"""Tables of states and events say who may lead, who is lost, and what a member does about it;
+and the clocks that they go by: how far apart those of two ends are, and for how long one listened.
 
 Pure: no socket, and no clock but what is passed in. Times of the other end are seconds for which we
-have listened (`clocks.Listening`), so that a supervisor that is behind takes nobody for lost.
-An event that a row does not name changes nothing.
+have listened, so that a supervisor that is behind takes nobody for lost. An event that a row does
+not name changes nothing.
+
+The offset of another host's monotonic clock from this one's is found as NTP does it: a message with
+our time goes there and comes back with theirs. The truth is within half of the round trip around
+the middle; so the quickest of the last exchanges counts.
+
+Silence is counted only while we listened. Whoever is behind hears of nobody: what was said lies in
+a queue that is not read yet, or was never asked for since our pings are late. A process that the
+system has not run for some seconds, or that reads as fast as it can and never comes to the end of
+its queue, may therefore not take anybody for lost. So a clock runs here only while the queue is
+read to its end, and a stretch in which we were not there counts for a moment.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeVar
 
 from . import limits
-from .clocks import Listening
+from .limits import MISSED_S, QUEUE_EVERY_S
+
+REMEMBERED = 16
+"""Exchanges; at two a second that is eight seconds, in which clocks drift apart by less than 1 us
+for each part in a million that they differ."""
+
+
+@dataclass(slots=True)
+class Offset:
+    """`add_ns` to their clock gives ours; the truth is within `error_ns` of it. The first exchange
+    is taken as it is; later ones change the offset only where they know it better, or where it has
+    drifted out of what they allow: times that were corrected before stay comparable."""
+
+    add_ns: int = 0
+    error_ns: int = -1
+    _last: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+
+    @property
+    def known(self) -> bool:
+        """Whether there was an exchange."""
+        return self.error_ns >= 0
+
+    def exchanged(self, sent_ns: int, theirs_ns: int, received_ns: int) -> bool:
+        """Take in one exchange; True where the offset has changed."""
+        trip_ns = received_ns - sent_ns
+        if trip_ns < 0:
+            return False
+        add_ns, error_ns = (sent_ns + received_ns) // 2 - theirs_ns, trip_ns // 2
+        self._last.append((error_ns, add_ns))
+        error_ns, add_ns = min(self._last)
+        outside = abs(add_ns - self.add_ns) > error_ns + max(self.error_ns, 0)
+        if self.known and not outside and error_ns >= self.error_ns // 2:
+            return False
+        self.add_ns, self.error_ns = add_ns, error_ns
+        return True
+
+
+@dataclass(slots=True)
+class Listening:
+    """The time that we have listened, in all."""
+
+    total_s: float = 0.0
+    absent_s: float = 0.0
+    """The last time that we were not there for longer than a moment; it ended at `absent_at_s`."""
+    absent_at_s: float = 0.0
+    _last_s: float = -1.0
+
+    def looked(self, now_s: float, to_the_end: bool) -> None:
+        """Notes that the queue was looked at now, and whether it was read to its end."""
+        if to_the_end and self._last_s >= 0:
+            self.total_s += min(max(0.0, now_s - self._last_s), QUEUE_EVERY_S)
+        if self._last_s >= 0 and now_s - self._last_s > MISSED_S:
+            self.absent_s, self.absent_at_s = now_s - self._last_s, self.total_s
+        self._last_s = now_s
 
 
 class Event(Enum):
@@ -49,16 +114,6 @@ class Role(Enum):
     HEAD = "head"
     MEMBER = "member"
     ORPHAN = "orphan"
-
-    @property
-    def has_met(self) -> bool:
-        """Whether it has begun to meet the others."""
-        return self is not Role.ALONE
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it has, or had, a part in a job of several nodes."""
-        return self in (Role.HEAD, Role.MEMBER, Role.ORPHAN)
 
 
 ROLES: Mapping[Role, Mapping[Event, Role]] = {
@@ -169,11 +224,6 @@ class Peer:
     _asked_s: float = -1.0
     moved_s: float = -1e9
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether it does not come again."""
-        return not STANDINGS[self.standing]
-
     def on(self, event: Event) -> None:
         """Takes an event."""
         self.standing = after(STANDINGS, self.standing, event)
@@ -191,11 +241,6 @@ class Peer:
     def silent_s(self, listened_s: float) -> float:
         """Returns for how long it has said nothing; before it has ever spoken, 0."""
         return listened_s - self.last_s if self.last_s >= 0 else 0.0
-
-    def since_absent(self, listening: Listening) -> bool:
-        """Whether it has said nothing, but for what was said meanwhile, since we were absent."""
-        until_s = listening.absent_at_s + limits.QUEUE_EVERY_S
-        return listening.absent_s > 0 and self.last_s <= until_s
 
     def look(self, listened_s: float, every_s: float | None = None) -> Standing:
         """Returns how it stands now. `every_s`: between two questions to it, of one that speaks

@@ -12,10 +12,11 @@ a rank.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,92 +100,124 @@ class Tunnels:
                 send(Message("prompt", {"id": number, "end": True, **self._more}))
 
 
-class Reached:
-    """The prompts of one run directory, reached by terminals elsewhere; `send`: to there."""
-
-    def __init__(self, directory: Path, send: Send) -> None:
-        self._directory = directory
-        self._send = send
-        self._tunnels = Tunnels(back=True)
-        self.close = self._tunnels.close
-
-    def heard(self, data: Mapping[str, Any], blob: bytes) -> None:
-        """A terminal speaks. Raises TypeError and KeyError for what makes no sense."""
-        number, to = int(data["id"]), data.get("to")
-        if to is None:
-            self._tunnels.heard(number, blob, data.get("end") is True)
-            return
-        stop = next((one for one in stops(self._directory) if one.name == to), None)
-        try:
-            if stop is None:
-                raise OSError("it has gone on")
-            self._tunnels.begin(number, connect(self._directory, stop), self._send)
-        except OSError:
-            self._send(Message("prompt", {"id": number, "end": True, "back": True}))
-
-
-class Shown:
-    """The stops of other nodes, as they are seen in this run directory; `send`: to the node of that
-    number, or to where it is reached by."""
+class Prompts:
+    """The prompts at one supervisor. `send`: to the supervisor of that number; a node knows one
+    other, its head."""
 
     def __init__(self, directory: Path, send: Callable[[int, Message], None]) -> None:
         self._directory = directory
         self._send = send
-        self._stand: dict[tuple[int, str], tuple[Stop, socket.socket | None]] = {}
-        self._tunnels = Tunnels()
-        self._numbers = 0
-        self._lock = threading.Lock()
+        self._elsewhere: dict[tuple[int, str], tuple[Stop, socket.socket | None]] = {}
+        """The stops of other nodes, as they are seen in this run directory."""
+        self._from_here = Tunnels()
+        """From terminals here to ranks of other nodes."""
+        self._to_here: dict[int, Tunnels] = {}
+        """From terminals there to ranks here, by the other supervisor."""
+        self._numbers = itertools.count(1)
+        self._told: dict[int, Rows] = {}
 
-    def stand(self, node: int, rows: Any) -> None:
-        """Takes the ranks that are at a breakpoint there now. Raises ValueError and TypeError for
-        what makes no sense, and OSError."""
-        now = {stop.name: stop for stop in map(_stop_of, rows[:MOST_STOPS])}
-        for key in [key for key in self._stand if key[0] == node and key[1] not in now]:
-            self._leaves(key)
+    @property
+    def far(self) -> frozenset[str]:
+        """The names of those that stand on other nodes."""
+        return frozenset(stop.name for stop, _ in list(self._elsewhere.values()))
+
+    def tell(self, others: Callable[[], Iterable[int]]) -> None:
+        """Tells each of the others, where it has changed, who stands here or elsewhere, but for
+        whom it has told of itself."""
+        found = stops(self._directory)
+        if not found and not any(self._told.values()):
+            return
+        for other in others():
+            its = {stop.name for key, (stop, _) in self._elsewhere.items() if key[0] == other}
+            rows: Rows = [
+                [one.rank, one.pid, one.file, one.line, one.function, one.why, one.address]
+                for one in found
+                if one.rank is not None and one.name not in its
+            ]
+            if rows != self._told.get(other, []):
+                self._told[other] = rows
+                self._send(other, Message("stops", {"stops": rows}))
+
+    def expect(self, nodes: Iterable[int] = ()) -> None:
+        """A rank is asked to stand, of this node or of another one: ranks here take care of their
+        timeouts, and those nodes are to be ready to wait for it."""
+        with contextlib.suppress(OSError):
+            breakpoints.ask_to_stop(self._directory, os.getpid())
+        for node in nodes:
+            self._send(node, Message("stops", {"asked": True}))
+
+    def stand(self, other: int, data: Mapping[str, Any]) -> None:
+        """Takes the stops of elsewhere, and those that are about to come. Raises what makes no
+        sense, and OSError."""
+        if data.get("asked") is True:
+            self.expect()
+            return
+        now = {stop.name: stop for stop in map(_stop_of, data["stops"][:MOST_STOPS])}
+        self._leave(other, now)
         for name, stop in now.items():
             # By our own pid: of another node's process nobody here could say that it lives.
             ours = replace(stop, pid=os.getpid())
-            known = self._stand.get((node, name))
+            known = self._elsewhere.get((other, name))
             if known is not None and known[0] == ours:
                 continue
             if known is not None:
-                self._leaves((node, name))
+                self._leaves((other, name))
             announce(self._directory, ours)
             listener = None
             if not stop.address:
                 listener = listen(self._directory, ours)
-                words = (listener, node, name)
+                words = (listener, other, name)
                 threading.Thread(
                     target=self._accept, args=words, name="distdebug-prompts", daemon=True
                 ).start()
-            self._stand[node, name] = ours, listener
+            self._elsewhere[other, name] = ours, listener
 
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of the stops that hold now, as the run directory has them."""
-        return frozenset(stop.name for stop, _ in list(self._stand.values()))
+    def anew(self, other: int) -> None:
+        """Forgets what the other was told: it comes again, or for the first time."""
+        self._told.pop(other, None)
+        if other in self._to_here:
+            self._to_here.pop(other).close()
 
-    def names_of(self, node: int) -> frozenset[str]:
-        """The same of one node."""
-        return frozenset(stop.name for key, (stop, _) in self._stand.items() if key[0] == node)
+    def gone(self, other: int) -> None:
+        """The other is not there any more, or was not for a moment."""
+        self.anew(other)
+        self._leave(other)
 
-    def gone(self, node: int) -> None:
-        """The node is not there any more."""
-        for key in [key for key in self._stand if key[0] == node]:
-            self._leaves(key)
-
-    def heard(self, data: Mapping[str, Any], blob: bytes) -> None:
-        """A rank speaks to a terminal here."""
-        self._tunnels.heard(int(data["id"]), blob, data.get("end") is True)
+    def heard(self, other: int, data: Mapping[str, Any], blob: bytes) -> None:
+        """A rank there speaks to a terminal, or a terminal there to a rank. Raises TypeError and
+        KeyError for what makes no sense."""
+        number, end, to = int(data["id"]), data.get("end") is True, data.get("to")
+        if data.get("back") is True:
+            self._from_here.heard(number, blob, end)
+            return
+        tunnels = self._to_here.setdefault(other, Tunnels(back=True))
+        if to is None:
+            tunnels.heard(number, blob, end)
+            return
+        stop = next((one for one in stops(self._directory) if one.name == to), None)
+        send = partial(self._send, other)
+        try:
+            if stop is None:
+                raise OSError("it has gone on")
+            tunnels.begin(number, connect(self._directory, stop), send)
+        except OSError:
+            send(Message("prompt", {"id": number, "end": True, "back": True}))
 
     def close(self) -> None:
         """Removes all stops, and closes their connections."""
-        for key in list(self._stand):
+        for tunnels in self._to_here.values():
+            tunnels.close()
+        for key in list(self._elsewhere):
             self._leaves(key)
-        self._tunnels.close()
+        self._from_here.close()
+        breakpoints.withdraw_request(self._directory, os.getpid())
+
+    def _leave(self, other: int, but: Container[str] = ()) -> None:
+        for key in [key for key in self._elsewhere if key[0] == other and key[1] not in but]:
+            self._leaves(key)
 
     def _leaves(self, key: tuple[int, str]) -> None:
-        stop, listener = self._stand.pop(key)
+        stop, listener = self._elsewhere.pop(key)
         withdraw(self._directory, stop)
         if listener is not None:
             with contextlib.suppress(OSError):
@@ -200,98 +233,9 @@ class Shown:
                 if not same_user(connection):
                     connection.close()
                     continue
-                with self._lock:
-                    self._numbers += 1
-                    number = self._numbers
+                number = next(self._numbers)
                 leads = Message("prompt", {"id": number, "to": name})
-                send = partial(self._send, node)
-                self._tunnels.begin(number, connection, send, leads)
-
-
-class Prompts:
-    """The prompts at one supervisor. `send`: to the supervisor of that number; a node knows one
-    other, its head."""
-
-    def __init__(self, directory: Path, send: Callable[[int, Message], None]) -> None:
-        self._directory = directory
-        self._send = send
-        self._shown = Shown(directory, send)
-        self._reached: dict[int, Reached] = {}
-        self._told: dict[int, Rows] = {}
-
-    @property
-    def far(self) -> frozenset[str]:
-        """The names of those that stand on other nodes."""
-        return self._shown.names
-
-    def tell(self, others: Callable[[], Iterable[int]]) -> None:
-        """Tells each of the others, where it has changed, who stands here or elsewhere, but for
-        whom it has told of itself."""
-        found = stops(self._directory)
-        if not found and not any(self._told.values()):
-            return
-        for other in others():
-            rows = _rows_of(found, self._shown.names_of(other))
-            if rows != self._told.get(other, []):
-                self._told[other] = rows
-                self._send(other, Message("stops", {"stops": rows}))
-
-    def expect(self, nodes: Iterable[int]) -> None:
-        """A rank is asked to stand: all others are to be ready to wait for it."""
-        expect(self._directory)
-        for node in nodes:
-            self._send(node, Message("stops", {"asked": True}))
-
-    def stand(self, other: int, data: Mapping[str, Any]) -> None:
-        """Takes the stops of elsewhere, and those that are about to come. Raises what makes no
-        sense, and OSError."""
-        if data.get("asked") is True:
-            expect(self._directory)
-        else:
-            self._shown.stand(other, data["stops"])
-
-    def anew(self, other: int) -> None:
-        """Forgets what the other was told: it comes again, or for the first time."""
-        self._told.pop(other, None)
-        if other in self._reached:
-            self._reached.pop(other).close()
-
-    def gone(self, other: int) -> None:
-        """The other is not there any more, or was not for a moment."""
-        self.anew(other)
-        self._shown.gone(other)
-
-    def heard(self, other: int, data: Mapping[str, Any], blob: bytes) -> None:
-        """A rank there speaks to a terminal, or a terminal there to a rank. Raises TypeError and
-        KeyError for what makes no sense."""
-        if data.get("back") is True:
-            self._shown.heard(data, blob)
-            return
-        if other not in self._reached:
-            self._reached[other] = Reached(self._directory, partial(self._send, other))
-        self._reached[other].heard(data, blob)
-
-    def close(self) -> None:
-        """Removes all stops, and closes their connections."""
-        for one in self._reached.values():
-            one.close()
-        self._shown.close()
-        breakpoints.withdraw_request(self._directory, os.getpid())
-
-
-def expect(directory: Path) -> None:
-    """Notes that a rank of another node is asked to stop: ranks here take care of their timeouts,
-    as they do where one of themselves is asked."""
-    with contextlib.suppress(OSError):
-        breakpoints.ask_to_stop(directory, os.getpid())
-
-
-def _rows_of(found: Sequence[Stop], without: frozenset[str]) -> Rows:
-    return [
-        [one.rank, one.pid, one.file, one.line, one.function, one.why, one.address]
-        for one in found
-        if one.rank is not None and one.name not in without
-    ]
+                self._from_here.begin(number, connection, partial(self._send, node), leads)
 
 
 def _stop_of(row: Any) -> Stop:

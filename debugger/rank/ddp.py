@@ -36,7 +36,7 @@ from .log.rank_log import at_exit, report_own_fault
 from .process.verdict import VerdictWatch
 from .record.exception_text import titled
 from .record.recorder import GroupRecord, Recorder
-from .torch_private import ddp as private
+from .torch_private import training as private
 
 SETTINGS = (
     "cuda_visible_devices",
@@ -86,7 +86,7 @@ def observe(recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> 
     """Logs every DistributedDataParallel."""
     watch = _Watch(recorder, level, unused)
     unused.observe()
-    private.on_construction(watch.made)
+    private.STATISTICS(private.on_model_replicated)(watch.made)
     private.on_statistics(watch.forward)
     private.on_join_notices(outstanding.keep)
     at_exit(watch.note_times)
@@ -104,7 +104,7 @@ class _Watch:
 
     def made(self, model: Any) -> None:
         """A model was made."""
-        logger = private.logger_of(model)
+        logger = getattr(model, "logger", None)  # there is none where DDP reduces nothing
         if self._off or logger is None:
             return
         try:

@@ -27,7 +27,7 @@ from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
 from ..record.runs.run_directory import FAULTS_PLAN
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
-from . import ddp, torch_private
+from . import ddp
 from .agreement.collectives import ISSUED_IN, Agreement
 from .breakpoints.stops import POST_MORTEM, Breakpoints
 from .checks.pipeline import Pipeline
@@ -54,10 +54,10 @@ from .record.recorder import Recorder, identity
 from .replicas import check
 from .replicas.pairing import PositionPairing
 from .replicas.reduced_gradients import ReducedGradients
-from .torch_private import probe
-from .torch_private.calls import on_failures
+from .torch_private import calls, probe, tools
 from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
+from .torch_private.training import on_data_end
 
 if TYPE_CHECKING:
     from .inject.injector import Injector
@@ -136,7 +136,7 @@ class Layer:
         if writer is None:
             writer = FlightWriter(place_of_this_process(directory))
         self.recorder = recorder = Recorder(writer, identity(), self.verdict)
-        recorder.lines_in_graph = torch_private.lines_in_graph
+        recorder.lines_in_graph = tools.lines_in_graph
         # How it ends.
         self.unused = UnusedParameters(recorder, self.verdict)
         self.exceptions = Exceptions(recorder, ISSUED_IN, [self.unused.explain])
@@ -210,24 +210,22 @@ class Layer:
             "the check of replicas": lambda: check.observe(
                 recorder, self.directory, self.gradients, self.forks.on_own_rank
             ),
-            "monitored_barrier on every backend": lambda: torch_private.open_monitored_barrier(
+            "monitored_barrier on every backend": lambda: calls.open_monitored_barrier(
                 CheckedGroup
             ),
             "the debug level": self.level.observe,
-            "watching compiled programs": lambda: torch_private.keep_uncompiled(
-                call_site.DIRECTORIES
-            ),
+            "watching compiled programs": lambda: tools.keep_uncompiled(call_site.DIRECTORIES),
             "what is told of DistributedDataParallel": lambda: ddp.observe(
                 recorder, self.level, self.unused
             ),
-            "watching calls on other groups": lambda: torch_private.on_not_in_group(
+            "watching calls on other groups": lambda: calls.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
             "comparing what is paired by position": PositionPairing(recorder).observe,
-            "watching exceptions that are caught": lambda: on_failures(recorder.left_call),
+            "watching exceptions that are caught": lambda: calls.on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching init_rpc": initialisations.observe_rpc,
-            "watching the end of data": lambda: torch_private.on_data_end(_note_data_end(recorder)),
+            "watching the end of data": lambda: on_data_end(_note_data_end(recorder)),
         }
         for what, begin in parts.items():
             try:

@@ -19,8 +19,6 @@ EDITOR_S = 10.0
 ARM_AFTER_S = 0.3
 """After the first heartbeat that sees it: the other ranks of this host must know, too, that their
 timeouts are to stand still."""
-AFTERWARDS_S = 30
-"""How long the program may go on when its ranks have ended, in case it starts more of them."""
 LONGEST_WAIT_S = 60.0
 """A wait with a longer limit of time is one that a run would be stopped in; one that a program
 gives up within this is given up in a plan."""
@@ -29,10 +27,6 @@ VAIN_S = 120.0
 else, they wait in loops for what never comes."""
 CHECK_S = 1.0
 """How long one more look for keys that are not there sleeps."""
-MEASURE_AFTER_S = 2.0
-"""The memory of a planned rank is measured when it has run for so long."""
-PLANNED_GRACE_S = 1.0
-"""How long a planned rank may take to end when it was told to."""
 ASKING_CPU_S = 0.5
 """Who uses more in them computes."""
 HEARTBEAT_S = 0.1
@@ -52,7 +46,6 @@ QUICK_S = 60.0
 """How long a rank asks the store again and again; after it every `SELDOM_S`."""
 GLOO_WORKERS_S = 1.0
 """How long gloo's workers may take to let go of what they have worked on."""
-GLOO_LOOK_EVERY_S = 0.001
 STORE_OPERATION_S = 10.0
 """How long one operation of a store of ours may take."""
 CONNECT_S = 2.0

@@ -6,6 +6,7 @@ calls that differ at DETAIL), and what runs in a rank shares only `record` with 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -159,6 +160,12 @@ def kind_of(name: str) -> Kind:
     """The kind of that name. A report may be of another version: of a name that is not known no
     more is said than the name does."""
     return KINDS.get(name) or Kind(name, 1, Family.USE, name.replace("_", " ").upper())
+
+
+def page_of(name: str) -> str:
+    """The file of the page about the kind of that name, as Markdown."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return os.path.join(package, "docs", "kinds", f"{name}.md")
 
 
 CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")

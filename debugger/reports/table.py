@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..diagnosis.findings import CallIs
+from ..record.kinds import kind_of
 from ..record.wording import LOOK_HERE, RankState
 
 MOST_ROWS = 12
@@ -67,6 +68,40 @@ def of_finding(
         TableRow(tuple(ranks), what, where, LOOK_HERE if guilty else "", guilty)
         for (what, where, guilty), ranks in rows.items()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FindingTable:
+    """The rows of one finding, and the sentences below them. `rounds`: how many more ranks its
+    cycle has; `undecided`: without a majority any of its culprits may be the one that is wrong, and
+    none is marked."""
+
+    table: Table
+    details: Sequence[str]
+    rounds: int = 0
+    undecided: bool = False
+
+
+def of_whole_finding(finding: Mapping[str, Any], standing: Mapping[str, Any]) -> FindingTable:
+    """Returns all that is shown of a finding below its headline."""
+    details = list(finding["details"])
+    shown = of_finding(finding, standing)
+    rounds = 0
+    if finding["kind"] == "deadlock":
+        cycle, details = of_cycle(finding)
+        if cycle.rows:
+            rounds = cycle.left_out
+            victims = of_finding(finding, standing, without=finding["culprits"])
+            shown = Table((*cycle.rows, *victims.rows), victims.left_out)
+    undecided = (
+        kind_of(finding["kind"]).voted
+        and len(finding["culprits"]) > 1
+        and not (finding["victims"] or finding["missing"])
+    )
+    if undecided:
+        rows = tuple(TableRow(row.ranks, row.what, row.where) for row in shown.rows)
+        shown = Table(rows, shown.left_out)
+    return FindingTable(shown, details, rounds, undecided)
 
 
 def of_ranks(standing: Mapping[str, Any], world_size: int) -> Table:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..diagnosis.story import STEPS
-from ..record.kinds import kind_of
+from ..record.kinds import KINDS, kind_of
 from ..record.snapshot import is_own
 from ..record.wording import ranks_text, spans
 from . import ddp_times, injections, off, planned, table
@@ -47,6 +47,7 @@ class _Text:
         self.colour = colour
         self.width = width if width > 0 else 1 << 30
         self.watched: Any = document.get("watched")
+        self.explained: set[str] = set()
 
     def lines(self) -> Iterator[str]:
         verdict = verdict_of(self.document)
@@ -69,6 +70,7 @@ class _Text:
         for which, finding in rows:
             why = f"   (injected: {finding['injected']})" if finding.get("injected") else ""
             yield from self._wrapped(which, f"{finding['title']}  {finding['message']}{why}")
+            yield from self._explain(finding["kind"], "    ")
         left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
         if left_out:
             yield f"  ... and {left_out} more in report.json"
@@ -172,31 +174,15 @@ class _Text:
 
     def _block(self, finding: Mapping[str, Any]) -> Iterator[str]:
         yield from self._headed(finding["title"], finding["headline"], RED)
-        details = list(finding["details"])
-        standing = self.document["ranks"]
-        shown = table.of_finding(finding, standing)
-        rounds = 0
-        if finding["kind"] == "deadlock":
-            cycle, details = table.of_cycle(finding)
-            if cycle.rows:
-                rounds = cycle.left_out
-                victims = table.of_finding(finding, standing, without=finding["culprits"])
-                shown = Table((*cycle.rows, *victims.rows), victims.left_out)
-        undecided = (
-            kind_of(finding["kind"]).voted
-            and len(finding["culprits"]) > 1
-            and not (finding["victims"] or finding["missing"])
-        )
-        if undecided:
-            rows = tuple(TableRow(row.ranks, row.what, row.where) for row in shown.rows)
-            shown = Table(rows, shown.left_out)
+        whole = table.of_whole_finding(finding, self.document["ranks"])
+        shown, details = whole.table, whole.details
         yield from self._table(shown)
         if finding.get("injected"):
             yield from self._wrap(f"injected: {finding['injected']}", "  ", "    ")
-        if rounds:
+        if whole.rounds:
             first = shown.rows[0].ranks[0]
-            yield f"  ... and {rounds} more in the cycle, back to rank {first}"
-        if undecided:
+            yield f"  ... and {whole.rounds} more in the cycle, back to rank {first}"
+        if whole.undecided:
             yield "  no majority: any of them may be the one that is wrong"
         # Sentences come first, then the unified diff, whose lines must keep their first column.
         difference = finding.get("difference")
@@ -209,6 +195,13 @@ class _Text:
             colour = {"-": RED, "+": GREEN}.get(line[:1])
             yield "    " + (self.paint(line, colour) if colour else line)
         yield from self._stack(finding)
+        yield from self._explain(finding["kind"])
+
+    def _explain(self, kind: str, indent: str = "  ") -> Iterator[str]:
+        """Yields the command that prints the page of the kind, below its first finding."""
+        if kind in KINDS and kind not in self.explained:  # else it is of another version
+            self.explained.add(kind)
+            yield indent + self.paint(f"distdebug explain {kind}", DIM)
 
     def _stack(self, finding: Mapping[str, Any]) -> Iterator[str]:
         """Yields the stack of the first culprit alone; the others are in the file with all

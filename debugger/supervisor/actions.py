@@ -5,6 +5,11 @@ sentence (ValueError).
     {"action": "break", "rank": 2}           stop it at its next line, or before its next call
     {"action": "continue", "rank": 2}        let it go on; without a rank, all that stand
     {"action": "inject", "fault": 0}         make a fault of the plan happen now
+
+They are asked of the head, and done where the rank is. A request about a rank of another node goes
+there as a message, and so comes its answer back; one about all ranks is done here and on every
+node. On a node that has a head only its own ranks can be asked for, and the refusal says where the
+head is.
 """
 
 from __future__ import annotations
@@ -12,56 +17,116 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..nodes.job import Job
+from ..nodes.limits import THERE_AND_BACK_S
 from ..record import steady_clock
 from ..record.layout import Phase
 from ..record.limits import POLL_EVERY_S
 from ..record.requests import breakpoints
 from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
 from ..record.requests.control import Action
-from ..record.runs.run_directory import FAULTS_ASKED, RunDirectory, planned_faults
+from ..record.runs.run_directory import FAULTS_ASKED, PlannedFault, RunDirectory, planned_faults
+from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from ..record.streams import readable
 from ..record.wording import at_site, printable, spans
 from .limits import ASKED_STACKS_S, GOES_S, SILENT_S, STANDS_S
-from .stacks.evidence import gather
+from .several_nodes import merged
+from .stacks.evidence import gather, keep
 
 
 class Actions:
-    """The actions of one run. `ranks()` gives the ranks of the last look; `far()` names the stops
-    that are only shown here, and belong to another node."""
+    """The actions of one run. `ranks()` gives the ranks of the last look, on the head those of all
+    nodes."""
 
     def __init__(
-        self,
-        directory: RunDirectory,
-        ranks: Callable[[], Mapping[int, Rank]],
-        far: Callable[[], Collection[str]] = tuple,
+        self, job: Job, directory: RunDirectory, ranks: Callable[[], Mapping[int, Rank]]
     ) -> None:
+        self._job = job
         self._directory = directory
-        self._ranks = ranks
-        self._far = far
+        self._all_ranks = ranks
+        job.on_request = self._requested
 
     def table(self) -> dict[str, Action]:
         """Returns the actions by name, as requests say them."""
         return {
-            "stacks": self._take_stacks,
+            "stacks": self._stacks,
             "break": self._break,
             "continue": self._continue,
             "inject": self._inject,
         }
 
-    def _take_stacks(self, request: Mapping[str, Any]) -> str:
-        ranks = self._ranks()
+    def _ranks(self) -> Mapping[int, Rank]:
+        """Returns the ranks of this node."""
+        return {number: rank for number, rank in self._all_ranks().items() if not rank.node}
+
+    def _requested(self, request: Mapping[str, Any]) -> str:
+        """Does what another node asks: the head of this one, or one of this one, which is the
+        head."""
+        name = str(request.get("action"))
+        if self._job.member is None:
+            action = self.table().get(name)
+            if action is None:
+                raise ValueError(f"the head cannot {clean(name, 40)}")
+            return action(request)
+        match name:
+            case "break":
+                return self._break_here(request)
+            case "continue":
+                return self._continue_here(request)
+            case "inject":
+                text = str(request.get("text"))
+                for one in planned_faults(self._directory.path):
+                    if one.text == text:
+                        return self._inject_here(one)
+                raise ValueError("this node's plan has no such fault")
+            case _:
+                raise ValueError(f"a node is not asked to {clean(name, 40)}")
+
+    def _node_of(self, request: Mapping[str, Any]) -> int:
+        """The node of the rank that is meant; 0: this one, or none in particular."""
+        number = request.get("rank")
+        rank = self._all_ranks().get(number) if type(number) is int else None
+        if rank is not None:
+            return rank.node
+        member = self._job.member
+        if type(number) is int and member is not None and not member.lost:
+            raise ValueError(
+                f"rank {number} is on another node; ask on {member.host or 'the head'}, "
+                "which has the run of all nodes"
+            )
+        return 0
+
+    def _stacks(self, request: Mapping[str, Any]) -> str:
+        head, ranks, began_s = self._job.head, self._all_ranks(), time.monotonic()
         if not any(rank.process.alive for rank in ranks.values()):
             raise ValueError("no rank is running yet")
-        evidence = gather(self._directory, ranks, request.get("native") is True, ASKED_STACKS_S)
+        native = request.get("native") is True
+        if head is not None:
+            head.ask_stacks(native, ASKED_STACKS_S)
+        evidence = gather(self._directory, self._ranks(), native, ASKED_STACKS_S)
+        if head is not None:
+            until_s = began_s + ASKED_STACKS_S + THERE_AND_BACK_S
+            while not head.has_all_stacks and time.monotonic() < until_s:
+                time.sleep(POLL_EVERY_S)  # the supervisor's loop takes them in
+            evidence = merged(evidence, head.stacks_told)
+            keep(self._directory, evidence.stacks, (), time.monotonic() - began_s)
         return f"took the stacks of {len(evidence.stacks)} of {len(ranks)} ranks"
 
     # -- break ---------------------------------------------------------------------------------
 
     def _break(self, request: Mapping[str, Any]) -> str:
+        node, head = self._node_of(request), self._job.head
+        if head is not None:
+            head.prompts.expect(head.reachable)  # who waits for it is to be ready for that
+            if node:
+                return head.ask(node, request)
+        return self._break_here(request)
+
+    def _break_here(self, request: Mapping[str, Any]) -> str:
         number = _rank_of(request)
         if number is None:
             raise ValueError("say which rank is to stop")
@@ -120,8 +185,24 @@ class Actions:
     # -- continue ------------------------------------------------------------------------------
 
     def _continue(self, request: Mapping[str, Any]) -> str:
+        node, head = self._node_of(request), self._job.head
+        if head is None:
+            return self._continue_here(request)
+        if request.get("rank") is not None:
+            return head.ask(node, request) if node else self._continue_here(request)
+        done, refused = [], []
+        for one in (0, *head.reachable):
+            try:
+                done.append(head.ask(one, request) if one else self._continue_here(request))
+            except ValueError as refusal:
+                refused.append(str(refusal))
+        if not done:
+            raise ValueError("; ".join(dict.fromkeys(refused)))
+        return "; ".join(done)
+
+    def _continue_here(self, request: Mapping[str, Any]) -> str:
         number, directory = _rank_of(request), self._directory.path
-        far = self._far()
+        far = self._job.far_stops
         stand = [
             one for one in stops(directory) if number in (None, one.rank) and one.name not in far
         ]
@@ -184,6 +265,15 @@ class Actions:
         if fault is None:
             known = spans(faults)
             raise ValueError(f"the plan has no fault {str(number)[:20]}; it has {known}")
+        said, head = self._inject_here(fault), self._job.head
+        if head is not None:
+            for node in head.reachable:
+                with contextlib.suppress(ValueError):  # its plan has no such fault, say
+                    # By its text: every node has numbers of its own.
+                    head.ask(node, {"action": "inject", "text": fault.text})
+        return said
+
+    def _inject_here(self, fault: PlannedFault) -> str:
         if not any(rank.process.alive for rank in self._ranks().values()):
             raise ValueError("no rank is running yet")
         line = {"fault": fault.number, "time_ns": time.time_ns()}

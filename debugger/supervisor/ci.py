@@ -62,6 +62,7 @@ class Ci:
             with contextlib.suppress(OSError, ValueError):
                 ours.write("".join(f"{line}\n" for line in lines))
                 ours.flush()
+        _draw(directory, report, say)
         packed = self._pack(directory, say)
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if summary:
@@ -92,3 +93,14 @@ class Ci:
             f"distdebug tui {shlex.quote(shown)}"
         )
         return target
+
+
+def _draw(directory: RunDirectory, report: Mapping[str, Any], say: Callable[[str], object]) -> None:
+    """Puts the report as one page into the run directory."""
+    from ..reports.html import page  # which no other run needs
+
+    try:
+        directory.write_text(directory.report_html.name, page.rendered(directory, report))
+    except Exception as error:  # the run's verdict and its artefact do not wait for a page
+        what = f"{type(error).__name__}: {error}"
+        say(f"{directory.report_html.name} could not be made, a bug of distdebug's ({clean(what)})")

@@ -6,13 +6,10 @@ What means the same is one here, in whichever part it is needed.
 ASKED_STACKS_S = 10.0
 """How long the stacks may take that somebody has asked for."""
 STACKS_S = 5.0
-"""How long those may take that are taken at a verdict: the ranks' end waits for them."""
-STACK_ATTEMPT_S = 5.0
-"""For one attempt of py-spy at one process."""
+"""How long those may take that are taken at a verdict, since the ranks' end waits for them; and one
+attempt of py-spy at one process."""
 OWN_STACK_S = 3.0
 """For a process to write its stacks itself, which on a crowded host takes its time."""
-CHILDREN_S = 2.0
-"""For the stacks of what a rank has started."""
 STANDS_S = 2.0
 """For so long the answer waits for the rank to stand; the request holds on."""
 GOES_S = 5.0
@@ -20,43 +17,26 @@ GOES_S = 5.0
 SILENT_S = 3.0
 """A heartbeat older than this comes from a process that cannot run Python."""
 NOTICE_EVERY_S = 10.0
-"""A notice that still holds is repeated so often."""
-METRICS_EVERY_S = 10.0
-"""How often the file for Prometheus is written."""
+"""How often a notice that still holds is repeated, and the file for Prometheus is written."""
 SAMPLE_EVERY_S = 1.0
 """How often the host is asked about its processes, memory and GPUs, and the calls of all ranks are
 counted: a ring has room for the calls of a second, at 4,096 calls a second."""
-SECOND_LOOK_AFTER_S = 0.4
-"""The time between the two looks at a run that lives: what both show is not only on its way."""
-LEFT_GRACE_S = 0.4
-"""Processes that are left when an interrupt has been handed on, and the command has had its time
-for it, are killed after so long."""
 END_GRACE_S = 2.0
 """How long ranks may take to end after SIGTERM, at a verdict, or when the command has ended."""
 RAISE_GRACE_S = 3.0
 """How long ranks may take to raise the verdict at their own lines."""
 ORPHAN_GRACE_S = 1.0
 """How long what the command has started may go on when it has ended, before the run is over."""
-OUTPUT_S = 60.0
-"""How long to go on printing what the ranks have printed before they ended."""
 INTERRUPTED_S = 0.6
-"""The same after Ctrl-C, when somebody waits for the prompt; and how long stacks may take then."""
+"""How long to go on printing what the ranks have printed after Ctrl-C, when somebody waits for the
+prompt; and how long stacks may take then."""
 PROCESSES_EVERY_S = 0.5
 """How often all processes below the command are listed: those that start, and those that nobody
 watches."""
-HINT_AFTER_S = 1.0
-"""A rank that has gone on from its prompt and does not come back to it within this: the terminal
-says that it runs, and what Ctrl-C does."""
-COMPLETE_S = 2.0
-"""How long a rank at its prompt may take to complete what is typed."""
-ASK_AGAIN_S = 0.01
-"""Between two signals that wake whoever reads the keyboard, while somebody types."""
 GONE_WITHIN_S = 5.0
 """How long a process that was killed, or told to end, may take to be gone."""
 WAKE_AFTER_S = 0.3
 """A rank that has not ended by itself after so long gets SIGCONT: it may be stopped."""
-REAP_TIMEOUT_S = 0.5
-"""How long the command itself may take to be reaped when all below it is gone."""
 INTERRUPT_GRACE_S = 5.0
 """After Ctrl-C, or when the terminal vanishes; a second Ctrl-C ends it."""
 TERMINATE_GRACE_S = 30.0
@@ -65,10 +45,6 @@ TERMINATE_MARGIN_S = 2.0
 """What our own end may take beyond the time that the ranks were given."""
 LOOKS_APART_S = 0.25
 """Between two looks that tell whether a process works: its processor time is compared."""
-YOUNG_S = 60.0
-"""A process below the command that is older does not become a rank any more."""
-WARDEN_ENDS_S = 1.0
-"""A warden has ended the run by then."""
 IDLE_S = 0.5
 """An unfinished line is shown when nothing was added to it for this long."""
 REFRESH_S = 1.0

@@ -11,7 +11,7 @@ from ..record.reading.records import newest_ranks
 from ..record.snapshot import Snapshot
 from ..reports import prometheus
 from ..reports.stored import Document
-from .limits import METRICS_EVERY_S, SAMPLE_EVERY_S
+from .limits import NOTICE_EVERY_S, SAMPLE_EVERY_S
 from .watch import Look
 
 
@@ -36,7 +36,7 @@ class MetricsFile:
             return
         self._counted_s = now_s
         self._take(look)
-        if now_s - self._written_s >= METRICS_EVERY_S:
+        if now_s - self._written_s >= NOTICE_EVERY_S:
             self._written_s = now_s
             self._write("running", None)
 

@@ -17,7 +17,7 @@ from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.world import exit_status
 from ..diagnosis.judging import judge, slow_ranks
 from ..diagnosis.limits import Limits
-from ..faults.fault_watch import FaultWatch
+from ..faults.injected import FaultWatch
 from ..record.exits import ExitLog
 from ..record.reading.records import Records, newest_ranks, unreadable_ranks
 from ..record.runs.run_directory import RunDirectory, is_live, read_object
@@ -25,10 +25,9 @@ from ..record.safe_files import whole_or_none
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections
 from ..reports.stored import Document
-from .limits import SECOND_LOOK_AFTER_S
+from .guarded_watch import OwnFaults
 from .machine.processes import ProcessTable
-from .own_faults import OwnFaults
-from .run_reader import LocalReader
+from .watch import LocalReader
 
 EXIT_KILLED = 128 + signal.SIGKILL
 EXIT_FAILED = 1
@@ -128,13 +127,13 @@ def _newest_world(look: Look) -> Look:
     return replace(look, now=look.now[newest : newest + 1], before=look.before[newest : newest + 1])
 
 
-def look_live(directory: RunDirectory, second_look_after_s: float = SECOND_LOOK_AFTER_S) -> Look:
+def look_live(directory: RunDirectory) -> Look:
     """A run whose processes can be looked at."""
     steady = is_live(directory.path)  # else it may have been before the host was booted
     records = Records(directory.ranks, steady=steady, trusted=steady)
     reader = LocalReader(records, ProcessTable(ExitLog(directory.exits, steady)))
     before = reader.look()
-    time.sleep(second_look_after_s)
+    time.sleep(0.4)  # what both looks show is not only on its way
     return Look(reader.look(), before, reader.faults)
 
 

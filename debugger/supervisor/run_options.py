@@ -72,23 +72,13 @@ def here() -> tuple[str, Path]:
 
 
 def about(options: Options) -> dict[str, Any]:
-    """The run.json of this run."""
-    return {
-        "command": masked(options.shown_command or options.command),
-        **_of_this_process(),
-        "level": options.level,
-        "checks": list(options.checks),
-        "hang_timeout_s": options.limits.hang_timeout_s,
-    }
-
-
-def _of_this_process() -> dict[str, Any]:
-    """The supervisor's versions, host and start."""
+    """The run.json of this run, with the supervisor's versions, host and start."""
     versions = {}
     for name in ("torch", "structlog", "py-spy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return {
+        "command": masked(options.shown_command or options.command),
         "distdebug": __version__,
         "python": platform.python_version(),
         "versions": versions,
@@ -96,6 +86,9 @@ def _of_this_process() -> dict[str, Any]:
         "platform": platform.platform(),
         "pid": os.getpid(),
         "started_ns": time.time_ns(),
+        "level": options.level,
+        "checks": list(options.checks),
+        "hang_timeout_s": options.limits.hang_timeout_s,
     }
 
 

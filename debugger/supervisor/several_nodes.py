@@ -1,5 +1,5 @@
 """A run that may be a part of a job of several nodes: how its ranks are read, looked into and ended
-(`run_reader.RunReader` of all nodes), and what the job orders."""
+(`watch.LocalReader` of all nodes), and what the job orders."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from ..diagnosis.findings import Finding
 from ..diagnosis.rules.node_lost import lost_without_ranks
 from ..nodes.job import Job
-from ..nodes.late_meeting import LateMeeting
-from ..nodes.limits import LOCAL_VERDICT_S, THERE_AND_BACK_S
+from ..nodes.limits import THERE_AND_BACK_S
 from ..nodes.many_nodes import came_to_it, in_question, nodes_to_look_into
-from ..nodes.missing import Incomplete, Unwatched, lost_nodes, unseen
+from ..nodes.missing import Incomplete, LateMeeting, Unwatched, lost_nodes, unseen
 from ..nodes.several import MOST, Several
 from ..record import steady_clock
 from ..record.exits import ExitStatus
 from ..record.limits import MOST_RANKS
 from ..record.reading.copies import FEW_NODES
 from ..record.reading.reader import FlightReader
+from ..record.reading.records import Records
 from ..record.runs.run_directory import RunDirectory
 from ..record.safe_files import whole
 from ..record.safe_text import clean
@@ -30,9 +30,10 @@ from ..reports.stored import Document, received
 from .command.interrupts import Interrupts
 from .command.launch import Launch, end_tree, forward
 from .limits import ASKED_STACKS_S
-from .run_reader import LocalReader
+from .machine.processes import ProcessTable
 from .stacks.evidence import Evidence, gather, keep
 from .stacks.stacks import Frame, ThreadStack
+from .watch import LocalReader
 
 if TYPE_CHECKING:
     from ..nodes.head import Head  # with it comes ZeroMQ, which a run on one node does without
@@ -50,12 +51,19 @@ class _Asked:
     twice: bool = False
 
 
-class JobReader:
-    """`local` reads the run directory, which has the copies of other nodes' records, too. Where it
-    is told no size of the world (0), one is believed as soon as all nodes are there."""
+class JobReader(LocalReader):
+    """The reader of a run directory that has the copies of other nodes' records, too. Where it is
+    told no size of the world (0), one is believed as soon as all nodes are there."""
 
-    def __init__(self, local: LocalReader, job: Job, late: LateMeeting) -> None:
-        self._local = local
+    def __init__(
+        self,
+        records: Records,
+        table: ProcessTable,
+        world_size: int | None,
+        job: Job,
+        late: LateMeeting,
+    ) -> None:
+        super().__init__(records, table, world_size)
         self._job = job
         self._late = late
         self._lost: tuple[LostNode, ...] = ()
@@ -70,11 +78,11 @@ class JobReader:
         self._job.take()
         head, member = self._job.head, self._job.member
         if head is not None and len(head.nodes) > FEW_NODES:
-            before, self._seen = self._seen, (head.news, self._local.here())
-            self._local.rests(before == self._seen)
+            before, self._seen = self._seen, (head.news, self.here())
+            self._records.at_rest = before == self._seen
             head.stirred_ns = 0
-        self._local.trust_size = self._complete()
-        snapshots = self._local.look(finished)
+        self.trust_size = self._complete()
+        snapshots = super().look(finished)
         self._ranks = snapshots[-1].ranks if snapshots else {}
         if head is not None and snapshots:
             newest = snapshots[-1]
@@ -106,7 +114,7 @@ class JobReader:
         if head is None or len(head.nodes) <= FEW_NODES:
             return False
         self._job.take()
-        return self._seen == (head.news, self._local.here())
+        return self._seen == (head.news, self.here())
 
     def all_told(self) -> bool:
         head = self._job.head
@@ -115,14 +123,11 @@ class JobReader:
 
     def ask(self) -> bool:
         head = self._job.head
-        return head is not None and head.ask_for_progress()
+        return head is not None and head.pacing.ask()
 
     @property
     def change_mark(self) -> tuple[object, ...]:
-        return (self._local.change_mark, self._lost)
-
-    def starting(self) -> bool:
-        return self._local.starting()
+        return (super().change_mark, self._lost)
 
     def settled(self, since_s: float, about: Finding) -> bool:
         """Whether all nodes have told what had happened by then, of the monotonic clock, and those
@@ -180,16 +185,6 @@ def _path(rank: Rank) -> Path:
 
 MOST_FRAMES = 1024
 MOST_TEXT = 500
-
-
-def to_message(evidence: Evidence) -> dict[str, Any]:
-    """Returns the evidence as JSON has it."""
-    return {
-        "ranks": {
-            str(rank): [_thread_to_json(one) for one in threads]
-            for rank, threads in evidence.stacks.items()
-        }
-    }
 
 
 def merged(own: Evidence, others: Iterable[Mapping[str, Any]]) -> Evidence:
@@ -281,7 +276,11 @@ class JobRanks:
         )
         native = wanted.get("native") is True
         self._taken = gather(self._directory, ranks, native, timeout_s)
-        member.tell_stacks(to_message(self._taken))
+        rows = {
+            str(rank): [_thread_to_json(one) for one in threads]
+            for rank, threads in self._taken.stacks.items()
+        }
+        member.tell_stacks({"ranks": rows})
 
     def tell(self, finding: Finding) -> bool:
         """Has every rank that can still run Python raise the finding; False where none hears."""
@@ -318,66 +317,59 @@ class JobRanks:
             self._job.head.end(self._grace_s, self._hasten)
 
 
+@dataclass(slots=True)
 class Orders:
-    """The orders to one run. `over`: it is to end, with `finding` if there is one."""
+    """The orders to one run. `incomplete`: of a job that may wait for nodes before it has ranks.
+    `over`: it is to end, with `finding` if there is one."""
 
-    def __init__(
-        self,
-        job: Job,
-        ranks: JobRanks,
-        interrupts: Interrupts,
-        say: Callable[[str], None],
-        late: LateMeeting,
-        incomplete: Incomplete | None = None,
-    ) -> None:
-        """`incomplete`: of a job that may wait for nodes before it has ranks."""
-        self._job = job
-        self._late = late
-        self._incomplete = incomplete
-        self._ranks = ranks
-        self._interrupts = interrupts
-        self._say = say
-        self._lost_s = 0.0
-        self._abandoned: ExitStatus | None = None
-        self.finding: Finding | None = None
-        self.over = False
+    job: Job
+    ranks: JobRanks
+    interrupts: Interrupts
+    say: Callable[[str], None]
+    late: LateMeeting
+    incomplete: Incomplete | None = None
+    finding: Finding | None = None
+    over: bool = False
+    _lost_s: float = 0.0
+    _abandoned: ExitStatus | None = None
 
     def look(self, ranks: Mapping[int, Rank]) -> bool:
         """Do what is asked; whether the run is over. `ranks`: as of the last look."""
-        head, member = self._job.head, self._job.member
-        if head is not None and head.interrupted is not None and self._interrupts.signal is None:
+        head, member = self.job.head, self.job.member
+        if head is not None and head.interrupted is not None and self.interrupts.signal is None:
             number, who = head.interrupted
-            self._interrupts.signal = number
-            self._say(f"{self._interrupts.name} came to {who}: all nodes end")
+            self.interrupts.signal = number
+            self.say(f"{self.interrupts.name} came to {who}: all nodes end")
         if head is not None and head.abandoned is not None and not self.over:
             self._abandoned, who = head.abandoned
-            self._say(f"the command on {who} ended with {self._abandoned}: all nodes end")
+            self.say(f"the command on {who} ended with {self._abandoned}: all nodes end")
             self.over = True
         if member is None:
-            found = self._incomplete.look(ranks) if self._incomplete is not None else None
+            found = self.incomplete.look(ranks) if self.incomplete is not None else None
             if found is not None:
                 self.finding, self.over = found, True
             return self.over
         if member.lost:
             return self._without_head(ranks)
         if member.stacks_wanted is not None:
-            self._ranks.answer(ranks)
+            self.ranks.answer(ranks)
         if member.finding is not None or member.document is not None:
             self.finding, self.over = member.finding, True
-        elif member.stop_signal and self._interrupts.signal is None:
-            self._interrupts.signal = member.stop_signal
-            self._say(f"{self._interrupts.name} came to another node: all nodes end")
+        elif member.stop_signal and self.interrupts.signal is None:
+            self.interrupts.signal = member.stop_signal
+            self.say(f"{self.interrupts.name} came to another node: all nodes end")
         elif member.ends:
             self.over = True  # there is no finding, and yet it is over: a fault cannot be made
         return self.over
 
     def _without_head(self, ranks: Mapping[int, Rank]) -> bool:
         """A head that was there and is silent ends the run here; what is seen here comes first."""
-        member = self._job.member
+        member = self.job.member
         if member is None or not member.welcomed:
             return False  # there never was one: this node is judged by itself
         self._lost_s = self._lost_s or time.monotonic()
-        if time.monotonic() - self._lost_s > LOCAL_VERDICT_S:
+        # What is seen on this node alone counts as soon as it is confirmed: it gets 0.3 s for that.
+        if time.monotonic() - self._lost_s > 0.3:
             lost = member.lost_node(ranks)
             self.finding, self.over = lost_without_ranks(lost), True
         return self.over
@@ -386,7 +378,7 @@ class Orders:
         """The command has ended, and `ended`: nothing of the run is left here, or nobody waits for
         it. Whether that is so on all nodes, or the job is over for them, too: a command that has
         failed has left ranks behind, which nobody would end."""
-        head, member = self._job.head, self._job.member
+        head, member = self.job.head, self.job.member
         left = bool(
             status is not None
             and status.shell_code
@@ -402,11 +394,11 @@ class Orders:
             member.tell_end(status, not left)
             return False  # the head says when
         failed = status is not None and bool(status.shell_code)
-        return not (failed and self._late.goes_on(ranks))
+        return not (failed and self.late.goes_on(ranks))
 
     def status(self, own: ExitStatus | None) -> ExitStatus | None:
         """Returns how the command ended, on the node where it ended worst."""
-        head = self._job.head
+        head = self.job.head
         if self._abandoned is not None:
             return self._abandoned  # ours was ended for it
         if head is None or (own is not None and own.shell_code):
@@ -415,9 +407,9 @@ class Orders:
 
     def document(self, status: ExitStatus | None) -> Document | None:
         """The head's report, if this node has a head that gives one."""
-        member = self._job.member
+        member = self.job.member
         if member is None or member.lost or not member.welcomed:
             return None
         member.tell_end(status, True)
-        grace_s = self._interrupts.grace_s if self._interrupts.signal is not None else 0.0
-        return received(member.report(lambda: self._interrupts.at_once, grace_s))
+        grace_s = self.interrupts.grace_s if self.interrupts.signal is not None else 0.0
+        return received(member.report(lambda: self.interrupts.at_once, grace_s))

@@ -17,7 +17,6 @@ from typing import Any
 from ..record.requests.breakpoints import Line, Stop, stops
 from ..record.safe_text import clean
 from ..record.streams import readable
-from .limits import ASK_AGAIN_S, COMPLETE_S, HINT_AFTER_S
 
 HISTORY = "~/.distdebug_history"
 _MOST_HISTORY = 1000
@@ -73,7 +72,7 @@ class Terminal:
         hinted = False
         while True:
             try:
-                if not readable([self._line], HINT_AFTER_S):
+                if not readable([self._line], timeout_s=1.0):
                     if not hinted:
                         _show(f"{self._stop.who} runs; Ctrl-C leaves it to itself\n")
                     hinted = True
@@ -166,7 +165,7 @@ class Terminal:
         both: list[Any] = [self._line, typing]
         left = 0
         while True:
-            if left and not readable([typing], ASK_AGAIN_S):
+            if left and not readable([typing], timeout_s=0.01):
                 signal.pthread_kill(user, _NUDGE)
                 left -= 1
             elif typing in readable(both):
@@ -193,7 +192,7 @@ class Terminal:
         """Ask the rank what the word at `line[begin:end]` may become."""
         with self._completing:
             self._line.send(complete=[text, line, begin, end])
-            until_s = time.monotonic() + COMPLETE_S
+            until_s = time.monotonic() + 2.0
             while (left_s := until_s - time.monotonic()) > 0:
                 if not readable([self._line], left_s):
                     break

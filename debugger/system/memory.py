@@ -195,11 +195,6 @@ class OomWatch:
             self._baseline[counter] += 1
         return risen or pid in self._named
 
-    def close(self) -> None:
-        if self._kernel_log >= 0:
-            os.close(self._kernel_log)
-            self._kernel_log = -1
-
     def _count_from_now(self, counter: Path) -> None:
         value = _counted(counter, "oom_kill")
         if value is not None:

@@ -20,10 +20,9 @@ from ..record.snapshot import Process, Rank
 from ..reports import document, text
 from ..supervisor.limits import STACKS_S
 from ..supervisor.machine.processes import ProcessTable
-from ..supervisor.run_reader import LocalReader
 from ..supervisor.stacks import stack_tree
 from ..supervisor.stacks.evidence import Evidence, gather
-from ..supervisor.watch import Look, Policy, Watch
+from ..supervisor.watch import LocalReader, Look, Policy, Watch
 from ..system.memory import OomWatch
 from .limits import LATE_S
 from .marks import Wanted

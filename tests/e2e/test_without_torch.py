@@ -169,7 +169,7 @@ def test_the_app_without_textual_says_so(tmp_path: Path) -> None:
 
 
 def test_the_page_names_what_a_viewer_needs() -> None:
-    page = (ROOT / "debugger" / "README.md").read_text()
+    page = (ROOT / "debugger" / "docs" / "install.md").read_text()
     (line,) = re.findall(r"pip install --no-deps distdebug && pip install (.*)", page)
     assert line.split() == [Requirement(one).name for one in VIEWER]
     asked = {Requirement(one).name: one for one in PROJECT["dependencies"]}

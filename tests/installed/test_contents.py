@@ -12,7 +12,7 @@ from tests.support.architecture import FOLDERS
 from tests.support.installed import copy_of_tree
 
 pytestmark = pytest.mark.long
-DATA = {".py", ".tcss", ".typed"}
+DATA = {".py", ".tcss", ".typed", ".html", ".css", ".js"}
 ENTRY = "debugger/hook/entry/_distdebug_entry.py"
 
 

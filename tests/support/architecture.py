@@ -78,7 +78,7 @@ ONLY_LAZILY = {
         "torch",
     ): "in a rank, which has it; pytest itself must not load it",
     ("distdebug.testing.rank_session", "distcore"): "the same: only where a rank makes its group",
-    ("distdebug.launch.torchrun_parser", "torch"): "where another torch's parser cannot be taken",
+    ("distdebug.launch.torchrun_flags", "torch"): "where another torch's parser cannot be taken",
 }
 
 

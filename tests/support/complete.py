@@ -65,7 +65,12 @@ def _readme_codes(path: Path) -> dict[str, int]:
 
 
 def _who_finds(root: Path) -> Iterator[Path]:
-    for place in (RULES, "debugger/diagnosis/notices.py", "debugger/diagnosis/folding", *_BY_RANKS):
+    for place in (
+        RULES,
+        "debugger/diagnosis/notices.py",
+        "debugger/diagnosis/folding.py",
+        *_BY_RANKS,
+    ):
         path = root / place
         if path.is_file():
             yield path
@@ -251,7 +256,7 @@ def _names(path: Path) -> set[str]:
 
 ACTIONS = "debugger/faults/actions.py"
 INJECT = "debugger/rank/inject"
-FAULTS_PAGE = "debugger/faults/README.md"
+FAULTS_PAGE = "debugger/docs/reference/faults.md"
 CASES = "tests/faults/cases.py"
 SPECS = "tests/unit/faults/test_spec.py"
 

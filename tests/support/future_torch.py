@@ -109,8 +109,6 @@ def component(private: Any) -> tuple[Any, str, bool]:
     owner: Any = sys.modules[private.module]
     for name in path:
         owner = getattr(owner, name)
-    if not hasattr(owner, last) and private.old:
-        last = private.old
     in_object = not inspect.isclass(owner) and not inspect.ismodule(owner)
     if in_object and last not in vars(owner):
         owner = type(owner)  # a property

@@ -16,9 +16,8 @@ from distdebug.record.reading.records import Records, newest_ranks
 from distdebug.record.runs.run_directory import RunDirectory, Verdict
 from distdebug.record.wording import finding_line
 from distdebug.supervisor.machine.processes import ProcessTable
-from distdebug.supervisor.run_reader import LocalReader
 from distdebug.supervisor.stacks.evidence import gather
-from distdebug.supervisor.watch import Policy, Watch
+from distdebug.supervisor.watch import LocalReader, Policy, Watch
 from distdebug.system.memory import OomWatch
 from tests.support import runs
 from tests.support.ports import unclaimed_port

@@ -39,7 +39,7 @@ STEPS = {
         "from .rules.p2p_mismatch import",
         "from .rules.practical_joke import jokes\nfrom .rules.p2p_mismatch import",
     ),
-    "README.md": ("| `forked` |", "| `practical_joke` | a joke | 93 |\n| `forked` |"),
+    "README.md": ("| `tool_error` |", "| `practical_joke` | a joke | 93 |\n| `tool_error` |"),
 }
 """By file: what is there, and what is there instead."""
 CALL = (

@@ -187,6 +187,7 @@ from ..transports.base import Receive, Send
 FAULT = Recipe(
     complete.of_faults,
     (
+        "debugger/docs/reference",
         "debugger/faults",
         "debugger/rank/inject",
         "tests/faults/cases.py",
@@ -213,7 +214,7 @@ FAULT = Recipe(
 def throw(""",
             ),
         ),
-        "debugger/faults/README.md": (
+        "debugger/docs/reference/faults.md": (
             ("| `exit(", "| `sulk(rank=N)` | the process leaves with 7 |\n| `exit("),
         ),
         "tests/faults/cases.py": (

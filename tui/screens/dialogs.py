@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input
+from textual.widgets import Input, MarkdownViewer
 
 from ...record.wording import ranks_text
 from ..picture import Picture
@@ -171,6 +172,44 @@ class Reading(ModalScreen[None]):
 
     def action_close(self) -> None:
         self.dismiss()
+
+
+class Page(MarkdownViewer):
+    """A page of the documentation, whose links to other pages are followed."""
+
+    async def go(self, location: str | PurePath) -> None:
+        path, _ = self.document.sanitize_location(str(location))
+        if (self.navigator.location.parent / path).is_file():  # else the app would end
+            await super().go(location)
+
+
+class Explained(ModalScreen[None]):
+    """The pages of the kinds that were found, one after the other."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("p", "next"),
+        Binding("escape", "dismiss"),
+        Binding("q", "dismiss"),
+    ]
+
+    def __init__(self, files: Sequence[str]) -> None:
+        super().__init__()
+        self._files = list(files)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog", id="reading"):
+            yield Page(show_table_of_contents=False)
+
+    async def on_mount(self) -> None:
+        await self.action_next()
+
+    async def action_next(self) -> None:
+        if not self._files or not self.query(Page):  # left in the moment that it was opened
+            self.dismiss()
+            return
+        shown = self.query_one(Page)
+        await shown.go(self._files.pop(0))
+        shown.document.focus()
 
 
 def finding_lines(picture: Picture, width: int) -> list[Line]:

@@ -26,9 +26,9 @@ from distcore.tcp.side_channel import NOTE_BYTES, SideChannel, SideNote
 from ...record.dispute import message_difference
 from ...record.limits import LOOK_EVERY_S, MOST_S
 from ...record.signature import ANY_SOURCE, Signature
-from .. import torch_private
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
+from ..torch_private.calls import on_blocking_messages
 
 COMPARES = "gloo"
 _HASH_BYTES = 8
@@ -48,7 +48,7 @@ class BlockingMessages:
         """Begins to tell; done once, as soon as anybody asks."""
         if not self._observed:
             self._observed = True
-            torch_private.on_blocking_messages(lambda: self)
+            on_blocking_messages(lambda: self)
 
     @property
     def here(self) -> bool:

@@ -25,14 +25,14 @@ from ...record.requests import stack_dump
 from ...record.snapshot import Process, Rank
 from ...record.wording import RankState, at_site, call_text, numbered, printable
 from ...system import proc
-from .. import torch_private
 from ..record.recorder import GroupRecord, OwnFinding, Recorder
+from ..torch_private.probe import dist
 
 
 def monitor(recorder: Recorder, record: GroupRecord, store: Any) -> Callable[..., None]:
     """Returns the monitored_barrier of one group, on one rank."""
     name = f"distdebug/monitored/{record.name}/{recorder.namesakes(record)}"
-    own_store: Any = torch_private.dist.PrefixStore(name, store)
+    own_store: Any = dist.PrefixStore(name, store)
     numbers = itertools.count()
 
     def barrier(timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:

@@ -25,13 +25,13 @@ from ...record.runs.run_directory import is_live
 from ...record.safe_text import whole_number
 from ...record.wording import printable
 from ...system import proc
-from .. import torch_private
 from ..limits import ARM_AFTER_S, SELDOM_S
 from ..log.rank_log import at_exit, report_own_fault, say
 from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
+from ..torch_private.tools import on_breakpoint
 from . import editors
 from .console import Console
 from .editors import Editors
@@ -71,7 +71,7 @@ class Breakpoints:
         self.on_demand = OnDemand(self, look_once)
         if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
             sys.breakpointhook = self._on_breakpoint
-        torch_private.on_breakpoint(lambda: _TorchsPdb(self.stop_or_other))
+        on_breakpoint(lambda: _TorchsPdb(self.stop_or_other))
         self.trace()
         self.main_thread.on_return(self.on_demand.trace_from)
         at_exit(self.end)

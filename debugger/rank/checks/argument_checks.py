@@ -180,14 +180,6 @@ def _rooted(call: CallArguments, many: Any, one: Any) -> bool:
     return call.alike(many[0], one[0]) and _as_many(many[0], one[0])
 
 
-def _gather(call: CallArguments) -> bool:
-    return _rooted(call, call.args[0], call.args[1])
-
-
-def _scatter(call: CallArguments) -> bool:
-    return _rooted(call, call.args[1], call.args[0])
-
-
 def _reduce_scatter(call: CallArguments) -> bool:
     outputs, given = call.args[:2]
     return bool(outputs) and len(outputs) == len(given) and all(
@@ -204,10 +196,6 @@ def _in_one(call: CallArguments) -> bool:
     if not call.op.coalesced:
         return call.whole_of(wholes, parts)
     return len(wholes) == len(parts) and all(map(call.whole_of, wholes, parts))
-
-
-def _all_to_all(call: CallArguments) -> bool:
-    return len(call.args[0]) == len(call.args[1]) == call.size
 
 
 def _all_to_all_single(call: CallArguments) -> bool:
@@ -229,11 +217,11 @@ _RIGHT: dict[tuple[Pattern, bool], Callable[[CallArguments], bool]] = {
     (Pattern.REDUCE, False): _reduce,
     (Pattern.ALL_GATHER, False): _all_gather,
     (Pattern.ALL_GATHER, True): _in_one,
-    (Pattern.GATHER, False): _gather,
-    (Pattern.SCATTER, False): _scatter,
+    (Pattern.GATHER, False): lambda call: _rooted(call, call.args[0], call.args[1]),
+    (Pattern.SCATTER, False): lambda call: _rooted(call, call.args[1], call.args[0]),
     (Pattern.REDUCE_SCATTER, False): _reduce_scatter,
     (Pattern.REDUCE_SCATTER, True): _in_one,
-    (Pattern.ALL_TO_ALL, False): _all_to_all,
+    (Pattern.ALL_TO_ALL, False): lambda call: len(call.args[0]) == len(call.args[1]) == call.size,
     (Pattern.ALL_TO_ALL, True): _all_to_all_single,
 }
 """By `Op.form`, whether the arguments are right for a backend; any other counts as right."""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ...record.dispute import Dispute, vote
 from ...record.ops import OF_METHOD, Operand, Pattern
@@ -28,6 +30,91 @@ from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from . import argument_checks
 
 TENSORS = "tensors"
+Range = tuple[int, int]
+"""Addresses in memory: of the first byte, and behind the last one."""
+_MOST_ELEMENTS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLayout:
+    """`start` is the address of the element whose indices are all 0; strides are in bytes."""
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+
+    @property
+    def range(self) -> Range:
+        """From the first byte to behind the last one; there may be gaps. (0, 0): no element."""
+        if 0 in self.shape:
+            return 0, 0
+        steps = [(size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)]
+        first = self.start + sum(step for step in steps if step < 0)
+        return first, self.start + sum(step for step in steps if step > 0) + self.item_bytes
+
+    def lies_in(self, memory: Range) -> bool:
+        """Whether all of it does, so that to look at any element is to look there."""
+        first, end = self.range
+        return first < end and memory[0] <= first and end <= memory[1]
+
+    def touches(self, memory: Range) -> bool:
+        """Whether an element lies there."""
+        if not overlap(self.range, memory):
+            return False
+        if is_dense(self.shape, [abs(step) for step in self.strides], self.item_bytes):
+            return True  # there are no gaps
+        if torch.Size(self.shape).numel() > _MOST_ELEMENTS:
+            return False
+        addresses = torch.full((), self.start, dtype=torch.int64, device="cpu")
+        for size, step in zip(self.shape, self.strides, strict=True):
+            addresses = addresses.unsqueeze(-1) + torch.arange(size, device="cpu") * step
+        ends = addresses + self.item_bytes
+        return bool(((addresses < memory[1]) & (ends > memory[0])).any())
+
+
+def overlap(one: Range, other: Range) -> bool:
+    """Whether a byte lies in both."""
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def of_tensor(tensor: Tensor) -> MemoryLayout | None:
+    """None where its memory is not the processor's, or not known."""
+    if (
+        type(tensor) not in (Tensor, Parameter)
+        or not tensor.is_cpu
+        or tensor.layout != torch.strided
+        or tensor.numel() == 0
+    ):
+        return None
+    size = tensor.element_size()
+    steps = tuple(step * size for step in tensor.stride())
+    return MemoryLayout(tensor.data_ptr(), tuple(tensor.shape), steps, size)
+
+
+def of_storage(storage: torch.UntypedStorage) -> MemoryLayout | None:
+    """Returns the layout of all of a storage."""
+    size = storage.nbytes()
+    if storage.device.type != "cpu" or not size:
+        return None
+    return MemoryLayout(storage.data_ptr(), (size,), (1,), 1)
+
+
+def of_array(array: Any) -> MemoryLayout:
+    """Returns the layout of an array of numpy's."""
+    start = int(array.__array_interface__["data"][0])
+    return MemoryLayout(start, tuple(array.shape), tuple(array.strides), int(array.itemsize))
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int], item: int) -> bool:
+    """Whether elements, so far from each other as an item, fill one piece of memory, each with a
+    place of its own, in any order."""
+    for step, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if step != item:
+                return False
+            item *= size
+    return True
 
 
 class TensorCheck:
@@ -217,16 +304,10 @@ def _gaps(tensor: Tensor) -> str:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill one piece of memory, each with a place of its own, in any order."""
+    """See `is_dense`."""
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return True
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
+    return is_dense(tensor.shape, tensor.stride(), 1)
 
 
 def _same_order(output: Tensor, other: Tensor | None) -> bool:
@@ -242,7 +323,7 @@ def _same_order(output: Tensor, other: Tensor | None) -> bool:
     )
 
 
-def _range(tensor: Tensor) -> tuple[int, int] | None:
+def _range(tensor: Tensor) -> Range | None:
     """The memory of a contiguous tensor that is not empty, as addresses; None of others."""
     if tensor.layout is not torch.strided or not tensor.is_contiguous() or not tensor.numel():
         return None
@@ -255,7 +336,7 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     first, second = _range(one), _range(other)
     if first is None or second is None:
         return bool(one.numel()) and _identical(one, other)
-    return first[0] < second[1] and second[0] < first[1]
+    return overlap(first, second)
 
 
 def _identical(one: Tensor, other: Tensor) -> bool:

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from ...record.ops import op_of
 from ...record.signature import SUMS, Signature
-from .. import torch_private
 from ..log import rank_log
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record.describe import METHODS, tensors_in
 from ..record.exception_text import text_of
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
+from ..torch_private.training import on_loss_scaling
 
 NAN, OVERFLOW = NAMES = ("nan", "overflow")
 
@@ -50,7 +50,7 @@ class LossScaling:
         """Begins to look for it."""
         if not self._watched:
             self._watched = True
-            torch_private.on_loss_scaling(self._scales)
+            on_loss_scaling(self._scales)
 
     def _scales(self) -> None:
         if not self.seen:

@@ -21,7 +21,7 @@ from ..log.debug_level import DebugLevel
 from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
-from . import in_flight, memory_layout, non_finite, reads
+from . import in_flight, memory_layout, non_finite
 from .non_finite import After, Inspect
 
 CHECKS = "DISTDEBUG_CHECK"
@@ -81,13 +81,12 @@ class Pipeline:
         """From now on `look()` comes before each call of any group, after all else that does;
         None: no more."""
         self._once = look
-        for record in list(self._groups):
-            self._choose(record, self._level.is_detail())
+        self._switch(self._level.is_detail())
 
     def _choose(self, record: GroupRecord, detail: bool) -> None:
         recorder, several = self._recorder, len(record.ranks) > 1
         if detail and record.holds:
-            reads.prepare()
+            in_flight.prepare()
         names = frozenset(filter(wants, non_finite.NAMES))
         strided = several and (detail or wants(memory_layout.TENSORS))
         tensors = memory_layout.TensorCheck(recorder, record).before if strided else None

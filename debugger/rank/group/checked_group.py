@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG, BOUNDED_FLAG
 from ...record.ops import POINT_TO_POINT
-from ..checks import argument_checks, in_flight, non_finite, reads
+from ..checks import argument_checks, in_flight, non_finite
 from ..checks.argument_checks import InvalidArgumentError
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record import lost_connections
@@ -27,7 +27,8 @@ from ..record.lanes import FORMS, Lane, never, stands_below
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
-from ..torch_private import record_boxed_groups, tensor_guard
+from ..torch_private.operators import record_boxed_groups
+from ..torch_private.tensor_guards import tensor_guard
 from . import outstanding
 from .tracked_work import WAITED_FOR, track
 
@@ -363,10 +364,10 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if is_async and work is not None:
                 held = None
                 if group.holds or group.guard is not None:
-                    held = in_flight.held(name, given, recorder, group, known)
+                    held = in_flight.hold(name, given, recorder, group, known)
                 writer.hand_over(number, thread)
                 if group.holds and group.guard is not None and line.fronts:
-                    return reads.watch(
+                    return in_flight.watch(
                         track(work, recorder, number, known, after, line, held),
                         name,
                         given,

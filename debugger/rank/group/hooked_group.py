@@ -19,12 +19,12 @@ from typing import Any
 from ...record.layout import ASYNC_FLAG
 from ...record.ops import OPS, POINT_TO_POINT, Pattern, op_type
 from ...record.writing.slots import Place, ThreadSlot
-from .. import torch_private
 from ..log.rank_log import report_own_fault
 from ..record import describe
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private import group_hooks
 from ..torch_private.group_hooks import FoundGroup
+from ..torch_private.training import capturing
 from . import outstanding
 
 _MOST_KEPT = 100_000
@@ -185,7 +185,7 @@ class HookedGroup:
 
     def _follow(self, recorder: Recorder, number: int, known: Known, work: Any) -> None:
         """Record the end of this call, when the heartbeat sees it."""
-        if work is None or (known.streams and torch_private.capturing()):
+        if work is None or (known.streams and capturing()):
             recorder.writer.finish(number, None)
             return
         tracked = HookedWork(recorder, number, work, known)

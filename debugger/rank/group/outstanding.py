@@ -28,9 +28,9 @@ from torch.distributed import Work
 from ...record.notes import UnwaitedWorkNote
 from ...record.ops import OP_NAMES, POINT_TO_POINT
 from ...record.writing.slots import GroupSlot
-from .. import torch_private
 from ..record import call_site
 from ..record.recorder import Recorder
+from ..torch_private.training import capturing
 
 
 @dataclass
@@ -183,7 +183,7 @@ def forget() -> None:
 def goes_on(work: Any) -> bool:
     """Whether the call is still under way though its wait has returned. In the capture of a CUDA
     graph nobody can tell."""
-    if torch_private.capturing():
+    if capturing():
         return False
     try:
         return not work.is_completed()

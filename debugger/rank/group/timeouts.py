@@ -28,11 +28,11 @@ from typing import Any
 from distcore.base import deadline
 
 from ...record.requests.breakpoints import any_asked, any_stop
-from .. import torch_private
 from ..log.rank_log import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private.gloo import GlooSockets
+from ..torch_private.groups import on_group_timeout, prolong
 from . import outstanding
 
 ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
@@ -107,7 +107,7 @@ class Timeouts:
     def observe(self) -> None:
         """Has deadlines put off by breakpoints."""
         deadline.set_held(self.held_s)
-        torch_private.on_group_timeout(_changed)
+        on_group_timeout(_changed)
 
     def take_over(self, record: GroupRecord, inner: Any) -> None:
         """Keep the timeout of this new group, if it is gloo's and a breakpoint may come."""
@@ -119,7 +119,7 @@ class Timeouts:
 
     def _prolong(self, record: GroupRecord, inner: Any) -> None:
         """Keep this group's timeout from now on, if it is gloo's."""
-        if torch_private.prolong(inner, waiting.ENDLESS):
+        if prolong(inner, waiting.ENDLESS):
             record.kept = True
             for calls in list(record.known.values()):
                 for known in list(calls.values()):

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors.in_ranks import FindingRaised
 from ...record.writing.slots import ThreadSlot
-from ..checks import reads
+from ..checks import in_flight
 from ..checks.in_flight import Held
 from ..record.lanes import NOWHERE, CallLine
 from ..record.recorder import Known, Recorder
@@ -174,7 +174,7 @@ class TrackedWork(ForwardingWork):
         """The program knows of the end, or may."""
         if self._held is not None:
             self._held = None
-            reads.over()
+            in_flight.over()
 
     def hold(self, held: Held) -> None:
         """Look at these buffers when the call is waited for."""
@@ -182,7 +182,7 @@ class TrackedWork(ForwardingWork):
 
     def _check_held(self) -> None:
         held, self._held = self._held, None
-        reads.over()
+        in_flight.over()
         try:
             if held is not None:
                 held.check()

@@ -12,11 +12,12 @@ from typing import Any
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
 from ...record.notes import SplitNote
-from .. import torch_private
 from ..checks.pipeline import Pipeline
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record.recorder import GroupRecord, Recorder
+from ..torch_private import calls, groups, operators, self_test, tensor_guards
 from ..torch_private.gloo import GlooSockets
+from ..torch_private.probe import c10d
 from .checked_group import CheckedGroup
 from .forks import Forks
 from .timeouts import Timeouts
@@ -67,16 +68,16 @@ class Groups:
     def check_that_creation_is_seen(self) -> None:
         """torch has made the default group: by the function that is wrapped here, or by another?"""
         if not self._creation_was_seen:
-            torch_private.creation_was_not_seen()
+            groups.creation_was_not_seen()
 
     def observe(self) -> None:
         """Observes every new group."""
-        torch_private.try_a_front()
-        torch_private.try_tensor_guards()
-        torch_private.on_group_creation(self._creation)
-        torch_private.coalesce_messages(CheckedGroup)
-        torch_private.show_to_hooks(CheckedGroup)
-        torch_private.on_unregistered_groups(
+        self_test.try_a_front()
+        tensor_guards.try_tensor_guards()
+        groups.on_group_creation(self._creation)
+        calls.coalesce_messages(CheckedGroup)
+        groups.show_to_hooks(CheckedGroup)
+        groups.on_unregistered_groups(
             lambda: self._recorder.recording_is_off(
                 "recording of groups of torch.distributed._dist2"
             )
@@ -86,12 +87,12 @@ class Groups:
         recorder, sockets = self._recorder, self._sockets
 
         def create(*args: Any, **kwargs: Any) -> Any:
-            if torch_private.has_threads_for_ranks():
+            if groups.has_threads_for_ranks():
                 recorder.recording_is_off("recording of ranks that are threads")
                 return original(*args, **kwargs)
             self._creation_was_seen = True
             try:
-                given = torch_private.helper_arguments(args, kwargs)
+                given = groups.helper_arguments(args, kwargs)
                 ranks = [int(rank) for rank in given.get("global_ranks_in_group") or ()]
                 name = str(given["group_name"])
                 backend = str(given["backend"])
@@ -107,12 +108,12 @@ class Groups:
                 for tell in self._told_of_default:
                     try:
                         group = created[0]
-                        tell(torch_private.backend_name(group) or backend, int(group.rank()))
+                        tell(groups.backend_name(group) or backend, int(group.rank()))
                     except Exception as error:
                         report_own_fault("telling of the default group", error)
                 return self._wrapped(created, ranks, name, backend, given)
             site = recorder.safe_site(_getframe(1))
-            if not torch_private.is_hashed_name(name):
+            if not groups.is_hashed_name(name):
                 try:
                     recorder.creation(name, ranks, backend, site)
                 except Exception as error:
@@ -133,10 +134,10 @@ class Groups:
         recorder = self._recorder
         try:
             inner, store = created
-            is_group = isinstance(inner, torch_private.c10d.ProcessGroup)
+            is_group = isinstance(inner, c10d.ProcessGroup)
             if not is_group or isinstance(inner, CheckedGroup):
                 return created  # this rank is no member, or the group existed already
-            size = torch_private.own_size(inner)
+            size = groups.own_size(inner)
             if size is None or (ranks and len(ranks) != size):
                 # torchft's: it has one rank for torch, and gets others whenever it is configured.
                 sizes = "does not say how many ranks it has"
@@ -152,8 +153,8 @@ class Groups:
             if outer is None:
                 recorder.recording_is_off(f"recording of group {name!r}, for want of room,")
                 return created
-            torch_private.replace_group(inner, outer)
-            torch_private.record_operators(CheckedGroup)
+            groups.replace_group(inner, outer)
+            operators.record_operators(CheckedGroup)
         except FindingRaised:
             raise  # the verdict of the run, which came meanwhile
         except Exception as error:
@@ -175,12 +176,12 @@ class Groups:
         store: Any,
     ) -> CheckedGroup | None:
         recorder = self._recorder
-        config = torch_private.backend_name(inner) or backend
+        config = groups.backend_name(inner) or backend
         seconds = timeout.total_seconds() if timeout is not None else None
         record = recorder.new_group(name, desc, ranks, inner.rank(), config, seconds)
         if record is None:
             return None
-        outer: CheckedGroup = torch_private.clone_group(self._class, inner, backend)
+        outer: CheckedGroup = groups.clone_group(self._class, inner, backend)
         numbers = itertools.count()
 
         def split_group(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -208,7 +209,7 @@ class Groups:
             self._adopt(outer)
         self._agreement.guard(record, store)
         if "nccl" in config:
-            torch_private.take_times(inner)
+            groups.take_times(inner)
         self._pipeline.inspect(record)
         recorder.group_ready(record)
         self._timeouts.take_over(record, inner)

@@ -22,18 +22,18 @@ from types import FrameType
 from typing import Any
 
 from ...errors.in_ranks import FindingRaised
-from ...faults import injected, plan
-from ...faults.injected import InjectedLog
+from ...faults import plan
+from ...faults.injected import FaultWatch, InjectedLog
 from ...faults.plan import Plan
 from ...record.ops import POINT_TO_POINT
 from ...record.runs.run_directory import FAULTS_ASKED
 from ...record.safe_files import object_of
-from .. import torch_private
 from ..group.wrap import Groups
 from ..log import user_log
 from ..log.rank_log import report_own_fault
 from ..record import call_site, describe
 from ..record.recorder import Recorder
+from ..torch_private.training import cannot_look, on_optimizer_steps
 from . import data, links, process
 from .arguments import change
 from .call import WAYS, CannotHappen, Context, InjectedCall, InjectedGroup, make_postponed
@@ -51,7 +51,7 @@ def begin(recorder: Recorder, directory: Path, groups: Groups) -> Injector | Non
     injector = Injector(recorder, directory, found)
     groups.choose_class(InjectedGroup, injector.adopt)
     user_log.of_program.observer = injector.at_named_step
-    torch_private.on_optimizer_steps(injector.at_optimizer_step, lambda _optimizer: None)
+    on_optimizer_steps(injector.at_optimizer_step, lambda _optimizer: None)
     return injector
 
 
@@ -124,7 +124,7 @@ class Injector:
                 rank = self._recorder.writer.rank
                 if rank < 0:
                     return ()
-                entries = injected.read(self._directory)
+                entries = FaultWatch(self._directory).look()
                 before = {one.fault for one in entries if one.rank == rank and not one.refused}
                 self._armed = [Armed(fault) for fault in self._plan.of(rank)]
                 for armed in self._armed:
@@ -186,7 +186,7 @@ class Injector:
     def at_optimizer_step(self, _optimizer: Any) -> None:
         """An optimiser's step begins; one within another's is a part of that."""
         frame = sys._getframe(1)
-        if self._steps_are_named or self._is_off() or torch_private.cannot_look(frame):
+        if self._steps_are_named or self._is_off() or cannot_look(frame):
             return
         number = self._steps
         self._steps += 1

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from ...record.log_file import DEBUG_LEVELS, DETAIL, INFO
-from .. import torch_private
+from ..torch_private.tools import take_debug_level
 
 LEVEL = "DISTDEBUG_LEVEL"
 UNASKED = "DISTDEBUG_LEVEL_UNASKED"
@@ -32,9 +32,7 @@ class DebugLevel:
         unasked = bool(os.environ.get(UNASKED))
         # A program may ask for what its environment says, which says nothing of a level: it gets
         # ours, as at the start.
-        level = torch_private.take_debug_level(
-            self.shown, self.choose, lambda: self._begin(*self._from_start)
-        )
+        level = take_debug_level(self.shown, self.choose, lambda: self._begin(*self._from_start))
         if unasked or level == DETAIL:  # the program may have set torch's variable before import
             self._begin(level if level == DETAIL else asked, level)
         else:

@@ -17,15 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .wire import Message
+from .exchange import TIMED_OUT, Message
 
 ENOUGH = 8
 """The number of equal parts of a collective that make the others likely."""
 _FLOATS = re.compile(r"\bb?(float|complex)\d+")
 
 Values = list[bytes | None]
-TIMED_OUT = "timed out"
-"""The first word of the answer to a wait for a key whose time is over."""
 
 
 @dataclass(slots=True)
@@ -50,6 +48,12 @@ class Replies:
     kept: list[Message] = field(default_factory=list)
     given: int = 0
     taken: dict[tuple[Any, ...], int] = field(default_factory=dict)
+
+    def keep(self, answer: Message) -> Message:
+        """Returns the answer, which is given now."""
+        self.kept.append(answer)
+        self.given += 1
+        return answer
 
 
 class Board:
@@ -138,11 +142,13 @@ class Board:
         if replies.given < len(replies.kept):
             replies.given += 1
             return replies.kept[replies.given - 1]
-        found = self._of_the_moment(replies, words, values)
-        if found is not None:
-            replies.kept.append(found)
-            replies.given += 1
-        return found
+        found: Message | None = ["unknown"], []
+        match words:
+            case ["take_any", channel, target, tag]:
+                found = self._from_anybody(replies, channel, target, tag)
+            case ["store", *request]:
+                found = self._stored(request, values)
+        return None if found is None else replies.keep(found)
 
     def could_answer(self, rank: int, words: Sequence[Any], values: Values) -> bool:
         """Whether the rank would get an answer to this now; gives none."""
@@ -159,11 +165,7 @@ class Board:
 
     def timed_out(self, rank: int) -> Message:
         """The answer to this rank's wait for a key, which will never come."""
-        replies = self._replies[rank]
-        answer: Message = ([TIMED_OUT], [])
-        replies.kept.append(answer)
-        replies.given += 1
-        return answer
+        return self._replies[rank].keep(([TIMED_OUT], []))
 
     def _collected(
         self, slot: str, text: str, member: int, sources: Sequence[int]
@@ -181,16 +183,6 @@ class Board:
                 return None  # not there, or of another call: then the two can never meet
             found.append(offer.of(member))
         return [], found
-
-    def _of_the_moment(
-        self, replies: Replies, words: Sequence[Any], values: Values
-    ) -> Message | None:
-        match words:
-            case ["take_any", channel, target, tag]:
-                return self._from_anybody(replies, channel, target, tag)
-            case ["store", *request]:
-                return self._stored(request, values)
-        return ["unknown"], []
 
     def _from_anybody(
         self, replies: Replies, channel: str, target: int, tag: int

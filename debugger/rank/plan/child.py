@@ -29,24 +29,31 @@ from typing import Any, NoReturn
 
 from distcore.backend import register
 from distcore.plan.backend import NAME, PlanBackend
+from distcore.torch_private import unwatched
 
 from ...record.requests.plan_request import Outcome, Request
+from ...record.snapshot import by_device
 from ...record.writing.program_writer import ProgramWriter, program_path
-from ..install import RUN_DIRECTORY, install
+from ..agreement.collectives import Agreement
+from ..group import outstanding
+from ..group.checked_group import CPP_NAMES, CheckedGroup
+from ..install import RUN_DIRECTORY, Layer, install, store_watch
 from ..log import own_streams
 from ..log.rank_log import report_own_fault
 from ..record import call_site
+from ..record.describe import METHODS
 from ..record.exception_text import HANDS_ON
-from ..torch_private import (
-    on_optimizer_steps,
-    planned_accelerator,
-    planned_shapes,
-    planned_streams,
-    planning,
-)
-from .decisions import Decisions
+from ..record.recorder import GroupRecord
+from ..torch_private import planned_accelerator, planning
+from ..torch_private.gloo import NoSockets
+from ..torch_private.operator_calls import tensors_of
+from ..torch_private.planned_accelerator import number_at
+from ..torch_private.planned_devices import DevicePlaces
+from ..torch_private.probe import before, instead
+from ..torch_private.stores import watch_store
+from ..torch_private.training import on_optimizer_steps
 from .exchange import PlannedExchange, PlannedStore, Planner
-from .layer import PlannedLayer
+from .numbers import Decisions
 from .standing_threads import StandingThreads
 from .taint import Taint
 from .values import Values, pickler_for_ranks
@@ -66,9 +73,11 @@ class RankPlace:
     nodes: int
 
 
-def variables(place: RankPlace) -> dict[str, int]:
-    """Returns the variables by which schedulers and MPIs tell a rank its place."""
-    return {
+def answer_for_schedulers(place: RankPlace, environment: MutableMapping[str, str]) -> None:
+    """Sets the variables by which schedulers and MPIs tell a rank its place, where they are there
+    to this rank; of a job of Slurm all of them."""
+    in_a_job = "SLURM_JOB_ID" in environment or "SLURM_PROCID" in environment
+    variables = {
         "SLURM_PROCID": place.rank,
         "SLURM_NTASKS": place.size,
         "SLURM_NPROCS": place.size,
@@ -87,13 +96,7 @@ def variables(place: RankPlace) -> dict[str, int]:
         "MPI_LOCALRANKID": place.local_rank,
         "MPI_LOCALNRANKS": place.local_size,
     }
-
-
-def answer_for_schedulers(place: RankPlace, environment: MutableMapping[str, str]) -> None:
-    """Sets the variables of schedulers that there are to this rank; of a job of Slurm all of
-    them."""
-    in_a_job = "SLURM_JOB_ID" in environment or "SLURM_PROCID" in environment
-    for name, value in variables(place).items():
+    for name, value in variables.items():
         if name in environment or (in_a_job and name.startswith("SLURM_")):
             environment[name] = str(value)
 
@@ -112,27 +115,28 @@ def answer_for_host(place: RankPlace) -> None:
     own: Any = socket
     own.gethostname = lambda: name
     own.getfqdn = lambda host="": name if host in ("", name) else host
-    for function in _LOOKED_UP:
-        setattr(own, function, _of_this_machine(getattr(own, function), names))
 
-
-def _of_this_machine(usual: Callable[..., Any], names: set[str]) -> Callable[..., Any]:
-    @functools.wraps(usual)
-    def look_up(host: Any = "", *args: Any, **kwargs: Any) -> Any:
+    def look_up(usual: Callable[..., Any], host: Any = "", *args: Any, **kwargs: Any) -> Any:
         return usual("localhost" if host in names else host, *args, **kwargs)
 
-    return look_up
+    for function in _LOOKED_UP:
+        instead(own, function, look_up)
 
 
 _LAUNCHERS = ("torchrun", "mpiexec", "mpirun")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
-def refuse(directory: Path, name: str, sentence: str) -> NoReturn:
-    """Leave the sentence, unless there is one, and end this process at once."""
+def flush() -> None:
+    """Writes what the program has printed so far."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
+
+
+def refuse(directory: Path, name: str, sentence: str) -> NoReturn:
+    """Leave the sentence, unless there is one, and end this process at once."""
+    flush()
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(directory / name, flags, 0o600)
@@ -153,15 +157,13 @@ def line_of_user() -> str:
 
 def on_started_ranks(tell: Callable[[str], None]) -> None:
     """From now on `tell` hears what command is about to be started as a rank, or to start ranks."""
-    usual: Any = subprocess.Popen.__init__
 
-    def start(self: Any, args: Any, *others: Any, **named: Any) -> None:
+    def start(_: Any, args: Any, *others: Any, **named: Any) -> None:
         env = named.get("env", others[9] if len(others) > 9 else None)
         if _starts_ranks(args, env):
             tell(args if isinstance(args, str) else " ".join(map(str, args))[:80])
-        usual(self, args, *others, **named)
 
-    setattr(subprocess.Popen, "__init__", start)  # noqa: B010
+    before(subprocess.Popen, "__init__", start)
 
 
 def _starts_ranks(args: str | Sequence[Any], env: Mapping[str, str] | None) -> bool:
@@ -189,6 +191,87 @@ def end_after_steps(most: int, enough: Callable[[], None]) -> None:
             raise EnoughSteps(0)
 
     on_optimizer_steps(lambda _: None, stepped)
+
+
+class PlannedAgreement(Agreement):
+    """An agreement that asks no rank: agreement is what the simulation is for."""
+
+    def guard(self, record: GroupRecord, store: Any) -> None:
+        """Calls are made at once."""
+
+    def monitored_barrier(
+        self, record: GroupRecord, store: Any, backends: Callable[..., None]
+    ) -> Callable[..., None]:
+        """Returns the backend's, which waits for no rank."""
+        del record, store
+        return backends
+
+
+class PlannedLayer(Layer):
+    """See `Layer`. `writer` is this rank's program."""
+
+    agreeing = PlannedAgreement
+    remembering = NoSockets
+
+    def __init__(self, directory: Path, writer: ProgramWriter) -> None:
+        super().__init__(directory, writer)
+        writer.find_line = self.recorder.safe_site
+        self._program = writer
+        self.places: DevicePlaces | None = None
+        """The devices of tensors, where GPUs are pretended."""
+
+    def observe(self) -> None:
+        super().observe()
+        for name in ("get", "wait", "multi_get"):
+            watch_store(PlannedStore, name, store_watch(self.recorder))
+        self._stand_before_calls()
+        planning.on_awaited_futures(lambda: self.recorder.writer.calls, self._were_awaited)
+
+    def _were_awaited(self, first: int) -> None:
+        """Calls from this number on whose futures were handed out were waited for, at this line."""
+        site = 0
+        for number in sorted(outstanding.awaited):
+            if number >= first:
+                site = site or self.recorder.safe_site(sys._getframe(1))
+                self._program.waited(number, site)
+                outstanding.remove(number)
+
+    def come_to_rest(self) -> None:
+        # A call whose handle was kept to the end is complete by then in most runs.
+        outstanding.works.clear()
+        super().come_to_rest()
+
+    def _begin(self) -> None:
+        """No thread looks at it from time to time: nobody waits for its heartbeat."""
+
+    def _stand_before_calls(self) -> None:
+        """Leaves out the looks of the layer and the backend, which are no part of the program, and
+        need not be followed as such: a gather among many ranks has as many tensors, each of which
+        is looked at often."""
+
+        def call(
+            original: Callable[..., Any], group: CheckedGroup, *args: Any, **kwargs: Any
+        ) -> Any:
+            __tracebackhide__ = True
+            with unwatched():
+                if self.places is not None:
+                    self._refuse_other_devices(group, args, self.places)
+                return original(group, *args, **kwargs)
+
+        for name in (*METHODS, *CPP_NAMES):
+            instead(CheckedGroup, name, call)
+
+    @staticmethod
+    def _refuse_other_devices(
+        group: CheckedGroup, args: tuple[Any, ...], places: DevicePlaces
+    ) -> None:
+        """Raises as torch does where no backend of the group is for a tensor's device."""
+        __tracebackhide__ = True
+        if set(by_device(group._record.backend.lower()).values()) != {"nccl"}:
+            return
+        for one in tensors_of(args[:2]):
+            if places.is_surely_on_the_cpu(one) and number_at(sys._getframe(2)) >= 0:
+                raise RuntimeError("No backend type associated with device type cpu")
 
 
 _STARTS_RANKS = (
@@ -229,8 +312,9 @@ def main(
     writer = ProgramWriter(program_path(request.directory, rank))
     writer.claim(rank, request.world_size, rank % request.local_size, 0)
     taint = Taint()
+    ranks = frozenset(request.ranks)
     exchange = PlannedExchange(
-        planner, taint, request.real_bytes, writer.came, request.barriers_wait, request.ranks
+        planner, taint, request.real_bytes, writer.came, request.barriers_wait, ranks
     )
     register(PlanBackend(exchange))
     # The layer comes in front of these, as it does of torch's own.
@@ -248,15 +332,14 @@ def main(
     planner.stands = StandingThreads(
         lambda frame: layer.recorder.site(frame, of_another=True) if frame is not None else 0
     ).tell
-    decisions = Decisions(request.undecided)
-    decisions.tell(layer.recorder, writer)
+    decisions = Decisions(request.undecided, layer.recorder, writer)
     if request.accelerator == "cuda":
         layer.places = planned_accelerator.pretend(request.local_size)
     Values(taint, decisions, exchange.agreed, layer.places).follow()
     if layer.places is not None:
-        writer.find_stream = planned_streams.number_at
-    planned_shapes.share_shapes(planner.recall, planner.remember)
-    planned_shapes.share_empty_chunks()
+        writer.find_stream = number_at
+    planning.share_shapes(planner.recall, planner.remember)
+    planning.share_empty_chunks()
     planning.write_sent_objects_with(pickler_for_ranks(taint))
     if request.steps:
         end_after_steps(request.steps, functools.partial(writer.put, "enough"))
@@ -348,9 +431,7 @@ def _no_other_program(layer: PlannedLayer, writer: ProgramWriter) -> None:
     def become(*_: Any, **__: Any) -> NoReturn:
         site = layer.recorder.safe_site(sys._getframe(1))
         writer.put("cut", "it becomes another program, which is not planned", site)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                stream.flush()
+        flush()
         os._exit(0)
 
     for name in ("execv", "execve", "execvp", "execvpe", "execl", "execle", "execlp", "execlpe"):
@@ -379,7 +460,7 @@ def _one_world(request: Request, rank: int, started: bool) -> Callable[[int, int
 def _no_other_ranks(request: Request) -> None:
     own = os.getpid()
 
-    def tell(*_: object) -> None:
+    def tell(*_: object, **__: object) -> None:
         if os.getpid() == own:
             refuse(request.directory, Outcome.REFUSAL, f"{_STARTS_RANKS} ({line_of_user()})")
 
@@ -426,9 +507,7 @@ def _run(request: Request, layer: PlannedLayer, enter: Callable[[], int] | None)
         pass
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    flush()
     return code
 
 

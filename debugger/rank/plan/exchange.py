@@ -2,12 +2,20 @@
 
 A rank that waits for a key gives its place to another. No time passes in a plan: a wait for a key
 that nobody will set any more is over when nothing else can go on.
+
+On the wire between a planned rank and the process that runs it is a line of JSON, and bytes with
+it. Both ends are one program's; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -16,12 +24,12 @@ from torch import Tensor
 
 from distcore.plan.exchange import RATIO, packed
 
-from ..torch_private import dist
 from ..torch_private.planning import store_name
-from .board import TIMED_OUT
+from ..torch_private.probe import dist
 from .taint import OWN, Taint, mixed
-from .wire import Message, PlannerLine
 
+TIMED_OUT = "timed out"
+"""The first word of the answer to a wait for a key whose time is over."""
 FEW_ELEMENTS = 16
 """The most floats that are taken for numbers that steer a program; more are data."""
 MOST_OBJECT_BYTES = 64 << 20
@@ -29,24 +37,127 @@ MOST_OBJECT_BYTES = 64 << 20
 _EXACT = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.bool})
 
 
-class Planner(PlannerLine):
-    """This rank's line to who runs the plan. `before_wait` is called once, before it first
-    waits."""
+_HEAD = struct.Struct("<I")
+CHUNK = 1 << 18
+
+LOOK = -2
+"""The number of a question to the rank: see `Planner.stands`."""
+
+Message = tuple[list[Any], list[bytes | None]]
+"""The words, and values that are no JSON; None: one that is not known."""
+
+
+def as_bytes(words: Sequence[Any], values: Sequence[bytes | None] = ()) -> bytes:
+    """Returns a message as bytes."""
+    sizes = [-1 if one is None else len(one) for one in values]
+    head = json.dumps([list(words), sizes], separators=(",", ":")).encode()
+    return b"".join([_HEAD.pack(len(head)), head, *(one for one in values if one)])
+
+
+class Unpacker:
+    """Gives whole messages out of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are complete with this."""
+        self._bytes += data
+        while (found := self._next()) is not None:
+            yield found
+
+    def _next(self) -> Message | None:
+        held = self._bytes
+        if len(held) < _HEAD.size:
+            return None
+        (length,) = _HEAD.unpack_from(held)
+        start = _HEAD.size + length
+        if len(held) < start:
+            return None
+        words, sizes = json.loads(bytes(held[_HEAD.size : start]))
+        end = start + sum(size for size in sizes if size > 0)
+        if len(held) < end:
+            return None
+        values: list[bytes | None] = []
+        at = start
+        for size in sizes:
+            if size < 0:
+                values.append(None)
+                continue
+            values.append(bytes(held[at : at + size]))
+            at += size
+        del held[:end]
+        return words, values
+
+
+class Planner:
+    """This rank's line to who runs the plan. `ask` waits for the answer; any thread may, while
+    others do. `before_wait` is called once, before it first waits. `stands` says where the threads
+    of this rank stand, and is asked in one of them that waits."""
 
     def __init__(self, connection: socket.socket, found: Mapping[str, str]) -> None:
         """`found`: what other ranks had for `recall` before this process began."""
-        super().__init__(connection)
+        self._connection = connection
+        self._unpacker = Unpacker()
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._answers: dict[int, Message] = {}
+        self._numbers = itertools.count()
+        self._somebody_reads = False
+        self._ended = False
+        self.stands: Callable[[], Sequence[Any]] | None = None
         self.before_wait: Callable[[], None] | None = None
         self._found = found
         self.kept: list[Any] = []
         """Objects that must live as long as the rank."""
 
+    def tell(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> None:
+        """Say something that needs no answer."""
+        with self._sending:
+            self._connection.sendall(as_bytes([-1, *words], values))
+
     def ask(self, words: Sequence[Any], values: Sequence[bytes | None] = ()) -> Message:
-        """Ask for something, and wait until it is there."""
+        """Say something, and wait for the answer. Raises ConnectionError when nobody is there."""
         if self.before_wait is not None and words[0] not in ("agree", "recall"):  # wait for nobody
             first, self.before_wait = self.before_wait, None
             first()
-        return super().ask(words, values)
+        number = next(self._numbers)
+        alone = threading.active_count() == 1
+        is_main = alone or threading.current_thread() is threading.main_thread()
+        with self._sending:
+            self._connection.sendall(as_bytes([number, alone, is_main, *words], values))
+        while True:
+            with self._changed:
+                while number not in self._answers and self._somebody_reads:
+                    self._changed.wait()
+                if number in self._answers:
+                    return self._answers.pop(number)
+                if self._ended:
+                    raise ConnectionError("the process that runs the plan has gone")
+                self._somebody_reads = True
+            self._read()
+
+    def _read(self) -> None:
+        """Reads what is said to this rank, for whichever of its threads, up to the next answer."""
+        answered = False
+        while not answered:
+            data = b""
+            said: list[Message] = []
+            try:
+                data = self._connection.recv(CHUNK)
+                said = list(self._unpacker.feed(data))
+            finally:
+                answers = {words[0]: (words[1:], values) for words, values in said}
+                looks = answers.pop(LOOK, None)
+                answered = bool(answers) or not data
+                if answered:  # else no thread is woken, for it is asked whether any of them moves
+                    with self._changed:
+                        self._answers |= answers
+                        self._somebody_reads = False
+                        self._ended = not data
+                        self._changed.notify_all()
+            if looks is not None:
+                self.tell(["stands", *(self.stands() if self.stands is not None else ())])
 
     def recall(self, asked: str) -> str | None:
         """Returns a rank's result for this that is the same on all; None where none has it."""
@@ -61,28 +172,19 @@ class Planner(PlannerLine):
         self.tell(["remember", asked, found])
 
 
+@dataclass(eq=False)
 class PlannedExchange:
-    """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers
-    travels."""
+    """A `distcore.plan.exchange.Exchange`. `real_bytes`: how much of a tensor of integers travels.
+    `came` is told who sent what this thread has received from any source. `planned`: the ranks that
+    are."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        taint: Taint,
-        real_bytes: int,
-        came: Callable[[int], None],
-        barriers_wait: bool,
-        planned: Sequence[int],
-    ) -> None:
-        """`came` is told who sent what this thread has received from any source. `planned`: the
-        ranks that are."""
-        self.barriers_wait = barriers_wait
-        self._planner = planner
-        self._taint = taint
-        self._real_bytes = real_bytes
-        self._came = came
-        self._planned = frozenset(planned)
-        self._expected: dict[tuple[str, int, int, int], int] = {}
+    _planner: Planner
+    _taint: Taint
+    _real_bytes: int
+    _came: Callable[[int], None]
+    barriers_wait: bool
+    _planned: frozenset[int]
+    _expected: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
 
     def world(self, store: Any) -> str:
         return store_name(store)

@@ -10,7 +10,6 @@ finds everything as it is here.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import importlib
@@ -36,15 +35,14 @@ import torch.distributed
 import torch.multiprocessing
 
 from ...record.requests.plan_request import Outcome, Request
-from ..limits import AFTERWARDS_S
 from ..record import call_site
 from ..torch_private import planned_accelerator, planning
+from ..torch_private.probe import before, patch
 from . import child
-from .asked_devices import decided
-from .child import line_of_user, on_started_ranks, refuse
-from .forker import Forker
+from .child import flush, line_of_user, on_started_ranks, refuse
+from .forker import Forker, decided
 
-_METHODS = ("fork", "spawn", "forkserver")
+_METHODS = {"fork": "fork", "spawn": "spawn_posix", "forkserver": "forkserver"}
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
 _OURS = ("DISTDEBUG", "TORCHDYNAMO_DISABLE", "CUDA_VISIBLE_DEVICES")
 _POOLS = ("multiprocessing.pool", "concurrent.futures.process")
@@ -106,15 +104,13 @@ class Launcher:
     # -- what the program does -----------------------------------------------------------------
 
     def _observe(self) -> None:
-        for method in _METHODS:
-            module: Any = importlib.import_module(f"multiprocessing.popen_{_file_of(method)}")
+        for method, file in _METHODS.items():
+            module: Any = importlib.import_module(f"multiprocessing.popen_{file}")
             usual = module.Popen
             module.Popen = type("Popen", (PlannedProcess,), {"method": method, "launcher": self})
             self._undo.append(functools.partial(setattr, module, "Popen", usual))
         # Each start looks which of the others have ended, and none of them has begun.
-        look: Any = vars(multiprocessing.process)["_cleanup"]
-        setattr(multiprocessing.process, "_cleanup", lambda: None)  # noqa: B010
-        self._undo.append(lambda: setattr(multiprocessing.process, "_cleanup", look))
+        self._undo.append(patch(multiprocessing.process, "_cleanup", lambda _: lambda: None))
         for owner, name in (
             (queues.Queue, "get"),
             (queues.SimpleQueue, "get"),
@@ -122,20 +118,13 @@ class Launcher:
             (multiprocessing.connection.Connection, "poll"),
             (multiprocessing.connection, "wait"),
         ):
-            self._plan_before(owner, name)
-        self._undo.append(planning.refuse_groups(self._it_joins))
+            self._undo.append(before(owner, name, self._plan_started))
+        self._undo += planning.refuse_groups(self._it_joins)
         on_started_ranks(self._it_starts)
 
-    def _plan_before(self, owner: Any, name: str) -> None:
-        usual = getattr(owner, name)
-
-        def first(*args: Any, **named: Any) -> Any:
-            if self.started:
-                self.plan()
-            return usual(*args, **named)
-
-        setattr(owner, name, first)
-        self._undo.append(lambda: setattr(owner, name, usual))
+    def _plan_started(self, *_: object, **__: object) -> None:
+        if self.started:
+            self.plan()
 
     def start(self, process: Any, popen: Any, method: str) -> int:
         """A process is started; its number."""
@@ -161,7 +150,7 @@ class Launcher:
         self.started.append(started)
         return len(self.started) - 1
 
-    def _it_joins(self) -> None:
+    def _it_joins(self, *_: object, **__: object) -> None:
         if os.getpid() == self._pid:
             self._refuse(
                 f"the process that starts the others joins a group itself{_at()}, or makes a store "
@@ -213,7 +202,7 @@ class Launcher:
             os.close(descriptor)
         if any(started.status for started in self.started) or forker.scheduler.cut:
             _leave()  # results that it would wait for never come
-        signal.alarm(AFTERWARDS_S)
+        signal.alarm(30)  # seconds for the program to go on, in case it starts more of them
 
     def _surround(self, rank: int) -> None:
         """In a rank, before anything of it: what is here for the launcher only is taken back."""
@@ -314,14 +303,8 @@ class PlannedProcess:
 
 def _leave() -> NoReturn:
     """End this process as planned, with what the program has printed so far."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
+    flush()
     os._exit(0)
-
-
-def _file_of(method: str) -> str:
-    return "fork" if method == "fork" else f"{method}_posix" if method == "spawn" else method
 
 
 def _at() -> str:

@@ -1,5 +1,9 @@
 """Numbers out of tensors whose values a plan does not have: they add up, print, and tell when the
-program decides something by them.
+program decides something by them. Such decisions are put on record, and taken.
+
+Nothing is guessed silently: each decision is reported once, with the line of the program. The way
+that is followed is what the values that stand in would say, or what was asked for. Where that way
+leads into an `assert` that fails or an `if` that raises, the likely way is the other one.
 
 What is to be a float is one, for it is printed, kept and handed on everywhere. What is to be an
 integer is none: Python and torch take an integer's value where they need an index or a size without
@@ -8,31 +12,30 @@ asking it, and a shape would be guessed silently. It only says that it is one.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import json
+import linecache
 import math
 import operator
 import statistics
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, ClassVar
 
-from .decisions import Decisions
+from ...record.writing.program_writer import ProgramWriter
+from ..record import call_site
+from ..record.recorder import Recorder
+from ..torch_private.probe import instead
 
-_ARITHMETIC = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "divmod",
-)
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
 _UNARY = ("neg", "pos", "abs")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _OF_BITS = ("and_", "or_", "xor", "lshift", "rshift")
 _VALUE = "a value that is not known"
-_CONDITION = f"a condition on {_VALUE}"
 SIZE = "an index or a size that is not known"
 LOST = "values that are not known leave torch for numpy, and are lost sight of"
 _FLOAT_FUNCTIONS = (
@@ -59,6 +62,99 @@ LIKELY = {"isfinite": True, **dict.fromkeys(("isnan", "isinf", "isposinf", "isne
 _ROUNDING_FUNCTIONS = ("ceil", "floor", "trunc")
 
 
+_COMPARISONS_OF_TESTS = "/torch/testing/"
+
+
+@dataclass(eq=False)
+class Decisions:
+    """The decisions of this process, on record there. `way` is "likely", "true" or "false"."""
+
+    _way: str
+    _recorder: Recorder
+    _writer: ProgramWriter
+    _told: set[tuple[int, str]] = field(default_factory=set)
+    _silent: int = 0
+
+    @contextlib.contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Leaves out decisions made within, which are of no consequence: how a tensor is
+        printed."""
+        self._silent += 1
+        try:
+            yield
+        finally:
+            self._silent -= 1
+
+    def depends(self, what: str, frame: FrameType | None = None) -> None:
+        """The program goes on by a value that is not known."""
+        if self._silent:
+            return
+        site = self._recorder.safe_site(frame or sys._getframe(1))
+        if (site, what) not in self._told:
+            self._told.add((site, what))
+            self._writer.undecided(site, what)
+
+    def condition(self, stand_in: bool, what: str) -> bool:
+        """Decides which way to go. `stand_in`: the way of the values that stand in."""
+        if self._silent:
+            return stand_in
+        frame = sys._getframe(1)
+        self.depends(what, frame)
+        if self._way != "likely":
+            return self._way == "true"
+        return _without_failing(frame, stand_in)
+
+
+def _without_failing(frame: FrameType | None, stand_in: bool) -> bool:
+    """The way on which the user's line does not fail; `stand_in` where both go on."""
+    found = frame
+    while found is not None and found.f_code.co_filename.startswith(call_site.DIRECTORIES[0]):
+        found = found.f_back
+    if found is not None and _COMPARISONS_OF_TESTS in found.f_code.co_filename:
+        return True
+    user = call_site.find(found)
+    if user is None:
+        return stand_in
+    wanted = _wanted(user.f_code.co_filename, user.f_lineno)
+    return stand_in if wanted is None else wanted
+
+
+@functools.lru_cache(maxsize=1024)
+def _wanted(file: str, line: int) -> bool | None:
+    """Returns what a condition at this line must be for the program to go on; None where it may be
+    both."""
+    for node in _statements(file):
+        last = getattr(node, "end_lineno", None) or node.lineno
+        if isinstance(node, ast.Assert) and node.lineno <= line <= last:
+            return _passes(node.test)
+        raises = isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise)
+        if raises and node.lineno <= line <= (node.test.end_lineno or 0):
+            return not _passes(node.test)
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _statements(file: str) -> tuple[ast.Assert | ast.If, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Assert | ast.If))
+
+
+def _passes(test: ast.expr) -> bool:
+    """Returns what the condition within a test must be for the test to hold: `not found` and `found
+    is False` want it to be false."""
+    match test:
+        case ast.UnaryOp(ast.Not(), operand):
+            return not _passes(operand)
+        case ast.Compare(left, [ast.Is() | ast.Eq()], [ast.Constant(bool() as wanted)]):
+            return _passes(left) == wanted
+        case ast.Compare(left, [ast.IsNot() | ast.NotEq()], [ast.Constant(bool() as wanted)]):
+            return _passes(left) != wanted
+    return True
+
+
 class UndecidedNumber:
     """A number that is not known. `decisions` is told what the program does with it."""
 
@@ -76,6 +172,28 @@ class UndecidedNumber:
     def __deepcopy__(self, memo: Any) -> Any:
         del memo
         return self
+
+    def __bool__(self) -> bool:
+        return self.decisions.condition(bool(_plain(self)), f"a condition on {_VALUE}")
+
+    def __float__(self) -> float:
+        self.decisions.depends(f"float() of {_VALUE}, which is lost sight of")
+        return float(_plain(self))
+
+    def __hash__(self) -> int:
+        self.decisions.depends(f"the hash of {_VALUE}")
+        return hash(_plain(self))
+
+    def __reduce__(self) -> Any:
+        return (type(_plain(self)), (_plain(self),))
+
+    def __str__(self) -> str:
+        return str(_plain(self))
+
+    __repr__ = __str__
+
+    def __format__(self, form: str) -> str:
+        return format(_plain(self), form)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *given: Any, **kwargs: Any) -> Any:
         """A function of numpy of it, and of whatever else."""
@@ -99,39 +217,17 @@ class UndecidedFloat(UndecidedNumber, float):
         UndecidedNumber.any_made = True
         return made
 
-    def __bool__(self) -> bool:
-        return self.decisions.condition(float.__ne__(self, 0.0), _CONDITION)
-
     def __int__(self) -> int:
         self.decisions.depends("an integer made of a value that is not known")
         return int(_plain(self))
 
     __trunc__ = __floor__ = __ceil__ = __int__
 
-    def __float__(self) -> float:
-        self.decisions.depends(f"float() of {_VALUE}, which is lost sight of")
-        return float(_plain(self))
-
     def is_integer(self) -> bool:
         return self.decisions.condition(float.is_integer(self), f"is_integer() of {_VALUE}")
 
-    def __hash__(self) -> int:
-        self.decisions.depends("the hash of a value that is not known")
-        return hash(_plain(self))
-
     def __round__(self, digits: Any = None) -> Any:
         return known_as(round(_plain(self), digits), self.decisions)
-
-    def __reduce__(self) -> Any:
-        return (float, (_plain(self),))
-
-    def __str__(self) -> str:
-        return float.__repr__(_plain(self))
-
-    __repr__ = __str__
-
-    def __format__(self, form: str) -> str:
-        return format(_plain(self), form)
 
 
 class UndecidedInteger(UndecidedNumber):
@@ -165,18 +261,11 @@ class UndecidedInteger(UndecidedNumber):
         del cls, types
         return func(*plain(args), **{key: plain(one) for key, one in (kwargs or {}).items()})
 
-    def __bool__(self) -> bool:
-        return self.decisions.condition(bool(self.value), _CONDITION)
-
     def __index__(self) -> int:
         self.decisions.depends(SIZE)
         return int(self.value)
 
     __int__ = __index__
-
-    def __float__(self) -> float:
-        self.decisions.depends(f"float() of {_VALUE}, which is lost sight of")
-        return float(self.value)
 
     def __trunc__(self) -> Any:
         return self
@@ -190,24 +279,9 @@ class UndecidedInteger(UndecidedNumber):
         """For `statistics`, whose results are of this type again."""
         return int(self.value), 1
 
-    def __hash__(self) -> int:
-        self.decisions.depends("the hash of a value that is not known")
-        return hash(self.value)
-
     def __round__(self, digits: Any = None) -> Any:
         del digits
         return self
-
-    def __reduce__(self) -> Any:
-        return (int, (int(self.value),))
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    __repr__ = __str__
-
-    def __format__(self, form: str) -> str:
-        return format(self.value, form)
 
 
 def plain(values: Any) -> Any:
@@ -342,22 +416,16 @@ it."""
 def teach_numpy(numpy: Any) -> None:
     """Have its functions tell where they are given such numbers."""
     for name in _OF_LISTS:
-        usual = getattr(numpy, name, None)
-        if usual is not None:
-            setattr(numpy, name, _telling(usual))
+        instead(numpy, name, _telling)
 
 
-def _telling(usual: Any) -> Any:
-    @functools.wraps(usual)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        decisions = unknown_in(_ends(args[0])) if args else None
-        if decisions is not None:
-            decisions.depends(LOST)
-            args = (plain(args[0]), *args[1:])
-        return usual(*args, **kwargs)
-
-    return function
+def _telling(usual: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    __tracebackhide__ = True
+    decisions = unknown_in(_ends(args[0])) if args else None
+    if decisions is not None:
+        decisions.depends(LOST)
+        args = (plain(args[0]), *args[1:])
+    return usual(*args, **kwargs)
 
 
 def _ends(given: Any) -> Any:

@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,10 @@ from ...system.proc import read_stat
 from ..limits import (
     CHECK_S,
     LONGEST_WAIT_S,
-    MEASURE_AFTER_S,
-    PLANNED_GRACE_S,
     VAIN_S,
 )
 from .board import Board, waits_for
-from .wire import LOOK, Message, Unpacker, packed
+from .exchange import CHUNK, LOOK, Message, Unpacker, as_bytes
 
 _MOST_CHECKS = 50
 """The number of questions for keys that are not there, and for nothing else, after which a rank is
@@ -43,8 +41,6 @@ in a loop that waits for them: each further look is as a sleep."""
 
 ASKS, JOINS, MOVES = "asks", "joins", "moves"
 """The main thread waits for an answer; it waits for threads that do; something may still happen."""
-
-Request = tuple[list[Any], list[bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class PlannedRank:
     pid: int = 0
     connection: socket.socket | None = None
     unpacker: Unpacker = field(default_factory=Unpacker)
-    requests: dict[int, Request] = field(default_factory=dict)
+    requests: dict[int, Message] = field(default_factory=dict)
     """By number, the requests for which its threads wait; of a rank that was ended meanwhile, those
     of then."""
     of_others: set[int] = field(default_factory=set)
@@ -111,7 +107,7 @@ class PlannedRank:
         """Answer the request with this number."""
         if self.connection is not None:
             with contextlib.suppress(OSError):  # it has ended, which is seen elsewhere
-                self.connection.sendall(packed([number, *answer[0]], answer[1]))
+                self.connection.sendall(as_bytes([number, *answer[0]], answer[1]))
 
     def kill(self) -> None:
         """End its process, and everything that it has started; somebody has yet to wait for it."""
@@ -139,7 +135,6 @@ class PlannedRank:
         self.note(directory, ["cut", why, stands.site, stuck, stands.word == JOINS])
 
 
-_CHUNK = 1 << 18
 _MOST_VAIN = 200
 _FULL = "the machine's memory was full"
 
@@ -173,7 +168,7 @@ class Scheduler:
         self._limits = limits
         self._fork = fork
         self._modules = modules
-        self._board = Board()
+        self.board = Board()
         self.by_symmetry = True
         """Whether those who have not come may be taken to give what all gave so far."""
         self._ranks = tuple(ranks)
@@ -215,17 +210,12 @@ class Scheduler:
                     return
                 continue
             self._listen(LOOK_EVERY_S)
-            if self._board.refuted:
+            if self.board.refuted:
                 self._start_anew()
             now_s = time.monotonic()
             if now_s - looked_s > LOOK_EVERY_S:
                 looked_s = now_s
                 self._look(now_s)
-
-    @property
-    def found(self) -> Mapping[str, str]:
-        """The results of ranks so far that are the same on all."""
-        return self._board.found
 
     # -- starting ------------------------------------------------------------------------------
 
@@ -243,7 +233,7 @@ class Scheduler:
     def _begin(self, planned: PlannedRank) -> None:
         ours, theirs = socket.socketpair()
         self._newest = ours
-        self._board.begin(planned.rank)
+        self.board.begin(planned.rank)
         self.runs += 1
         planned.runs += 1
         planned.unpacker = Unpacker()
@@ -297,7 +287,7 @@ class Scheduler:
             self._running[rank] = planned  # until its end is seen
             return True
         asked = request[0][2:]  # where it only looks again and again
-        answer = self._board.answer(rank, asked, request[1]) if asked else None
+        answer = self.board.answer(rank, asked, request[1]) if asked else None
         self._goes_on(planned)
         planned.say(number, answer or ([], []))
         return True
@@ -306,7 +296,7 @@ class Scheduler:
         for number, request in planned.requests.items():
             if request[0][0] == "sleep":
                 continue
-            answer = self._board.answer(planned.rank, *request)
+            answer = self.board.answer(planned.rank, *request)
             if answer is not None:
                 del planned.requests[number]
                 planned.say(number, answer)
@@ -322,7 +312,7 @@ class Scheduler:
     def _restart_one(self) -> bool:
         for planned in self._ended_for_room.values():
             requests = planned.requests.values()
-            if any(self._board.could_answer(planned.rank, *one) for one in requests):
+            if any(self.board.could_answer(planned.rank, *one) for one in requests):
                 del self._ended_for_room[planned.rank]
                 self._begin(planned)
                 return True
@@ -334,7 +324,7 @@ class Scheduler:
         if planned.connection is None:
             return  # its end was seen before what it said last
         try:
-            data = planned.connection.recv(_CHUNK)
+            data = planned.connection.recv(CHUNK)
         except OSError:
             data = b""
         if not data:
@@ -361,7 +351,7 @@ class Scheduler:
             self._in_vain.clear()
             self._happened_s = max(self._happened_s, planned.slept_s)
         if words[0] in ("offer", "send", "expect", "remember"):
-            self._board.told(planned.rank, words, values)
+            self.board.told(planned.rank, words, values)
         elif words[0] == "limit":
             planned.limit_s = float(words[1])
         elif words[0] == "modules":
@@ -375,7 +365,7 @@ class Scheduler:
                 if planned.asked_s <= planned.slept_s:
                     answer = [], []
             else:
-                answer = self._board.answer(planned.rank, words, values)
+                answer = self.board.answer(planned.rank, words, values)
             if planned.looks_in_vain(words, answer):
                 planned.asked_s += CHECK_S
                 planned.requests[number] = (["sleep", CHECK_S, *words], values)
@@ -396,10 +386,11 @@ class Scheduler:
         self._waiting[planned.rank] = planned
         self._first = False
         # Looking takes ten milliseconds, a rank may wait at each of its steps, and one that has
-        # come far needs what it needs: each look is at twice the age of the last.
+        # come far needs what it needs: each look is at twice the age of the last, the first after
+        # two seconds.
         now_s = time.monotonic()
         if now_s >= planned.measure_at_s:
-            planned.measure_at_s = now_s + max(MEASURE_AFTER_S, now_s - planned.began_s)
+            planned.measure_at_s = now_s + max(2.0, now_s - planned.began_s)
             planned.private_bytes = memory.private_bytes(planned.pid)
             self.most_bytes = max(self.most_bytes, planned.private_bytes)
         self.most_waiting = max(self.most_waiting, len(self._waiting))
@@ -423,7 +414,7 @@ class Scheduler:
         if not self.by_symmetry:
             return False
         found = [
-            self._board.assume(words)
+            self.board.assume(words)
             for planned in self._waiting.values()
             for words, _ in planned.requests.values()
         ]
@@ -439,7 +430,7 @@ class Scheduler:
         for known in (self._running, self._waiting, self._ended_for_room, self.ended, self.cut):
             known.clear()
         self._stuck.clear()
-        self._board = Board()
+        self.board = Board()
         self._now_s = self._happened_s = 0.0
         self._new = deque(self._ranks)
 
@@ -489,7 +480,8 @@ class Scheduler:
                     continue
                 planned.cpu_ticks = ticks
             used_s = planned.used_s + now_s - planned.since_s
-            if planned.told_to_end_s and now_s - planned.told_to_end_s > PLANNED_GRACE_S:
+            # A second is enough for a rank to end that was told to.
+            if planned.told_to_end_s and now_s - planned.told_to_end_s > 1.0:
                 self.cut.setdefault(planned.rank, f"it ran for {self._limits.time_s:g} s")
                 planned.kill()
             elif used_s > self._limits.time_s and not planned.told_to_end_s:
@@ -522,7 +514,7 @@ class Scheduler:
         planned = self._waiting.pop(rank)
         del planned.requests[number]
         self._goes_on(planned)
-        planned.say(number, self._board.timed_out(rank))
+        planned.say(number, self.board.timed_out(rank))
         return True
 
     def _somebody_moves(self) -> bool:
@@ -583,7 +575,7 @@ class Scheduler:
         self._waiting.clear()
         self._ended_for_room.clear()
 
-    def drop_lines(self, own: socket.socket) -> None:
+    def drop_lines(self) -> None:
         """This is a rank: the lines of the others are not its own; nor is the other end of its own,
         or it would not see that this process has gone."""
         if self._newest is not None:
@@ -591,7 +583,6 @@ class Scheduler:
         for key in list(self._selector.get_map().values()):
             os.close(key.fd)
         self._selector.close()
-        del own
 
     def close(self) -> None:
         """End whoever is left."""

@@ -20,10 +20,10 @@ from ...system.proc import times_slept
 from ...system.threads import is_in_lock
 from ..limits import LONGEST_WAIT_S
 from ..record import call_site, frames
+from .exchange import Planner
 from .scheduler import ASKS, JOINS, MOVES
-from .wire import PlannerLine
 
-_ASKING = frozenset({PlannerLine.ask.__code__, PlannerLine._read.__code__})
+_ASKING = frozenset({Planner.ask.__code__, Planner._read.__code__})
 _WAITS = frozenset({"wait", "join", "_wait_for_tstate_lock", "_shutdown"})
 """Functions of `threading` that stand in a lock which another thread holds."""
 _IDLE = ("concurrent.futures.thread", "_worker")

@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..torch_private.marked_storages import MarkedStorages
-from ..torch_private.planned_operators import Operator, tensors_of
+from ..torch_private.operator_calls import MarkedStorages, Operator, tensors_of
 from .numbers import UndecidedNumber, plain
 
 OWN = b""

@@ -14,6 +14,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,8 +23,7 @@ from torch.nn import Parameter
 
 from distcore.base.buffers import bytes_of
 
-from ..torch_private.planned_devices import DevicePlaces
-from ..torch_private.planned_operators import (
+from ..torch_private.operator_calls import (
     BELOW_OTHERS,
     Operator,
     before_backward,
@@ -31,14 +31,16 @@ from ..torch_private.planned_operators import (
     tensors_of,
     watch_thread,
 )
-from ..torch_private.planned_shapes import ask_sizes
-from ..torch_private.planned_streams import FakeGraph
-from .decisions import Decisions
+from ..torch_private.planned_accelerator import FakeGraph
+from ..torch_private.planned_devices import DevicePlaces
+from ..torch_private.planning import ask_sizes
+from ..torch_private.probe import instead
+from ..torch_private.probe import within as inside
 from .numbers import (
     LIKELY,
     LOST,
     SIZE,
-    UndecidedFloat,
+    Decisions,
     UndecidedInteger,
     UndecidedNumber,
     known_as,
@@ -56,10 +58,8 @@ def pickler_for_ranks(taint: Taint) -> type[pickle.Pickler]:
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, given: Any) -> Any:
-            if isinstance(given, UndecidedFloat):
-                return unknown_float, (plain(given),)
             if isinstance(given, UndecidedNumber):
-                return unknown_integer, (plain(given),)
+                return unknown_number, (plain(given),)
             if isinstance(given, Tensor) and taint and taint.has(given):
                 tensor: Any = given
                 function, arguments, *state = tensor.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
@@ -69,16 +69,10 @@ def pickler_for_ranks(taint: Taint) -> type[pickle.Pickler]:
     return Pickler
 
 
-def unknown_float(value: float) -> UndecidedFloat:
+def unknown_number(value: float) -> Any:
     """The number as it arrives."""
     Taint.of_process.begin()
-    return UndecidedFloat(value)
-
-
-def unknown_integer(value: int) -> UndecidedInteger:
-    """The number as it arrives."""
-    Taint.of_process.begin()
-    return UndecidedInteger(value)
+    return known_as(value, UndecidedNumber.of_process)
 
 
 def unknown_tensor(function: Any, arguments: tuple[Any, ...]) -> Tensor:
@@ -105,23 +99,17 @@ Agree = Callable[[str, str, bytes], bytes]
 """Returns the value given first for this name, by whichever rank (see `Exchange.agreed`)."""
 
 
+@dataclass(eq=False)
 class Values:
     """The values of this process. `devices`: those that are pretended, where the program is to have
     any."""
 
-    def __init__(
-        self,
-        taint: Taint,
-        decisions: Decisions,
-        agree: Agree,
-        devices: DevicePlaces | None = None,
-    ) -> None:
-        self._taint = taint
-        self._agree = agree
-        self._decisions = decisions
-        self._devices = devices
-        self._captured: list[Tensor] | None = None
-        self._reading = threading.local()
+    _taint: Taint
+    _decisions: Decisions
+    _agree: Agree
+    _devices: DevicePlaces | None
+    _captured: list[Tensor] | None = None
+    _reading: threading.local = field(default_factory=threading.local)
 
     def follow(self) -> None:
         """From now on, in all threads that Python starts. As long as everything is known there is
@@ -134,7 +122,7 @@ class Values:
         for name in _READS:
             self._patch_read(name)
         for name in ("__repr__", "__str__", "__format__"):
-            self._patch_print(name)
+            inside(Tensor, name, lambda *_, **__: self._decisions.unheard())
         taint = self._taint
         ask_sizes(
             lambda size: operator.index(size) if isinstance(size, UndecidedInteger) else size,
@@ -325,11 +313,7 @@ class Values:
             self._taint.add(found, origin)
 
     def _patch_read(self, name: str) -> None:
-        kind: Any = Tensor
-        original = getattr(kind, name)
-
-        @functools.wraps(original)
-        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        def read(original: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             if not self._taint or not self._is_unknown(tensor):
                 return original(tensor, *args, **kwargs)
@@ -344,7 +328,7 @@ class Values:
                 return found
             return self._read(name, found)
 
-        setattr(kind, name, read)
+        instead(Tensor, name, read)
 
     def _is_unknown(self, tensor: Any) -> bool:
         local = getattr(tensor, "_local_tensor", None)
@@ -368,15 +352,3 @@ class Values:
                 return found
         decisions.depends(LOST)
         return found
-
-    def _patch_print(self, name: str) -> None:
-        kind: Any = Tensor
-        original = getattr(kind, name)
-
-        @functools.wraps(original)
-        def show(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            __tracebackhide__ = True
-            with self._decisions.unheard():
-                return original(tensor, *args, **kwargs)
-
-        setattr(kind, name, show)

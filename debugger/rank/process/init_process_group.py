@@ -21,7 +21,6 @@ from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from ...record.requests.lifeline import tie
 from ...record.safe_files import read_regular
 from ...system.proc import age_s, read_stat
-from .. import torch_private
 from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks
 from ..group.outstanding import UnwaitedWork
@@ -29,7 +28,10 @@ from ..group.wrap import Groups
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
+from ..torch_private.calls import await_completion_hooks
 from ..torch_private.gloo import settle
+from ..torch_private.groups import has_threads_for_ranks
+from ..torch_private.probe import c10d, patch
 from ..torch_private.stores import on_new_stores, own_address, store_address
 from .exceptions import failed_to_join
 from .exits import Exits
@@ -61,9 +63,8 @@ class Initialisations:
             except Exception as error:
                 report_own_fault("claiming the rank", error)
         on_new_stores(_store_watch(self.recorder))
-        c10d = torch_private.c10d
-        torch_private.patch(c10d, "init_process_group", self._init)
-        torch_private.patch(c10d, "destroy_process_group", self._destroy)
+        patch(c10d, "init_process_group", self._init)
+        patch(c10d, "destroy_process_group", self._destroy)
 
     def observe_rpc(self) -> None:
         """Watches each init_rpc: which rank this is, of a program that has workers of
@@ -71,14 +72,14 @@ class Initialisations:
         began. The package is imported by programs that use it."""
         when_imported(
             "torch.distributed.rpc",
-            lambda package: torch_private.patch(package, "init_rpc", self._init_rpc),
+            lambda package: patch(package, "init_rpc", self._init_rpc),
         )
 
     def _init(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder, directory = self.recorder, self.directory
 
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            if torch_private.has_threads_for_ranks():
+            if has_threads_for_ranks():
                 return original(*args, **kwargs)  # the record has one rank a process
             detail: dict[str, Any] = {"op": "init_process_group"}
             site = recorder.safe_site(sys._getframe(1))
@@ -102,7 +103,7 @@ class Initialisations:
             with contextlib.suppress(Exception):
                 self.groups.check_that_creation_is_seen()
                 if recorder.writer.rank < 0:
-                    group = torch_private.c10d.GroupMember.WORLD
+                    group = c10d.GroupMember.WORLD
                     _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
             own = not detail.keys() & {"path", "launcher", "store"}
             if own and detail.get("rank") == 0 and int(detail.get("world_size", 0)) > 1:
@@ -160,7 +161,7 @@ class Initialisations:
                     self.unwaited.report(over=True)
                 except Exception as error:
                     report_own_fault("looking for handles that were dropped", error)
-                torch_private.await_completion_hooks(group, CheckedGroup)
+                await_completion_hooks(group, CheckedGroup)
                 return original(*args, **kwargs)
 
         return destroy_process_group
@@ -192,7 +193,7 @@ def _store_watch(recorder: Recorder) -> Callable[[str, bool, int], AbstractConte
                     # Where it waits for all ranks, and no group was made yet, it is on its way to
                     # the default group.
                     everybody = os.environ.get("WORLD_SIZE") == str(awaited)
-                    made = torch_private.c10d.GroupMember.WORLD is not None
+                    made = c10d.GroupMember.WORLD is not None
                     what = Activity.INIT if everybody and not made else Activity.STORE
                     waiting.enter_context(recorder.waiting_in(what, detail, site))
             elif path:

@@ -29,19 +29,19 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.notes import ReplicasNote
 from ...record.replicas import ALONE, APART, ReplicaWriter, file_name
 from ...record.signature import hash64
 from ...record.snapshot import Column
-from .. import torch_private
 from ..checks import pipeline
 from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
 from ..record.recorder import GroupRecord, Recorder
-from ..torch_private import ddp
+from ..torch_private import training
 from . import quantities
 from .declarations import (
     BY_EQUALITY,
@@ -60,8 +60,6 @@ MOST_FILES = 64
 MOST_APART = 16
 """Digests of a model that is put on record after its rank has stepped on its own, and of what is
 taken for one by equality: the first must be kept, by which it was equal at the start."""
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
 
 Row = tuple[tuple[int, int], int, int, int, Sequence[int], Sequence[float]]
 """A row for `ReplicaWriter.append`."""
@@ -81,17 +79,17 @@ def observe(
         return
     gradients = reduced if REPLICAS in pipeline.asked() else None
     check = ReplicaCheck(recorder, directory / "ranks", gradients)
-    torch_private.on_model_replicated(DistributedDataParallel, check.replicated)
-    ddp.on_statistics(check.forward)
-    torch_private.on_models_averaged(check.averaged)
-    torch_private.on_optimizer_steps(check.before_step, check.after_step)
+    training.on_model_replicated(check.replicated)
+    training.on_statistics(check.forward)
+    training.on_models_averaged(check.averaged)
+    training.on_optimizer_steps(check.before_step, check.after_step)
     on_own_rank(check.adopt)
 
 
 def is_due(moment: int, every: int) -> bool:
     """For one moment in `every`, spread evenly, and for the same on all ranks: by the count of its
     own steps, a rank that has left one out would never be compared again."""
-    return ((moment + 1) * _GOLDEN & _MASK) * every >> 64 == 0
+    return ((moment + 1) * quantities.ODD & quantities.MASK) * every >> 64 == 0
 
 
 @dataclass(slots=True)
@@ -133,7 +131,6 @@ class Replica:
 class Steps:
     """The steps of one optimiser."""
 
-    optimizer: weakref.ref[Optimizer]
     made: int = 0
     seen: tuple[int, ...] = ()
     parameters: Sequence[torch.Tensor] = ()
@@ -153,7 +150,7 @@ class ReplicaCheck:
         every = os.environ.get(EVERY, "")
         self._every = max(1, int(every)) if every.isdecimal() else 1
         self._pid = os.getpid()
-        self._steps: dict[int, Steps] = {}  # by id: an optimiser need not be hashable
+        self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
         self._replicas: list[Replica] = []
         self._stepped: dict[tuple[int, int], tuple[int, int]] = {}
@@ -206,7 +203,7 @@ class ReplicaCheck:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """`optimizer` is about to make a step."""
-        steps = self._steps.get(id(optimizer))
+        steps = self._steps.get(optimizer)
         if steps is None or any(replica.is_part for replica in steps.replicas):
             self._guarded(optimizer, sys._getframe(1), made=0)
 
@@ -215,7 +212,7 @@ class ReplicaCheck:
         self._guarded(optimizer, sys._getframe(1), made=1)
 
     def _guarded(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
-        if self._off or os.getpid() != self._pid or torch_private.cannot_look(frame):
+        if self._off or os.getpid() != self._pid or training.cannot_look(frame):
             return
         try:
             self._look(optimizer, frame, made)
@@ -226,7 +223,7 @@ class ReplicaCheck:
     # -- a step --------------------------------------------------------------------------------
 
     def _look(self, optimizer: Optimizer, frame: FrameType, made: int) -> None:
-        steps = self._steps_of(optimizer)
+        steps: Steps = self._steps.setdefault(optimizer, Steps())
         steps.made += made
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         seen = (len(self._models), *map(id, parameters))
@@ -256,18 +253,6 @@ class ReplicaCheck:
                 self._add_whole(replica, optimizer, tensors)
         if made and self._gradients is not None:
             self._gradients.forget()
-
-    def _steps_of(self, optimizer: Optimizer) -> Steps:
-        number, every = id(optimizer), self._steps
-
-        def forget(reference: weakref.ref[Optimizer]) -> None:
-            if number in every and every[number].optimizer is reference:
-                del every[number]
-
-        known = every.get(number)
-        if known is None or known.optimizer() is not optimizer:
-            known = every[number] = Steps(weakref.ref(optimizer, forget))
-        return known
 
     def _add(
         self,

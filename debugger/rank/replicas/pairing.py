@@ -11,14 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from ...record.notes import PairedNote
 from ...record.signature import hash64
-from .. import torch_private
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
-from ..torch_private.ddp import on_sharding
+from ..torch_private.training import on_model_replicated, on_sharding
 
 _MOST_TEXT = 1 << 14
 _MOST_NOTES = 32
@@ -34,7 +32,7 @@ class PositionPairing:
 
     def observe(self) -> None:
         """Begin."""
-        torch_private.on_model_replicated(DistributedDataParallel, self._model)
+        on_model_replicated(self._model)
         on_sharding(self._note)
 
     def _model(self, model: Any) -> None:

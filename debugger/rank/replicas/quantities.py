@@ -35,7 +35,7 @@ from ...record.replicas import (
 from ...record.signature import hash64
 from ...record.snapshot import Column
 
-_ODD = 0x9E3779B97F4A7C15
+ODD = 0x9E3779B97F4A7C15
 _ABSENT = 0
 MOST_SAMPLES = 1 << 12
 """Elements whose values stand in each entry of a replica: 32 KiB."""
@@ -126,7 +126,7 @@ class ReplicaReading:
         for tensors, numbers in zip(self._tensors, self._numbers, strict=True):
             total = _ABSENT
             for part in (*itertools.islice(found_digests, len(tensors)), *map(bits_of, numbers)):
-                total = (total * _ODD + part) & MASK
+                total = (total * ODD + part) & MASK
             found.append(total)
         kind = type(self._optimizer)
         found.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))

@@ -21,18 +21,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing import reductions
 
 from ...record.ops import Pattern, methods_of
 from ...record.signature import SUMS, Signature
-from .. import torch_private
 from ..checks.non_finite import After, Inspect
 from ..log.rank_log import report_own_fault
 from ..record.recorder import GroupRecord, Known
+from ..torch_private.operator_calls import WeakStorage
+from ..torch_private.training import capturing, current_backward
 
-# A weak reference keeps the address of a storage from being given to another one. Torch has no
-# types for it.
-_Weak: Any = reductions.StorageWeakRef
 METHODS = methods_of(Pattern.ALL_REDUCE)
 GIVEN_BY_ONE = "broadcast"
 """The call by which a root hands to all what it has summed up."""
@@ -59,15 +56,11 @@ class ReducedGradients:
         self._sums: dict[GroupRecord, deque[tuple[int, Sum]]] = {}
         self._keeps_sums = True
         self._to_one: set[GroupRecord] = set()
-        self._count = 0
+        self.count = 0
+        """The number of tensors that have been reduced so far."""
         self._last_backward = -1
         self._in_backward: dict[GroupRecord, set[Any]] = {}
         """The storages of what the last backward of this process has summed up."""
-
-    @property
-    def count(self) -> int:
-        """The number of tensors that have been reduced so far."""
-        return self._count
 
     def keep_no_sums(self) -> None:
         """Keeps from now on only what was reduced, and not what came of it."""
@@ -91,10 +84,10 @@ class ReducedGradients:
             if scattered:
                 return None
             for tensor in tensors:
-                self._count += 1
+                self.count += 1
                 if is_plain(tensor) and len(self._reduced) < MOST_STORAGES:
-                    by_group = self._reduced.setdefault(_Weak(tensor.untyped_storage()), {})
-                    by_group[record] = (self._count, tensor.data_ptr(), tensor.numel())
+                    by_group = self._reduced.setdefault(WeakStorage(tensor.untyped_storage()), {})
+                    by_group[record] = (self.count, tensor.data_ptr(), tensor.numel())
             tells = self._keeps_sums and (summed or record in self._to_one)
             if not (tells and any(may_tell(tensor) for tensor in tensors)):
                 return None
@@ -103,13 +96,13 @@ class ReducedGradients:
         return look
 
     def _see_backward(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
-        number = torch_private.current_backward()
+        number = current_backward()
         if number is None or number < 0:
             return
         if number != self._last_backward:
             self._last_backward = number
             self._in_backward.clear()
-        storages = {_Weak(one.untyped_storage()) for one in tensors if may_tell(one)}
+        storages = {WeakStorage(one.untyped_storage()) for one in tensors if may_tell(one)}
         self._in_backward.setdefault(record, set()).update(storages)
 
     def passes_activations(self, record: GroupRecord, gradients: Sequence[Tensor | None]) -> bool:
@@ -117,15 +110,17 @@ class ReducedGradients:
         all parameters there are: ranks that do so hold parts of one model."""
         plain = [one for one in gradients if one is not None and is_plain(one)]
         storages = self._in_backward.get(record, set())
-        return not storages <= {_Weak(one.untyped_storage()) for one in plain}
+        return not storages <= {WeakStorage(one.untyped_storage()) for one in plain}
 
     def _keep(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
         """The call is complete: what came of it. The capture of a CUDA graph must not meet that."""
-        if torch_private.capturing():
+        if capturing():
             return
         try:
             kept = self._sums.setdefault(record, deque(maxlen=MOST_SUMS))
-            kept += [(self._count, Sum.of(one)) for one in tensors if may_tell(one)]
+            for one in filter(may_tell, tensors):
+                elements = _taken(one, _places(one.numel()))
+                kept.append((self.count, Sum(one.numel(), elements)))
         except Exception as error:
             self.keep_no_sums()
             report_own_fault("sums of gradients", error)
@@ -156,7 +151,7 @@ class ReducedGradients:
     def _holds(self, record: GroupRecord, gradient: Tensor | None, since: int) -> bool:
         if gradient is None or not is_plain(gradient):
             return False
-        by_group = self._reduced.get(_Weak(gradient.untyped_storage()), {})
+        by_group = self._reduced.get(WeakStorage(gradient.untyped_storage()), {})
         count, pointer, numel = by_group.get(record, (0, 0, 0))
         return count > since and (pointer, numel) == (gradient.data_ptr(), gradient.numel())
 
@@ -196,10 +191,6 @@ class Sum:
 
     numel: int
     elements: Tensor
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> Sum:
-        return cls(tensor.numel(), _taken(tensor, _places(tensor.numel())))
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch.autograd.profiler import record_function
 from torch.distributed import c10d_logger
 
 from .groups import is_python_group
-from .probe import Private, WatchedPart, Wrapped, before, c10d, patch, private, within
+from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, private, within
 
 COALESCING = WatchedPart(
     "coalesced_messages",
@@ -48,26 +48,25 @@ def coalesce_messages(group_class: type) -> None:
     ProcessGroup`, to which a class in front of it has no answer. Later ones ask the backend.
     """
 
-    def make(original: Wrapped) -> Wrapped:
-        def batch_isend_irecv(p2p_op_list: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                found = _coalescing(p2p_op_list, group_class)
-            except Exception as error:
-                COALESCING.switch_off(f"looking at the messages failed: {error!r}")
-                found = None
-            if found is None:
-                return original(p2p_op_list, *args, **kwargs)
-            group, device = found
-            with c10d._coalescing_manager(group, device, async_ops=True) as coalesced:
-                for one in p2p_op_list:
-                    peer = "group_dst" if one.op is c10d.isend else "group_src"
-                    one.op(one.tensor, group=one.group, tag=one.tag, **{peer: one.group_peer})
-            return coalesced.works
+    def coalesced(original: Wrapped, p2p_op_list: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            found = _coalescing(p2p_op_list, group_class)
+        except Exception as error:
+            COALESCING.switch_off(f"looking at the messages failed: {error!r}")
+            found = None
+        if found is None:
+            return original(p2p_op_list, *args, **kwargs)
+        group, device = found
+        with c10d._coalescing_manager(group, device, async_ops=True) as manager:
+            for one in p2p_op_list:
+                peer = "group_dst" if one.op is c10d.isend else "group_src"
+                one.op(one.tensor, group=one.group, tag=one.tag, **{peer: one.group_peer})
+        return manager.works
 
-        return batch_isend_irecv
-
-    if asks_for_the_class(c10d.batch_isend_irecv) and COALESCING.works:
-        patch(c10d, "batch_isend_irecv", make)
+    # A function that compares the exact class of something.
+    names = inspect.unwrap(c10d.batch_isend_irecv).__code__.co_names
+    if "type" in names and "isinstance" not in names and COALESCING.works:
+        instead(c10d, "batch_isend_irecv", coalesced)
 
 
 def _coalescing(messages: Any, group_class: type) -> tuple[Any, Any] | None:
@@ -89,12 +88,6 @@ def _coalescing(messages: Any, group_class: type) -> tuple[Any, Any] | None:
     return group, device
 
 
-def asks_for_the_class(function: Any) -> bool:
-    """Whether this function of torch's compares the exact class of something."""
-    code = inspect.unwrap(function).__code__
-    return "type" in code.co_names and "isinstance" not in code.co_names
-
-
 @COMPLETION_HOOKS
 def await_completion_hooks(group: Any, group_class: type) -> None:
     """Wait for the hooks of works that end: destroy_process_group does so, by the same test of the
@@ -113,26 +106,27 @@ def await_completion_hooks(group: Any, group_class: type) -> None:
 def open_monitored_barrier(group_class: type) -> None:
     """Let `monitored_barrier` take groups of this class whatever their backend is."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def monitored_barrier(
-            group: Any = None, timeout: Any = None, wait_all_ranks: bool = False, **more: Any
-        ) -> Any:
-            found = c10d.GroupMember.WORLD if group is None else group
-            if not isinstance(found, group_class) or more:
-                return original(group, timeout, wait_all_ranks, **more)
-            if isinstance(timeout, int | float):  # torch takes seconds here as well
-                timeout = timedelta(seconds=timeout)
-            if timeout is not None and not isinstance(timeout, timedelta):
-                kind = type(timeout)
-                raise TypeError(
-                    f"Expected timeout argument to be of type datetime.timedelta, got {kind}"
-                )
-            barrier: Any = found
-            return barrier.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+    def monitored_barrier(
+        original: Wrapped,
+        group: Any = None,
+        timeout: Any = None,
+        wait_all_ranks: bool = False,
+        **more: Any,
+    ) -> Any:
+        found = c10d.GroupMember.WORLD if group is None else group
+        if not isinstance(found, group_class) or more:
+            return original(group, timeout, wait_all_ranks, **more)
+        if isinstance(timeout, int | float):  # torch takes seconds here as well
+            timeout = timedelta(seconds=timeout)
+        if timeout is not None and not isinstance(timeout, timedelta):
+            kind = type(timeout)
+            raise TypeError(
+                f"Expected timeout argument to be of type datetime.timedelta, got {kind}"
+            )
+        barrier: Any = found
+        return barrier.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
-        return monitored_barrier
-
-    patch(c10d, "monitored_barrier", make)
+    instead(c10d, "monitored_barrier", monitored_barrier)
 
 
 def on_blocking_messages(watch: Callable[[], AbstractContextManager[None]]) -> None:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator
 
 from ...system import proc
-from ..limits import GLOO_LOOK_EVERY_S, GLOO_WORKERS_S
+from ..limits import GLOO_WORKERS_S
 
 _WORKER = "pt_gloo_runloop"
 _CALM_LOOKS = 7
@@ -101,7 +101,7 @@ def settle() -> None:
             now = [_resting_since(worker) for worker in workers]
             calm = calm + 1 if None not in now and now == before else 0
             before = now
-            time.sleep(GLOO_LOOK_EVERY_S)  # gives the GIL to a worker that waits for it
+            time.sleep(0.001)  # gives the GIL to a worker that waits for it
 
 
 def _resting_since(worker: int) -> int | None:

@@ -21,14 +21,17 @@ from distcore.base.wrapping import around
 
 from ...hook.loading import when_imported
 from ...record.snapshot import by_device
-from .probe import Private, WatchedPart, Wrapped, before, c10d, patch, private
+from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, patch, private
 
-_REGISTRIES = (
-    "_pg_map",
-    "_pg_names",
-    "_pg_group_ranks",
-    "_pg_backend_config",
-    "_pg_to_tag",
+_BY_GROUP = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag")
+"""The tables of torch's world that have a group as a key."""
+_HELPER_ARGUMENTS = (
+    "group_size",
+    "group_rank",
+    "global_ranks_in_group",
+    "backend",
+    "store",
+    "group_name",
 )
 _OUTER = "_distdebug_outer"
 _own_world = type(getattr(c10d, "_world", None))
@@ -53,10 +56,10 @@ def answer_for(inner: Any, outer: Any) -> None:
     """From now on who asks for `inner` is told of `outer`, for as long as that is registered."""
     if type(inner).__module__.startswith(("distcore.", "torch._C.")):
         return  # these do not ask
-    for name in _REGISTRIES:
-        registry = getattr(c10d, name, None)
+    for name in _BY_GROUP:
+        registry = getattr(c10d, f"_{name}", None)
         if type(registry) is dict:
-            setattr(c10d, name, _Registry(registry))
+            setattr(c10d, f"_{name}", _Registry(registry))
     setattr(inner, _OUTER, weakref.ref(outer))
 
 
@@ -109,30 +112,12 @@ def attributes(ours: Iterable[type]) -> dict[str, Any]:
 CREATION = WatchedPart(
     "groups",
     "process groups are not observed, and none of their calls is recorded",
-    private(
-        "_new_process_group_helper",
-        (
-            "group_size",
-            "group_rank",
-            "global_ranks_in_group",
-            "backend",
-            "store",
-            "group_name",
-        ),
-    ),
+    private("_new_process_group_helper", _HELPER_ARGUMENTS),
     private("_register_process_group", ("group_name", "group"), called=True),
     private("_unregister_process_group", ("group_name",), called=True),
     *(
         private(f"_world.{name}", kind=dict)
-        for name in (
-            "pg_map",
-            "pg_names",
-            "pg_group_ranks",
-            "pg_backend_config",
-            "pg_to_tag",
-            "pg_coalesce_state",
-            "tags_to_pg",
-        )
+        for name in (*_BY_GROUP, "pg_coalesce_state", "tags_to_pg")
     ),
     private("ProcessGroup._device_types"),
     private("ProcessGroup._get_backend", ("self", "device"), called=True),
@@ -170,8 +155,7 @@ def creation_was_not_seen() -> None:
 
 def helper_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a group creation by name."""
-    names = ("group_size", "group_rank", "global_ranks_in_group", "backend", "store", "group_name")
-    return {**dict(zip(names, args, strict=False)), **kwargs}
+    return {**dict(zip(_HELPER_ARGUMENTS, args, strict=False)), **kwargs}
 
 
 def is_hashed_name(group_name: str) -> bool:
@@ -211,18 +195,10 @@ def _exchange(inner: Any, outer: Any) -> None:
         c10d._register_process_group(name, outer)
 
 
-def _registries() -> tuple[dict[Any, Any], ...]:
-    """Returns torch's registries that have a group as a key."""
-    world = c10d._world
-    return (
-        world.pg_map,
-        world.pg_names,
-        world.pg_group_ranks,
-        world.pg_backend_config,
-        world.pg_to_tag,
-        world.pg_coalesce_state,
-        getattr(world, "pg_flight_recorder_hooks", {}),  # from 2.15 on
-    )
+def _registries() -> list[dict[Any, Any]]:
+    """Returns torch's registries that have a group as a key; of hooks there is one from 2.15 on."""
+    names = (*_BY_GROUP, "pg_coalesce_state", "pg_flight_recorder_hooks")
+    return [getattr(c10d._world, name, {}) for name in names]
 
 
 def clone_group(make: Callable[..., Any], inner: Any, backend: str) -> Any:
@@ -352,16 +328,13 @@ def _behind(attach: Wrapped, group_class: type) -> Wrapped:
 def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
     """`changed(group, timeout)` hears of new timeouts; its True keeps them from the backend."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def set_timeout(timeout: timedelta, group: Any = None, **more: Any) -> Any:
-            found = c10d.GroupMember.WORLD if group is None else group
-            if not more and changed(found, timeout):
-                return None
-            return original(timeout, group, **more)
+    def set_timeout(original: Wrapped, timeout: timedelta, group: Any = None, **more: Any) -> Any:
+        found = c10d.GroupMember.WORLD if group is None else group
+        if not more and changed(found, timeout):
+            return None
+        return original(timeout, group, **more)
 
-        return set_timeout
-
-    patch(c10d, "_set_pg_timeout", make)
+    instead(c10d, "_set_pg_timeout", set_timeout)
 
 
 @DURATIONS

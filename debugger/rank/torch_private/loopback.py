@@ -14,9 +14,16 @@ import os
 import socket
 from typing import Any
 
-from distcore.base.wrapping import around
-
-from .probe import WatchedPart, c10d, dist, private
+from .probe import (
+    STORE_ARGUMENTS,
+    WatchedPart,
+    Wrapped,
+    c10d,
+    dist,
+    instead,
+    private,
+    without_prefixes,
+)
 
 ONE_HOST = "DISTDEBUG_ONE_HOST"
 """In the environment of a run whose processes are all on this host."""
@@ -30,17 +37,6 @@ GLOO = WatchedPart(
     private("ProcessGroupGloo._Options._timeout"),
     private("ProcessGroupGloo.create_device"),
 )
-_STORE_ARGUMENTS = (
-    "host_name",
-    "port",
-    "world_size",
-    "is_master",
-    "timeout",
-    "wait_for_workers",
-    "multi_tenant",
-    "master_listen_fd",
-    "use_libuv",
-)
 
 
 def keep_to_loopback() -> None:
@@ -48,14 +44,12 @@ def keep_to_loopback() -> None:
     nothing."""
     if os.environ.get(ONE_HOST) != "1":
         return
-    _front(getattr(dist, "TCPStore", None), _store)
+    fronts = [(getattr(dist, "TCPStore", None), _store)]
     if GLOO.works:
-        _front(getattr(c10d, "ProcessGroupGloo", None), _gloo)
-
-
-def _front(kind: Any, make: Any) -> None:
-    if kind is not None and not hasattr(kind.__init__, "__wrapped__"):
-        kind.__init__ = make(kind.__init__)
+        fronts.append((getattr(c10d, "ProcessGroupGloo", None), _gloo))
+    for kind, front in fronts:
+        if kind is not None and not hasattr(kind.__init__, "__wrapped__"):
+            instead(kind, "__init__", front)
 
 
 def loopback_address(host: str) -> str | None:
@@ -69,22 +63,18 @@ def loopback_address(host: str) -> str | None:
         return None
 
 
-def _store(original: Any) -> Any:
-    @around(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(_STORE_ARGUMENTS, args, strict=False)), **kwargs}
-        serves = given.get("is_master") and given.get("master_listen_fd") is None
-        # The other kind of server takes no descriptor.
-        address = loopback_address(str(given.get("host_name"))) if serves else None
-        if address is None or not given.get("use_libuv", True):
-            return original(self, *args, **kwargs)
-        listener = _listener(address, given.get("port"))
-        if listener is None:
-            return original(self, *args, **kwargs)  # which says why, or shares its server
-        # The store closes it.
-        return original(self, **{**given, "master_listen_fd": listener.detach()})
-
-    return init
+def _store(original: Wrapped, self: Any, *args: Any, **kwargs: Any) -> Any:
+    given = {**dict(zip(STORE_ARGUMENTS, args, strict=False)), **kwargs}
+    serves = given.get("is_master") and given.get("master_listen_fd") is None
+    # The other kind of server takes no descriptor.
+    address = loopback_address(str(given.get("host_name"))) if serves else None
+    if address is None or not given.get("use_libuv", True):
+        return original(self, *args, **kwargs)
+    listener = _listener(address, given.get("port"))
+    if listener is None:
+        return original(self, *args, **kwargs)  # which says why, or shares its server
+    # The store closes it.
+    return original(self, **{**given, "master_listen_fd": listener.detach()})
 
 
 def _listener(address: str, port: Any) -> socket.socket | None:
@@ -100,27 +90,22 @@ def _listener(address: str, port: Any) -> socket.socket | None:
     return listener
 
 
-def _gloo(original: Any) -> Any:
-    @around(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(("store", "rank", "size", "timeout"), args, strict=False)), **kwargs}
-        options = None
-        plain = given.keys() <= {"store", "rank", "size", "timeout"} and not isinstance(
-            given.get("timeout"), c10d.ProcessGroupGloo._Options
-        )
-        if plain and not os.environ.get(GLOO_INTERFACES) and _is_here(given.get("store")):
-            options = _on_loopback(given)
-        if options is None:
-            return original(self, *args, **kwargs)
-        return original(self, given["store"], given["rank"], given["size"], options)
-
-    return init
+def _gloo(original: Wrapped, self: Any, *args: Any, **kwargs: Any) -> Any:
+    given = {**dict(zip(("store", "rank", "size", "timeout"), args, strict=False)), **kwargs}
+    options = None
+    plain = given.keys() <= {"store", "rank", "size", "timeout"} and not isinstance(
+        given.get("timeout"), c10d.ProcessGroupGloo._Options
+    )
+    if plain and not os.environ.get(GLOO_INTERFACES) and _is_here(given.get("store")):
+        options = _on_loopback(given)
+    if options is None:
+        return original(self, *args, **kwargs)
+    return original(self, given["store"], given["rank"], given["size"], options)
 
 
 def _is_here(store: Any) -> bool:
     """Whether all who meet in this store are on this host, as far as its address says."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
+    store = without_prefixes(store)
     if isinstance(store, dist.TCPStore):
         return loopback_address(str(store.host)) is not None
     return isinstance(store, dist.HashStore)

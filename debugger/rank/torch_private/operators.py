@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from distcore.torch_api import open_operators_to
 
 from ...record.ops import OF_METHOD
 from .groups import is_python_group
+from .operator_calls import tensors_of
 from .probe import DIST, Private, WatchedPart, c10d, dist, private
 
 PASS_BY = ("all_gather_into_tensor_out",)
@@ -139,18 +140,10 @@ def _kernel(name: str, overload: Any, front_class: type) -> Callable[..., Any]:
                 box = work.boxed()
                 return box if results == 1 else (args[0], box)
         # Without the GIL, unlike what `torch.library.get_kernel` gives: gloo's threads may need it.
-        keys = private._dispatch_keys(next(_tensors(args)))
+        keys = private._dispatch_keys(tensors_of(args)[0])
         return overload.redispatch(keys & below, *args, **kwargs)
 
     return serve
-
-
-def _tensors(given: Any) -> Iterator[torch.Tensor]:
-    for one in given:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, list | tuple):
-            yield from _tensors(one)
 
 
 def _call(name: str, given: dict[str, Any], tensors: list[str]) -> Callable[[Any], Any]:

@@ -2,28 +2,33 @@
 
 Where a tensor is made on a device, or moved to one, it stays in main memory, and says that it is
 there (see `planned_devices`). What torch.cuda and torch.accelerator are asked about themselves is
-answered as of idle GPUs.
+answered as of idle GPUs: nothing on streams ever has to be waited for.
+
+What is captured into a graph is done, once, as the capture makes its calls once. A replay makes no
+call that the program makes, on a real device neither; it writes what the capture has written, with
+values that nobody has here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from sys import _getframe
+from types import FrameType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...record.signature import DTYPES
-from . import planned_kernels, planned_streams
+from . import planned_kernels
 from .planned_devices import CPU, DevicePlaces, answer, asked_by_torch
-from .planned_streams import FakeEvent, FakeStream
-from .probe import Private, WatchedPart, Wrapped, dist, patch
+from .probe import Private, WatchedPart, Wrapped, c10d, instead, patch
 
 _TYPES: dict[str, torch.dtype] = {
     f"{row.scalar}Tensor": getattr(torch, name)
@@ -59,10 +64,10 @@ def _answer_for_types(places: DevicePlaces) -> None:
         made = _OldType(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
         by_name[title] = made
         setattr(torch.cuda, name, made)
-    kind: Any = Tensor
-    usual = kind.type
 
-    def type_of(tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+    def type_of(
+        usual: Wrapped, tensor: Any, dtype: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> Any:
         wanted = by_name.get(dtype, dtype) if isinstance(dtype, str) else dtype
         if isinstance(wanted, _OldType):
             return tensor.to("cuda", wanted.dtype, non_blocking=non_blocking)
@@ -70,19 +75,182 @@ def _answer_for_types(places: DevicePlaces) -> None:
             return _NAMES.get(tensor.dtype) or usual(tensor)
         return usual(tensor, dtype, non_blocking, **kwargs)
 
-    kind.type = type_of
-    whole: Any = torch
-    usual_default = whole.set_default_tensor_type
-
-    def set_default_tensor_type(wanted: Any) -> None:
+    def set_default_tensor_type(usual: Wrapped, wanted: Any) -> None:
         found = by_name.get(wanted, wanted) if isinstance(wanted, str) else wanted
         if isinstance(found, _OldType):
             torch.set_default_dtype(found.dtype)
             torch.set_default_device("cuda")
         else:
-            usual_default(wanted)
+            usual(wanted)
 
-    whole.set_default_tensor_type = set_default_tensor_type
+    instead(Tensor, "type", type_of)
+    instead(torch, "set_default_tensor_type", set_default_tensor_type)
+
+
+_TORCH = os.path.join(os.path.dirname(str(torch.__file__)), "")
+_FRONT = tuple(
+    os.path.join(_TORCH, *names)
+    for names in (
+        ("distributed", "distributed_c10d.py"),
+        ("distributed", "c10d_logger.py"),
+        ("overrides.py",),
+    )
+)
+"""The places through which calls of a program come."""
+
+
+class _Idle:
+    """Has nothing to do."""
+
+    def query(self) -> bool:
+        return True
+
+    def nothing(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+
+
+class FakeStream(_Idle):
+    """A stream. As a context it is the current one within."""
+
+    current: ClassVar[list[FakeStream]] = []
+    """The current ones, the innermost last."""
+    numbers: ClassVar[Iterator[int]] = itertools.count(1)
+    number = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, **others: Any) -> None:
+        del others
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        if isinstance(device, torch.device) and device.index is not None:
+            self.device = device
+        self.priority = priority
+        self.number = next(self.numbers)
+        self.device_index = self.device.index
+        self.device_type = 1  # as torch counts them
+        self.cuda_stream = self.stream_id = 0
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream=0x0>"
+
+    def __enter__(self) -> FakeStream:
+        self.current.append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        del error
+        if len(self.current) > 1:
+            self.current.pop()
+
+    def record_event(self, event: Any = None) -> Any:
+        return FakeEvent() if event is None else event
+
+    def is_capturing(self) -> bool:
+        return False
+
+    wait_event = wait_stream = synchronize = _Idle.nothing
+
+
+class FakeEvent(_Idle):
+    """An event."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.cuda_event = self.event_id = 0
+
+    def __repr__(self) -> str:
+        return "<torch.cuda.Event 0x0>"
+
+    def elapsed_time(self, other: Any) -> float:
+        """In milliseconds, of work that takes no time."""
+        del other
+        return 1.0
+
+    record = wait = synchronize = _Idle.nothing
+
+
+def current(*device: Any) -> FakeStream:
+    """The one that the program is in."""
+    del device
+    if not FakeStream.current:
+        first = FakeStream()
+        first.number = 0
+        FakeStream.current.append(first)
+    return FakeStream.current[-1]
+
+
+def number_at(frame: FrameType | None) -> int:
+    """The number of the stream of a call that is made below this frame; -1 where torch's own code
+    makes it, whose streams are those of the CPU here."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not asked_by_torch(frame):
+            return FakeStream.current[-1].number if FakeStream.current else 0
+        if file.startswith(_TORCH) and not file.startswith(_FRONT):
+            return -1
+        frame = frame.f_back
+    return -1
+
+
+def default(*device: Any) -> FakeStream:
+    """The one that it began in."""
+    current(*device)
+    return FakeStream.current[0]
+
+
+def choose(stream: Any) -> None:
+    """Makes this stream the current one."""
+    current()
+    if stream is not None:
+        FakeStream.current.append(stream)
+
+
+def within(stream: Any) -> Any:
+    """A context in which it is in this one."""
+    current()
+    return contextlib.nullcontext() if stream is None else stream
+
+
+_pools = itertools.count(1)
+
+
+class FakeGraph(_Idle):
+    """A `torch.cuda.CUDAGraph`."""
+
+    captures: ClassVar[Any]
+    """Keeps what operators write, from `capture_begins()` to `capture_ends()`, which returns it;
+    `replayed(written)` tells that this has been written again."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        del keep_graph
+        self._written: list[Tensor] = []
+        self._pool: Any = None
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.CUDAGraph: {len(self._written)} tensors>"
+
+    def capture_begin(self, pool: Any = None, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self._pool = pool or new_pool()
+        self.captures.capture_begins()
+
+    def capture_end(self) -> None:
+        self._written = self.captures.capture_ends()
+
+    def replay(self) -> None:
+        self.captures.replayed(self._written)
+
+    def reset(self) -> None:
+        self._written = []
+
+    def pool(self) -> Any:
+        return self._pool
+
+    instantiate = debug_dump = enable_debug_mode = register_generator_state = _Idle.nothing
+
+
+def new_pool() -> tuple[int, int]:
+    """A name for the memory of graphs."""
+    return (0, next(_pools))
 
 
 ACCELERATOR = WatchedPart(
@@ -94,12 +262,7 @@ _MEMORY_BYTES = 80 << 30
 _NCCL_VERSION = (2, 27, 5)
 _NCCL_TIMEOUT = timedelta(minutes=10)
 _CUDA_VERSION = "12.8"
-_COUNTERS = (
-    "utilization",
-    "temperature",
-    "power_draw",
-    "clock_rate",
-)
+_COUNTERS = ("utilization", "temperature", "power_draw", "clock_rate")
 _OF_NVTX = (
     "rangePushA",
     "rangePop",
@@ -124,18 +287,6 @@ _NOTHING = (
     "reset_peak_host_memory_stats",
     "set_per_process_memory_fraction",
 )
-_OF_BOTH = (
-    "synchronize",
-    "empty_cache",
-    "memory_stats",
-    "memory_allocated",
-    "max_memory_allocated",
-    "memory_reserved",
-    "max_memory_reserved",
-    "reset_peak_memory_stats",
-    "reset_accumulated_memory_stats",
-)
-"""The functions that `torch.accelerator` has by the same names as `torch.cuda`."""
 
 
 class FakeDevice:
@@ -176,19 +327,34 @@ def pretend(devices: int) -> DevicePlaces:
     """Answer for torch.cuda with so many devices. What it returns makes the calls of functions and
     operators on the CPU, and knows which device each tensor is said to be on."""
     places = DevicePlaces(devices, int(os.environ.get("LOCAL_RANK", "0")) % devices)
-    _answer_for_cuda(places)
-    _answer_for_accelerators(places)
+    _answer_for_accelerators(places, _answer_for_cuda(places))
     answer(places)
-    home = dist.distributed_c10d
-    if not isinstance(home.default_pg_nccl_timeout, timedelta):
-        home.default_pg_nccl_timeout = _NCCL_TIMEOUT
-    patch(home, "is_nccl_available", lambda _: lambda: True)
-    patch(home, "init_process_group", _without_its_device(places))
-    patch(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
+    if not isinstance(c10d.default_pg_nccl_timeout, timedelta):
+        c10d.default_pg_nccl_timeout = _NCCL_TIMEOUT
+    patch(c10d, "is_nccl_available", lambda _: lambda: True)
+
+    def init_process_group(
+        original: Wrapped,
+        backend: str | None = None,
+        *args: Any,
+        device_id: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Binds the group to no accelerator: torch has none."""
+        if device_id is not None and places.index(device_id) != CPU:
+            backend = backend or "nccl"
+        return original(backend, *args, **kwargs)
+
+    instead(c10d, "init_process_group", init_process_group)
+    instead(torch.nn.parallel.DistributedDataParallel, "__init__", _without_devices)
     planned_kernels.attention_on_the_cpu()
     planned_kernels.batch_norm_on_the_cpu()
     planned_kernels.random_on_the_cpu()
-    planned_streams.on_the_cpu()
+    own: Any = torch._C
+    own._host_emptyCache = lambda *_: None  # a graph asks for it
+    cuda: Any = torch.cuda
+    for owner in (cuda, cuda.graphs):
+        owner.CUDAGraph, owner.graph_pool_handle = FakeGraph, new_pool
     _answer_for_types(places)
     _autocast()
     setattr(torch, "Generator", CpuGenerator)  # noqa: B010
@@ -204,7 +370,7 @@ def count_only(devices: int) -> None:
     cuda.device_count = lambda: devices
 
 
-def _answer_for_cuda(places: DevicePlaces) -> None:
+def _answer_for_cuda(places: DevicePlaces) -> dict[str, Any]:
     cuda: Any = torch.cuda
     properties = types.SimpleNamespace(
         name="planned",
@@ -235,7 +401,7 @@ def _answer_for_cuda(places: DevicePlaces) -> None:
         return rows | {"num_alloc_retries": 0, "num_ooms": 0}
 
     states = [torch.zeros(16, dtype=torch.uint8) for _ in range(places.devices)]
-    current = of_memory(places.allocated_bytes)
+    allocated = of_memory(places.allocated_bytes)
     most = of_memory(places.most_allocated_bytes)
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -249,12 +415,12 @@ def _answer_for_cuda(places: DevicePlaces) -> None:
         "get_device_capability": lambda *_: (properties.major, properties.minor),
         "is_bf16_supported": lambda *_, **__: True,
         "is_tf32_supported": lambda *_, **__: True,
-        "mem_get_info": of_memory(lambda one: (_MEMORY_BYTES - current(one), _MEMORY_BYTES)),
-        "memory_allocated": current,
-        "memory_reserved": of_memory(places.allocated_bytes),
-        "device_memory_used": of_memory(places.allocated_bytes),
+        "mem_get_info": of_memory(lambda one: (_MEMORY_BYTES - allocated(one), _MEMORY_BYTES)),
+        "memory_allocated": allocated,
+        "memory_reserved": allocated,
+        "device_memory_used": allocated,
         "max_memory_allocated": most,
-        "max_memory_reserved": of_memory(places.most_allocated_bytes),
+        "max_memory_reserved": most,
         "reset_peak_memory_stats": of_memory(places.forget_most),
         "reset_max_memory_allocated": of_memory(places.forget_most),
         "memory_stats": of_memory(statistics),
@@ -266,10 +432,10 @@ def _answer_for_cuda(places: DevicePlaces) -> None:
         "memory_snapshot": lambda *_, **__: [],
         "device_of": lambda *_: contextlib.nullcontext(),
         "initial_seed": lambda: torch.initial_seed(),
-        "current_stream": planned_streams.current,
-        "default_stream": planned_streams.default,
-        "set_stream": planned_streams.choose,
-        "stream": planned_streams.within,
+        "current_stream": current,
+        "default_stream": default,
+        "set_stream": choose,
+        "stream": within,
         "device": functools.partial(FakeDevice, places),
         "is_current_stream_capturing": lambda: False,
         "Stream": FakeStream,
@@ -292,41 +458,32 @@ def _answer_for_cuda(places: DevicePlaces) -> None:
     setattr(cuda.memory, "_record_memory_history", _answering(None))  # noqa: B010
     setattr(torch, "Stream", FakeStream)  # noqa: B010
     setattr(torch, "Event", FakeEvent)  # noqa: B010
+    return answers
 
 
-def _answer_for_accelerators(places: DevicePlaces) -> None:
-    """torch's own code finds none: what it would do with one is done on the CPU."""
+def _answer_for_accelerators(places: DevicePlaces, of_cuda: dict[str, Any]) -> None:
+    """torch's own code finds none: what it would do with one is done on the CPU. Functions that
+    `torch.accelerator` has by the same names as `torch.cuda` answer the same."""
     home: Any = getattr(torch, "accelerator", None)
     if home is None:
         return
     cuda: Any = torch.cuda
 
-    def chosen(check_available: bool = False) -> torch.device | None:
-        del check_available
-        return None if asked_by_torch(_getframe(1)) else torch.device("cuda")
+    def telling(torch_finds: Any, program_finds: Any) -> Callable[..., Any]:
+        return lambda *_, **__: torch_finds if asked_by_torch(_getframe(1)) else program_finds
 
-    def available() -> bool:
-        return not asked_by_torch(_getframe(1))
-
-    def count() -> int:
-        return 0 if asked_by_torch(_getframe(1)) else places.devices
-
-    answers: dict[str, Any] = {
-        "current_accelerator": chosen,
-        "is_available": available,
-        "device_count": count,
+    answers = of_cuda | {
+        "current_accelerator": telling(None, torch.device("cuda")),
+        "is_available": telling(False, True),
+        "device_count": telling(0, places.devices),
         "current_device_index": cuda.current_device,
         "current_device_idx": cuda.current_device,
         "set_device_index": cuda.set_device,
         "set_device_idx": cuda.set_device,
         "device_index": cuda.device,
-        "current_stream": cuda.current_stream,
-        "set_stream": cuda.set_stream,
         "get_memory_info": cuda.mem_get_info,
         "get_device_capability": lambda *_: {"supported_dtypes": set()},
     }
-    for name in _OF_BOTH:
-        answers[name] = getattr(cuda, name)
     for name, found in answers.items():
         if hasattr(home, name):
             setattr(home, name, found)
@@ -338,7 +495,7 @@ def _answer_for_accelerators(places: DevicePlaces) -> None:
 def _autocast() -> None:
     """Answers for autocast on GPUs with that of the CPU."""
     kind: Any = torch
-    patch(torch.autocast, "__init__", _autocast_on_the_cpu)
+    instead(torch.autocast, "__init__", _autocast_on_the_cpu)
     is_on, its_type = kind.is_autocast_enabled, kind.get_autocast_dtype
     kind.is_autocast_enabled = lambda device="cuda": is_on("cpu" if device == "cuda" else device)
     kind.get_autocast_dtype = lambda device: its_type(
@@ -351,39 +508,16 @@ def _answering(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def _without_its_device(places: DevicePlaces) -> Callable[[Wrapped], Wrapped]:
-    """torch has no accelerator that a group could be bound to."""
-
-    def make(original: Wrapped) -> Wrapped:
-        def init_process_group(
-            backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any
-        ) -> Any:
-            if device_id is not None and places.index(device_id) != CPU:
-                backend = backend or "nccl"
-            return original(backend, *args, **kwargs)
-
-        return init_process_group
-
-    return make
+def _without_devices(original: Wrapped, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    kwargs = {**kwargs, "device_ids": None, "output_device": None}
+    original(self, module, *args[2:], **kwargs)
 
 
-def _without_devices(original: Wrapped) -> Wrapped:
-    def construct(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-        kwargs = {**kwargs, "device_ids": None, "output_device": None}
-        original(self, module, *args[2:], **kwargs)
-
-    return construct
-
-
-def _autocast_on_the_cpu(original: Wrapped) -> Wrapped:
-    """To the type that it would have on a GPU."""
-
-    def construct(
-        self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        if device_type == "cuda":
-            dtype = torch.get_autocast_dtype("cuda") if dtype is None else dtype
-            device_type = "cpu"
-        original(self, device_type, dtype, *args, **kwargs)
-
-    return construct
+def _autocast_on_the_cpu(
+    original: Wrapped, self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """Casts to the type that it would have on a GPU."""
+    if device_type == "cuda":
+        dtype = torch.get_autocast_dtype("cuda") if dtype is None else dtype
+        device_type = "cpu"
+    original(self, device_type, dtype, *args, **kwargs)

@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 from . import planned_kernels
-from .marked_storages import MarkedStorages
-from .planned_operators import tensors_of
-from .planning import storage_address
-from .probe import Private, WatchedPart, Wrapped, after, patch
+from .operator_calls import MarkedStorages, storage_address, tensors_of
+from .probe import Private, WatchedPart, Wrapped, after, instead
 
 CPU = -1
 _CUDA = re.compile(r"cuda(:\d+)?")
@@ -338,7 +336,19 @@ def answer(places: DevicePlaces) -> None:
 
     kind.get_device = get_device
     kind.record_stream = lambda *_, **__: None
-    patch(torch, "load", functools.partial(_loading, places))
+
+    def load(
+        original: Wrapped, file: Any, map_location: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        mapped = map_location if callable(map_location) else _CPU
+        found = original(file, mapped, *args, **kwargs)
+        if isinstance(map_location, str | torch.device):
+            place = places.index(map_location)
+            for one in tensors_of(found):
+                places.put(one, place)
+        return found
+
+    instead(torch, "load", load)
     _meshes(places)
     _defaults(places)
 
@@ -350,33 +360,22 @@ def _defaults(places: DevicePlaces) -> None:
 
     home: Any = _device
 
-    def hearing(original: Wrapped) -> Wrapped:
-        def function(
-            self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-        ) -> Any:
-            __tracebackhide__ = True
-            given = kwargs or {}
-            makes = self.device.type == "cuda" and func in home._device_constructors()
-            if not makes or given.get("device") is not None:
-                return original(self, func, types, args, given)
-            return places.call(func, args, {**given, "device": self.device})
+    def function(
+        original: Wrapped,
+        self: Any,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
+    ) -> Any:
+        __tracebackhide__ = True
+        given = kwargs or {}
+        makes = self.device.type == "cuda" and func in home._device_constructors()
+        if not makes or given.get("device") is not None:
+            return original(self, func, types, args, given)
+        return places.call(func, args, {**given, "device": self.device})
 
-        return function
-
-    patch(home.DeviceContext, "__torch_function__", hearing)
-
-
-def _loading(places: DevicePlaces, original: Wrapped) -> Wrapped:
-    def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        mapped = map_location if callable(map_location) else _CPU
-        found = original(file, mapped, *args, **kwargs)
-        if isinstance(map_location, str | torch.device):
-            place = places.index(map_location)
-            for one in tensors_of(found):
-                places.put(one, place)
-        return found
-
-    return load
+    instead(home.DeviceContext, "__torch_function__", function)
 
 
 def _meshes(places: DevicePlaces) -> None:
@@ -386,14 +385,13 @@ def _meshes(places: DevicePlaces) -> None:
 
     kind: Any = device_mesh.DeviceMesh
 
-    def constructing(original: Wrapped) -> Wrapped:
-        def construct(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-            self.asked_for = device_type
-            original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+    def construct(
+        original: Wrapped, self: Any, device_type: str, *args: Any, **kwargs: Any
+    ) -> None:
+        self.asked_for = device_type
+        original(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
-        return construct
-
-    patch(kind, "__init__", constructing)
+    instead(kind, "__init__", construct)
     usual = kind.device_type
 
     def device_type(mesh: Any) -> str:

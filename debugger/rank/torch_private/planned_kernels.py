@@ -10,7 +10,6 @@ generator on GPUs, which is a call of all; then each draws its own part.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from .probe import Private, WatchedPart, Wrapped, patch
+from .probe import Private, WatchedPart, Wrapped, instead, patch
 
 ATTENTION = WatchedPart(
     "planned_attention",
@@ -124,29 +123,24 @@ def batch_norm_on_the_cpu() -> None:
         batch_norm_backward_elemt,
     ):
         setattr(given, function.__name__, function)
-    patch(torch.nn.SyncBatchNorm, "forward", _as_on_a_device)
+    instead(torch.nn.SyncBatchNorm, "forward", _as_on_a_device)
     ddp = torch.nn.parallel.DistributedDataParallel
     patch(ddp, "_passing_sync_batchnorm_handle", lambda _: lambda *_: None)
 
 
-def _as_on_a_device(original: Wrapped) -> Wrapped:
-    """Wraps a layer that wants its input on a device of some kind. It drops the statistics of ranks
+def _as_on_a_device(original: Wrapped, self: Any, given: Tensor) -> Any:
+    """Calls a layer that wants its input on a device of some kind. It drops the statistics of ranks
     without any input, where it may wait for the device; all have some at the likeliest."""
-
-    @functools.wraps(original)
-    def forward(self: Any, given: Tensor) -> Any:
-        private: Any = torch._C
-        cuda: Any = torch.cuda
-        name, capturing = private._get_privateuse1_backend_name, cuda.is_current_stream_capturing
-        private._get_privateuse1_backend_name = lambda: given.device.type
-        cuda.is_current_stream_capturing = lambda: True
-        try:
-            return original(self, given)
-        finally:
-            private._get_privateuse1_backend_name = name
-            cuda.is_current_stream_capturing = capturing
-
-    return forward
+    private: Any = torch._C
+    cuda: Any = torch.cuda
+    name, capturing = private._get_privateuse1_backend_name, cuda.is_current_stream_capturing
+    private._get_privateuse1_backend_name = lambda: given.device.type
+    cuda.is_current_stream_capturing = lambda: True
+    try:
+        return original(self, given)
+    finally:
+        private._get_privateuse1_backend_name = name
+        cuda.is_current_stream_capturing = capturing
 
 
 def _others(given: Tensor) -> list[int]:

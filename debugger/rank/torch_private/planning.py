@@ -1,7 +1,15 @@
-"""The changes in torch that a planned rank needs: our groups, and our stores."""
+"""The changes in torch that a planned rank needs: our groups, and our stores; and work of torch's
+that comes out the same on every rank, and grows with their number or is long: done once, or for one
+rank only.
+
+DTensor finds the shape of each result by making the call with fake tensors, of the whole shapes, in
+every process anew: half of what a small FSDP2 program costs. FSDP2 makes a tensor for each rank
+that has nothing of a parameter.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -13,20 +21,23 @@ from torch import Tensor
 
 from distcore.torch_private import rename_backend
 
+from ...hook.loading import when_imported
 from ...record.snapshot import by_device
-from .probe import C10D, Private, WatchedPart, Wrapped, before, c10d, dist, patch
+from .planned_devices import DEFAULT_DEVICES
+from .probe import (
+    C10D,
+    Private,
+    WatchedPart,
+    Wrapped,
+    before,
+    c10d,
+    dist,
+    instead,
+    patch,
+    without_prefixes,
+)
 
 MakeStore = Callable[[str], Any]
-
-
-WEAK_STORAGES = WatchedPart(
-    "weak_storages",
-    "a plan keeps all memory whose values it does not have",
-    Private("torch", "UntypedStorage._weak_ref"),
-    Private("torch", "UntypedStorage._expired"),
-    Private("torch", "UntypedStorage._free_weak_ref"),
-    Private("torch", "UntypedStorage._cdata"),
-)
 
 
 SENT_OBJECTS = WatchedPart(
@@ -42,65 +53,29 @@ def write_sent_objects_with(pickler: type) -> None:
     c10d._pickler = pickler
 
 
-class StorageReference:
-    """Knows whether a storage is still there, without keeping it. Nobody else gets its address
-    meanwhile."""
-
-    __slots__ = ("_kept", "_reference")
-
-    def __init__(self, storage: Any) -> None:
-        weak = WEAK_STORAGES.works
-        self._reference = storage._weak_ref() if weak else None
-        self._kept = None if weak else storage
-
-    def expired(self) -> bool:
-        """Whether it has gone."""
-        kind: Any = torch.UntypedStorage
-        return self._reference is not None and bool(kind._expired(self._reference))
-
-    def __del__(self) -> None:
-        kind: Any = torch.UntypedStorage
-        if self._reference is not None:
-            kind._free_weak_ref(self._reference)
-
-
-def storage_address(tensor: Tensor) -> int:
-    """Returns what tells a tensor's storage from others that there are; 0 where it has none."""
-    try:
-        storage: Any = tensor.untyped_storage()
-        return int(storage._cdata)
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
 def make_groups_on(backend: str) -> None:
     """From now on every group is made on this backend of ours, and answers by the name that the
     program gave. Nobody waits for the other ranks of a new group."""
 
-    def helper(original: Wrapped) -> Wrapped:
-        def create(*args: Any, **kwargs: Any) -> Any:
-            given = list(args)
-            if len(given) > 3:
-                asked, given[3] = given[3], c10d.Backend(backend)
-            else:
-                asked = kwargs.get("backend")
-                kwargs = {**kwargs, "backend": c10d.Backend(backend)}
-            for at, name in ((6, "backend_options"), (6, "pg_options")):
-                if name in kwargs:
-                    kwargs[name] = None
-                elif len(given) > at:
-                    given[at] = None
-            if kwargs.get("device_id") is not None:
-                kwargs["device_id"] = None  # an accelerator's, which this process need not have
-            created = original(*given, **kwargs)
-            group = created[0]
-            if isinstance(group, c10d.ProcessGroup):
-                _rename(group, backend, str(asked))
-            return created
+    def create(original: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        if len(given) > 3:
+            asked, given[3] = given[3], c10d.Backend(backend)
+        else:
+            asked = kwargs.get("backend")
+            kwargs = {**kwargs, "backend": c10d.Backend(backend)}
+        # The last is an accelerator's, which this process need not have.
+        for name in ("backend_options", "pg_options", "device_id"):
+            if name in kwargs:
+                kwargs[name] = None
+        given[6:7] = [None] * len(given[6:7])  # the options by their place
+        created = original(*given, **kwargs)
+        group = created[0]
+        if isinstance(group, c10d.ProcessGroup):
+            _rename(group, backend, str(asked))
+        return created
 
-        return create
-
-    patch(c10d, "_new_process_group_helper", helper)
+    instead(c10d, "_new_process_group_helper", create)
     patch(c10d, "_store_based_barrier", lambda _: lambda *_args, **_kwargs: None)
 
 
@@ -123,17 +98,16 @@ def make_stores(make: MakeStore) -> None:
     """From now on every store that the program makes, or meets the others in, is what `make` gives
     for its address."""
 
-    def rendezvous(original: Wrapped) -> Wrapped:
-        def meet(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Any:
-            found_rank, found_size = _whoami(url, rank, world_size)
-            if min(found_rank, found_size) < 0:
-                yield from original(url, rank, world_size, **kwargs)
-                return
-            yield make(_address(url)), found_rank, found_size
+    def meet(
+        original: Wrapped, url: str, rank: int = -1, world_size: int = -1, **kwargs: Any
+    ) -> Any:
+        found_rank, found_size = _whoami(url, rank, world_size)
+        if min(found_rank, found_size) < 0:
+            yield from original(url, rank, world_size, **kwargs)
+            return
+        yield make(_address(url)), found_rank, found_size
 
-        return meet
-
-    patch(c10d, "rendezvous", rendezvous)
+    instead(c10d, "rendezvous", meet)
     for name in ("TCPStore", "FileStore", "HashStore"):
         _replace_store(name, make)
 
@@ -158,9 +132,7 @@ def _address(url: str) -> str:
 
 def store_name(store: Any) -> str:
     """The address of a planned store, whatever prefixes stand before it; "" of another one."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    return str(getattr(store, "address", ""))
+    return str(getattr(without_prefixes(store), "address", ""))
 
 
 def _replace_store(name: str, make: MakeStore) -> None:
@@ -208,18 +180,14 @@ def on_awaited_futures(calls: Callable[[], int], over: Callable[[int], None]) ->
     import torch.autograd.graph
     import torch.futures
 
-    def backward(original: Wrapped) -> Wrapped:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            first = calls()
-            found = original(*args, **kwargs)
-            over(first)
-            return found
-
-        return run
+    def backward(original: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        first = calls()
+        found = original(*args, **kwargs)
+        over(first)
+        return found
 
     for module in (torch.autograd, torch.autograd.graph):
-        patch(module, "_engine_run_backward", backward)
-
+        instead(module, "_engine_run_backward", backward)
     before(torch.futures.Future, "wait", lambda _: over(0))
 
 
@@ -233,40 +201,18 @@ def on_world(check: Callable[[int, int], None]) -> None:
     before(c10d, "_new_process_group_helper", create)
 
 
-def on_started_processes(tell: Callable[[], None]) -> None:
+def on_started_processes(tell: Callable[..., None]) -> None:
     """`tell` is called before torch.multiprocessing starts processes, which are ranks."""
-    home = sys.modules["torch.multiprocessing.spawn"]
-    usual: Any = vars(home)["start_processes"]
-
-    def start(*args: Any, **kwargs: Any) -> Any:
-        tell()
-        return usual(*args, **kwargs)
-
-    for owner in (home, torch.multiprocessing):
-        setattr(owner, "start_processes", start)  # noqa: B010
+    for owner in (sys.modules["torch.multiprocessing.spawn"], torch.multiprocessing):
+        before(owner, "start_processes", tell)
 
 
-def refuse_groups(tell: Callable[[], None]) -> Callable[[], None]:
-    """`tell` is called before this process makes a group or a store; what takes that back."""
-    undo = []
-    for owner in (c10d, dist):
-        for name in ("_new_process_group_helper", "rendezvous", "TCPStore", "FileStore"):
-            usual = getattr(owner, name, None)
-            if usual is None:
-                continue
-
-            def refused(*args: Any, usual: Any = usual, **kwargs: Any) -> Any:
-                tell()
-                return usual(*args, **kwargs)
-
-            setattr(owner, name, refused)
-            undo.append((owner, name, usual))
-
-    def take_back() -> None:
-        for owner, name, usual in undo:
-            setattr(owner, name, usual)
-
-    return take_back
+def refuse_groups(tell: Callable[..., None]) -> list[Callable[[], None]]:
+    """`tell` is called before this process makes a group or a store; returns what takes that
+    back."""
+    makers = [(c10d, "_new_process_group_helper"), (c10d, "rendezvous")]
+    makers += [(dist.TCPStore, "__init__"), (dist.FileStore, "__init__")]
+    return [before(owner, name, tell) for owner, name in makers]
 
 
 def functions() -> dict[int, tuple[Any, str]]:
@@ -289,3 +235,156 @@ def renew(before: Mapping[int, tuple[Any, str]], modules: Any) -> None:
             now = getattr(owner, known_as, value)
             if owner is not None and now is not value:
                 setattr(module, name, now)
+
+
+_PROPAGATION = "torch.distributed.tensor._sharding_prop"
+_SPECS = "torch.distributed.tensor._dtensor_spec"
+_FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param"
+
+SHAPES = WatchedPart(
+    "planned_shapes",
+    "each rank of a plan finds the shapes of DTensor's results by itself",
+    Private(_PROPAGATION, "ShardingPropagator._propagate_tensor_meta_non_cached", ("self",)),
+    Private(_SPECS, "TensorMeta", ("shape", "stride", "dtype")),
+    Private(_SPECS, "DTensorSpec", ("mesh", "placements", "tensor_meta")),
+)
+CHUNKS = WatchedPart(
+    "planned_chunks",
+    "each rank of a plan makes tensors for all that have nothing of a parameter",
+    Private(_FSDP2, "_chunk_with_empty", ("tensor", "num_chunks", "dim"), called=True),
+)
+
+
+class _OwnCall(Exception):
+    """The call cannot be told in words, so that each rank makes it."""
+
+
+def share_shapes(recall: Callable[[str], str | None], remember: Callable[[str, str], None]) -> None:
+    """Makes all ranks take what one of them has found: `recall(call)` returns that, or None."""
+
+    def replace(_: Any) -> None:
+        if not SHAPES.works:
+            return
+        from torch.distributed.tensor import _sharding_prop
+
+        home: Any = _sharding_prop.ShardingPropagator
+
+        def propagate(usual: Wrapped, propagator: Any, op_schema: Any) -> Any:
+            try:
+                asked = words_of(op_schema)
+            except _OwnCall:
+                return usual(propagator, op_schema)
+            known = recall(asked)
+            if known is not None:
+                return metadata(json.loads(known))
+            found = usual(propagator, op_schema)
+            try:
+                remember(asked, json.dumps(described(found)))
+            except _OwnCall:
+                pass
+            return found
+
+        instead(home, "_propagate_tensor_meta_non_cached", propagate)
+
+    when_imported(_PROPAGATION, replace)
+
+
+def words_of(op_schema: Any) -> str:
+    """A call of an operator on whole shapes, whatever ranks the tensors are spread over. Raises
+    `_OwnCall`."""
+    words = [str(op_schema.op), str(torch.get_default_dtype())]
+    _tell(words, op_schema.args_schema)
+    for name, one in op_schema.kwargs_schema.items():
+        words.append(name)
+        _tell(words, one)
+    return " ".join(words)
+
+
+def _tell(words: list[str], given: Any) -> None:
+    kind = type(given)
+    if kind is tuple or kind is list:
+        words.append("(" if kind is tuple else "[")
+        for one in given:
+            _tell(words, one)
+        words.append(")")
+    elif given is None or kind in (bool, int, float, complex, str):
+        words.append(repr(given))
+    elif kind in (torch.dtype, torch.layout, torch.memory_format, torch.device):
+        words.append(str(given))
+    elif isinstance(given, _specs().DTensorSpec) and given.tensor_meta is not None:
+        words += ["tensor", *map(str, described(given.tensor_meta)), given.mesh.device_type]
+    else:
+        raise _OwnCall
+
+
+def described(found: Any) -> Any:
+    """Metadata of tensors as JSON has it. Raises `_OwnCall`."""
+    if found is None:
+        return None
+    if isinstance(found, _specs().TensorMeta):
+        sizes, strides = list(found.shape), list(found.stride)
+        if any(type(one) is not int for one in (*sizes, *strides)):
+            raise _OwnCall  # which is a symbol, or a number that is not known
+        return [sizes, strides, str(found.dtype).removeprefix("torch.")]
+    if isinstance(found, tuple | list):
+        return {type(found).__name__: [described(one) for one in found]}
+    raise _OwnCall
+
+
+def metadata(told: Any) -> Any:
+    """Makes again what was `described`."""
+    match told:
+        case [sizes, strides, dtype]:
+            made: Any = _specs().TensorMeta
+            return made(torch.Size(sizes), tuple(strides), getattr(torch, dtype))
+        case {"tuple": several}:
+            return tuple(map(metadata, several))
+        case {"list": several}:
+            return list(map(metadata, several))
+    return None
+
+
+def _specs() -> Any:
+    return sys.modules[_SPECS]
+
+
+def share_empty_chunks() -> None:
+    """From now on those of the other ranks that FSDP2 makes, and looks at no element of, are one
+    tensor where they have none."""
+
+    def replace(module: Any) -> None:
+        if CHUNKS.works:
+            module._chunk_with_empty = chunks
+
+    when_imported(_FSDP2, replace)
+
+
+def chunks(tensor: Tensor, num_chunks: int, dim: int) -> list[Tensor]:
+    """Returns chunks as FSDP2 makes them: empty ones behind those that the tensor has."""
+    found = list(torch.chunk(tensor, num_chunks, dim=dim))
+    missing = num_chunks - len(found)
+    return found + [found[0].new_empty(0)] * missing if missing > 0 else found
+
+
+_OF_TORCH = ("zeros", "ones", "empty", "rand", "randn")
+_OF_TENSORS = ("expand", "new_zeros", "new_ones", "new_empty", "resize_")
+
+
+@DEFAULT_DEVICES
+def ask_sizes(known: Callable[[Any], Any], nothing_unknown: Callable[[], bool]) -> None:
+    """From now on `known` is asked about each of their arguments, in this process; not while there
+    is `nothing_unknown`."""
+    from torch.utils import _device
+
+    home: Any = _device
+    home._device_constructors()  # which keeps the functions as they are now
+
+    def asking(usual: Wrapped, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if nothing_unknown():
+            return usual(*args, **kwargs)
+        return usual(*map(known, args), **kwargs)
+
+    for owner, names in ((torch, _OF_TORCH), (Tensor, _OF_TENSORS)):
+        for name in names:
+            instead(owner, name, asking)

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
@@ -45,7 +45,7 @@ class Private:
     `path` leads to it from the module: "_world.pg_map". `takes`: the names of its first parameters,
     which the caller or the wrapper relies on; None where it is not called, or does not tell them.
     `called`: whether this package calls it, so that it must need no other argument. `kind`: what
-    it is an instance of. `old`: what older releases had in its place.
+    it is an instance of.
     """
 
     module: str
@@ -53,7 +53,6 @@ class Private:
     takes: tuple[str, ...] | None = None
     called: bool = False
     kind: type | None = None
-    old: str = ""
 
     def __post_init__(self) -> None:
         if self.module in sys.modules:
@@ -66,16 +65,8 @@ class Private:
 
     def find(self) -> Any:
         """Returns what torch has by that name. Raises AttributeError and ImportError."""
-        try:
-            return self._at(self.path)
-        except AttributeError:
-            if self.old:
-                return self._at(self.old)
-            raise
-
-    def _at(self, path: str) -> Any:
         found: Any = _module(self.module)
-        for name in path.split("."):
+        for name in self.path.split("."):
             found = getattr(found, name)
         return found
 
@@ -153,21 +144,14 @@ class Registry:
 
     def __init__(self) -> None:
         self.parts: list[WatchedPart] = []
-        self._listener: Callable[[WatchedPart], None] | None = None
-        self._untold: list[WatchedPart] = []
-
-    def tell(self, part: WatchedPart) -> None:
-        """This part is off."""
-        if self._listener is None:
-            self._untold.append(part)
-        else:
-            self._listener(part)
+        self.tell: Callable[[WatchedPart], None] = lambda _: None
 
     def on_off(self, listener: Callable[[WatchedPart], None]) -> None:
         """`listener(part)` hears of each part that is off, also of those that were found before."""
-        self._listener = listener
-        while self._untold:
-            listener(self._untold.pop(0))
+        self.tell = listener
+        for part in self.parts:
+            if part.why:
+                listener(part)
 
 
 REGISTRY = Registry()
@@ -221,27 +205,51 @@ def private(path: str, takes: Sequence[str] | None = None, **more: Any) -> Priva
     return Private(C10D, path, None if takes is None else tuple(takes), **more)
 
 
-def patch(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+def patch(
+    owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[], None]:
     """Replace `owner.name` by `make(original)`; re-exports of it in torch.distributed follow.
+    Returns what takes that back.
 
     To others it is what it was: its signature, its name, and what pickle finds by that name.
     """
     original = getattr(owner, name, None)
     if original is None:
-        return
+        return lambda: None
     replacement = around(original)(make(original))
-    setattr(owner, name, replacement)
-    distributed = torch.distributed
-    if getattr(owner, "__name__", "") == C10D and getattr(distributed, name, None) is original:
-        setattr(distributed, name, replacement)
+    owners = [owner, *([dist] if owner is c10d and getattr(dist, name, None) is original else [])]
+    for one in owners:
+        setattr(one, name, replacement)
     if inspect.ismodule(owner):
         home = sys.modules.get(str(getattr(original, "__module__", "")))
         if getattr(home, name, _MISSING) is not replacement:
             replacement.__module__, replacement.__qualname__ = owner.__name__, name
 
+    def take_back() -> None:
+        for one in owners:
+            setattr(one, name, original)
 
-def before(owner: Any, name: str, hear: Callable[..., object]) -> None:
-    """Have `hear` called with the same arguments before each call of `owner.name`."""
+    return take_back
+
+
+def instead(owner: Any, name: str, call: Callable[..., Any]) -> None:
+    """Have `call(original, *args, **kwargs)` made in the place of each call of `owner.name`."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        around(original)(call)  # its frame does not count either
+
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            return call(original, *args, **kwargs)
+
+        return replaced
+
+    patch(owner, name, make)
+
+
+def before(owner: Any, name: str, hear: Callable[..., object]) -> Callable[[], None]:
+    """Have `hear` called with the same arguments before each call of `owner.name`. Returns what
+    takes that back."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -250,7 +258,7 @@ def before(owner: Any, name: str, hear: Callable[..., object]) -> None:
 
         return call
 
-    patch(owner, name, make)
+    return patch(owner, name, make)
 
 
 def after(owner: Any, name: str, hear: Callable[..., object]) -> None:
@@ -282,6 +290,21 @@ def within(
     patch(owner, name, make)
 
 
-def state() -> Mapping[str, str]:
-    """Why each part is off, by its name; of those that were asked for."""
-    return {part.name: part.why for part in REGISTRY.parts if part.why}
+STORE_ARGUMENTS = (
+    "host_name",
+    "port",
+    "world_size",
+    "is_master",
+    "timeout",
+    "wait_for_workers",
+    "multi_tenant",
+    "master_listen_fd",
+    "use_libuv",
+)
+
+
+def without_prefixes(store: Any) -> Any:
+    """Returns the store behind the prefixes that stand before it."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store

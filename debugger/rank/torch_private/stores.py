@@ -17,21 +17,24 @@ from typing import Any
 
 from ...record.safe_text import endpoint, port_of
 from ..limits import CONNECT_S, STORE_OPERATION_S
-from .groups import helper_arguments, on_group_creation
-from .probe import Wrapped, after, before, c10d, dist, patch, within
-
-_TCP_ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers")
+from .groups import CREATION, helper_arguments
+from .probe import (
+    STORE_ARGUMENTS,
+    Wrapped,
+    after,
+    before,
+    c10d,
+    dist,
+    instead,
+    within,
+    without_prefixes,
+)
 
 
 def on_store_waits(watch: Callable[[str, Any, Any], AbstractContextManager[None]]) -> None:
     """Hear of store operations that block until another rank sets a key."""
-    for store_class in (
-        dist.Store,
-        dist.TCPStore,
-        dist.FileStore,
-        dist.HashStore,
-        dist.PrefixStore,
-    ):
+    kinds = (dist.Store, dist.TCPStore, dist.FileStore, dist.HashStore, dist.PrefixStore)
+    for store_class in kinds:
         for name in ("get", "wait"):
             if name in vars(store_class):
                 watch_store(store_class, name, watch)
@@ -59,7 +62,7 @@ def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]
         return watch(str(file_name), False, 0)
 
     def tcp_store(_: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[None]:
-        given = {**dict(zip(_TCP_ARGUMENTS, args, strict=False)), **kwargs}
+        given = {**dict(zip(STORE_ARGUMENTS, args, strict=False)), **kwargs}
         hosts = bool(given.get("is_master", False))
         size = given.get("world_size") if given.get("wait_for_workers", True) else None
         return watch("", hosts, size if hosts and isinstance(size, int) and size > 1 else 0)
@@ -71,8 +74,7 @@ def on_new_stores(watch: Callable[[str, bool, int], AbstractContextManager[None]
 def store_address(store: Any) -> str:
     """Returns what tells the worlds that meet in different stores apart, in the same words on all
     ranks."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
+    store = without_prefixes(store)
     name = type(store).__name__
     if isinstance(store, dist.TCPStore):
         return f"{name}:{store.port}"
@@ -143,26 +145,20 @@ def on_rank_store(heard: StoreHeard) -> None:
     of where it comes from; one that the program has made, or a backend of its own accord as MPI's
     does, at the latest where every group is made."""
 
-    def make(original: Wrapped) -> Wrapped:
-        def rendezvous(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            for found in original(*args, **kwargs):
-                _rank_has(found[0], heard)
-                yield found
+    def rendezvous(original: Wrapped, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        for found in original(*args, **kwargs):
+            _rank_has(found[0], heard)
+            yield found
 
-        return rendezvous
+    def creates_group(*args: Any, **kwargs: Any) -> None:
+        store = helper_arguments(args, kwargs).get("store")
+        if isinstance(store, dist.Store):
+            with contextlib.suppress(Exception):
+                _rank_has(store, heard)
 
-    def with_given(original: Wrapped) -> Wrapped:
-        def create_group(*args: Any, **kwargs: Any) -> Any:
-            store = helper_arguments(args, kwargs).get("store")
-            if isinstance(store, dist.Store):
-                with contextlib.suppress(Exception):
-                    _rank_has(store, heard)
-            return original(*args, **kwargs)
-
-        return create_group
-
-    patch(c10d, "rendezvous", make)
-    on_group_creation(with_given)
+    instead(c10d, "rendezvous", rendezvous)
+    if CREATION.works:
+        before(c10d, "_new_process_group_helper", creates_group)
 
 
 def store_of_environment(wanted: Callable[[], bool]) -> tuple[Callable[[], Any], str] | None:
@@ -212,9 +208,7 @@ def _told_place() -> tuple[str, int] | None:
 
 
 def _rank_has(store: Any, heard: StoreHeard) -> None:
-    inner = store
-    while isinstance(inner, dist.PrefixStore):
-        inner = inner.underlying_store
+    inner = without_prefixes(store)
     if isinstance(inner, dist.HashStore):
         return  # of this process alone
     host = str(inner.host) if isinstance(inner, dist.TCPStore) else ""

@@ -13,10 +13,12 @@ from typing import Any
 from ...hook.loading import when_imported
 from .probe import DIST, Private, WatchedPart, dist, patch
 
+_PDB = "_make_distributed_pdb" if hasattr(dist, "_make_distributed_pdb") else "_DistributedPdb"
+"""The name that torch has for it since 2.13, or had before."""
 PDB = WatchedPart(
     "torch_breakpoint",
     "torch.distributed.breakpoint is torch's own",
-    Private(DIST, "_make_distributed_pdb", old="_DistributedPdb"),
+    Private(DIST, _PDB),
 )
 _RULES = "torch._dynamo.trace_rules"
 UNCOMPILED = WatchedPart(
@@ -45,8 +47,7 @@ def keep_uncompiled(directories: list[str]) -> None:
 @PDB
 def on_breakpoint(make_pdb: Callable[[], Any]) -> None:
     """Let `torch.distributed.breakpoint` stop in what `make_pdb` makes."""
-    for name in ("_make_distributed_pdb", "_DistributedPdb"):  # of torch 2.13, and before
-        patch(dist, name, lambda _original: lambda: make_pdb())
+    patch(dist, _PDB, lambda _original: lambda: make_pdb())
 
 
 def take_debug_level(

@@ -41,7 +41,7 @@ SUFFIX = ".distdebug.tar.gz"
 FOLDERS = ("stacks", "ranks", "logs")
 FILE = re.compile(
     rf"(?:(?:{'|'.join(FOLDERS)})/)?[A-Za-z0-9][A-Za-z0-9_-]{{0,60}}"
-    r"\.(?:flight|jsonl(?:\.1)?|(?:out|err)(?:\.1)?(?:\.times)?|txt|json|xml|toml)"
+    r"\.(?:flight|jsonl(?:\.1)?|(?:out|err)(?:\.1)?(?:\.times)?|txt|json|xml|html|toml)"
 )
 """The names of the files of a run, relative to its directory."""
 RUN = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
@@ -55,7 +55,7 @@ LOGS_BYTES = 64 << 20
 TIMES_BYTES = 1 << 20
 NOTE_BYTES = 1 << 10
 """More than the note takes that stands for what was left out of a log."""
-_FIRST = ("run.json", "report.json", "report.txt", "junit.xml")
+_FIRST = ("run.json", "report.json", "report.txt", "report.html", "junit.xml")
 _LINE_BYTES = 1 << 16
 _TIMES = ".times"
 _MOST_TIMES_BYTES = 256 << 20

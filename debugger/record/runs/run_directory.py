@@ -100,6 +100,8 @@ class RunDirectory:
     """The file by which the ranks learn of the finding that ends the run."""
     report_json = _Below("report.json")
     report_text = _Below("report.txt")
+    report_html = _Below("report.html")
+    """The report as one page, which `--ci` makes."""
     traffic_text = _Below("traffic.txt")
     """The table of a plan for people: calls, bytes and times by group and op."""
     junit = _Below("junit.xml")

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO
 
 from ...errors import DistdebugError, UsageError
@@ -22,7 +21,7 @@ from ...record.limits import POLL_EVERY_S
 from ...record.snapshot import Rank
 from ...record.streams import readable
 from ...system.processes import descendants
-from ..limits import GONE_WITHIN_S, REAP_TIMEOUT_S, SILENT_S, WAKE_AFTER_S
+from ..limits import GONE_WITHIN_S, SILENT_S, WAKE_AFTER_S
 from . import warden
 
 
@@ -288,22 +287,10 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The result of ending a command. `killed` had to be SIGKILLed; `left` could not be
-    (uninterruptible wait)."""
-
-    killed: tuple[int, ...]
-    left: tuple[int, ...]
-    took_s: float
-
-
-def forward(
-    launch: Launch, number: int, grace_s: float, hasten: Callable[[], bool] = lambda: False
-) -> bool:
+def forward(launch: Launch, number: int, grace_s: float, hasten: Callable[[], bool]) -> None:
     """Hand a signal on to the command, which knows how to end its own: torchrun sends it to its
     ranks and waits for their checkpoints. What a command leaves behind that does not hand it on is
-    sent it then. True when all has ended within `grace_s`, and before `hasten()`.
+    sent it then. Over when all has ended, or after `grace_s`, or with `hasten()`.
     """
     began_s = time.monotonic()
     woken = False
@@ -313,7 +300,7 @@ def forward(
     while left := launch.descendants():
         waited_s = time.monotonic() - began_s
         if hasten() or waited_s > grace_s:
-            return False
+            return
         if waited_s > WAKE_AFTER_S and not woken:
             # Who is stopped acts on the signal when it wakes, if it has come by then.
             launch.signal(signal.SIGCONT, left)
@@ -324,7 +311,6 @@ def forward(
             asked.update(late)
         time.sleep(POLL_EVERY_S)
     launch.poll()
-    return True
 
 
 def end_tree(
@@ -332,14 +318,15 @@ def end_tree(
     grace_s: float,
     silence_launcher: bool = False,
     spared: Collection[int] = (),
-) -> Ended:
+) -> tuple[int, ...]:
     """SIGCONT and SIGTERM to every process of the run, SIGKILL to what is left after `grace_s`,
     until nothing is left. Takes at most `grace_s` + `GONE_WITHIN_S`, and hardly longer than the
     processes need.
 
     `silence_launcher` kills the command itself first. torchrun otherwise takes a second to end
     and prints tracebacks about the ranks it lost; a launcher with ranks on other hosts has to be
-    asked, so that it ends those too. `spared` are processes that nothing is done to.
+    asked, so that it ends those too. `spared` are processes that nothing is done to. Returns those
+    that had to be SIGKILLed.
     """
 
     def descendants() -> list[int]:
@@ -373,8 +360,8 @@ def end_tree(
         time.sleep(POLL_EVERY_S / 3)
         left = descendants()
     if launch.pid:
-        launch.wait(0 if left else REAP_TIMEOUT_S)
-    return Ended(tuple(killed), tuple(left), time.monotonic() - began_s)
+        launch.wait(timeout_s=0 if left else 0.5)
+    return tuple(killed)
 
 
 def can_raise(rank: Rank) -> bool:

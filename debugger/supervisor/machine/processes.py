@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Container, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...record import steady_clock
@@ -16,7 +16,7 @@ from ...record.snapshot import Process, Standstill
 from ...system.memory import OomWatch
 from ...system.proc import DEAD_STATES, PROC, TICKS_PER_S, Stat, age_s, owner, read_stat
 from ..command.launch import Launch
-from ..limits import LOOKS_APART_S, YOUNG_S
+from ..limits import LOOKS_APART_S
 
 BUSY_SHARE = 0.5
 """A process is busy when it used at least this share of a core over the window, or wanted to: on a
@@ -39,6 +39,7 @@ class _Seen:
     oom_killed: bool | None = None
 
 
+@dataclass(slots=True)
 class ProcessTable:
     """Looks at processes, one read each, and remembers how the dead ones ended.
 
@@ -46,45 +47,41 @@ class ProcessTable:
     the warden reaped, and the zombie itself.
     """
 
-    def __init__(
-        self,
-        exits: ExitLog,
-        launch: Launch | None = None,
-        oom: OomWatch | None = None,
-        proc: Path = PROC,
-    ) -> None:
-        self._exits = exits
-        self._launch = launch
-        self._oom = oom
-        self._proc = proc
-        self._seen: dict[int, _Seen] = {}
-        self._young_ticks: dict[int, int] = {}
-        self.standstills: Mapping[int, Standstill] = {}
-        """By pid, of those that stand still: whoever looks at them puts it here."""
-        self._booted_ns = steady_clock.now_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    exits: ExitLog
+    launch: Launch | None = None
+    oom: OomWatch | None = None
+    proc: Path = PROC
+    standstills: Mapping[int, Standstill] = field(default_factory=dict)
+    """By pid, of those that stand still: whoever looks at them puts it here."""
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _young_ticks: dict[int, int] = field(default_factory=dict)
+    _booted_ns: int = field(
+        default_factory=lambda: steady_clock.now_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    )
 
     def refresh(self) -> None:
         """Takes in the exits that were reported since the last call; once per round is enough."""
-        self._exits.poll()
-        if self._launch is not None:
-            self._launch.poll()
+        self.exits.poll()
+        if self.launch is not None:
+            self.launch.poll()
 
     def starting(self, known: Container[int]) -> bool:
         """Whether a young process of the run, none of the known ones, was at work since the last
         call: a rank that still imports torch is neither lost nor late."""
-        if self._launch is None:
+        if self.launch is None:
             return False
         before, self._young_ticks = self._young_ticks, {}
-        for pid in self._launch.descendants():
-            stat = None if pid in known else read_stat(pid, self._proc)
-            if stat is not None and pid != self._launch.pid and age_s(stat.start_ticks) < YOUNG_S:
+        for pid in self.launch.descendants():
+            stat = None if pid in known else read_stat(pid, self.proc)
+            # One that is older than a minute does not become a rank any more.
+            if stat is not None and pid != self.launch.pid and age_s(stat.start_ticks) < 60:
                 self._young_ticks[pid] = stat.cpu_ticks
         return any(ticks > before.get(pid, 0) for pid, ticks in self._young_ticks.items())
 
     def observe(self, pid: int, start_ticks: int = 0) -> Process:
         """The state of process `pid` that began at `start_ticks` (field 22 of its stat; 0: not
         known, then the first process seen under that pid is taken for it)."""
-        stat = read_stat(pid, self._proc)
+        stat = read_stat(pid, self.proc)
         seen = self._seen.get(pid)
         if seen is None or (start_ticks and start_ticks != seen.start_ticks):
             ticks = start_ticks or (stat.start_ticks if stat is not None else 0)
@@ -103,17 +100,17 @@ class ProcessTable:
             seen.ended_ns = steady_clock.now_ns()
             # The kernel shows the status of a zombie as 0 to those who may not trace it.
             with suppress(OSError):
-                if stat.state == "Z" and os.geteuid() in (0, owner(pid, self._proc)):
+                if stat.state == "Z" and os.geteuid() in (0, owner(pid, self.proc)):
                     seen.zombie_status = ExitStatus.from_wait(stat.wait_status, seen.ended_ns)
             return self._ended(pid, seen)
-        if self._oom is not None:
-            self._oom.watch(pid)
+        if self.oom is not None:
+            self.oom.watch(pid)
         self._measure(seen, stat)
         still = self.standstills.get(pid)
         return Process(alive=True, state=stat.state, cpu_busy=seen.busy, standstill=still)
 
     def _ended(self, pid: int, seen: _Seen) -> Process:
-        status = self._exits.find(pid, seen.started_ns) or seen.zombie_status
+        status = self.exits.find(pid, seen.started_ns) or seen.zombie_status
         ended_ns = seen.ended_ns
         if status is None:
             return Process(alive=False, ended_ns=ended_ns)
@@ -122,7 +119,7 @@ class ProcessTable:
             ended_ns = min(ended_ns, status.time_ns)
         if seen.oom_killed is None:
             seen.oom_killed = (
-                status.signal == signal.SIGKILL and self._oom is not None and self._oom.killed(pid)
+                status.signal == signal.SIGKILL and self.oom is not None and self.oom.killed(pid)
             )
         return Process(
             alive=False,

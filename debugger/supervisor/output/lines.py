@@ -1,13 +1,15 @@
 """Shows what the ranks print: whole lines, each with its rank's name, and harmless.
 
 The lines of two ranks never mix; an unfinished one, such as a progress bar, is shown when it rests.
-The tracebacks that many ranks print alike as a run is ended are folded: one in full, then who else
-has printed it. All others, and every other line, are shown as they come.
+The traceback by which a verdict ends a rank is one line; of those of Ctrl-C that many ranks print
+alike one is shown in full, then who else has printed it. All others, and every other line, are
+shown as they come.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 
@@ -74,41 +76,50 @@ class Traceback:
         return lines
 
 
+_ERROR = re.compile(rf"(?:\w+\.)*(\w+): {re.escape(FINDING_MARK)}(\w+): ")
+_PLACE = re.compile(r'  File "(.+)", line (\d+), in (.+)')
+_OWN_FAULT = "tool_error"
+
+
+def _raised(lines: list[str]) -> str:
+    """Returns the line that stands for the traceback of a verdict, `raised MismatchError at
+    train.py:24 in step`; "" for any other, and for a fault of our own, which is shown whole."""
+    error = _ERROR.match(lines[-1])
+    places = [place for line in lines if (place := _PLACE.fullmatch(line))]
+    if error is None or error[2] == _OWN_FAULT or not places:
+        return ""
+    file, number, function = places[-1].groups()
+    return f"raised {error[1]} at {os.path.basename(file)}:{number} in {function}"
+
+
 class Folds:
     """The tracebacks that were shown on one screen, by the rank that was the first."""
 
     def __init__(self) -> None:
         self._first: dict[str, int] = {}
-        self._whole: dict[str, tuple[int, list[bytes]]] = {}
-        """By the error, the last line: the one that was shown in full."""
-        self._again: dict[int, set[int]] = {}
+        self._again: dict[tuple[int, str], set[int]] = {}
         self.ranks: set[int] = set()
         """The ranks whose traceback was left out, and not mentioned yet."""
 
     def folded(self, rank: int, lines: list[bytes]) -> list[bytes]:
-        """Returns what is to be shown of a traceback: none of it, where another rank's was the
-        same; where its error was, the lines that differ."""
+        """Returns what is to be shown of a traceback: of a verdict's one line; of others, as of
+        Ctrl-C, all of it. Where another rank's was the same it is mentioned later."""
         lines = [line.rstrip(b"\r") for line in lines]
-        key, error = (
-            comparable(text.decode("utf-8", "replace")) for text in (b"\n".join(lines), lines[-1])
-        )
-        first = self._first.setdefault(key, rank)
-        if first != rank:
-            self._again.setdefault(first, set()).add(rank)
-            self.ranks.add(rank)
-            return []
-        other, known = self._whole.setdefault(error, (rank, lines))
-        alike = len(os.path.commonprefix([known, lines]))  # noqa: RUF071 - of lists
-        if other == rank or alike < 2:
-            return lines
-        return [b"Traceback as that of rank %d, but for:" % other, *lines[alike:-1]]
+        texts = [line.decode("utf-8", "replace") for line in lines]
+        raised = _raised(texts)
+        first = self._first.setdefault(raised or comparable("\n".join(texts)), rank)
+        if first == rank:
+            return [raised.encode()] if raised else lines
+        self._again.setdefault((first, raised), set()).add(rank)
+        self.ranks.add(rank)
+        return []
 
     def told(self) -> str:
         """The lines that mention those that were left out."""
         rows, self._again, self.ranks = self._again, {}, set()
         return "".join(
-            f"[{ranks_text(ranks)}] the same traceback as that of rank {first}\n"
-            for first, ranks in rows.items()
+            f"[{ranks_text(ranks)}] {raised or f'the same traceback as that of rank {first}'}\n"
+            for (first, raised), ranks in rows.items()
         )
 
 

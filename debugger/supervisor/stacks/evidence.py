@@ -31,7 +31,6 @@ from ...record.snapshot import CallSite, Rank
 from ...record.wording import RankState
 from ...system import proc
 from ...system.processes import Tree
-from ..limits import CHILDREN_S
 from ..machine import listeners
 from . import stack_tree
 from .stacks import Frame, ThreadStack, capture, text_of
@@ -140,7 +139,7 @@ def awaited_child(
     tree = Tree()
     below = [one for one in tree.below(pid) if one not in ranks]
     below = sorted(below, key=lambda one: tree.stats[one].start_ticks)[-MOST_CHILDREN:]
-    stacks = capture(below, timeout_s=CHILDREN_S)
+    stacks = capture(below, timeout_s=2.0)
     for one in reversed(below):
         stands = _stands_at(one, stacks[one])
         if stands:
@@ -200,8 +199,8 @@ class Evidence:
     @property
     def lines(self) -> dict[int, Sequence[str]]:
         """Each main thread's, innermost first, printable."""
-        found = {rank: stack_tree.main_lines(threads) for rank, threads in self.stacks.items()}
-        return {rank: lines for rank, lines in found.items() if lines}
+        mains = {rank: self._main(rank) for rank in self.stacks}
+        return {n: stack_tree.lines_of(one) for n, one in mains.items() if one and one.frames}
 
     @step("stacks")
     def refine(self, finding: Finding) -> Finding:

@@ -151,13 +151,23 @@ class TreeNode:
     def to_json(self) -> dict[str, Any]:
         return {
             "ranks": list(self.ranks),
-            "frames": [
-                {"function": one.function, "file": one.file, "line": one.line, "native": one.native}
-                for one in self.frames
-            ],
+            "frames": [_frame_json(one) for one in self.frames],
             "notes": list(self.notes),
             "children": [child.to_json() for child in self.children],
         }
+
+
+def _frame_json(frame: Frame) -> dict[str, Any]:
+    """Returns a frame, with its line of source where that is the program's own."""
+    found = {
+        "function": frame.function,
+        "file": frame.file,
+        "line": frame.line,
+        "native": frame.native,
+    }
+    if not (frame.native or _is_torch(frame) or is_own(frame) or _is_standard(frame)):
+        found["source"] = line_of(frame).strip()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,12 +238,6 @@ def describe(frame: Frame) -> str:
 def main_of(threads: Sequence[ThreadStack]) -> ThreadStack | None:
     """The main thread, if its stack is there."""
     return next((one for one in threads if one.name == "MainThread"), None)
-
-
-def main_lines(threads: Sequence[ThreadStack]) -> list[str]:
-    """The main thread's frames, innermost first, printable; empty where it is not there."""
-    main = main_of(threads)
-    return [] if main is None else lines_of(main)
 
 
 def lines_of(thread: ThreadStack) -> list[str]:

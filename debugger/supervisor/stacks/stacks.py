@@ -31,7 +31,7 @@ from ...record.safe_files import read_regular
 from ...record.safe_text import clean
 from ...system import proc
 from ...system.threads import kernel_wait
-from ..limits import OWN_STACK_S, STACK_ATTEMPT_S
+from ..limits import OWN_STACK_S, STACKS_S
 
 WORKERS = 8
 _MAX_TEXT = 512
@@ -153,7 +153,7 @@ def _run_py_spy(
     program: str, pid: int, options: list[str], deadline: float
 ) -> list[ThreadStack] | str:
     """The stacks, or why there are none."""
-    left_s = min(deadline - time.monotonic(), STACK_ATTEMPT_S)
+    left_s = min(deadline - time.monotonic(), STACKS_S)
     if left_s <= 0:
         return "no time was left"
     try:
@@ -277,13 +277,13 @@ MOST_BYTES = 1 << 21
 
 def line_of(frame: Frame) -> str:
     """The line that the frame stands at; "" where it cannot be read."""
-    return line_at(frame.root + frame.file, frame.line)
+    lines = _lines_of(frame.root + frame.file)
+    return lines[frame.line - 1] if 0 < frame.line <= len(lines) else ""
 
 
-def line_at(path: str, number: int) -> str:
-    """Line `number` of the file; "" where there is none."""
-    lines = text_of(path).splitlines()
-    return lines[number - 1] if 0 < number <= len(lines) else ""
+@lru_cache(maxsize=64)
+def _lines_of(path: str) -> list[str]:
+    return text_of(path).splitlines()
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ import pytest
 
 from distdebug import hook
 from distdebug.errors import UsageError
-from distdebug.launch import torchrun_parser
+from distdebug.launch import torchrun_flags
 from tests.support import runs
 from tests.support.zygote import Zygote
 
@@ -73,7 +73,7 @@ def test_one_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in [one for one in sys.modules if one.partition(".")[0] == "torch"]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UsageError, match=r"torch cannot be imported: .*lacks its C\+\+ part"):
-        torchrun_parser.torchrun_parser()
+        torchrun_flags.torchrun_parser()
 
 
 OF_A_GROUP = """

@@ -19,7 +19,7 @@ FOUND = Finding("stalled", "rank 1 stands still", culprits=(1,))
 NO_STEPS = {
     "diagnosis/notices.py: _also",  # a rule's own: what its finding says besides
     "diagnosis/rules/divergence.py: _in_doubt",
-    "diagnosis/rules/device_stuck.py: unclear",
+    "diagnosis/rules/without_clock.py: unclear",
     "diagnosis/shared_findings.py: heard_at",  # called by steps and rules
     "diagnosis/story.py: changed",
     "foreign/judging.py: _host",  # a rule's own
@@ -27,7 +27,7 @@ NO_STEPS = {
     "inspection/inspect.py: _with_stacks",
     "plan/judgement.py: _warning",  # called by two that are
     "supervisor/on_the_spot.py: _told",  # calls one that is
-    "supervisor/run_end.py: _early_death",
+    "supervisor/supervisor.py: _early_death",
     "testing/judge.py: _allowed",  # leaves out what a test allows
 }
 """Functions that take a finding and give one, and are no step."""

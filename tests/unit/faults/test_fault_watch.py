@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from distdebug.faults import fault_watch, injected
-from distdebug.faults.fault_watch import FaultWatch
-from distdebug.faults.injected import InjectedLog
+from distdebug.faults import injected
+from distdebug.faults.injected import FaultWatch, InjectedLog
 from distdebug.faults.plan import FILE, Fault, Moment, Plan, When
 
 
@@ -31,7 +30,7 @@ def test_each_line_comes_once(tmp_path: Path) -> None:
     log.refuse(1, "not here")
     (second,) = watch.look()
     assert (second.fault, second.refused) == (1, "not here")
-    assert watch.entries == [first, second] == injected.read(tmp_path)
+    assert watch.entries == [first, second] == FaultWatch(tmp_path).look()
 
 
 def test_a_line_that_is_not_whole_comes_later(tmp_path: Path) -> None:
@@ -68,13 +67,13 @@ def test_a_flood_is_read_in_parts(tmp_path: Path) -> None:
         log.add(fault, "x" * 50)
     path = tmp_path / injected.FILE
     path.write_bytes(b"y" * 3000 + b"\n" + path.read_bytes())
-    before, fault_watch.MOST_BYTES = fault_watch.MOST_BYTES, 1000
+    before, injected.MOST_BYTES = injected.MOST_BYTES, 1000
     try:
         watch = FaultWatch(tmp_path)
         for _ in range(100):
             watch.look()
     finally:
-        fault_watch.MOST_BYTES = before
+        injected.MOST_BYTES = before
     assert [one.fault for one in watch.entries] == list(range(50))
 
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from distdebug.faults import plan_file, random_plan
 from distdebug.faults.actions import ACTIONS, Action, Argument, Kind, Target
-from distdebug.faults.arguments import REDUCE_OPS
 from distdebug.faults.plan import Fault, Moment, Plan, When
-from distdebug.faults.spec import SpecError, parse, written
+from distdebug.faults.spec import REDUCE_OPS, SpecError, parse, written
 from distdebug.record.ops import OPS
 from distdebug.record.safe_text import clean
 from distdebug.record.signature import DTYPES

@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 
 from distdebug.errors import UsageError
-from distdebug.launch import torchrun_parser as parser_module
+from distdebug.launch import torchrun_flags as parser_module
 from distdebug.launch.torchrun_flags import (
+    NotTakenError,
+    PackageSource,
     RunRequest,
     expected_world_size,
     free_port_arguments,
     split_command_line,
     torchrun_parser,
 )
-from distdebug.launch.torchrun_parser import NotTakenError, PackageSource
 
 
 @pytest.fixture(autouse=True)
@@ -137,8 +138,6 @@ def test_what_may_stand_in_the_place_of_the_script() -> None:
         ("-n 2 --local-ranks-filter 0,2 train.py", "names rank 2, but the node has 2 ranks"),
         ("--local-ranks-filter 1 train.py", "names rank 1, but the node has rank 0 only"),
         ("--local-ranks-filter a train.py", "ranks separated by commas"),
-        ("-n 2 --tee 0:1,3:2 train.py", "--tee names rank 3"),
-        ("--redirects 9 train.py", "--redirects '9': 0 to 3, or pairs"),
         ("--nnodes two train.py", "--nnodes 'two': a number of nodes"),
         ("--nnodes 3:2 train.py", "--nnodes '3:2': a number of nodes"),
         ("--nnodes 2 --node-rank 2 train.py", "--node-rank 2: --nnodes 2 has no such node"),

@@ -237,7 +237,7 @@ def test_who_knows_only_what_is_public_is_refused(
     listening: tuple[Listener, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head's public key is no way in without the nodes' secret one."""
-    monkeypatch.setattr("distdebug.nodes.keys.UNKNOWN_KEY_S", 0.2)
+    monkeypatch.setattr("distdebug.nodes.keys.HEAD_ANSWERS_S", 0.2)
     head, said = listening
     stranger = Connection(lambda _: None)
     stranger.connect(head.offer, HELLO)

@@ -16,8 +16,7 @@ from distdebug.diagnosis.facts.world import World
 from distdebug.diagnosis.limits import Limits
 from distdebug.nodes.many_nodes import pace_for
 from distdebug.nodes.messages import Message, Patch, unpacked
-from distdebug.nodes.mirror import Mirror, MirrorError
-from distdebug.nodes.sampler import Sampler
+from distdebug.nodes.mirror import Mirror, MirrorError, Sampler
 from distdebug.record import layout, steady_clock
 from distdebug.record.notes import CrashNote, ExitNote
 from distdebug.record.reading.record_source import STILL_CALLS, joined

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.faults.injected import Injected, InjectedLog, read
+from distdebug.faults.injected import FaultWatch, Injected, InjectedLog
 from distdebug.faults.plan import add, load
 from distdebug.faults.spec import parse
-from distdebug.nodes.injected import InjectedCopies, InjectedSource
+from distdebug.nodes.files import InjectedCopies, InjectedSource
 
 KILL, SKIP, DELAY = "kill(rank=1) @ call 3", "skip(rank=2) @ call 4", "delay(rank=3, 1s) @ call 5"
 LATER_NS = 7_000 * 10**9
@@ -35,7 +35,7 @@ class Two:
         message = self.source.next()
         if message is not None:
             self.copies.apply(message.data, LATER_NS)
-        return read(self.head)
+        return FaultWatch(self.head).look()
 
     def heads_plan(self) -> list[str]:
         found = load(self.head)
@@ -94,4 +94,4 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, data: dict[str, object])
     two = Two(tmp_path, [], [])
     with pytest.raises((ValueError, TypeError, KeyError)):
         two.copies.apply(data, 0)
-    assert read(two.head) == []
+    assert FaultWatch(two.head).look() == []

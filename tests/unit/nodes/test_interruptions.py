@@ -30,7 +30,7 @@ sys.path.insert(0, sys.argv[1])
 from distdebug.nodes.keys import head_pair, node_pair
 from distdebug.nodes.limits import LOST_AFTER_S
 from distdebug.nodes.listener import Listener
-from distdebug.nodes.clocks import Listening
+from distdebug.nodes.presence import Listening
 from distdebug.nodes.connection import Connection
 from distdebug.nodes.messages import Message
 from distdebug.nodes.keys import SCHEMA, Offer

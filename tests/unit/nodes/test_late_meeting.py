@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distdebug.nodes.job import Job
-from distdebug.nodes.late_meeting import LateMeeting
+from distdebug.nodes.missing import LateMeeting
 from distdebug.nodes.presence import Role
 from distdebug.nodes.several import Several, perhaps
 from distdebug.record.layout import Phase

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
+from distdebug.nodes.files import InjectedCopies
 from distdebug.nodes.head import Head, RemoteNode
-from distdebug.nodes.injected import InjectedCopies
 from distdebug.nodes.mirror import Mirror
 from distdebug.nodes.missing import Lost, Unwatched, lost_nodes, unseen
 from distdebug.nodes.several import MOST, Several

@@ -17,8 +17,7 @@ from distdebug.nodes.head import Pacing
 from distdebug.nodes.listener import Listener
 from distdebug.nodes.many_nodes import Pace, pace_for
 from distdebug.nodes.messages import unpacked
-from distdebug.nodes.mirror import process_values
-from distdebug.nodes.sampler import Sampler
+from distdebug.nodes.mirror import Sampler, process_values
 from distdebug.record import steady_clock
 from distdebug.record.layout import Activity, GroupState
 from distdebug.record.reading.copies import FEW_NODES, far_heartbeat_s

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdebug.nodes.clocks import Listening
 from distdebug.nodes.limits import LATE_S, LOST_AFTER_S, SILENT_S
 from distdebug.nodes.presence import (
     LINES,
@@ -18,6 +17,7 @@ from distdebug.nodes.presence import (
     WAYS,
     Event,
     LineState,
+    Listening,
     Peer,
     Role,
     Standing,

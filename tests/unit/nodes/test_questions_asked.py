@@ -13,11 +13,10 @@ import pytest
 from distdebug.diagnosis.findings import Finding, GroupEvidence
 from distdebug.nodes.head import Head
 from distdebug.nodes.job import Job
-from distdebug.nodes.late_meeting import LateMeeting
 from distdebug.nodes.limits import TAKE_EVERY_S
+from distdebug.nodes.missing import LateMeeting
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process, Rank, Snapshot
-from distdebug.supervisor.run_reader import LocalReader
 from distdebug.supervisor.several_nodes import JobReader
 
 from .test_pace import rank
@@ -58,21 +57,23 @@ class Nodes:
 
 
 class Local:
-    """The records, as `LocalReader` reads them."""
+    """The records and the processes, as `LocalReader` reads them."""
 
     def __init__(self, ranks: Mapping[int, Rank]) -> None:
         self.ranks = dict(ranks)
-        self.trust_size = False
         self.own = 0
         self.at_rest = False
 
-    def rests(self, at_rest: bool) -> None:
-        self.at_rest = at_rest
-
-    def here(self) -> tuple[object, ...]:
+    def here(self, _observe: object) -> tuple[object, ...]:
         return (self.own,)
 
-    def look(self, finished: bool = False) -> Sequence[Snapshot]:
+    def refresh(self) -> None: ...
+
+    def observe(self) -> None: ...
+
+    def look(self) -> None: ...
+
+    def snapshots(self, *_args: object, finished: bool) -> Sequence[Snapshot]:
         del finished
         return [Snapshot(0, len(self.ranks), dict(self.ranks))]
 
@@ -91,7 +92,7 @@ def asked_of_many(tmp_path: Path) -> tuple[Nodes, Local, JobReader]:
     local.ranks[900] = rank(900, chain=2)
     job = head_of(tmp_path, nodes)
     late = LateMeeting(job, tmp_path, job.say)
-    reader = JobReader(cast(LocalReader, local), job, late)
+    reader = JobReader(cast(Any, local), cast(Any, local), None, job, late)
     reader.look()
     return nodes, local, reader
 

@@ -15,8 +15,7 @@ import pytest
 
 from distdebug.cli import main
 from distdebug.nodes.messages import Message, Patch, packed
-from distdebug.nodes.view import ViewCopies
-from distdebug.nodes.viewers import BLOCK
+from distdebug.nodes.view import BLOCK, ViewCopies
 from distdebug.record.requests.breakpoints import BREAKPOINT, Stop, announce, listen
 from distdebug.record.requests.control import ask
 from distdebug.record.runs.job_view import FOLDER, HEAD, JobView, is_watched

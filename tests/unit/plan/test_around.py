@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.plan.traffic.around import lines
+from distdebug.plan.around import lines
 from tests.support.plan_worlds import World, all_reduce, broadcast
 
 

@@ -108,7 +108,7 @@ def _of_self(node: ast.Attribute) -> bool:
 def test_everything_is_as_known_in_this_torch() -> None:
     parts = [
         value
-        for module in (groups, *map(_module, ("calls", "ddp", "tools", "training")))
+        for module in (groups, *map(_module, ("calls", "tools", "training")))
         for value in vars(module).values()
         if isinstance(value, WatchedPart) and value.name != "compiled_programs"  # which costs 3 s
     ]
@@ -153,7 +153,6 @@ class _Documented:
         (Private("math", "pi"), ""),
         (Private("math", "_pi"), "has no math._pi"),
         (Private("no_such_module", "x"), "has no no_such_module.x"),
-        (Private("math", "_tau", old="tau"), ""),
         (Private("math", "pi", ("x",)), "math.pi of torch {} cannot be called"),
         (Private("math", "pi", kind=dict), "math.pi of torch {} is no dict"),
         (Private("here", "Insides._table", kind=dict), ""),

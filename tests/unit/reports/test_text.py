@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from distdebug.diagnosis.findings import Finding
+from distdebug.record.kinds import KINDS
 from distdebug.reports import text
 from tests.unit.diagnosis.builder import Run, all_reduce, barrier, broadcast, recv, send
 
 from .documents import at, of_run, report
 
 EVIDENCE = "  evidence: .distdebug/20260310-141502-7f3a/   exit code {}\n"
+
+
+def ends(kind: str) -> str:
+    """The last lines below a finding of this kind."""
+    return f"  distdebug explain {kind}\n" + EVIDENCE.format(KINDS[kind].exit_code)
 
 
 def mismatch(size: int = 4) -> Run:
@@ -40,7 +46,7 @@ def test_a_mismatch_on_four_ranks() -> None:
         "     all_reduce(sum, float32[1024])\n"
         "     all_reduce(sum, float32[1024])\n"
         "    -all_reduce(sum, float32[1024])\n"
-        "    +broadcast(src=0, float32[1024])\n" + EVIDENCE.format(91)
+        "    +broadcast(src=0, float32[1024])\n" + ends("op_mismatch")
     )
 
 
@@ -68,7 +74,7 @@ def test_two_ranks_have_no_majority() -> None:
         "  rank 0   all_reduce(sum, float32[8])   train.py:88 in step\n"
         "  rank 1   all_reduce(sum, float32[9])   train.py:91 in step\n"
         "  no majority: any of them may be the one that is wrong\n"
-        "  it is the first collective of the group\n" + EVIDENCE.format(91)
+        "  it is the first collective of the group\n" + ends("shape_mismatch")
     )
 
 
@@ -96,7 +102,7 @@ def test_a_deadlock_is_a_cycle_in_order() -> None:
         f'  rank 0   in {call} #0 of group "1"   train.py:20 in step   -> waits for rank 1\n'
         f'  rank 1   in {call} #0 of group "2"   train.py:30 in step   -> waits for rank 0\n'
         f"  rank 2   waits in {call}             train.py:88 in step\n"
-        "  rank 2 waits for them\n" + EVIDENCE.format(92)
+        "  rank 2 waits for them\n" + ends("deadlock")
     )
 
 
@@ -107,7 +113,7 @@ def test_a_long_cycle_is_cut() -> None:
     lines = text.render(of_run(run)).splitlines()
     assert len([line for line in lines if "-> waits for rank" in line]) == 12
     assert "  ... and 28 more in the cycle, back to rank 0" in lines
-    assert len(lines) == 15
+    assert len(lines) == 16
 
 
 def test_a_rank_that_died() -> None:
@@ -123,7 +129,7 @@ def test_a_rank_that_died() -> None:
         "                train.py:88 in step\n"
         f"  rank  2       killed by SIGKILL, last call {call}\n"
         "                train.py:40 in step, last call at train.py:88 in step   <- look here\n"
-        + EVIDENCE.format(94)
+        + ends("rank_died")
     )
 
 
@@ -165,6 +171,7 @@ def test_a_missing_rank_of_512() -> None:
         "  stack of rank 137, innermost call first:\n"
         "    load (train.py:40)\n"
         "    main (train.py:12)\n"
+        "  distdebug explain missing_rank\n"
         "  stacks of all ranks: .distdebug/20260310-141502-7f3a/stacks/stacks.txt\n"
         + EVIDENCE.format(93)
     )
@@ -269,16 +276,23 @@ def test_further_findings_follow_shortly() -> None:
     assert text.render(document) == (
         "RANK DIED  about rank_died\n"
         "  rank 1   not looked at   <- look here\n"
+        "  distdebug explain rank_died\n"
         "  also: EARLY EXIT  about early_exit\n"
-        "  warning: NOT IN GROUP  about not_in_group\n" + EVIDENCE.format(94)
+        "    distdebug explain early_exit\n"
+        "  warning: NOT IN GROUP  about not_in_group\n"
+        "    distdebug explain not_in_group\n" + EVIDENCE.format(94)
     )
     fine = text.render(report([warning], outcome="ok", exit_code=0)).splitlines()
     assert fine[0].startswith("OK")
-    assert fine[1:] == ["  warning: NOT IN GROUP  about not_in_group"]
+    explained = "    distdebug explain not_in_group"
+    assert fine[1:] == ["  warning: NOT IN GROUP  about not_in_group", explained]
     strict = text.render(report([warning], outcome="not_in_group", exit_code=1))
     assert strict.startswith("NOT IN GROUP  about not_in_group\n")
     many = text.render(report([one("rank_died")] * 20))
     assert "  ... and 11 more in report.json\n" in many
+    assert many.count("distdebug explain rank_died\n") == 1, "once for all of the kind"
+    document["findings"][0]["kind"] = "of_another_version"
+    assert text.render(document).count("distdebug explain") == 2
 
 
 def test_colour_marks_the_title_and_the_culprits_and_nothing_else_changes() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from distdebug.nodes.job import Job
 from distdebug.rank.breakpoints.console import Console
 from distdebug.record.layout import Phase
 from distdebug.record.requests import breakpoints
@@ -41,7 +42,8 @@ class Made:
         self.ranks: dict[int, Rank] = {}
         for number in range(2):
             self.change(number, host="", pid=os.getpid() if number else 1, phase=Phase.RUNNING)
-        self.table = Actions(self.directory, lambda: self.ranks).table()
+        job = Job(None, self.directory, lambda *_: Process(), print)
+        self.table = Actions(job, self.directory, lambda: self.ranks).table()
 
     def change(self, number: int, **fields: Any) -> None:
         rank = self.ranks.get(number) or Run(2).ranks[number].frozen()

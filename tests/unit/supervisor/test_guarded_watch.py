@@ -13,8 +13,7 @@ from distdebug.diagnosis.rules.node_lost import lost_without_ranks
 from distdebug.record import steady_clock
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import LostNode, Process, Rank, Snapshot
-from distdebug.supervisor.guarded_watch import Announcements, GuardedWatch
-from distdebug.supervisor.own_faults import OwnFaults
+from distdebug.supervisor.guarded_watch import Announcements, GuardedWatch, OwnFaults
 from distdebug.supervisor.watch import Policy
 
 SILENT_S = 2.6

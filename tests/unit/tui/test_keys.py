@@ -13,6 +13,7 @@ from distdebug.tui.app import TerminalApp
 from distdebug.tui.keys import KEYS, VIEWS
 from distdebug.tui.screens.base import MOVES
 from distdebug.tui.screens.collectives import CollectivesView
+from distdebug.tui.screens.dialogs import Page
 from distdebug.tui.screens.overview import Overview
 from distdebug.tui.screens.rank import RankView
 from distdebug.tui.screens.stacks import StacksView
@@ -69,6 +70,19 @@ async def _findings(driver: Driver) -> None:
     assert "found by the app" in driver.text
     await driver.press("d")
     assert "found by the app" not in driver.text
+
+
+@key("", "p", state="deadlock")
+async def _page(driver: Driver) -> None:
+    await driver.press("p")
+    assert "deadlock: ranks wait for each other" in driver.text
+    page = driver.app.screen.query_one(Page)
+    await page.go("missing_rank.md")
+    await page.go("https://example.org")
+    await driver.pilot.pause()
+    assert "missing_rank: a rank has not come" in driver.text
+    await driver.press("p")
+    assert len(driver.app.screen_stack) == 1, "there was one finding"
 
 
 @key("", "q")

@@ -131,7 +131,7 @@ def test_ranks_with_different_keys_are_told(
 
 
 def test_the_file_of_a_job_key_serves_for_groups_too(key_file: Path) -> None:
-    """As debugger/README.md says of several nodes, which both read it."""
+    """As the page on security says of several nodes, which both read it."""
     key_file.write_text(secrets.token_hex(32) + "\n")
     assert job_key().strip() == of_nodes(key_file, {})
 

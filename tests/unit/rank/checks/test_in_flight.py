@@ -22,13 +22,13 @@ def held(method: str, *args: Any, peer: int | None = None) -> tuple[Held | None,
     """What is kept of the call, and where its finding goes."""
     notes: list[Any] = []
     recorder: Any = SimpleNamespace(
-        note=lambda *given: notes.append(given), safe_site=lambda _frame: 3
+        note=lambda *given: notes.append(given), safe_site=lambda _frame: 3, off=()
     )
-    slot: Any = None
+    slot: Any = SimpleNamespace(issued=8)
     record = GroupRecord("0", "default_pg", 0, (10, 20), 1, slot, "gloo", None)
     op = "send" if peer is not None else "all_reduce"
     known: Any = SimpleNamespace(text=Signature(op, (("float32", (4,)),), peer=peer).to_json())
-    return hold(method, args, recorder, record, known, 7), notes
+    return hold(method, args, recorder, record, known), notes
 
 
 WRONG: dict[str, tuple[Change, str]] = {

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distdebug.rank import torch_private
-from distdebug.rank.checks import reads
-from distdebug.rank.checks.reads import MemoryLayout
+from distdebug.rank.checks import in_flight, memory_layout
+from distdebug.rank.checks.memory_layout import MemoryLayout
 from distdebug.rank.record.describe import tensors_in
 from distdebug.rank.record.recorder import Recorder
+from distdebug.rank.torch_private import operator_calls
 from distdebug.record.signature import Signature
 
 
@@ -71,7 +71,7 @@ T, OUT, OTHER = torch.ones(8), torch.ones(16), torch.ones(8)
 def test_what_a_call_writes(
     method: str, args: tuple[Any, ...], root: int | None, expected: list[tuple[int, int]]
 ) -> None:
-    assert reads.written(method, args, *call(root)) == expected
+    assert in_flight.written(method, args, *call(root)) == expected
 
 
 def looked_at(function: Any) -> list[tuple[int, str]]:
@@ -79,10 +79,10 @@ def looked_at(function: Any) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
 
     def look(operator: Any, args: Any, kwargs: Any) -> None:
-        for given, how, _ in torch_private.accesses(operator, args, kwargs):
+        for given, how, _ in operator_calls.accesses(operator, args, kwargs):
             found.extend((tensor.data_ptr(), how) for tensor in tensors_in(given))
 
-    with torch_private.calls_with(look):
+    with operator_calls.calls_with(look):
         function()
     return found
 
@@ -122,10 +122,10 @@ def test_operators_that_look_at_some_elements(function: Any) -> None:
     wholes = {}
 
     def look(operator: Any, args: Any, kwargs: Any) -> None:
-        for given, _, whole in torch_private.accesses(operator, args, kwargs):
+        for given, _, whole in operator_calls.accesses(operator, args, kwargs):
             wholes.update({tensor.data_ptr(): whole for tensor in tensors_in(given)})
 
-    with torch_private.calls_with(look):
+    with operator_calls.calls_with(look):
         function()
     assert wholes.pop(OTHER.data_ptr()) is False
     assert set(wholes.values()) == {True}  # of the indices
@@ -133,37 +133,37 @@ def test_operators_that_look_at_some_elements(function: Any) -> None:
 
 @pytest.fixture
 def thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(reads, "_thread", reads.ThreadReads())
-    yield reads._thread
-    assert torch_private.depth() == 0
+    monkeypatch.setattr(in_flight, "_thread", in_flight.ThreadReads())
+    yield in_flight._thread
+    assert operator_calls.depth() == 0
 
 
 def test_looks_while_a_call_is_under_way(thread: Any) -> None:
     one, other = Handle(), Handle()
     recorder: Any = SimpleNamespace(off=set())
-    reads.watch(one, "allreduce", ([T],), recorder, *call())
-    reads.watch(other, "allreduce", ([OTHER],), recorder, *call())
-    assert torch_private.depth() == 1
+    in_flight.watch(one, "allreduce", ([T],), recorder, *call())
+    in_flight.watch(other, "allreduce", ([OTHER],), recorder, *call())
+    assert operator_calls.depth() == 1
     one.holds = False
-    reads.over()
-    assert torch_private.depth() == 1
+    in_flight.over()
+    assert operator_calls.depth() == 1
     other.holds = False
-    reads.over()
-    assert torch_private.depth() == 0
+    in_flight.over()
+    assert operator_calls.depth() == 0
 
 
 def test_what_is_read_past_all_operators(thread: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def judge(_pending: Any, how: str, by: FrameType) -> None:
-        frame = reads._reader(by)
+        frame = in_flight._reader(by)
         if frame is not None:
             seen.append(f"{how} by {frame.f_code.co_filename}")
 
-    monkeypatch.setattr(reads, "_judge", judge)
-    reads.prepare()
+    monkeypatch.setattr(in_flight, "_judge", judge)
+    in_flight.prepare()
     handle, recorder = Handle(), SimpleNamespace(off=set())
-    reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
+    in_flight.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
     for read in (T.tolist, T[2:4].tolist, lambda: str(T), lambda: f"{T}", lambda: repr([T])):
         seen.clear()
         read()
@@ -176,7 +176,7 @@ def test_what_is_read_past_all_operators(thread: Any, monkeypatch: pytest.Monkey
     except ValueError:
         str(T)  # of a traceback that shows variables
     handle.holds = False
-    reads.over()
+    in_flight.over()
     str(T)
     assert seen == []
 
@@ -191,27 +191,27 @@ class Own(TorchDispatchMode):
 def test_modes_of_the_program_are_left_as_they_were_entered(thread: Any) -> None:
     handle, recorder = Handle(), SimpleNamespace(off=set())
     with Own():
-        reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
-        assert torch_private.depth() == 1  # the program's alone: it leaves the innermost
-    assert torch_private.depth() == 0
-    reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
+        in_flight.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
+        assert operator_calls.depth() == 1  # the program's alone: it leaves the innermost
+    assert operator_calls.depth() == 0
+    in_flight.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
     with Own():
         handle.holds = False
-        reads.over()
-        assert torch_private.depth() == 2  # ours is not the innermost
-    reads.over()
-    assert torch_private.depth() == 0
+        in_flight.over()
+        assert operator_calls.depth() == 2  # ours is not the innermost
+    in_flight.over()
+    assert operator_calls.depth() == 0
 
 
 def test_what_fails_in_it_is_switched_off(thread: Any, capfd: pytest.CaptureFixture[str]) -> None:
     handle, recorder = Handle(), SimpleNamespace(off=set())
     recorder.check_failed = partial(Recorder.check_failed, recorder)  # type: ignore[arg-type]
-    reads.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
+    in_flight.watch(handle, "allreduce", ([T],), recorder, *call())  # type: ignore[arg-type]
     thread.pending = [None]
     assert T.sum() == 8
     thread.pending = []
-    reads.over()
-    assert recorder.off == {reads.READS}
+    in_flight.over()
+    assert recorder.off == {in_flight.READS}
     assert "the check of reads in flight is switched off" in capfd.readouterr().err
 
 
@@ -226,12 +226,12 @@ def test_what_a_signals_handler_raises_in_a_check_is_the_programs() -> None:
         with pytest.raises(ZeroDivisionError) as raised:
             signal.raise_signal(signal.SIGUSR2)
         with pytest.raises(ZeroDivisionError):
-            Recorder.check_failed(recorder, reads.READS, raised.value)  # type: ignore[arg-type]
+            Recorder.check_failed(recorder, in_flight.READS, raised.value)  # type: ignore[arg-type]
         assert recorder.off == set()
         with pytest.raises(ZeroDivisionError) as raised:  # in no file of ours, and by itself
             _ = 1 / 0
-        Recorder.check_failed(recorder, reads.READS, raised.value)  # type: ignore[arg-type]
-        assert recorder.off == {reads.READS}
+        Recorder.check_failed(recorder, in_flight.READS, raised.value)  # type: ignore[arg-type]
+        assert recorder.off == {in_flight.READS}
     finally:
         signal.signal(signal.SIGUSR2, before)
 
@@ -241,7 +241,7 @@ ROWS = (BASE[2].data_ptr(), BASE[4].data_ptr())
 
 
 def of(given: torch.Tensor, as_array: bool) -> MemoryLayout:
-    found = reads.of_array(given.numpy()) if as_array else reads.of_tensor(given)
+    found = memory_layout.of_array(given.numpy()) if as_array else memory_layout.of_tensor(given)
     assert found is not None
     return found
 
@@ -260,27 +260,27 @@ def test_elements_between_those_that_are_written(as_array: bool) -> None:
 
 def test_backwards() -> None:
     array = BASE.numpy()
-    assert reads.of_array(array[3:1:-1]).range == ROWS
-    assert reads.of_array(array[::-1]).touches(ROWS)
-    assert not reads.of_array(array[:3:-1]).touches(ROWS)
+    assert memory_layout.of_array(array[3:1:-1]).range == ROWS
+    assert memory_layout.of_array(array[::-1]).touches(ROWS)
+    assert not memory_layout.of_array(array[:3:-1]).touches(ROWS)
 
 
 def test_nothing_lies_nowhere() -> None:
-    nothing = reads.of_array(np.ones((0, 3)))
+    nothing = memory_layout.of_array(np.ones((0, 3)))
     assert not nothing.touches((0, 1 << 62))
     assert not nothing.lies_in((0, 1 << 62))
-    assert reads.of_tensor(torch.ones(0)) is None
-    assert reads.of_tensor(torch.ones(2, device="meta")) is None
-    assert reads.of_storage(torch.ones(0).untyped_storage()) is None
+    assert memory_layout.of_tensor(torch.ones(0)) is None
+    assert memory_layout.of_tensor(torch.ones(2, device="meta")) is None
+    assert memory_layout.of_storage(torch.ones(0).untyped_storage()) is None
 
 
 def test_a_storage() -> None:
-    whole = reads.of_storage(BASE.untyped_storage())
+    whole = memory_layout.of_storage(BASE.untyped_storage())
     assert whole is not None
     assert whole.range == (BASE.data_ptr(), BASE.data_ptr() + BASE.nbytes)
 
 
 def test_what_is_an_array() -> None:
-    assert reads.is_array(np.ones(2))
-    assert not reads.is_array(np.float32(2))
-    assert not reads.is_array(BASE)
+    assert in_flight.is_array(np.ones(2))
+    assert not in_flight.is_array(np.float32(2))
+    assert not in_flight.is_array(BASE)

@@ -317,7 +317,7 @@ def test_what_the_gpu_is_not_through_with(case: Case) -> None:
 
 
 def test_in_a_graph_a_wait_is_the_end(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outstanding.torch_private, "capturing", lambda: True)
+    monkeypatch.setattr(outstanding, "capturing", lambda: True)
     case.track(Work()).wait()
     assert case.call().state is CallState.COMPLETED
 

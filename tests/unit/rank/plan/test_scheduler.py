@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.rank.plan.exchange import Planner
 from distdebug.rank.plan.scheduler import PlanLimits, Scheduler
-from distdebug.rank.plan.wire import PlannerLine
 from distdebug.record.writing.program_writer import program_path
 from distdebug.system import memory
 
@@ -56,7 +56,7 @@ def test_no_time_passes_while_a_rank_runs(tmp_path: Path) -> None:
         pid = os.fork()
         if not pid:
             if rank == 0:
-                PlannerLine(connection).ask(["sleep", 1.0])
+                Planner(connection, {}).ask(["sleep", 1.0])
                 os.write(wakes, b"woken")
                 os._exit(0)
             too_early, _, _ = select.select([woken], [], [], 0.5)

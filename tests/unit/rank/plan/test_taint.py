@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distdebug.rank.plan.taint import OWN, OperatorCall, Taint, mixed
-from distdebug.rank.torch_private.planned_operators import operator_of
+from distdebug.rank.torch_private.operator_calls import operator_of
 
 ATEN: Any = torch.ops.aten
 

@@ -21,7 +21,8 @@ from distdebug.rank.group import checked_group
 from distdebug.rank.record.describe import METHODS
 from distdebug.rank.record.lanes import FORMS, CallLine, Form, Lane, Same, stands_below
 from distdebug.rank.record.recorder import Recorder
-from distdebug.rank.torch_private import tensor_guard, tensor_guards
+from distdebug.rank.torch_private import tensor_guards
+from distdebug.rank.torch_private.tensor_guards import tensor_guard
 
 
 class Sites(Recorder):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from distdebug.rank import torch_private
 from distdebug.rank.log import rank_log
 from distdebug.rank.record.recorder import GroupRecord
 from distdebug.rank.replicas import check, declarations
@@ -100,7 +99,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("DISTDEBUG_RAISE_OWN_FAULTS", "1")
     for module in (check, declarations):
         monkeypatch.setattr(module, "CheckedGroup", SimpleNamespace)
-    monkeypatch.setattr(torch_private, "cannot_look", lambda _frame: False)
+    monkeypatch.setattr(check.training, "cannot_look", lambda _frame: False)
     return Bench(tmp_path)
 
 

@@ -204,7 +204,6 @@ def test_the_kernel_log_names_the_pid(tmp_path: Path) -> None:
         file.write("3,1,2,-;Memory cgroup out of memory: Killed process 41 (python) total-vm:1kB\n")
     assert oom.killed(41)
     assert not oom.killed(42)
-    oom.close()
 
 
 def test_only_a_sigkill_is_the_oom_killers(tmp_path: Path) -> None:

@@ -264,33 +264,33 @@ def by_torch(rank: int, text: bytes) -> bytes:
     )
 
 
-def test_the_same_traceback_of_a_verdict_is_shown_once() -> None:
+def test_the_traceback_of_a_verdict_is_one_line_and_the_same_ones_together() -> None:
     run = Run()
     for rank in range(4):
         run.write(f"{rank}.err", by_torch(rank, VERDICT % rank if rank != 2 else VERDICT[:-1]))
     run.write("2.err", b"\n")
+    other = VERDICT.replace(b"line 8", b"line 9").replace(b"<module>", b"step") % 4
+    run.write("4.err", other.replace(b"recent call last):\n", b"recent call last):\r\n"))
+    run.display.finish()
+    assert run.err.getvalue().splitlines() == [
+        "[rank 0] raised MismatchError at train.py:8 in <module>",
+        "[rank 4] raised MismatchError at train.py:9 in step",
+        "[ranks 1,2,3] raised MismatchError at train.py:8 in <module>",
+    ]
+
+
+@pytest.mark.parametrize(
+    "error", [b"KeyboardInterrupt", b"distdebug.ToolError: [distdebug] tool_error: a bug"]
+)
+def test_one_of_ctrl_c_and_of_our_own_faults_is_shown_in_full(error: bytes) -> None:
+    run = Run()
+    whole = VERDICT.splitlines()[:-1]
+    for rank in range(3):
+        run.write(f"{rank}.err", b"\n".join([*whole, error, b""]))
     run.display.finish()
     lines = run.err.getvalue().splitlines()
-    assert lines[0] == "[rank 0] Traceback (most recent call last):", "and no prefix of torch's"
-    assert lines[3].startswith("[rank 0] distdebug.MismatchError: [distdebug] op_mismatch")
-    assert len(lines) == 4 + 4 + 1
-    assert lines[-1] == "[ranks 1,3] the same traceback as that of rank 0"
-
-
-def test_of_another_traceback_of_the_same_verdict_the_lines_that_differ_are_shown() -> None:
-    run = Run()
-    run.write("0.err", VERDICT % 0)
-    other = VERDICT.replace(b"line 8", b"line 9").replace(b"all_reduce", b"broadcast") % 1
-    run.write("1.err", other.replace(b"recent call last):\n", b"recent call last):\r\n"))
-    inner = other.replace(b"distdebug", b'  File "inner.py", line 3, in f\n    g()\ndistdebug', 1)
-    run.write("2.err", inner.replace(b"line 9", b"line 8").replace(b"broadcast", b"all_reduce"))
-    run.display.finish()
-    assert run.err.getvalue().splitlines()[4:] == [
-        *(f"[rank 1] {line}" for line in other.decode().splitlines()),
-        "[rank 2] Traceback as that of rank 0, but for:",
-        '[rank 2]   File "inner.py", line 3, in f',
-        "[rank 2]     g()",
-    ]
+    assert lines[:4] == [f"[rank 0] {line.decode()}" for line in (*whole, error)]
+    assert lines[4:] == ["[ranks 1,2] the same traceback as that of rank 0"]
 
 
 def test_what_a_rank_prints_around_a_traceback_keeps_its_order() -> None:
@@ -299,11 +299,13 @@ def test_what_a_rank_prints_around_a_traceback_keeps_its_order() -> None:
     run.write("1.err", b"before\n" + VERDICT % 1 + b"behind\n")
     run.write("2.err", VERDICT % 2)
     run.display.finish()
-    assert run.err.getvalue().splitlines()[4:] == [
+    told = "raised MismatchError at train.py:8 in <module>"
+    assert run.err.getvalue().splitlines() == [
+        f"[rank 0] {told}",
         "[rank 1] before",
-        "[rank 1] the same traceback as that of rank 0",
+        f"[rank 1] {told}",
         "[rank 1] behind",
-        "[rank 2] the same traceback as that of rank 0",
+        f"[rank 2] {told}",
     ]
 
 
@@ -338,7 +340,9 @@ def test_who_printed_the_same_is_mentioned_when_it_rests(clock: Clock) -> None:
     for rank in range(3):
         run.write(f"{rank}.err", VERDICT % 0)
     before = run.err.getvalue()
-    assert "same" not in before
+    assert "1,2" not in before
     clock.now_s += 1
     run.display.poll()
-    assert run.err.getvalue() == before + "[ranks 1,2] the same traceback as that of rank 0\n"
+    assert run.err.getvalue() == (
+        before + "[ranks 1,2] raised MismatchError at train.py:8 in <module>\n"
+    )

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from distdebug.record.runs.log_reader import LogReader
-from distdebug.supervisor.output.log import OutputLog
+from distdebug.supervisor.output.drain import OutputLog
 
 
 def test_lines_have_the_time_when_they_came_and_torchs_are_records(tmp_path: Path) -> None:

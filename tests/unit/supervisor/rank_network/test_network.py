@@ -19,8 +19,7 @@ from distdebug.faults.plan import Plan
 from distdebug.faults.spec import parse
 from distdebug.record.network import INTERFACE, VARIABLE
 from distdebug.supervisor.command.launch import Launch
-from distdebug.supervisor.rank_network import network
-from distdebug.supervisor.rank_network.network import Network
+from distdebug.supervisor.injection import Network
 
 pytestmark = pytest.mark.root
 ROOT = Path(__file__).resolve().parents[3]
@@ -120,14 +119,14 @@ def test_what_is_sent_arrives(pairs: list[Pair], tmp_path: Path) -> None:
     assert sent == ["distdebug0 lo"]
     assert os.readlink("/proc/self/ns/net") == before
     assert INTERFACE not in [name for _, name in socket.if_nameindex()]
-    assert not injected.read(tmp_path)
+    assert not injected.FaultWatch(tmp_path).look()
 
 
 @pytest.mark.parametrize("what", ["drop", "duplicate", "delay=20ms", "rate=2M"])
 def test_what_tcp_repairs(what: str, pairs: list[Pair], tmp_path: Path) -> None:
     one = pair(pairs, tmp_path, f"link(0->1, {what}) @ frame 1")
     assert one.lines()[1] == WHOLE
-    (entry,) = injected.read(tmp_path)
+    (entry,) = injected.FaultWatch(tmp_path).look()
     name = what.partition("=")[0]
     assert entry.where == f"{name} of frame 1 from rank 0 to rank 1"
     assert (entry.fault, entry.rank) == (0, 0)
@@ -147,7 +146,7 @@ def test_the_switch_ends_with_the_supervisor(tmp_path: Path) -> None:
     """Killed, it leaves no process, no interface and no namespace."""
     program = (
         "import sys, time, pathlib\n"
-        "from distdebug.supervisor.rank_network.network import Network\n"
+        "from distdebug.supervisor.injection import Network\n"
         "from distdebug.faults.plan import Plan\n"
         "made = Network(2, Plan(()), pathlib.Path(sys.argv[1]))\n"
         "print(made.entrances.pid, flush=True)\n"
@@ -194,6 +193,6 @@ def test_the_command_is_in_the_launchers_namespace(pairs: list[Pair], tmp_path: 
 
 
 def test_no_namespaces_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "command", lambda *_, **__: ["false"])
+    monkeypatch.setattr("distdebug.supervisor.injection.command", lambda *_, **__: ["false"])
     with pytest.raises(UsageError, match="gives no network namespaces: the process that makes"):
         Network(2, Plan(()), tmp_path)

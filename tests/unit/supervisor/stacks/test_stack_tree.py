@@ -110,6 +110,19 @@ def test_json_has_every_frame() -> None:
     json.dumps(value)
 
 
+def test_json_has_the_lines_of_the_program_and_of_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x = 1\n    step(x)  # <- here\n")
+    (tmp_path / "site-packages" / "torch").mkdir(parents=True)
+    (tmp_path / "site-packages" / "torch" / "c10d.py").write_text("theirs\n")
+    thread = stack(
+        frame("main", f"{tmp_path}/train.py:2"),
+        frame("gone", f"{tmp_path}/gone.py:1"),
+        frame("all_reduce", f"{tmp_path}/site-packages/torch/c10d.py:1"),
+    )
+    (node,) = to_json({0: [thread]})["threads"][0]["tree"]
+    assert [one.get("source") for one in node["frames"]] == ["step(x)  # <- here", "", None]
+
+
 def test_a_deep_recursion_stays_readable() -> None:
     deep = stack(*START, *[frame("again", "/home/me/train.py:3")] * 5000)
     text = render({0: [deep], 1: [deep]})
