@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.inspection import injection
-from distdebug.inspection.installable import NotInstallable
+from distdebug.inspection.injection import NotInstallable
 from distdebug.record.collection import no_collection
 from distdebug.testing.plugin import session_of
 from tests.support.forked_nodes import ForkedNodes

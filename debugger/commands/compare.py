@@ -14,7 +14,7 @@ from .flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
     from ..plan.compare.document import Side
-    from ..plan.traffic.calls import RankCalls
+    from ..plan.traffic import RankCalls
 
 EXIT_DIFFERENT = 1
 _MOST_FAULTS = 3
@@ -64,22 +64,22 @@ class CompareCommand(Command):
 
 def read(run: str | None) -> tuple[Side, Sequence[RankCalls]]:
     """The calls of all ranks of a run, or of a plan. Raises UsageError where there are none."""
+    from ..plan import traffic
     from ..plan.compare.document import Side
     from ..plan.program import read_programs
-    from ..plan.traffic import calls
     from ..record.runs.artefact import opened
 
     with opened(run) as directory:
         place = clean(run or str(directory.path))
         programs = read_programs(directory.path)
         if programs:
-            return Side(place, is_plan=True), calls.of_programs(programs)
+            return Side(place, is_plan=True), traffic.of_programs(programs)
         ranks, faults = newest_world(directory)
         if not ranks:
             more = len(faults) - _MOST_FAULTS
             faults[_MOST_FAULTS:] = [f"and {more} more"] if more > 0 else []
             raise UsageError(f"{place} has no rank's record. {'; '.join(faults)}".rstrip())
-        return Side(place), calls.of_ranks(ranks.values())
+        return Side(place), traffic.of_ranks(ranks.values())
 
 
 def _ignored(text: str) -> frozenset[str]:

@@ -100,18 +100,18 @@ def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> 
 
 def _exported(args: argparse.Namespace, ranks: Mapping[int, Rank]) -> str:
     """Write what was asked for; says what it is and what to do with it."""
-    from ..foreign import as_dumps, as_trace
+    from ..foreign import export
 
     path: Path = args.fr or args.trace or args.kineto
     try:
         if args.trace is None and path.exists() and any(path.iterdir()):
             raise UsageError(f"{path} is not empty: name a new folder")
         if args.fr is not None:
-            count = as_dumps.write(ranks, path)
-            return f"{count} dumps in {path}: torchfrtrace {path} --prefix {as_dumps.PREFIX}"
+            count = export.write_dumps(ranks, path)
+            return f"{count} dumps in {path}: torchfrtrace {path} --prefix {export.PREFIX}"
         if args.kineto is not None:
-            return f"{as_trace.write_each(ranks, path)} traces in {path}"
-        count = as_trace.write_merged(ranks, path)
+            return f"{export.write_each(ranks, path)} traces in {path}"
+        count = export.write_merged(ranks, path)
         return f"{counted(count, 'call')} of {counted(len(ranks), 'rank')} in {path}: open it in https://ui.perfetto.dev"
     except FileExistsError as error:
         raise UsageError(f"{path} is there already: name a new file") from error

@@ -16,7 +16,7 @@ from ..record.runs.artefact import SUFFIX
 from ..supervisor.ci import Ci
 
 if TYPE_CHECKING:
-    from ..plan.traffic.costs import Link
+    from ..plan.traffic import Link
 
 MOST = (1 << 63) - 1
 
@@ -90,7 +90,7 @@ def add_link_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) ->
 
 def link_of(args: argparse.Namespace) -> Link:
     """The link that the flags describe."""
-    from ..plan.traffic.costs import Link
+    from ..plan.traffic import Link
 
     if not args.bandwidth_gbs:
         raise UsageError("--bandwidth-gbs takes a number above 0")

@@ -199,8 +199,8 @@ def _seen(args: argparse.Namespace, limits: Limits) -> Inspection:
 def _part(args: argparse.Namespace, limits: Limits) -> int:
     """Prints one node's look at a job of Slurm's, for the command that asks all of them."""
     from ..inspection.inspect import inspect, part
-    from ..inspection.parts import written
     from ..inspection.processes import find_jobs
+    from ..inspection.slurm import written
 
     jobs = [
         job

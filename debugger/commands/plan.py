@@ -135,16 +135,16 @@ def tell(
 ) -> None:
     """Write plan.json and traffic.txt; print the table where nothing is wrong, and the comparison
     where there is a run to compare with."""
-    from ..plan.traffic import calls, document, table
+    from ..plan import traffic
 
-    ranks = calls.of_programs(programs)
-    found = table.traffic(ranks, link_of(own))
+    ranks = traffic.of_programs(programs)
+    found = traffic.traffic(ranks, link_of(own))
     written: dict[str, Any] = {
         "schema": SCHEMA,
         **{name: report.get(name) for name in ("plan", "undecided", "classes")},
-        "traffic": document.as_json(found),
+        "traffic": traffic.as_json(found),
     }
-    table_lines = list(document.lines(found))
+    table_lines = list(traffic.lines(found))
     directory.write_text(directory.traffic_text.name, "\n".join(table_lines) + "\n")
     lines = table_lines if report["outcome"] == "ok" else []
     if run is not None:

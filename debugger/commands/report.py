@@ -99,16 +99,16 @@ class ReportCommand(Command):
 
     @staticmethod
     def _show_traffic(args: argparse.Namespace) -> int:
-        from ..plan.traffic import document, table
+        from ..plan import traffic
         from .compare import read
 
         if args.form in ("junit", "story") or args.html is not None:
             raise UsageError("--traffic is text or --json")
-        found = table.traffic(read(args.run)[1], link_of(args))
+        found = traffic.traffic(read(args.run)[1], link_of(args))
         if args.form == "json":
-            print(json.dumps(document.as_json(found), indent=2))
+            print(json.dumps(traffic.as_json(found), indent=2))
         else:
-            print("\n".join(document.lines(found)))
+            print("\n".join(traffic.lines(found)))
         return 0
 
     def _show(

@@ -15,29 +15,33 @@ from .facts.channels import Channels
 from .facts.needs import Needs
 from .facts.world import World
 from .findings import Finding
-from .folding.alike import alike
-from .folding.finally_blocks import explained
-from .folding.fold import fold, in_doubt, with_agreement
+from .folding import alike, explained, fold, in_doubt, with_agreement
 from .limits import Candidate, Limits
 from .notices import Notice, late_notices, recorded
-from .rules.all_wait import all_wait, opposed_order
 from .rules.collective_mismatch import mismatches, split_mismatches
 from .rules.ddp_unused_parameters import explained_by_unused, unused_parameters
 from .rules.deadlock import deadlocks
 from .rules.deaths_and_exceptions import endings, lost_threads, with_exceptions
-from .rules.device_stuck import device_stuck, unclear, unended
 from .rules.divergence import differing_replicas
 from .rules.early_exit import departures, expected_elsewhere, store_hosts_that_left
 from .rules.group_creation import creation_mismatches, different_splits
 from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks
-from .rules.never_issued import left_behind, never_issued
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
 from .rules.paired_otherwise import paired_otherwise
 from .rules.reported_by_ranks import reported, unreported, unwaited
 from .rules.stalled import stalled, standstills
 from .rules.stalled_call import stuck
+from .rules.without_clock import (
+    all_wait,
+    device_stuck,
+    left_behind,
+    never_issued,
+    opposed_order,
+    unclear,
+    unended,
+)
 
 OnFault = Callable[[str, Exception], None]
 """Told which part of the diagnosis failed, and how."""
@@ -84,9 +88,9 @@ def diagnose(
         *candidates_of(paired_otherwise, world),
         *candidates_of(joins, world, needs),
         *(
-            candidates_of(deadlocks, world, channels, needs)
+            candidates_of(deadlocks, world, needs)
             if has_clock
-            else candidates_of(_without_clock, world, channels, needs, disagree)
+            else candidates_of(_without_clock, world, needs, disagree)
         ),
         *candidates_of(departures, world, channels, needs),
         *candidates_of(store_hosts_that_left, world),
@@ -126,9 +130,7 @@ def diagnose(
     return Diagnosis(tuple(found), tuple(notices))
 
 
-def _without_clock(
-    world: World, channels: Channels, needs: Needs, disagree: list[Candidate]
-) -> list[Candidate]:
+def _without_clock(world: World, needs: Needs, disagree: list[Candidate]) -> list[Candidate]:
     """Why all stand still. Where there is no clock everybody does who waits: a rank that has come
     to no call, or never ends one, explains it sooner than a cycle, and ranks that disagree explain
     all but a rank of other groups that has come to no call."""
@@ -142,7 +144,7 @@ def _without_clock(
     found = none_issued(world, needs, (), device) or story.rule(left_behind)(world)
     found = found or story.rule(opposed_order)(world)
     if not found:
-        cycles = story.rule(deadlocks)(world, channels, needs)
+        cycles = story.rule(deadlocks)(world, needs)
         found = [unclear(world, one) for one in cycles]
     return list(found or story.rule(all_wait)(world, needs) or story.rule(unended)(world, needs))
 

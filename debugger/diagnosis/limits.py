@@ -21,8 +21,6 @@ MOMENT_NS = SECOND_NS
 """A rank that came so shortly before the time was up may have been too late; a connection that
 broke with the process that held it is seen to so much later; a wait that is older than this, at the
 last sign of life, is one of a rank that did not move any more."""
-END_NS = SECOND_NS * 3 // 2
-"""Deaths by a signal this short before the last sign of life belong to the end of the run."""
 AFTERMATH_NS = 2 * SECOND_NS
 """What follows from an event, on a busy machine, does within this: the peers' failures, which may
 be seen first; the other ranks' end of the same backward; the bytes that an ended process has
@@ -36,10 +34,6 @@ UNKNOWN_NS = 6 * SECOND_NS
 is left."""
 FAILING_NS = 10 * SECOND_NS
 """So long a test runner may take from a test that failed to the end of its process."""
-LEAVING_NS = 20 * SECOND_NS
-"""So long a rank that is on its way out may take until it is known how it ended."""
-LEAST_NS = SECOND_NS // 10
-"""What a straggler takes more, in total."""
 ROUNDING = 1e-6
 """Of the largest element: eight units in the last place of a float32 at 1, where norms begin."""
 

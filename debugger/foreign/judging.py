@@ -19,7 +19,7 @@ from ..diagnosis.limits import Limits
 from ..record.kinds import Family
 from .as_snapshot import GLOO, as_snapshot
 from .flight_recorder import Entry, libraries
-from .limits import AT_WORK_S, LONGEST_STEP_S, UNKNOWN_STEP_S
+from .limits import AT_WORK_S
 from .trace import Trace
 
 OF_A_CALL = ("reduce_op", "root", "splits", "tag")
@@ -88,8 +88,8 @@ def _at_work_s(trace: Trace, pending: list[Entry]) -> float:
         for many in (heapq.nlargest(2, pauses), heapq.nlargest(2, took)):
             if len(many) == 2:  # one alone is a start, or a checkpoint
                 usual_ns = max(usual_ns, many[1])
-    usual_s = min(2 * usual_ns / 1e9, LONGEST_STEP_S)
+    usual_s = min(2 * usual_ns / 1e9, 60.0)
     if not any(dump.tells_of_all for dump in trace.dumps.values()):
-        usual_s = max(usual_s, UNKNOWN_STEP_S)
+        usual_s = max(usual_s, 20.0)  # nothing tells how long the job is without a call
     allowed = (one.timeout_ms / 1e3 for one in pending if one.timeout_ms)
     return max(AT_WORK_S, min([usual_s, *allowed]))

@@ -14,6 +14,3 @@ CLOCKS_APART_S = 5.0
 AT_WORK_S = 5.0
 """Calls that were younger than this when the dump was written are a job at work; or twice as long
 as it has been without a call, or in one, more than once, up to a minute and a call's timeout."""
-LONGEST_STEP_S = 60.0
-UNKNOWN_STEP_S = 20.0
-"""Where dumps leave complete calls out, nothing tells how long a job is without one."""

@@ -9,7 +9,7 @@ different groups, in each of which the absent rank is missing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..diagnosis.facts.world import DEFAULT_GROUP
@@ -28,10 +28,11 @@ from ..record.snapshot import (
     Note,
     Process,
     Rank,
+    RecalledHistory,
     Snapshot,
     Standstill,
-    Timing,
     Wait,
+    place_of,
 )
 from ..record.wording import RankState
 from .look import Look, Stance
@@ -44,28 +45,21 @@ _FIRST = ("init_process_group", "TCPStore")
 
 
 @dataclass(frozen=True, slots=True)
-class FewCalls:
-    """The few calls of a rank that are known, the first of which has the number 0: a
-    `snapshot.History`."""
+class FewCalls(RecalledHistory):
+    """The few calls of a rank that are known, the first of which has the number 0."""
 
     made: Sequence[Call] = ()
 
     def call(self, number: int) -> Call | None:
         return self.made[number] if 0 <= number < len(self.made) else None
 
-    def at(self, group: GroupKey, seq: int) -> Call | None:
-        calls = [one for one in self.made if one.group == group and one.signature.peer is None]
-        return calls[seq] if 0 <= seq < len(calls) else None
+    def numbers(self, group: GroupKey | None) -> Sequence[int]:
+        del group
+        return range(len(self.made))
 
-    def message(self, channel: Channel, seq: int) -> Call | None:
-        return self.call(seq) if channel.last == 0 else None
-
-    def recent(self, count: int, group: GroupKey | None = None) -> Sequence[Call]:
-        made = [one for one in self.made if group in (None, one.group)]
-        return made[-count:] if count > 0 else []
-
-    def timings(self, numbers: Iterable[int]) -> Sequence[Timing]:
-        return [Timing.of(call) for call in map(self.call, numbers) if call is not None]
+    def number_of(self, place: Hashable, seq: int) -> int | None:
+        numbers = [one.number for one in self.made if place_of(one) == place]
+        return numbers[seq] if 0 <= seq < len(numbers) else None
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         last = self.at(group, issued - 1)

@@ -114,17 +114,13 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
 
 
 def _files(processes: Mapping[int, Process]) -> Iterator[Path]:
-    began_s = min((_began_s(one) for one in processes.values()), default=0.0)
+    oldest_s = max((age_s(one.start_ticks) for one in processes.values()), default=0.0)
+    began_ns = int((time.time() - oldest_s) * 1e9)
     for rank, one in processes.items():
-        for path in _of(rank, one):
-            if _written_s(path) >= began_s:
-                yield path
         # Of ranks on other hosts, where the folder is shared.
-        for elsewhere in range(min(one.world_size or 0, _MOST_RANKS_ELSEWHERE)):
-            if elsewhere not in processes and rank == min(processes):
-                for path in _of(elsewhere, one):
-                    if _written_s(path) >= began_s:
-                        yield path
+        most = min(one.world_size or 0, _MOST_RANKS_ELSEWHERE) if rank == min(processes) else 0
+        for number in {rank, *(other for other in range(most) if other not in processes)}:
+            yield from (path for path in _of(number, one) if _stamp(path)[0] >= began_ns)
 
 
 def _of(rank: int, one: Process) -> Iterator[Path]:
@@ -154,16 +150,6 @@ def _is_whole(path: Path) -> bool:
             return file.read() == _LAST
     except OSError:  # it is empty, too
         return False
-
-
-def _written_s(path: Path) -> float:
-    """When it was written; 0 where there is no such file."""
-    return _stamp(path)[0] / 1e9
-
-
-def _began_s(one: Process) -> float:
-    """When the process began, by the wall clock."""
-    return time.time() - age_s(one.start_ticks)
 
 
 _KEY = re.compile(r"(?:^|/)debug_server/rank(\d{1,6})$")

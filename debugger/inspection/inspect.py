@@ -18,14 +18,13 @@ from ..supervisor.stacks.stack_tree import render
 from ..supervisor.stacks.stacks import ThreadStack
 from ..system.proc import age_s
 from . import surroundings
-from .judging import at_work, judge
+from .judging import NOT_IN_RECORD, at_work, evidence, judge
 from .look import WAITS, Limits, Look, Stance, of_one_kind
-from .parts import Part, Whole
 from .processes import Job, below_launchers, find_jobs, is_loopback
 from .rights import needed
+from .slurm import Part, Whole
 from .stance import calls_itself, is_helper, of_threads, stance, started_as, waits_for_children
 from .surroundings import Surroundings, look_around
-from .suspicions import NOT_IN_RECORD, evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Puts the checking layer into all ranks of a job on this host, or into none of them.
 
-First all are looked at (`installable`), then each is asked to run the layer's own start
+First all are looked at (`injection.target`), then each is asked to run the layer's own start
 (`injection`), then all of them say how far they have come, and are told from which call on to count
 (`record.requests.late_install`). Where one cannot be reached, the others take their hooks out
 again.
@@ -28,8 +28,8 @@ from ..reports.stored import Document
 from ..supervisor import on_the_spot
 from ..system import proc
 from . import injection
-from .installable import NotInstallable, Target, target
-from .limits import INSTALL_LOOK_EVERY_S, RECORDING_S, REPLY_S
+from .injection import NotInstallable, Target, target
+from .limits import INSTALL_LOOK_EVERY_S, REPLY_S
 from .processes import Job
 
 BOOTSTRAP = Path(__file__).resolve().parents[1] / "hook" / "late.py"
@@ -177,8 +177,8 @@ def _not_whole(told: Sequence[Answer]) -> list[str]:
 
 
 def _behind(run: Path) -> list[int]:
-    """Ranks that do not record yet, a moment after the start."""
-    until_s = time.monotonic() + RECORDING_S
+    """Ranks that do not record yet, two seconds after the start."""
+    until_s = time.monotonic() + 2.0
     while True:
         told = late_install.answers(run)
         behind = [one.rank for one in told.values() if one.state != RECORDING]

@@ -5,8 +5,6 @@ from __future__ import annotations
 TOOL_S = 30.0
 """A tool of others has ended: gdb, which on a busy host takes most of it before it stops the
 process, or Slurm's squeue."""
-LOOKED_S = 90.0
-"""All nodes of a job of Slurm's have looked at their ranks."""
 ANSWER_S = 5.0
 """A rank has written its dump, or its debug server has answered; gdb has let go of a process."""
 WRITTEN_S = 1.0
@@ -14,8 +12,4 @@ WRITTEN_S = 1.0
 REPLY_S = 3.0
 """A thread of a rank, on a host that may be crowded, has answered: the store, or the layer, which
 has taken its hooks out again."""
-RECORDING_S = 2.0
-"""The ranks that have the layer record their calls."""
 INSTALL_LOOK_EVERY_S = 0.02
-STOP_LOOK_EVERY_S = 0.0005
-"""So often a process is looked at while gdb may have stopped it."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -288,15 +289,12 @@ def _bound_at(body: Collection[ast.stmt]) -> dict[str, list[int]]:
     return lines
 
 
+@dataclass(frozen=True, slots=True)
 class _Way:
-    def __init__(
-        self,
-        line: int,
-        names: Collection[str],
-        known: Mapping[str, str],
-        bound_at: Mapping[str, Collection[int]],
-    ) -> None:
-        self._line, self._names, self._known, self._bound_at = line, names, known, bound_at
+    _line: int
+    _names: Collection[str]
+    _known: Mapping[str, str]
+    _bound_at: Mapping[str, Collection[int]]
 
     def through(self, body: Collection[ast.stmt]) -> Iterator[MadeCall]:
         for statement in body:

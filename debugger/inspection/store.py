@@ -101,7 +101,7 @@ class _Answer:
     """Reads numbers and texts as the store writes them: eight bytes, and as many more."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self._file = connection.makefile("rb")
         self._left = _MOST_BYTES
 
     def number(self, most: int) -> int:
@@ -118,11 +118,7 @@ class _Answer:
         self._left -= count
         if self._left < 0:
             raise _NoStoreError(f"its answer is longer than {_MOST_BYTES} bytes")
-        parts = []
-        while count:
-            part = self._connection.recv(min(count, 1 << 16))
-            if not part:
-                raise _NoStoreError("it has closed the connection")
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+        data = self._file.read(count)
+        if len(data) < count:
+            raise _NoStoreError("it has closed the connection")
+        return data

@@ -65,7 +65,12 @@ def _readme_codes(path: Path) -> dict[str, int]:
 
 
 def _who_finds(root: Path) -> Iterator[Path]:
-    for place in (RULES, "debugger/diagnosis/notices.py", "debugger/diagnosis/folding", *_BY_RANKS):
+    for place in (
+        RULES,
+        "debugger/diagnosis/notices.py",
+        "debugger/diagnosis/folding.py",
+        *_BY_RANKS,
+    ):
         path = root / place
         if path.is_file():
             yield path

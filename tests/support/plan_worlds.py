@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distdebug.plan.program import Created, Event, Made, Program
-from distdebug.plan.traffic.calls import RankCalls, of_programs
+from distdebug.plan.traffic import RankCalls, of_programs
 from distdebug.record.layout import CallState, GroupState
 from distdebug.record.signature import Signature
 from distdebug.record.snapshot import Call, CallSite, Creation, Group, GroupKey

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ...record.exits import POLITE_SIGNALS, ExitLog, ExitStatus
 from ...record.layout import Phase
 from ...record.snapshot import Process, Rank, Snapshot
-from ..limits import END_NS, MOMENT_NS
+from ..limits import MOMENT_NS, SECOND_NS
 
 _END_SIGNALS = POLITE_SIGNALS | {signal.SIGKILL}
 
@@ -30,7 +30,8 @@ def as_it_was(snapshot: Snapshot, exits: ExitLog) -> Snapshot:
 
 def _process(rank: Rank, status: ExitStatus | None, last_ns: int) -> Process:
     if status is not None:
-        late = not status.time_ns or status.time_ns > last_ns - END_NS
+        # Deaths by a signal so shortly before the last sign of life belong to the end of the run.
+        late = not status.time_ns or status.time_ns > last_ns - SECOND_NS * 3 // 2
         if not (late and status.signal in _END_SIGNALS):
             return Process(
                 alive=False,

@@ -38,9 +38,14 @@ from ...record.ops import op_of
 from ...record.signature import MASK, agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
 from ...record.wording import numbered, ranks_text, verb
-from ..facts.call_histories import Story, compare_histories, lines_part
+from ..facts.call_histories import (
+    Divergence,
+    Story,
+    compare_histories,
+    first_divergence,
+    lines_part,
+)
 from ..facts.evidence import at_call, chosen
-from ..facts.hash_chains import Divergence, first_divergence
 from ..facts.needs import Needs
 from ..facts.world import GroupView, World
 from ..findings import Finding, group_evidence

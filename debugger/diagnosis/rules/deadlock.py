@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ...record.layout import Activity
 from ...record.signature import ANY_SOURCE
@@ -35,7 +36,23 @@ Waiting = Mapping[int, Sequence[Need]]
 MOST_LEFT_OVER = 2
 
 
-def deadlocks(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Ranks that wait for each other, by the waits in `links`, each for the one in `targets`; and
+    the `victims` that wait for them."""
+
+    ranks: list[int]
+    targets: list[int]
+    links: list[Pending]
+    victims: tuple[int, ...]
+    proven: bool
+
+    def since_ns(self, world: World) -> int:
+        last_ns = max(link.wait.since_ns for link in self.links)
+        return last_ns if self.proven or not world.knows.clock else last_ns + world.limits.hang_ns
+
+
+def deadlocks(world: World, needs: Needs) -> list[Candidate]:
     """Returns one finding for each independent cycle: proven ones, else suspected ones."""
     waiting = {}
     for number, rank in world.ranks.items():
@@ -43,10 +60,10 @@ def deadlocks(world: World, channels: Channels, needs: Needs) -> list[Candidate]
             rows = needs.of_all(number)
             if rows is not None and world.stable(number):
                 waiting[number] = rows
-    found = _cycles(world, channels, needs, waiting, proven=True)
+    found = _cycles(needs, waiting, proven=True)
     if found or world.paused:
         return found
-    return _cycles(world, channels, needs, _suspected(world, needs), proven=False)
+    return _cycles(needs, _suspected(world, needs), proven=False)
 
 
 def _suspected(world: World, needs: Needs) -> Waiting:
@@ -74,9 +91,8 @@ def _may_be_judged(world: World, rank: int) -> bool:
     )
 
 
-def _cycles(
-    world: World, channels: Channels, needs: Needs, waiting: Waiting, *, proven: bool
-) -> list[Candidate]:
+def _cycles(needs: Needs, waiting: Waiting, *, proven: bool) -> list[Candidate]:
+    world = needs.world
     if len(waiting) < 2:
         return []
     gone = frozenset(
@@ -86,7 +102,7 @@ def _cycles(
     # The same, where a receive from any source waits for those that have sent it the fewest.
     blamed = {
         number: [
-            _of_the_fewest(channels, row, need)
+            _of_the_fewest(needs.channels, row, need)
             for row, need in zip(world.pending(number), every, strict=True)
         ]
         for number, every in waiting.items()
@@ -98,16 +114,10 @@ def _cycles(
             break
         behind = reaching(waiting, stuck, set(cycle))
         victims = tuple(sorted(behind - set(cycle)))
-        links = [
-            _link(world, needs, rank, cycle[(place + 1) % len(cycle)])
-            for place, rank in enumerate(cycle)
-        ]
-        finding = (
-            _tags(world, channels, links, (*cycle, *victims), proven=proven)
-            or _creation(world, needs, links, cycle, victims, proven=proven)
-            or _deadlock(world, channels, needs, links, cycle, victims, proven=proven)
-        )
-        found.append(Candidate(finding))
+        targets = [*cycle[1:], cycle[0]]
+        links = [_link(needs, *step) for step in zip(cycle, targets, strict=True)]
+        one = Cycle(cycle, targets, links, victims, proven)
+        found.append(Candidate(_tags(needs, one) or _creation(needs, one) or _deadlock(needs, one)))
         stuck -= behind
     return found
 
@@ -125,9 +135,9 @@ def _of_the_fewest(channels: Channels, row: Pending, need: Need) -> Need:
     return Need(frozenset(fewest), any_of=True)
 
 
-def _link(world: World, needs: Needs, rank: int, target: int) -> Pending:
+def _link(needs: Needs, rank: int, target: int) -> Pending:
     """The wait by which the rank waits for the next one of the cycle."""
-    rows = world.pending(rank)
+    rows = needs.world.pending(rank)
     for pending in rows:
         need = needs.of(pending)
         if need and target in need.ranks:
@@ -135,55 +145,46 @@ def _link(world: World, needs: Needs, rank: int, target: int) -> Pending:
     return rows[0]
 
 
-def _deadlock(
-    world: World,
-    channels: Channels,
-    needs: Needs,
-    links: list[Pending],
-    cycle: list[int],
-    victims: tuple[int, ...],
-    *,
-    proven: bool,
-) -> Finding:
-    targets = [*cycle[1:], cycle[0]]
+def _deadlock(needs: Needs, cycle: Cycle) -> Finding:
+    world, links, victims = needs.world, cycle.links, cycle.victims
     steps = [
         f"rank {link.rank} {doing(world, link)} waits for rank {target}{_less(needs, link)}"
-        for link, target in zip(links, targets, strict=True)
+        for link, target in zip(links, cycle.targets, strict=True)
     ]
     shown = steps if len(steps) <= 6 else [*steps[:5], f"... ({len(steps)} ranks in the cycle)"]
-    suspected = "" if proven else "suspected: "
+    suspected = "" if cycle.proven else "suspected: "
     views = [world.view(link.rank, link.call.group) for link in links if link.call]
     same = views[0] if views and len({id(view) for view in views}) == 1 else None
     headline = f"{suspected}ranks wait for each other in a cycle"
-    chain = [_step(world, link, target) for link, target in zip(links, targets, strict=True)]
+    chain = [_step(world, link, target) for link, target in zip(links, cycle.targets, strict=True)]
     details = [step.detail for step in chain]
     if victims:
         details.append(f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} for them")
-    details += [text for link in links for text in _left_over(world, channels, link)]
+    details += [text for link in links for text in _left_over(needs, link)]
     return Finding(
         kind="deadlock",
         message=f"{headline}: {'; '.join(shown)}",
-        culprits=tuple(cycle),
+        culprits=tuple(cycle.ranks),
         victims=victims,
-        proven=proven,
+        proven=cycle.proven,
         group=group_evidence(same.any) if same else None,
         seq=None,
-        ranks=evidence(world, links, cycle, victims),
+        ranks=evidence(world, links, cycle.ranks, victims),
         details=tuple(details),
         headline=headline,
         cycle=tuple(chain),
-        observable_ns=_since(world, links, proven=proven),
+        observable_ns=cycle.since_ns(world),
     )
 
 
-def _left_over(world: World, channels: Channels, link: Pending) -> Iterator[str]:
+def _left_over(needs: Needs, link: Pending) -> Iterator[str]:
     """A rank that waits for a message of one rank, while another one's lies there for it, may only
     have named the wrong one."""
     call = link.call
     if call is None or call.signature.peer in (None, ANY_SOURCE):
         return
-    for other, channel in channels.left_over(link.rank, call)[:MOST_LEFT_OVER]:
-        history = world.ranks[other].history
+    for other, channel in needs.channels.left_over(link.rank, call)[:MOST_LEFT_OVER]:
+        history = needs.world.ranks[other].history
         last = history.call(channel.last) if history and channel.last is not None else None
         site = at_site(last.site) if last is not None else ""
         if call.signature.op == "send":
@@ -198,50 +199,30 @@ def _step(world: World, link: Pending, target: int) -> Step:
     return Step(link.rank, what, target, detail)
 
 
-def _tags(
-    world: World,
-    channels: Channels,
-    links: list[Pending],
-    victims: tuple[int, ...],
-    *,
-    proven: bool,
-) -> Finding | None:
+def _tags(needs: Needs, cycle: Cycle) -> Finding | None:
     """Two ranks, one waits in a send to the other, which waits in a receive with another tag."""
-    for link in links:
+    for link in cycle.links:
         call = link.call
         if call is None or call.signature.op not in ("send", "recv") or call.signature.peer is None:
             continue
-        partner = next((other for other in links if other.rank == call.signature.peer), None)
-        tags = channels.other_tags(link.rank, call) if partner else []
-        if not tags or partner is None:
-            continue
-        return tag_mismatch(world, link, call.signature.peer, tags, victims, proven=proven)
+        tags = needs.channels.other_tags(link.rank, call)
+        if tags and call.signature.peer in cycle.ranks:
+            others, peer = (*cycle.ranks, *cycle.victims), call.signature.peer
+            return tag_mismatch(needs.world, link, peer, tags, others, proven=cycle.proven)
     return None
 
 
-def _creation(
-    world: World,
-    needs: Needs,
-    links: list[Pending],
-    cycle: list[int],
-    victims: tuple[int, ...],
-    *,
-    proven: bool,
-) -> Finding | None:
+def _creation(needs: Needs, cycle: Cycle) -> Finding | None:
     """A rank waits in new_group for ranks that wait elsewhere: they did not come."""
-    link = next((row for row in links if row.wait.activity is Activity.NEW_GROUP), None)
+    rows = (row for row in cycle.links if row.wait.activity is Activity.NEW_GROUP)
+    link = next(rows, None)
     if link is None or link.call is not None:
         return None
-    inside = set(cycle) | set(victims)
+    inside = {*cycle.ranks, *cycle.victims}
     absent = tuple(sorted(needs.not_created(link) & inside))
     if not absent:
         return None
     waiting = tuple(sorted(inside - set(absent)))
-    ranks = evidence(world, links, list(absent), waiting)
-    since = _since(world, links, proven=proven)
-    return not_created(needs, link, absent, waiting, ranks, since, proven=proven)
-
-
-def _since(world: World, links: list[Pending], *, proven: bool) -> int:
-    last = max(link.wait.since_ns for link in links)
-    return last if proven or not world.knows.clock else last + world.limits.hang_ns
+    ranks = evidence(needs.world, cycle.links, list(absent), waiting)
+    since_ns = cycle.since_ns(needs.world)
+    return not_created(needs, link, absent, waiting, ranks, since_ns, proven=cycle.proven)

@@ -31,7 +31,7 @@ from ..facts.exceptions import broken, is_communication_error, last_exception, l
 from ..facts.needs import Needs
 from ..facts.world import GroupView, Pending, World, exit_status, exited_ns
 from ..findings import Finding, RankEvidence, group_evidence
-from ..limits import ANOTHER_NS, LEAVING_NS, SECOND_NS, TOGETHER_NS, Candidate
+from ..limits import ANOTHER_NS, SECOND_NS, TOGETHER_NS, Candidate
 from ..story import step
 
 WEAK_SIGNALS = POLITE_SIGNALS | {signals.SIGABRT}
@@ -191,12 +191,13 @@ def _raised(world: World, rank: Rank, note: Note, same: tuple[int, ...], more: b
     if models is not None:
         ready_ns += world.limits.hold_ns(models)
     if weakness:
-        # How a rank ends that is about to, by itself, is known soon, and may explain the rest.
+        # How a rank ends that is about to, by itself, is known within 20 s, and may explain the
+        # rest.
         leaving = any(
             one.phase >= Phase.EXITING and not world.ended(n) and not last_exception(world, n)
             for n, one in world.ranks.items()
         )
-        ready_ns += LEAVING_NS if leaving else world.limits.settle_ns
+        ready_ns += 20 * SECOND_NS if leaving else world.limits.settle_ns
     return Candidate(finding, ready_ns, weakness)
 
 

@@ -39,16 +39,17 @@ from ...record.wording import RankState, at_site, call_text, numbered, printable
 from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
-from ..facts.exceptions import is_communication_error, last_exception
-from ..facts.needs import Need, Needs
-from ..facts.unfinished import (
+from ..facts.exceptions import (
     UNFINISHED,
     abandoned_calls,
     as_pending,
     failed_calls,
     has_failed,
+    is_communication_error,
+    last_exception,
     posted,
 )
+from ..facts.needs import Need, Needs
 from ..facts.world import GroupView, Pending, World, exited_ns, on_nccl
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import AFTERMATH_NS, FAILING_NS, MOMENT_NS, SECOND_NS, SLOW_BYTES_PER_S, Candidate

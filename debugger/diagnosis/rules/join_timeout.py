@@ -82,17 +82,9 @@ def _rivals(world: World) -> list[Candidate]:
         if rank.host != rival.host:
             hosts = (printable(rank.host, 80), printable(rival.host, 80))
             message += f" (on {hosts[0]} and {hosts[1]})"
-        finding = Finding(
-            kind="join_timeout",
-            message=message,
-            culprits=(rank.rank,),
-            victims=others,
-            ranks=stand(world, chosen((rank.rank,), others)),
-            observable_ns=observable_ns or world.now_ns,
-            cause="duplicate",
-            data={"pids": pids},
-        )
-        found.append(Candidate(finding))
+        ns = observable_ns or world.now_ns
+        data = {"pids": pids}
+        found.append(_found(world, "duplicate", message, (rank.rank,), others, ns, data=data))
     return found
 
 
@@ -125,20 +117,12 @@ def _port_taken(
         if not error.address_in_use:
             continue
         others = tuple(sorted((set(waiting) | set(failed)) - {rank}))
-        finding = Finding(
-            kind="join_timeout",
-            message=(
-                f"rank {rank} could not open the port of the rendezvous{at_site(note.site)}: "
-                f"{printable(note.message, 200)}"
-            ),
-            culprits=(rank,),
-            victims=others,
-            ranks=stand(world, chosen((rank,), others)),
-            observable_ns=note.time_ns,
-            cause="port",
-            data={**note.data, "address": error.rendezvous or ""},
+        message = (
+            f"rank {rank} could not open the port of the rendezvous{at_site(note.site)}: "
+            f"{printable(note.message, 200)}"
         )
-        found.append(Candidate(finding))
+        data = {**note.data, "address": error.rendezvous or ""}
+        found.append(_found(world, "port", message, (rank,), others, note.time_ns, data=data))
     return found
 
 
@@ -174,20 +158,12 @@ def _stale_store(
         whose = f"file {' and '.join(facts)}{where}, left by an earlier one or by something else: "
         whose += "delete it, or use a fresh one for each run"
     others = tuple(sorted(set(world.ranks) - set(users)))
-    finding = Finding(
-        kind="join_timeout",
-        message=(
-            f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore whose "
-            f"{whose}"
-        ),
-        culprits=tuple(sorted(users)),
-        victims=others,
-        ranks=stand(world, chosen(sorted(users), others)),
-        observable_ns=min(times),
-        cause="stale_store",
-        data=dict(note.data),
+    message = (
+        f"{ranks_text(users)} {verb(tuple(users), 'joins', 'join')} through a FileStore whose "
+        f"{whose}"
     )
-    return [Candidate(finding)]
+    data = dict(note.data)
+    return [_found(world, "stale_store", message, sorted(users), others, min(times), data=data)]
 
 
 def _elsewhere(
@@ -241,17 +217,9 @@ def _elsewhere(
             for rank in ranks
         ]
         times = [max(came)]
-    finding = Finding(
-        kind="join_timeout",
-        message=f"suspected: ranks do not join the same world: {'; '.join(parts)}",
-        culprits=result.culprits,
-        victims=result.others,
-        proven=False,
-        ranks=stand(world, chosen(result.culprits, result.others)),
-        observable_ns=min(times),
-        cause="elsewhere",
-    )
-    return [Candidate(finding)]
+    message = f"suspected: ranks do not join the same world: {'; '.join(parts)}"
+    culprits, others = result.culprits, result.others
+    return [_found(world, "elsewhere", message, culprits, others, min(times), proven=False)]
 
 
 def _does(ranks: Sequence[int], joined: Collection[int]) -> str:
@@ -300,23 +268,14 @@ def _unwatched(world: World, waiting: Mapping[int, Wait], last: Wait) -> list[Ca
         return []
     who = ranks_text(unseen) if len(unseen) == 1 else f"one of {ranks_text(unseen)}"
     victims = tuple(sorted(waiting))
-    finding = Finding(
-        kind="join_timeout",
-        message=(
-            f"suspected: {who} has not joined for {seconds(world.now_ns - last.since_ns)} while "
-            f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} in init_process_group (world "
-            f"size {min(sizes)}): no distdebug of this job speaks for "
-            f"{'its node' if len(unseen) == 1 else 'their nodes'}"
-        ),
-        culprits=unseen if len(unseen) == 1 else (),
-        victims=victims,
-        missing=unseen,
-        proven=False,
-        ranks=stand(world, chosen(unseen[:1] if len(unseen) == 1 else (), victims)),
-        observable_ns=last.since_ns + world.limits.hang_ns,
-        cause="absent",
+    message = (
+        f"suspected: {who} has not joined for {seconds(world.now_ns - last.since_ns)} while "
+        f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} in init_process_group (world "
+        f"size {min(sizes)}): no distdebug of this job speaks for "
+        f"{'its node' if len(unseen) == 1 else 'their nodes'}"
     )
-    return [Candidate(finding)]
+    since_ns, culprits = last.since_ns + world.limits.hang_ns, unseen if len(unseen) == 1 else ()
+    return [_found(world, "absent", message, culprits, victims, since_ns, unseen, proven=False)]
 
 
 def _too_late(world: World, waiting: Mapping[int, Wait]) -> list[Candidate]:
@@ -327,21 +286,13 @@ def _too_late(world: World, waiting: Mapping[int, Wait]) -> list[Candidate]:
         return []
     late = sorted(waiting)
     since_ns = min(wait.since_ns for wait in waiting.values())
-    finding = Finding(
-        kind="join_timeout",
-        message=(
-            f"suspected: {ranks_text(late)} {verb(late, 'waits', 'wait')} in init_process_group "
-            f"for {seconds(world.now_ns - since_ns)}, but {ranks_text(others)} joined earlier and "
-            f"{ranks_text(gone)} {verb(gone, 'has', 'have')} ended"
-        ),
-        culprits=tuple(late),
-        victims=others,
-        proven=False,
-        ranks=stand(world, chosen(late, others)),
-        observable_ns=since_ns + world.limits.hang_ns,
-        cause="late",
+    message = (
+        f"suspected: {ranks_text(late)} {verb(late, 'waits', 'wait')} in init_process_group "
+        f"for {seconds(world.now_ns - since_ns)}, but {ranks_text(others)} joined earlier and "
+        f"{ranks_text(gone)} {verb(gone, 'has', 'have')} ended"
     )
-    return [Candidate(finding)]
+    since_ns += world.limits.hang_ns
+    return [_found(world, "late", message, late, others, since_ns, proven=False)]
 
 
 def _own_timeout(world: World, failed: dict[int, Note]) -> list[Candidate]:
@@ -395,18 +346,35 @@ def _absent(
             f"{ranks_text(beyond)} {verb(beyond, 'is', 'are')} outside of it: "
             f"ranks count from 0 to {world.size - 1}"
         )
+    message = (
+        f"{what} while {ranks_text(victims)} {verb_text} in init_process_group "
+        f"(world size {world.size}): {'; '.join(stands)}"
+    )
+    return _found(world, "absent", message, absent, victims, observable_ns, unseen, proven=proven)
+
+
+def _found(
+    world: World,
+    cause: str,
+    message: str,
+    culprits: Sequence[int],
+    victims: tuple[int, ...],
+    observable_ns: int,
+    missing: tuple[int, ...] = (),
+    *,
+    proven: bool = True,
+    data: Mapping[str, object] | None = None,
+) -> Candidate:
     finding = Finding(
         kind="join_timeout",
-        message=(
-            f"{what} while {ranks_text(victims)} {verb_text} in init_process_group "
-            f"(world size {world.size}): {'; '.join(stands)}"
-        ),
-        culprits=tuple(absent),
+        message=message,
+        culprits=tuple(culprits),
         victims=victims,
-        missing=unseen,
+        missing=missing,
         proven=proven,
-        ranks=stand(world, chosen(absent, victims)),
+        cause=cause,
+        ranks=stand(world, chosen(culprits, victims)),
         observable_ns=observable_ns,
-        cause="absent",
+        data=data or {},
     )
     return Candidate(finding)

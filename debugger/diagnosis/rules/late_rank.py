@@ -24,15 +24,16 @@ from ...record.snapshot import Call, CallSite, Note
 from ...record.wording import CAUSES, RankState, at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import ENTERED, cause_of, chosen, doing, last_call, stand, standing
 from ..facts.exceptions import (
+    failed_calls,
     gave_up,
     is_communication_error,
     last_exception,
     last_to_come,
     own_timeout,
+    surely_posted,
     timed_out,
 )
 from ..facts.needs import Needs
-from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import STOPPED, GroupView, Pending, World
 from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import Candidate

@@ -17,10 +17,10 @@ from ...record.layout import RING, CallState
 from ...record.notes import raised
 from ...record.signature import ANY_SOURCE, call_bytes
 from ...record.snapshot import Call, Channel, GroupKey
+from ..facts.call_histories import first_divergence
 from ..facts.channels import ChannelKey, Channels
 from ..facts.evidence import of_call
 from ..facts.exceptions import last_exception
-from ..facts.hash_chains import first_divergence
 from ..facts.world import World
 from ..findings import CallIs, Finding, group_evidence
 from ..limits import Candidate

@@ -15,9 +15,16 @@ from ...record.signature import larger_side_bytes
 from ...record.snapshot import Call, Rank
 from ...record.wording import call_text, numbered, seconds
 from ..facts.evidence import ENTERED, cause_of, chosen, stand
-from ..facts.exceptions import Link, last_exception, link_of, own_timeout, timed_out
+from ..facts.exceptions import (
+    Link,
+    failed_calls,
+    last_exception,
+    link_of,
+    own_timeout,
+    surely_posted,
+    timed_out,
+)
 from ..facts.needs import Needs
-from ..facts.unfinished import failed_calls, surely_posted
 from ..facts.world import GroupView, Pending, World
 from ..findings import Finding, group_evidence
 from ..limits import MOMENT_NS, SECOND_NS, SLOWEST_BYTES_PER_S, Candidate

@@ -31,7 +31,7 @@ from ...record.ops import OPS, POINT_TO_POINT
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Snapshot
 from ...record.wording import at_site, group_name, printable
 from ..findings import Finding, RankEvidence, group_evidence
-from ..limits import LEAST_NS
+from ..limits import SECOND_NS
 from ..story import step
 
 SHARE = 0.75
@@ -206,12 +206,43 @@ def _judge(
         or late.caused_ns < SHARE * waited_ns
         or _by_others_ns(late, list(lateness.values())) > NOISE * waited_ns
         or own_ns < (FEW_FACTOR if few else FACTOR) * others_ns
-        or min(more_ns, sum(late.margins_ns)) < max(COST * span_ns, LEAST_NS)
+        or min(more_ns, sum(late.margins_ns)) < max(COST * span_ns, SECOND_NS // 10)
     ):
         return None
     factor = min(MOST_FACTOR, own_ns / others_ns if others_ns else MOST_FACTOR)
     share = late.caused_ns / waited_ns
-    return rank, more_ns, _finding(group, members, rank, late, len(seqs), factor, share, span_ns)
+    margin_ms = median(late.margins_ns) / 1e6
+    more = "more than " if factor >= MOST_FACTOR else ""
+    often = f"the last to arrive at {late.last} of {len(seqs)} collectives"
+    site = late.sites.most_common(1)[0][0] if late.sites else None
+    message = (
+        f'rank {rank} is {often} of group "{group_name(group.key[0], group.desc)}", '
+        f"{margin_ms:.1f} ms after the others (median), mostly{at_site(site)}: it causes "
+        f"{share:.0%} of the time that ranks wait there, and takes {more}{factor:.1f} times as "
+        "long as they do between its calls"
+    )
+    op, _ = late.ops.most_common(1)[0]
+    by_op = ", ".join(f"{name}: {count}" for name, count in late.ops.most_common(4))
+    finding = Finding(
+        kind="straggler",
+        message=message,
+        culprits=(rank,),
+        victims=tuple(one for one in members if one != rank),
+        severity="warning",
+        group=group_evidence(group),
+        ranks={rank: RankEvidence(often, printable(op), site)},
+        details=(f"how often it was last, by op: {printable(by_op)}",),
+        data={
+            "collectives": len(seqs),
+            "last": late.last,
+            "factor": round(factor, 2),
+            "share": round(share, 3),
+            "late_ms": round(margin_ms, 3),
+            "span_s": round(span_ns / 1e9, 3),
+            "by_op": dict(late.ops),
+        },
+    )
+    return rank, more_ns, finding
 
 
 def _by_others_ns(late: Lateness, every: Sequence[Lateness]) -> int:
@@ -239,46 +270,3 @@ def _count(
         late.sites[site] += 1
     for rank, arrival in row.items():
         lateness[rank].turns_ns.append(arrival.own_ns)
-
-
-def _finding(
-    group: Group,
-    members: Sequence[int],
-    rank: int,
-    late: Lateness,
-    collectives: int,
-    factor: float,
-    share: float,
-    span_ns: int,
-) -> Finding:
-    margin_ms = median(late.margins_ns) / 1e6
-    more = "more than " if factor >= MOST_FACTOR else ""
-    often = f"the last to arrive at {late.last} of {collectives} collectives"
-    site = late.sites.most_common(1)[0][0] if late.sites else None
-    message = (
-        f'rank {rank} is {often} of group "{group_name(group.key[0], group.desc)}", '
-        f"{margin_ms:.1f} ms after the others (median), mostly{at_site(site)}: it causes "
-        f"{share:.0%} of the time that ranks wait there, and takes {more}{factor:.1f} times as "
-        "long as they do between its calls"
-    )
-    op, _ = late.ops.most_common(1)[0]
-    by_op = ", ".join(f"{name}: {count}" for name, count in late.ops.most_common(4))
-    return Finding(
-        kind="straggler",
-        message=message,
-        culprits=(rank,),
-        victims=tuple(one for one in members if one != rank),
-        severity="warning",
-        group=group_evidence(group),
-        ranks={rank: RankEvidence(often, printable(op), site)},
-        details=(f"how often it was last, by op: {printable(by_op)}",),
-        data={
-            "collectives": collectives,
-            "last": late.last,
-            "factor": round(factor, 2),
-            "share": round(share, 3),
-            "late_ms": round(margin_ms, 3),
-            "span_s": round(span_ns / 1e9, 3),
-            "by_op": dict(late.ops),
-        },
-    )

@@ -8,11 +8,9 @@ from typing import Any
 
 from ...record.snapshot import Call
 from ...record.wording import printable, ranks_text, site_text
-from ..traffic.document import as_json as traffic_json
-from ..traffic.document import bytes_text, role_text, span_text
-from ..traffic.table import Amount, GroupRole, Traffic
-from .comparison import UNLIKE_ANY, Comparison, Pairing
-from .rank_pair import BEFORE, ENDS, HARD, STEPS, Difference
+from ..traffic import Amount, GroupRole, Traffic, aligned, bytes_text, role_text, span_text
+from ..traffic import as_json as traffic_json
+from .comparison import BEFORE, ENDS, HARD, STEPS, UNLIKE_ANY, Comparison, Difference, Pairing
 
 SCHEMA = "distdebug.compare/1"
 MOST_PAIRINGS = 6
@@ -209,13 +207,7 @@ def _counts(tables: tuple[Traffic, Traffic]) -> Iterator[str]:
         return
     yield "  of each rank, where they differ:"
     shown = cells[: MOST_ROWS + 1]
-    widths = [max(len(row[column]) for row in shown) for column in range(6)]
-    for row_cells in shown:
-        parts = [
-            f"{cell:<{width}}" if column < 2 else f"{cell:>{width}}"
-            for column, (cell, width) in enumerate(zip(row_cells, widths, strict=True))
-        ]
-        yield "  " + "   ".join(parts)
+    yield from aligned(shown)
     if len(cells) > len(shown):
         yield f"  ... and {len(cells) - len(shown)} more in the JSON"
 

@@ -19,7 +19,7 @@ FOUND = Finding("stalled", "rank 1 stands still", culprits=(1,))
 NO_STEPS = {
     "diagnosis/notices.py: _also",  # a rule's own: what its finding says besides
     "diagnosis/rules/divergence.py: _in_doubt",
-    "diagnosis/rules/device_stuck.py: unclear",
+    "diagnosis/rules/without_clock.py: unclear",
     "diagnosis/shared_findings.py: heard_at",  # called by steps and rules
     "diagnosis/story.py: changed",
     "foreign/judging.py: _host",  # a rule's own

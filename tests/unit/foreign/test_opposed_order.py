@@ -58,7 +58,7 @@ def test_who_issued_them_the_other_way_round_is_named(state: str) -> None:
     (found,) = judged("12", "12", "12", "21", state=state)
     assert (found.kind, found.culprits, found.victims) == ("deadlock", (3,), (0, 1, 2))
     assert "in opposite order: ranks 0,1,2 issued" in found.message
-    assert found.story[0] == "all_wait.opposed_order"
+    assert found.story[0] == "without_clock.opposed_order"
     assert not found.proven
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.inspection import injection
-from distdebug.inspection.injection import of_our_python
-from distdebug.inspection.installable import NotInstallable
+from distdebug.inspection.injection import NotInstallable, of_our_python
 from distdebug.system.proc import read_stat
 from tests.support.waiting import until
 

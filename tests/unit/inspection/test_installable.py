@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.inspection.installable import NotInstallable, target
+from distdebug.inspection.injection import NotInstallable, target
 from distdebug.record.writing.writer import FlightWriter
 
 PID = 7

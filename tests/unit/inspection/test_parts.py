@@ -11,7 +11,7 @@ import pytest
 from distdebug.commands.rendering import rendered
 from distdebug.inspection.inspect import of_nodes
 from distdebug.inspection.look import Limits, Look, Stance
-from distdebug.inspection.parts import MARK, Part, read, whole, written
+from distdebug.inspection.slurm import MARK, Part, read, whole, written
 from distdebug.inspection.source import MadeCall
 from distdebug.record.snapshot import CallSite
 from distdebug.record.wording import RankState

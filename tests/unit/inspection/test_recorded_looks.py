@@ -17,7 +17,7 @@ import pytest
 
 from distdebug.inspection.judging import judge
 from distdebug.inspection.look import Limits, Look, Stance
-from distdebug.inspection.parts import MARK, read
+from distdebug.inspection.slurm import MARK, read
 from distdebug.record.snapshot import CallSite
 from distdebug.record.wording import RankState
 from tests.support.fixture_table import FIXTURES, expected

@@ -9,7 +9,7 @@ import pytest
 
 from distdebug.errors import UsageError
 from distdebug.inspection import injection, installing
-from distdebug.inspection.installable import NotInstallable, Target
+from distdebug.inspection.injection import NotInstallable, Target
 from distdebug.inspection.processes import Job
 
 GDB = """#!/bin/sh

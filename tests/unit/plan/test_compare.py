@@ -9,7 +9,7 @@ import pytest
 
 from distdebug.plan.compare import document
 from distdebug.plan.compare.comparison import UNLIKE_ANY, Comparison, compare
-from distdebug.plan.traffic.calls import RankCalls
+from distdebug.plan.traffic import RankCalls
 from distdebug.record.signature import Signature
 from tests.support.plan_worlds import World, all_gather, all_reduce, broadcast, recv, send
 

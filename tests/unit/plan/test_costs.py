@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from distcore.algorithms import recursive, ring, tree
 from distcore.base.reduction import Reduction, reduction_for
-from distdebug.plan.traffic.costs import Cost, Link, costs
+from distdebug.plan.traffic import Cost, Link, costs
 from distdebug.record.ops import OPS
 from distdebug.record.signature import Signature, item_bytes
 from tests.support.threads_transport import ThreadTransport, run_ranks

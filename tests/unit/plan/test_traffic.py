@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from distdebug.plan.traffic import document
-from distdebug.plan.traffic.costs import Link
-from distdebug.plan.traffic.table import GroupRole, Loop, loop_of, traffic
+from distdebug.plan.traffic import GroupRole, Link, Loop, lines, loop_of, traffic
 from tests.support.plan_worlds import World, all_reduce, broadcast, recv, send
 from tests.unit.diagnosis.builder import all_to_all
 
@@ -66,7 +64,7 @@ def test_groups_are_told_as_roles_and_calls_by_step() -> None:
 
 
 def test_text_has_a_row_for_each_role() -> None:
-    text = "\n".join(document.lines(traffic(two_axes(8, 3).ranks())))
+    text = "\n".join(lines(traffic(two_axes(8, 3).ranks())))
     assert "mesh_tp (4 ranks) x 2" in text
     assert "mesh_dp (2 ranks) x 4" in text
     assert "a step is what repeats: 3 calls, 3 times" in text
@@ -97,7 +95,7 @@ def test_ranks_differ_in_messages() -> None:
 
 
 def test_nothing_on_record() -> None:
-    assert list(document.lines(traffic([]))) == ["no call is on record"]
+    assert list(lines(traffic([]))) == ["no call is on record"]
 
 
 def test_an_algorithm_that_cannot_do_all_of_the_calls_is_no_choice() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from distdebug.record.layout import Activity
 
-from ..builder import Run, all_reduce, barrier
+from .builder import Run, all_reduce, barrier
 
 ERROR = "KeyError: 'state'"
 

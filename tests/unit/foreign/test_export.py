@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from distdebug.cli import main
-from distdebug.foreign.as_trace import write_each
+from distdebug.foreign.export import write_each
 from distdebug.record.reading.records import Records, newest_ranks
 from distdebug.record.snapshot import Digest
 from fixtures import make_trace_picture, recorded

@@ -6,7 +6,7 @@ import pytest
 
 from distdebug.diagnosis.rules.straggler import stragglers
 
-from ..builder import Run, all_reduce
+from .builder import Run, all_reduce
 
 LATER_S = 0.004
 

@@ -1,9 +1,19 @@
-"""Our own record of a run as a trace: the JSON of Chrome's tracing, which Perfetto opens.
+"""Our own record of a run in the forms of other tools: dumps of torch's flight recorder, and
+traces.
 
-One process a rank. Blocking calls are slices on the track of the thread that made them; calls that
-were made asynchronously are on tracks of their own, from their issue to their completion, since
-they overlap. Flows tie the calls of one collective, from who came first to who came last, and each
-send to its receive. What is under way at the end of the record ends there, and says so.
+*Dumps.* One file a rank, as gloo's recorder of torch 2.13 writes it: a pickle of plain data,
+version 2.10, in which `retired` says that a call is over. torch's own analyser (`torchfrtrace`,
+from 2.12 on) loads it. A call that a rank stood in when the verdict ended it is not over; one that
+the backend refused was never made, and is left out. What the format cannot say is in keys of our
+own: of a call `reduce_op`, `root`, `sends`, `receives`, `async`; of a rank its host, backends and
+`messages`. Those are no entries, since gloo's recorder has none of them either, and the analyser
+takes a message for a collective that others have missed.
+
+*Traces* are the JSON of Chrome's tracing, which Perfetto opens. One process a rank. Blocking calls
+are slices on the track of the thread that made them; calls that were made asynchronously are on
+tracks of their own, from their issue to their completion, since they overlap. Flows tie the calls
+of one collective, from who came first to who came last, and each send to its receive. What is under
+way at the end of the record ends there, and says so.
 
 The argument names are Kineto's, as tools for its traces read them (`Collective name`, `In msg
 nelems`, `Process Group Ranks`, ...); `distributedInfo` stands before the events, for those that
@@ -15,17 +25,148 @@ from __future__ import annotations
 
 import itertools
 import json
+import pickle
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TextIO
 
-from ..record.ops import kineto_name
+from ..record.layout import CallState
+from ..record.ops import POINT_TO_POINT, Operand, Pattern, kineto_name, op_of
 from ..record.safe_text import clean
-from ..record.signature import scalar_of
-from ..record.snapshot import Call, Rank, tie_of
+from ..record.signature import Signature, Tensor, scalar_of
+from ..record.snapshot import Call, Group, GroupKey, Rank, tie_of
 from ..record.wording import group_name
-from .torch_words import MOST_CALLS, elements, group_word, sides
+
+VERSION = "2.10"
+PREFIX = "rank_"
+
+
+def write_dumps(ranks: Mapping[int, Rank], folder: Path) -> int:
+    """Writes one dump for each rank into `folder`, which is made; returns how many. Raises
+    OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # All groups of a run: a rank that has made no call in one is a member all the same.
+    groups = {key: group for rank in ranks.values() for key, group in rank.groups.items()}
+    for number, rank in sorted(ranks.items()):
+        data = pickle.dumps(dump(rank, groups), protocol=2)
+        with open(folder / f"{PREFIX}{number}", "xb") as file:
+            file.write(data)
+    return len(ranks)
+
+
+def dump(rank: Rank, groups: Mapping[GroupKey, Group]) -> dict[str, Any]:
+    """Returns what torch's recorder would have of this rank. `groups`: by key, of all ranks."""
+    calls = rank.history.recent(MOST_CALLS) if rank.history is not None else []
+    own = {**groups, **rank.groups}
+    numbers = {key: number for number, key in enumerate(rank.groups)}
+    collectives = [
+        call
+        for call in calls
+        if call.group in own
+        and call.signature.op not in POINT_TO_POINT
+        and not (call.state is CallState.FAILED and call.seq >= own[call.group].issued)
+    ]
+    # When the rank last made a call, or came out of one by itself.
+    made = (call.issued_ns for call in calls)
+    done = (call.completed_ns for call in calls if call.state is CallState.COMPLETED)
+    last_ns = max([*made, *done], default=0)
+    completed = {
+        call.group: call.seq + 1 for call in collectives if call.state is CallState.COMPLETED
+    }
+    # Of a record that is whole, torch's analyser expects that each rank's first entry is number 0.
+    first = collectives[0].number if collectives and calls[0].number else 0
+    return {
+        "version": VERSION,
+        "comm_lib_version": "",
+        "pg_config": {
+            group_word(key): {
+                "name": group_word(key),
+                "desc": group.desc,
+                "ranks": str(list(group.ranks)),
+            }
+            for key, group in own.items()
+            if rank.rank in group.ranks
+        },
+        "pg_status": {
+            str(numbers[key]): {
+                "last_enqueued_collective": group.issued or -1,
+                "last_started_collective": -1,
+                "last_completed_collective": completed.get(key, -1),
+            }
+            for key, group in rank.groups.items()
+        },
+        "entries": [
+            _entry(
+                call,
+                own[call.group],
+                first + number,
+                numbers.get(call.group, len(numbers)),
+                _is_over(call, last_ns),
+            )
+            for number, call in enumerate(collectives)
+        ],
+        "rank": rank.rank,
+        "host": rank.host,
+        "backends": {group_word(key): group.backend for key, group in rank.groups.items()},
+        "messages": [
+            {
+                "call": str(call.signature),
+                "group": group_word(call.group),
+                "state": call.state.name.lower(),
+                "time_created_ns": call.issued_ns,
+            }
+            for call in calls
+            if call.signature.op in POINT_TO_POINT
+        ],
+    }
+
+
+def _is_over(call: Call, last_ns: int) -> bool:
+    """Whether the rank had left the call behind. One that broke off after all else the rank did is
+    where it stood when its end came."""
+    if call.state is CallState.FAILED:
+        return call.completed_ns < last_ns
+    return call.state is CallState.COMPLETED
+
+
+def _entry(call: Call, group: Group, record_id: int, pg_id: int, is_over: bool) -> dict[str, Any]:
+    signature = call.signature
+    inputs, outputs = sides_as_one(signature, len(group.ranks))
+    return {
+        "record_id": record_id,
+        "pg_id": pg_id,
+        "process_group": (group_word(call.group), group.desc),
+        "thread_name": "",
+        "thread_id": str(call.thread),
+        "collective_seq_id": call.seq + 1,
+        "p2p_seq_id": 0,
+        "op_id": call.seq + 1,
+        "profiling_name": f"gloo:{op_of(signature.op).dumped or signature.op}",
+        "time_created_ns": call.issued_ns,
+        "input_sizes": [list(shape) for _, shape in inputs],
+        "input_dtypes": [scalar_of(dtype) for dtype, _ in inputs],
+        "output_sizes": [list(shape) for _, shape in outputs],
+        "output_dtypes": [scalar_of(dtype) for dtype, _ in outputs],
+        "state": "scheduled",
+        "time_discovered_started_ns": call.started_ns or None,
+        "time_discovered_completed_ns": (
+            call.completed_ns or None if call.state is CallState.COMPLETED else None
+        ),
+        "retired": is_over,
+        "timeout_ms": round(1000 * (group.timeout_s or 0)),
+        "is_p2p": False,
+        "frames": [{"name": call.site.function, "filename": call.site.file, "line": call.site.line}]
+        if call.site
+        else [],
+        "reduce_op": signature.reduce_op,
+        "root": signature.root,
+        "sends": list(signature.sends),
+        "receives": list(signature.receives),
+        "async": call.is_async,
+    }
+
 
 Event = dict[str, Any]
 _SCHEMA_VERSION = 1
@@ -258,3 +399,54 @@ def _us(time_ns: int, base_ns: int) -> float:
 def _evenly(ranks: Sequence[int]) -> bool:
     steps = {second - first for first, second in itertools.pairwise(ranks)}
     return bool(ranks) and len(steps) < 2
+
+
+MOST_CALLS = 1 << 16
+"""Of a rank: more than any ring holds."""
+
+
+def group_word(key: GroupKey) -> str:
+    """torch's name; a group that was made again under it has a number of its own, since tools know
+    a group by its name."""
+    name, again = key
+    return f"{name}~{again}" if again else name
+
+
+def sides(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Inputs and outputs; what the record leaves out, since it follows from the other side, is
+    filled in."""
+    op, principal, others = op_of(signature.op), signature.tensors, signature.others
+    if op.inputs is Operand.NONE:
+        return (), principal
+    if op.pattern is Pattern.SCATTER:
+        return others, principal
+    if others or op.outputs is Operand.NONE or op.pattern is Pattern.GATHER:
+        return principal, others
+    if op.pattern is Pattern.ALL_GATHER:
+        return principal, [(dtype, (ranks, *shape)) for dtype, shape in principal]
+    if op.pattern is Pattern.REDUCE_SCATTER:
+        return principal, [
+            (dtype, (prod(shape) // max(ranks, 1),)) for dtype, shape in _as_one(principal)
+        ]
+    return principal, principal
+
+
+def elements(tensors: Sequence[Tensor]) -> int:
+    """Counts the elements of all of them."""
+    return sum(prod(shape) for _, shape in tensors)
+
+
+def sides_as_one(signature: Signature, ranks: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The same, with a list of equal tensors, one for each rank, as the one that torch records."""
+    inputs, outputs = sides(signature, ranks)
+    op = op_of(signature.op)
+    if not op.has_list or op.coalesced or op.pattern is Pattern.ALL_TO_ALL:
+        return inputs, outputs
+    return _as_one(inputs), _as_one(outputs)
+
+
+def _as_one(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    if len(tensors) < 2 or len(set(tensors)) > 1:
+        return tensors
+    dtype, shape = tensors[0]
+    return [(dtype, (len(tensors), *shape))]

@@ -1,1 +1,0 @@
-"""Consequences are folded into the finding that explains them: a cause is reported once."""
