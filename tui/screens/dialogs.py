@@ -141,7 +141,8 @@ class Reading(ModalScreen[None]):
     """Lines to read above a screen: the help, or the findings in full."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(key, "close") for key in ("escape", "q", "enter", "question_mark", "d")
+        *(Binding(key, "close") for key in ("escape", "q", "enter", "question_mark", "d")),
+        Binding("p", "page"),
     ]
 
     def __init__(self, lines: Callable[[int], list[Line]], palette: Palette) -> None:
@@ -172,6 +173,11 @@ class Reading(ModalScreen[None]):
 
     def action_close(self) -> None:
         self.dismiss()
+
+    def action_page(self) -> None:
+        """Shows the pages of what was found in the place of this."""
+        self.dismiss()
+        self.app.call_later(self.app.run_action, "common('p')")
 
 
 class Page(MarkdownViewer):
@@ -224,7 +230,7 @@ def finding_lines(picture: Picture, width: int) -> list[Line]:
         lines += [
             line("    ", (row, "dim")) for one in found.details for row in wrap(one, width - 4)
         ]
-        lines += [line((f"  {found.kind}, found by the {found.told_by}", "dim")), ()]
+        lines += [line((f"  {found.kind} (p: its page), found by the {found.told_by}", "dim")), ()]
     for one in picture.told:
         word = (one.word, "warn" if one.doubt else "title")
         first, *rest = wrap(one.word + one.text, width - 2)

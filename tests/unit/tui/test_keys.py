@@ -83,6 +83,9 @@ async def _page(driver: Driver) -> None:
     assert "missing_rank: a rank has not come" in driver.text
     await driver.press("p")
     assert len(driver.app.screen_stack) == 1, "there was one finding"
+    await driver.press("d", "p")
+    assert "deadlock: ranks wait for each other" in driver.text
+    await driver.press("escape")
 
 
 @key("", "q")
