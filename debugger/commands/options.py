@@ -6,6 +6,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -123,6 +125,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="stop the run at an error (default), or let it go on and report at the end",
     )
     group.add_argument(
+        "--on-finding-run",
+        type=_words_of_a_program,
+        default=(),
+        metavar="CMD",
+        help="run this program for each finding, which is JSON on its standard input; no shell "
+        "reads CMD, and it has 30 s",
+    )
+    group.add_argument(
         "--debug-level",
         choices=DEBUG_LEVELS,
         type=str.upper,
@@ -220,9 +230,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _words_of_a_program(text: str) -> tuple[str, ...]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} names no program that can be run")
+    return tuple(words)
+
+
 _AS_GIVEN = (
     *("run_dir", "keep_runs", "log_max_mb", "debugger", "check_every", "on_finding", "strict"),
-    *("allow_unwatched", "tui", "ptrace_any"),
+    *("allow_unwatched", "tui", "ptrace_any", "on_finding_run"),
 )
 """The flags whose values are options of a run as they are."""
 

@@ -182,14 +182,16 @@ def disagreements(one: Signature, other: Signature) -> Iterator[str]:
 
 def gravity(one: Signature, other: Signature) -> int:
     """The smaller, the more the two differ: where ranks disagree in several ways, that of the
-    smallest decides what the call's finding is."""
-    return _BY_GRAVITY.index(disagreement(one, other))
-
-
-_BY_GRAVITY = (
-    *("op_mismatch", "root_mismatch", "shape_mismatch", "dtype_mismatch", "reduce_op_mismatch"),
-    None,
-)
+    smallest decides what the call's finding is. In the order of `disagreements`."""
+    differ = (
+        one.op != other.op,
+        one.root != other.root,
+        _agreeing_counts(one) != _agreeing_counts(other),
+        set(one.dtypes) != set(other.dtypes) or one.device != other.device,
+        one.reduce_op != other.reduce_op,
+        True,
+    )
+    return differ.index(True)
 
 
 def hash64(key: object) -> int:

@@ -68,7 +68,7 @@ def build(
         "duration_s": round(duration_s, 3),
         "command": [clean(word) for word in masked(command)],
         "run_dir": clean(str(run_dir)),
-        "findings": [_finding(finding, after_s, stacks) for finding, after_s in findings],
+        "findings": [of_finding(finding, after_s, stacks) for finding, after_s in findings],
         "warnings": sum(finding.severity != "error" for finding, _ in findings),
         "ranks": _ranks(ranks, ends, world_size),
         "hosts": _hosts(ranks),
@@ -94,9 +94,10 @@ def minimal(outcome: str, exit_code: int, run_dir: Path) -> Document:
     )
 
 
-def _finding(
+def of_finding(
     finding: Finding, after_s: float | None, stacks: Mapping[int, Sequence[str]]
 ) -> Document:
+    """Returns a row of `findings`; see `build`."""
     group = finding.group
     own = _OF_DIVERGENCE if finding.kind == "divergence" else ()
     return {

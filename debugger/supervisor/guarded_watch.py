@@ -25,6 +25,7 @@ from ..record.safe_files import append
 from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from ..reports import off
+from .finding_command import FindingCommand
 from .limits import NOTICE_EVERY_S
 from .watch import LocalReader, Look, Policy, Watch
 
@@ -105,8 +106,10 @@ class Announcements:
     """The announcements of one run: a sentence that was printed is not printed again, or not so
     soon."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, on_finding: Sequence[str] = ()) -> None:
+        """`on_finding`: the words of `--on-finding-run`."""
         self._directory = directory
+        self.command = FindingCommand(on_finding, directory.path, self.say)
         self._announced_s: dict[str, float] = {}
         self._recorded: set[tuple[object, ...]] = set()
 
@@ -137,6 +140,7 @@ class Announcements:
                 finding.severity == "warning" or finding is look.verdict
             ):
                 self._recorded.add(finding.identity)
+                self.command.tell([finding])
                 self._directory.append_event(
                     "finding",
                     finding.message,

@@ -21,6 +21,8 @@ NOTICE_EVERY_S = 10.0
 SAMPLE_EVERY_S = 1.0
 """How often the host is asked about its processes, memory and GPUs, and the calls of all ranks are
 counted: a ring has room for the calls of a second, at 4,096 calls a second."""
+FINDING_COMMAND_S = 30.0
+"""How long a command of `--on-finding-run` may take, which the end of a run waits for."""
 END_GRACE_S = 2.0
 """How long ranks may take to end after SIGTERM, at a verdict, or when the command has ended."""
 RAISE_GRACE_S = 3.0

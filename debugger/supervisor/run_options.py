@@ -45,6 +45,7 @@ class Options:
     debugger: str = "pdb"
     check_every: int = 1
     on_finding: str = "stop"
+    on_finding_run: Sequence[str] = ()
     strict: bool = False
     native_stacks: bool = False
     ptrace_any: bool = False

@@ -109,7 +109,7 @@ class Supervisor:
                 with self.faults.guard("rule stragglers"):
                     slow = slow_ranks(look.snapshots)
                     look = replace(look, findings=[*look.findings, *slow])
-                    self._announcements.announce(look)
+                    self.announcements.announce(look)
             return self._reported(look, finding)
 
     def _prepare(self, exits: ExitLog, base: Path) -> None:
@@ -118,8 +118,8 @@ class Supervisor:
         launch = self._launch
         directory.write_json(directory.run_json.name, about(options))
         self.reach = Reach(str(directory.path), str(hook.SITE))
-        self._announcements = Announcements(directory)
-        self.say = self._announcements.say
+        self.announcements = Announcements(directory, options.on_finding_run)
+        self.say = self.announcements.say
         self.outside = FromOutside(options.inspect, self.reach, options.limits, self.say)
         self._metrics = MetricsFile(options.prom, directory.path.name, self.say)
         self.injection = Injection(options.faults, directory, self.say, options.own_network)
@@ -202,6 +202,7 @@ class Supervisor:
                 _pass_on(self, document)
             with self.faults.guard("the metrics"):
                 self._metrics.end(look, document)
+            self.announcements.command.finish()
             return int(document["exit_code"])
 
     def _watching(self, table: ProcessTable) -> GuardedWatch:
@@ -216,7 +217,7 @@ class Supervisor:
         self._unwatched = reader.unwatched
         job = self.job
         return GuardedWatch(
-            reader, policy, self.faults, self._announcements, lambda: job.judged_elsewhere
+            reader, policy, self.faults, self.announcements, lambda: job.judged_elsewhere
         )
 
     @contextlib.contextmanager
@@ -323,7 +324,7 @@ class Supervisor:
         finding = self._suspected
         if finding is not None and not self.job.judged_elsewhere:
             look = replace(look, findings=[finding], notices=(), verdict=finding)
-            self._announcements.announce(look)
+            self.announcements.announce(look)
         return look
 
     def _tell_pauses(self) -> None:
@@ -333,7 +334,7 @@ class Supervisor:
         far = self.job.far_stops if self.job.member is not None else ()
         notices, paused = self._pauses.look(far)
         for notice in notices:
-            self._announcements.keep("breakpoint", notice)
+            self.announcements.keep("breakpoint", notice)
         if paused:
             self.watch.pause()
 
@@ -511,6 +512,8 @@ def _report(
         report["watched"] = {"ranks": watched, "of": size, "why": why}
         if outcome != "ok":
             report["ranks"] = {**run.outside.seen["ranks"], **report["ranks"]}
+    with run.faults.guard("the command of --on-finding-run"):
+        run.announcements.command.tell(findings)
     rendered = _write(run, report)
     with run.faults.guard("the report to other nodes"):
         run.job.publish(report)
