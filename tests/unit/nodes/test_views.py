@@ -55,7 +55,7 @@ class Watched(Two):
 
 @pytest.fixture(name="two")
 def _two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr("distdebug.record.runs.job_view.ask", lambda *_: "")
+    monkeypatch.setattr("distdebug.record.runs.job_view.ask", lambda *_, **__: "")
     made = Watched(tmp_path)
     yield made
     made.view.close()
