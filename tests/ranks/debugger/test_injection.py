@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from distdebug.faults import injected
+from distdebug.faults.injected import FaultWatch
 from distdebug.faults.plan import Fault, Moment, Plan, When
 from tests.support import ranks
 from tests.support.torch_loaded import TorchLoaded
@@ -238,7 +239,7 @@ def test_found(worlds: Worlds, backend: str, case: Case, tmp_path: Path) -> None
     found = (verdict.kind, verdict.culprits, verdict.cause) if verdict else None
     wanted = (case.kind, case.culprits, case.cause) if case.kind else None
     assert found == wanted, world.explain()
-    entries = injected.read(world.directory)
+    entries = FaultWatch(world.directory).look()
     assert [(one.fault, one.rank, one.refused) for one in entries] == [(0, 1, "")] * case.times
     assert {Path(one.file).name for one in entries} == {SCRIPT.name}
     if case.times == 1:
@@ -291,7 +292,7 @@ def test_what_all_ranks_do_is_no_mismatch(
     fault = Fault(0, "", action, tuple(range(RANKS)), moment, arguments)
     world = run(worlds, tmp_path, backend, {"FUNCTIONAL": "1"}, (fault,))
     assert (world.verdict, set(world.codes.values())) == (None, {0}), world.explain()
-    entries = injected.read(world.directory)
+    entries = FaultWatch(world.directory).look()
     per_rank = 12 if action == "reorder" else 24  # four in each of six steps; or every other one
     assert len(entries) >= per_rank * RANKS
     assert not any(one.refused for one in entries)
@@ -301,7 +302,7 @@ def test_faults_of_other_ranks_are_none_of_ours(worlds: Worlds, tmp_path: Path) 
     fault = Fault(0, "", "kill", (7,), Moment(When.CALL, last=None), {"signal": "KILL"})
     world = run(worlds, tmp_path, "gloo", {}, (fault,))
     assert (world.verdict, set(world.codes.values())) == (None, {0}), world.explain()
-    assert injected.read(world.directory) == []
+    assert FaultWatch(world.directory).look() == []
 
 
 def test_a_fault_that_cannot_happen_is_refused(worlds: Worlds, tmp_path: Path) -> None:
@@ -310,7 +311,7 @@ def test_a_fault_that_cannot_happen_is_refused(worlds: Worlds, tmp_path: Path) -
     fault = Fault(3, "change(rank=1, root)", "change", (1,), REDUCE, arguments)
     world = run(worlds, tmp_path, "gloo", {}, (fault,))
     assert (world.verdict, set(world.codes.values())) == (None, {0}), world.explain()
-    (entry,) = injected.read(world.directory)
+    (entry,) = FaultWatch(world.directory).look()
     assert (entry.fault, entry.rank) == (3, 1)
     assert entry.refused == "all_reduce has no root"
 
@@ -320,7 +321,7 @@ def test_a_fault_that_cannot_happen_is_refused(worlds: Worlds, tmp_path: Path) -
 def test_the_kernels_killer(worlds: Worlds, tmp_path: Path) -> None:
     fault = Fault(0, "oom", "oom", (1,), REDUCE, {"how": "killer"})
     world = run(worlds, tmp_path, "gloo", {}, (fault,))
-    (entry,) = injected.read(world.directory)
+    (entry,) = FaultWatch(world.directory).look()
     if entry.refused:
         assert "memory cgroup" in entry.refused
         pytest.skip("this machine gives root no memory cgroup")
@@ -345,7 +346,7 @@ def test_a_time(
     assert world.verdict is not None, world.explain()
     if kind is not None:
         assert (world.verdict.kind, world.verdict.culprits) == (kind, (1,)), world.explain()
-    (entry,) = injected.read(world.directory)
+    (entry,) = FaultWatch(world.directory).look()
     assert (entry.rank, entry.refused) == (1, "")
 
 
@@ -357,7 +358,7 @@ def test_on_demand(worlds: Worlds, tmp_path: Path) -> None:
     world = run(worlds, tmp_path, "gloo", given, (fault,))
     assert world.verdict is not None, world.explain()
     assert (world.verdict.kind, world.verdict.culprits) == ("rank_exception", (1,))
-    assert [one.fault for one in injected.read(world.directory)] == [5]
+    assert [one.fault for one in FaultWatch(world.directory).look()] == [5]
 
 
 def test_a_run_without_a_plan_loads_nothing_of_it(tmp_path: Path) -> None:
@@ -400,7 +401,7 @@ def test_ranks_that_are_forked_children(tmp_path: Path) -> None:
     command = [sys.executable, str(script), str(tmp_path / "store")]
     world = ranks.Ranks(directory, command, extra={"DISTDEBUG_FAULTS": "1"})
     assert world.run() == 0, world.explain()  # there is no third call
-    (entry,) = injected.read(directory)
+    (entry,) = FaultWatch(directory).look()
     assert (entry.fault, entry.rank, entry.seq) == (1, 1, 1)
     assert (Path(entry.file).name, entry.line) == (script.name, 9)
 
