@@ -21,7 +21,8 @@ def test_the_wheel_has_each_file_of_the_tree_at_its_place(wheel: Path, tmp_path:
     expected = {"_distdebug_entry.py": (tree / ENTRY).read_bytes()}
     for folder, name in FOLDERS.items():
         for file in (tree / folder).rglob("*"):
-            if file.suffix in DATA and file != tree / ENTRY:
+            is_page = file.is_file() and tree / folder / "docs" in file.parents
+            if (file.suffix in DATA or is_page) and file != tree / ENTRY:
                 place = f"{name.replace('.', '/')}/{file.relative_to(tree / folder).as_posix()}"
                 expected[place] = file.read_bytes()
     with zipfile.ZipFile(wheel) as archive:
