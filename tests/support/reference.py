@@ -42,7 +42,7 @@ CODES: dict[int | str, str] = {
     95: "the data are wrong (`--check`)",
     96: "distdebug itself failed",
     130: "Ctrl-C",
-    141: "nobody reads the output any more, as in `distdebug logs | head`",
+    141: "nobody reads the output any more, as in `distdebug logs` before `| head`",
     "128 + N": "ended by signal N, such as 143 by SIGTERM, 137 by SIGKILL",
 }
 
