@@ -28,7 +28,7 @@ LINES = {
     "distdebug run --nproc": {"--nproc-per-node"},
     "distdebug run -n 4 tra": {"train.py"},
     "distdebug run -n 4 train.py --on": set(),
-    "distdebug exec --on": {"--on-finding"},
+    "distdebug exec --on": {"--on-finding", "--on-finding-run"},
     "distdebug exec --nproc": set(),
     "distdebug exec -- python tra": {"train.py"},
     "distdebug exec -- python --on": set(),
