@@ -10,18 +10,17 @@ its completion.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
 from ..record.layout import RING, Activity, CallState, Phase
-from ..record.safe_files import read_regular, replacing
+from ..record.safe_files import replacing
 from ..record.signature import call_bytes
 from ..record.snapshot import Call, GroupKey, Rank
 from ..record.wording import printable
+from .stored import check_replaceable
 
 PREFIX = "distdebug_"
 _FIRST = f"# HELP {PREFIX}"
@@ -261,14 +260,7 @@ def _labels(rank: int, group: GroupKey, desc: str, op: str = "") -> Labels:
 
 def check(path: Path) -> None:
     """Raises UsageError where the file cannot be written, or is there and none of ours."""
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--prom {path}: there is no directory {path.absolute().parent}")
-    try:
-        start = read_regular(path, len(_FIRST)) if os.path.lexists(path) else b""
-    except OSError as error:
-        raise UsageError(f"--prom {path} cannot be read: {error.strerror}") from error
-    if start and not start.decode("utf-8", "replace").startswith(_FIRST):
-        raise UsageError(f"--prom {path} is there already, and was not written by distdebug")
+    check_replaceable(path, "--prom", _FIRST, fails="read", foreign="was not written by distdebug")
 
 
 def write(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ Apart from the code that builds one, so that showing a report does not load the 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,20 @@ def load(path: Path) -> Document | None:
     if not 0 <= harmless["world_size"] <= MOST_RANKS:
         raise UsageError(f"{path} is damaged: no run has that many ranks")
     return harmless
+
+
+def check_replaceable(path: Path, flag: str, first: str, *, fails: str, foreign: str) -> None:
+    """Raises UsageError where the file that `flag` names has no directory, cannot be looked into
+    (it "cannot be `fails`"), or is there and does not begin with `first`, as one of ours does (it
+    "`foreign`")."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{flag} {path}: there is no directory {path.absolute().parent}")
+    try:
+        start = read_regular(path, len(first)) if os.path.lexists(path) else b""
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be {fails}: {error.strerror}") from error
+    if start and start != first.encode():
+        raise UsageError(f"{flag} {path} is there already, and {foreign}")
 
 
 def received(value: Any) -> Document | None:

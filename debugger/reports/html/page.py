@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +24,11 @@ from ...record.exits import ExitLog
 from ...record.kinds import Family, kind_of
 from ...record.reading.records import Records, newest_ranks
 from ...record.runs.run_directory import RunDirectory, is_live, read_object
-from ...record.safe_files import finite, read_regular, replacing
+from ...record.safe_files import finite, replacing
 from ...record.snapshot import Rank, Snapshot
 from ...record.wording import counted, ranks_text, spans
 from .. import off, planned, table, text
+from ..stored import check_replaceable
 from . import calls, contents
 
 _HERE = Path(__file__).parent
@@ -38,14 +38,9 @@ _FIRST = '<!doctype html>\n<html lang="en" data-made-by="distdebug">'
 
 def check(path: Path) -> None:
     """Raises UsageError where the file cannot be written, or is there and none of ours."""
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--html {path}: there is no directory {path.absolute().parent}")
-    try:
-        start = read_regular(path, len(_FIRST)) if os.path.lexists(path) else b""
-    except OSError as error:
-        raise UsageError(f"--html {path} cannot be written: {error.strerror}") from error
-    if start and start != _FIRST.encode():
-        raise UsageError(f"--html {path} is there already, and is no report of distdebug's")
+    check_replaceable(
+        path, "--html", _FIRST, fails="written", foreign="is no report of distdebug's"
+    )
 
 
 def write(directory: RunDirectory, document: Mapping[str, Any], path: Path) -> int:
