@@ -88,7 +88,7 @@ class Lane:
         self._mine = mine[:WORDS_BYTES].cast("Q")
         self._theirs = theirs[:WORDS_BYTES].cast("Q")
         self._out, self._in = mine[WORDS_BYTES:], theirs[WORDS_BYTES:]
-        self._bells = bells
+        self._bells = list(bells)
         self._head = self._tail = self._their_tail = 0
         self._published = self._freed = self._blocked = False
         self._order = Lock()
@@ -106,9 +106,8 @@ class Lane:
 
     def close(self) -> None:
         """Give the descriptors and the memory back."""
-        bells, self._bells = self._bells, ()
-        for descriptor in bells:
-            os.close(descriptor)
+        while self._bells:
+            os.close(self._bells.pop())
 
     # -- what both ranks say to each other -----------------------------------------------------
 

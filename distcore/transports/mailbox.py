@@ -49,28 +49,26 @@ class _Doubt:
 
 
 class _Moving:
-    """Nobody else moves messages meanwhile; afterwards, what is over tells so."""
+    """The end of a step of a mailbox, whose lock is held: the waiter hears if it is over. The lock
+    is taken by a `with` of its own, which no signal's handler comes in between."""
 
     def __init__(self, box: Mailbox) -> None:
         self._box = box
 
     def __enter__(self) -> None:
-        self._box._lock.acquire()
+        pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         box = self._box
-        try:
-            if error is not None:
-                # Of a signal's handler, perhaps, in the middle of a step: nobody knows how far.
-                box._break(error)
-            waiter = box._waiter
-            elsewhere = waiter is not None and box._waiting_thread != threading.get_ident()
-            if elsewhere and waiter.is_over and box._wake >= 0:
-                os.eventfd_write(box._waiter_bell, 1)
-        finally:
-            box._lock.release()
-        while box.finished:
-            box.finished.popleft().tell()
+        if error is not None:
+            # Of a signal's handler, perhaps, in the middle of a step: nobody knows how far.
+            box._break(error)
+        waiter = box._waiter
+        ended = waiter is not None and waiter.is_over and box._wake >= 0
+        if ended and box._waiting_thread != threading.get_ident():
+            os.eventfd_write(box._waiter_bell, 1)
+        if box.finished:
+            box._rouse()
 
 
 class Mailbox:
@@ -201,7 +199,7 @@ class Mailbox:
 
     def _post(self, posting: Posting) -> Posting:
         posting.box = self
-        with self._moving:
+        with self._lock, self._moving:
             if self._error is not None or self._closing:
                 posting.finish(self._error or self._destroyed())
                 return posting
@@ -237,7 +235,7 @@ class Mailbox:
     def look(self) -> None:
         """Move what can be moved at once."""
         if self._busy and not self._lock.locked():
-            with self._moving:
+            with self._lock, self._moving:
                 self._advance_all()
                 if self._resting and self._waiter is None and self._has_work():
                     self._rouse()
@@ -247,7 +245,7 @@ class Mailbox:
         until = float("inf") if timeout_s is None else _now() + timeout_s
         self.look()
         while not posting.is_over:
-            with self._moving:
+            with self._lock, self._moving:
                 mine = bool(self._lanes) and self._waiter is None and self._wake >= 0
                 if mine:
                     self._waiter, self._waiting_thread = posting, threading.get_ident()
@@ -260,7 +258,7 @@ class Mailbox:
                     left_s = None if timeout_s is None else max(0.0, until - _now())
                     posting.wait_for_turn(left_s)
             finally:
-                with self._moving:
+                with self._lock, self._moving:
                     if mine:
                         self._leave_to_others()
                     else:
@@ -273,7 +271,7 @@ class Mailbox:
         """Look into the lanes: for a short while again and again, then when a peer rings."""
         spin_until = _now() + self._spin_s
         while True:
-            with self._moving:
+            with self._lock, self._moving:
                 self._advance_all()
             if posting.is_over or (now := _now()) >= until:
                 return
@@ -281,7 +279,7 @@ class Mailbox:
                 while _now() < spin_until and not self._has_news() and not posting.is_over:
                     os.sched_yield()
                 continue
-            with self._moving:
+            with self._lock, self._moving:
                 if not may_sleep(self._busy, WAITER) or posting.is_over:
                     continue
             left_s = min(until - now, limits.LONGEST_WAIT_S)
@@ -362,34 +360,41 @@ class Mailbox:
         try:
             self._serve()
         except BaseException as error:  # nobody must wait for a thread that has ended
-            with self._moving:
+            with self._lock, self._moving:
                 self._break(error)
                 self._end_all(self._error or self._destroyed())
             raise
+        finally:
+            self._tell_finished()
+
+    def _tell_finished(self) -> None:
+        while self.finished:
+            self.finished.popleft().tell()
 
     def _serve(self) -> None:
         while True:
             self._take_posted()
-            with self._moving:
+            with self._lock, self._moving:
                 self._serve_lanes()
                 error = self._error
                 if error is not None:
                     self._end_all(error)
                 self._register()
             if self._closing and not self._posted and self._is_through():
-                with self._moving:
+                with self._lock, self._moving:
                     self._end_all(self._error or self._destroyed())
                 return
-            with self._moving:
+            with self._lock, self._moving:
                 timeout_ms = self._timeout_ms()
             events = self._poll.poll(timeout_ms)
-            with self._moving:
+            with self._lock, self._moving:
                 self._resting = False
                 for descriptor, _event in events:
                     self._happened(descriptor)
                 now = _now()
                 self._settle_doubts(now)
                 self._matching.expire(now)
+            self._tell_finished()
 
     def _serve_lanes(self) -> None:
         """Move what can be moved through lanes. Nothing is to wake this thread for more while one
@@ -409,7 +414,7 @@ class Mailbox:
     def _take_posted(self) -> None:
         while self._dialled:
             peer, connection = self._dialled.popleft()
-            with self._moving:
+            with self._lock, self._moving:
                 receiver = Receiver(connection, self._checked, peer, self._matching)
                 self._receivers[peer] = receiver
                 failed = self._error or self._matching.cause
@@ -425,7 +430,7 @@ class Mailbox:
                     self._call(peer, min(posting.deadline, _now() + 30.0))
                 except GroupFailed as error:
                     refused = error
-            with self._moving:
+            with self._lock, self._moving:
                 self._begin_send(posting, refused)
 
     def _begin_send(self, posting: Posting, refused: GroupFailed | None = None) -> None:
@@ -451,14 +456,14 @@ class Mailbox:
 
     def _call(self, peer: int, deadline: float) -> None:
         connection = self._dial(peer, deadline)
-        with self._moving:
+        with self._lock, self._moving:
             self._senders[peer] = Sender(connection, self._checked, peer, self._matching)
 
     def _is_through(self) -> bool:
         """On closing: whether all was said."""
         if not self._told and self._matching.cause is not None and self._is_idle():
             self._tell_everybody(self._matching.cause)
-        with self._moving:
+        with self._lock, self._moving:
             for lane in self._lanes.values():
                 if not (lane.is_over or lane.has_left or lane.wants_to_write):
                     lane.leave()
@@ -482,7 +487,7 @@ class Mailbox:
         for behind, peer in enumerate(late):
             left_s = max(0.0, until - _now())
             self._reached(peer, _now() + left_s / (len(late) - behind))
-        with self._moving:
+        with self._lock, self._moving:
             self._tell(cause)
         self._close_by = min(self._close_by, until)
 

@@ -94,8 +94,7 @@ class Posting:
             self._turn.set()
 
     def when_over(self, tell: Callable[[], None]) -> None:
-        """Call `tell()` when it is over: now, or on a thread that moves messages. It must not
-        raise."""
+        """Call `tell()` when it is over: now, or on the group's thread. It must not raise."""
         self._to_tell.append(tell)
         if self.is_over:
             self.tell()
@@ -332,8 +331,8 @@ class Matching:
     def nothing_from(self, peer: int, reason: str) -> None:
         """No message comes from this peer any more; what it only offered neither."""
         self._silent.setdefault(peer, reason)
-        here, lost = self._waiting.get(peer, deque()), set()
-        self._waiting[peer] = kept = deque()
+        here, lost = self._waiting.get(peer, deque()), set[int]()
+        kept = self._waiting[peer] = deque[Parcel]()
         for one in here:
             if one.body is None:
                 lost.add(one.tag)
