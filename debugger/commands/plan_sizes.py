@@ -31,7 +31,7 @@ Axes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One size of the job: a number for each axis, whose product is the number of ranks."""
+    """A size of the job has a number for each axis; their product is the number of ranks."""
 
     of: Mapping[str, int]
 
