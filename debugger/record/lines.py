@@ -31,8 +31,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Predictor(Generic[T]):
-    """What a rank expects: the places in `expected`, one after the other and again and again, since
-    the last surprise."""
+    """Tells from where the next calls of a rank come: since the last surprise, from the places in
+    `expected`, one after the other, again and again."""
 
     def __init__(self) -> None:
         self.expected: list[T] = []
