@@ -73,8 +73,9 @@ class Predictor(Generic[T]):
         return found + 1
 
     def drop(self) -> None:
-        """The call that was the last surprise is taken back."""
+        """The call that was the last surprise is taken back; the next one is a surprise."""
         self._past.popleft()
+        self.expected = []
 
 
 def places(log: LineLog, end: int) -> Iterator[Place | None]:
@@ -88,9 +89,8 @@ def places(log: LineLog, end: int) -> Iterator[Place | None]:
             yield made[-1]
 
 
-def place_at(log: LineLog, seq: int) -> Place | None:
-    """Returns the place of one call, which must not be before `log.first`, nor after the last."""
-    surprises = log.surprises
+def place_at(surprises: Sequence[Surprise], seq: int) -> Place | None:
+    """Returns the place of one call, which must not be before the first surprise."""
     while True:
         one = surprises[bisect_right(surprises, seq, key=lambda one: one.seq) - 1]
         if one.seq == seq:
