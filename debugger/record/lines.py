@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle, islice
 from typing import Generic, TypeVar
 
@@ -127,3 +128,27 @@ def pack(calls: Iterable[tuple[int, Place | None]]) -> PackedLines:
         mark = mark_after(mark, seq, 0 if place is None else place.key)
         kept = 0
     return PackedLines(found[0].seq if found else 0, (len(found), mark), found)
+
+
+class LinesOfCalls:
+    """The log of calls of which all are known, packed when it is asked for. `calls` returns their
+    sequence numbers and places. Implements `LineLog`."""
+
+    def __init__(self, calls: Callable[[], Iterable[tuple[int, Place | None]]]) -> None:
+        self._calls = calls
+
+    @cached_property
+    def _packed(self) -> PackedLines:
+        return pack(self._calls())
+
+    @property
+    def first(self) -> int:
+        return self._packed.first
+
+    @property
+    def mark(self) -> Hashable:
+        return self._packed.mark
+
+    @property
+    def surprises(self) -> Sequence[Surprise]:
+        return self._packed.surprises

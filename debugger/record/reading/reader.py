@@ -357,8 +357,11 @@ class FlightReader(RingReader):
         """Yields sequence number and place of the calls in the ring, from the group's or channel's
         last one backwards."""
         for _, row in self._walk(last):
-            unplaced = row[5] & layout.UNPLACED_FLAG
-            yield row[10], None if unplaced else self._definitions.places.get(row[7])
+            yield row[10], self._place(row)
+
+    def _place(self, row: tuple[Any, ...]) -> Place | None:
+        unplaced = row[5] & layout.UNPLACED_FLAG
+        return None if unplaced else self._definitions.places.get(row[7])
 
     def _read_waits(self, calls: Sequence[int]) -> tuple[Wait, ...]:
         """`calls`: the threads' words."""
@@ -442,6 +445,7 @@ class FlightReader(RingReader):
             seq=row[10],
             signature=self._definitions.signature(self._map, row[6], row[3], number),
             site=self._definitions.sites.get(row[7]),
+            place=self._place(row),
             thread=row[2],
             state=state,
             is_async=bool(row[5] & layout.ASYNC_FLAG),
