@@ -33,7 +33,7 @@ TYPES = {
 }
 CODES: dict[int | str, str] = {
     0: "nothing is wrong. Warnings do not change this, unless `--strict` is given",
-    1: "the program failed by itself; with `--strict`: there was a warning; `compare`: the runs differ",
+    1: "the program failed by itself; `--strict`: there was a warning; `compare`: the runs differ",
     2: "the command line is wrong, no rank was seen, or an injected fault never happened",
     91: "calls of the ranks do not match",
     92: "deadlock: ranks wait for each other in a cycle",
@@ -116,7 +116,7 @@ def _exit_codes() -> Iterator[str]:
     yield ""
     yield "If the program fails and distdebug finds nothing, the exit code is 1."
     yield from ("", "## Kinds of findings", "")
-    yield "A finding is a fault or a warning. `distdebug explain KIND` prints the page about its kind."
+    yield "A finding is a fault or a warning. `distdebug explain KIND` prints a page about its kind."
     yield from ("", "| kind | what happened | title in a report | code |", "|---|---|---|--:|")
     for name, kind in KINDS.items():
         first = Path(page_of(name)).read_text().partition("\n")[0].partition(": ")[2]
@@ -159,7 +159,7 @@ def _report_json() -> Iterator[str]:
     schema = SCHEMA
     yield from ("# report.json", "", schema["description"], "")
     yield "`distdebug report --json` prints it, and `distdebug report --schema` its JSON Schema."
-    yield "Later versions may add fields. Within one version of the schema no field changes its meaning."
+    yield "Fields may be added. Within one version of the schema no field changes its meaning."
     yield from _fields("The report", schema)
     for name, one in schema["$defs"].items():
         yield from _fields(name, one)
