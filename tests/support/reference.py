@@ -116,7 +116,7 @@ def _exit_codes() -> Iterator[str]:
     yield ""
     yield "If the program fails and distdebug finds nothing, the exit code is 1."
     yield from ("", "## Kinds of findings", "")
-    yield "A finding is a fault or a warning. `distdebug explain KIND` prints a page about its kind."
+    yield "A finding is a fault or a warning. `distdebug explain KIND` prints the page of its kind."
     yield from ("", "| kind | what happened | title in a report | code |", "|---|---|---|--:|")
     for name, kind in KINDS.items():
         first = Path(page_of(name)).read_text().partition("\n")[0].partition(": ")[2]
