@@ -119,7 +119,8 @@ def _python() -> Iterator[str]:
     yield "```python\nimport distdebug\n```"
     yield ""
     yield "A program that runs below `distdebug run` or `exec` needs none of it."
-    for name in ("install", "step", "log", "breakpoint", "inject", "monitored_barrier"):
+    names = ("install", "precheck", "step", "log", "breakpoint", "inject", "monitored_barrier")
+    for name in names:
         yield from _documented(f"distdebug.{name}", getattr(distdebug, name))
     yield from ("", "## Errors", "")
     yield "What a rank raises can be caught by these names (`except distdebug.MismatchError`)."
