@@ -150,7 +150,8 @@ class Layer:
             recorder, self.level, self.breakpoints.before_calls, self.gradients.before
         )
         self.replicas = ReplicaCheck(recorder, directory / "ranks", self.gradients)
-        self.precheck: Precheck | None = Precheck(self.level, self.pipeline, self.replicas)
+        checks = (self.replicas.look_meanwhile, self.level.raise_to_detail, self.pipeline.make_all)
+        self.precheck: Precheck | None = Precheck(*checks)
         self.agreement = self.agreeing(recorder, self.level, self.sockets)
         self.timeouts = Timeouts(recorder, directory, self.sockets)
         self.forks = Forks(recorder, self.sockets)

@@ -83,10 +83,15 @@ class Pipeline:
         self._once = look
         self._switch(self._level.is_detail())
 
-    def make_all(self, on: bool) -> None:
-        """Whether every check is made, asked for or not."""
-        self._all = on
-        self._switch(self._level.is_detail())
+    def make_all(self) -> Callable[[], None]:
+        """Makes every check, asked for or not, until what is returned is called."""
+
+        def switch(on: bool) -> None:
+            self._all = on
+            self._switch(self._level.is_detail())
+
+        switch(True)
+        return partial(switch, False)
 
     def _wants(self, name: str) -> bool:
         return self._all or wants(name)
