@@ -130,7 +130,8 @@ def _python() -> Iterator[str]:
     yield "```python\nimport distdebug\n```"
     yield ""
     yield "A program below `distdebug run` or `exec` can use these functions; it does not have to."
-    for name in ("install", "step", "log", "breakpoint", "inject", "monitored_barrier"):
+    names = ("install", "precheck", "step", "log", "breakpoint", "inject", "monitored_barrier")
+    for name in names:
         yield from _documented(f"distdebug.{name}", getattr(distdebug, name))
     yield from ("", "## Errors", "")
     yield "What a rank raises can be caught by these names (`except distdebug.MismatchError`)."
