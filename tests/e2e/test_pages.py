@@ -111,7 +111,9 @@ def test_the_program_of_a_page_prints_what_the_page_says(
     _run_as_shown(page(name), tmp_path, zygote)
 
 
-@pytest.mark.parametrize("name", ["hangs", "wrong-result", "precheck", "ci", "faults", "mpi"])
+@pytest.mark.parametrize(
+    "name", ["hangs", "wrong-result", "precheck", "slow", "ci", "faults", "mpi"]
+)
 def test_the_command_of_a_guide_prints_what_the_page_says(
     name: str, tmp_path: Path, zygote: Zygote
 ) -> None:
