@@ -293,7 +293,8 @@ class Replicas(Protocol):
     `columns`: quantity and name of each of the `values`. `axis`: that of a device mesh along which
     they are equal, if they are a part of something. `unreduced`: the parameters that their DDP
     never had, for they were frozen, or did not exist, when it was made. `like`: they only seem to
-    be replicas, since the program treats these parameters, which are like them, as such.
+    be replicas, since the program treats these parameters, which are like them, as such. `late`:
+    they were looked at within a precheck, from whose begin steps are counted.
     """
 
     group: GroupKey
@@ -302,6 +303,7 @@ class Replicas(Protocol):
     columns: Sequence[Column]
     unreduced: frozenset[str]
     like: Sequence[str]
+    late: bool
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""
