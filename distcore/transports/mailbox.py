@@ -36,7 +36,6 @@ from .shared_memory import new_bells
 _NO_LANES: Mapping[int, Lane] = MappingProxyType({})
 _GONE = select.POLLRDHUP | select.POLLHUP
 _now = time.monotonic
-SPIN_S = 50e-6
 
 
 @dataclass(slots=True)
@@ -123,7 +122,7 @@ class Mailbox:
         self._posts = self._posts_seen = 0
         self._resting = False
         self._pause_s = 0.0
-        self._spin_s = SPIN_S if len(ranks) <= (os.cpu_count() or 1) else 0.0
+        self._spin_s = limits.LANE_SPIN_S if len(ranks) <= (os.cpu_count() or 1) else 0.0
         self._bell_poll = select.poll()
         self._bell_poll.register(self._waiter_bell, select.POLLIN)
         self._poll = select.poll()
