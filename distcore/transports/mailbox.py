@@ -412,7 +412,7 @@ class Mailbox:
 
     def _serve_lanes(self) -> None:
         """Move what can be moved through lanes. Nothing is to wake this thread for more while one
-        of the program waits, or may be about to: what was posted just now is left to it."""
+        of the program waits, or may be about to: what was posted just now is left to that one."""
         for lane in self._lanes.values():
             if lane.has_news or lane.wants_to_write:
                 self._use(lane)
