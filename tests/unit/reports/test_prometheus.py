@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 
 from distdebug.cli import main
 from distdebug.errors import UsageError
+from distdebug.record.kinds import page_of
 from distdebug.record.layout import RING, Definition, GroupState
 from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
@@ -86,6 +88,41 @@ def test_findings_are_there_with_their_culprits() -> None:
     assert found["distdebug_exit_code"].of() == 91
     assert found["distdebug_rank_up"].of(rank="1") == 0
     assert found["distdebug_heartbeat_age_seconds"].samples == {}
+
+
+DASHBOARD = Path(page_of("nan")).parents[1] / "reference" / "grafana.json"
+
+
+def test_the_dashboard_shows_each_metric_by_labels_that_it_has() -> None:
+    """Its queries were tried on a Prometheus 2.42 that read the file of a run."""
+    run = Run(2)
+    run.each(all_reduce(8))
+    run[0].calls(all_reduce(8), waits=True)
+    finding = FindingLabels("op_mismatch", "error", True, (1,))
+    written = metrics(run, findings=[finding], outcome="op_mismatch", exit_code=91)
+    labels = {
+        name: {"instance", *(label for labels in metric.samples for label, _ in labels)}
+        for name, metric in written.items()
+    }
+    dashboard = json.loads(DASHBOARD.read_text())
+    shown = set()
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            names = set(re.findall(r"\bdistdebug_\w+", target["expr"]))
+            by = ",".join(re.findall(r"\bby \(([\w, ]+)\)", target["expr"])).replace(" ", "")
+            used = {*by.split(","), *re.findall(r"{{(\w+)}}", target["legendFormat"])} - {""}
+            assert names, target
+            for name in names:
+                assert used <= labels[name], target
+            shown |= names
+    assert shown == set(written)
+    variables = {one["name"] for one in dashboard["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text())) <= {
+        *variables,
+        "__rate_interval",
+        "__all",
+    }
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
 def test_no_name_breaks_the_format() -> None:
