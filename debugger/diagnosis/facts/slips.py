@@ -60,8 +60,9 @@ class Slip:
 
     `what`: "skipped", "repeated" or "swapped", and None where it is not explained; `lines`: the
     places of those calls, `at`: of each rank's call there. `majority`: the usual ranks are the
-    most; `certain`: they are, or they alone have gone on as both had before. `until`: from this call
-    on lines belong together again; None: they do not. `strong`: it is known without an error.
+    most; `certain`: they are, or they alone have gone on as both had before. `until`: from this
+    call on lines belong together again; None: they do not. `strong`: it is known without an error.
+    `crosses`: the lines are straight.
     """
 
     seq: int
@@ -74,6 +75,7 @@ class Slip:
     certain: bool
     until: int | None
     strong: bool
+    crosses: bool
 
 
 class _Track:
@@ -147,13 +149,14 @@ class Slips:
         each, the same for all but where one will not make any more. `messages`: it is one rank that
         sends and one that receives; lines of both that have met at least `MET` times, and no
         others, count as one place."""
-        marks = [(rank, log.mark) for rank, log in logs.items()]
+        marks = tuple((rank, log.mark) for rank, log in logs.items())
         calls, known = list(issued.values()), self._known.get(owner)
         if known is None or not known.lasts(marks, calls):
             rows = _rows(logs, issued, min(calls))
             if messages:
                 rows = _paired(rows) if rows is not None and len(rows.classes) == 2 else None
             slip, mixed = find(rows) if rows is not None else (None, False)
+            rows = None if mixed else rows
             known = self._known[owner] = _Known(marks, calls, rows, slip, mixed)
         return known.rows, known.slip
 
@@ -177,9 +180,11 @@ class _Known:
         rows = self.rows
         if self.marks == marks and self.issued == issued:
             return True
+        if self.mixed:
+            return True
         if rows is None or len(set(issued)) > 1 or len(set(self.issued)) > 1:
             return False
-        return rows.full or self.mixed or (self.marks == marks and min(self.issued) >= rows.horizon)
+        return rows.full or (self.marks == marks and min(self.issued) >= rows.horizon)
 
 
 def _paired(rows: Rows) -> Rows | None:
@@ -293,7 +298,7 @@ def parting(rows: Rows, before: int, reach: int) -> Slip | None:
             if ours in straight | made[usual] or theirs in straight | made[one]:
                 odd.append(one)
         if odd and seq >= before - reach:
-            return _slip(rows, index, odd, usual, None, (), None, False, False)
+            return _slip(rows, index, odd, None, ())
     return None
 
 
@@ -395,13 +400,13 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         rows,
         at,
         odd,
-        which,
         event.what,
         tuple(dict.fromkeys(lines)),
         rows.seqs[until] if until is not None and until < len(rows.seqs) else None,
-        strong,
-        certain,
-        majority,
+        strong=strong,
+        certain=certain,
+        majority=majority,
+        crosses=not at_first,
     )
     return found, False
 
@@ -410,13 +415,14 @@ def _slip(
     rows: Rows,
     at: int,
     odd: Sequence[int],
-    usual: int,
     what: str | None,
     lines: Sequence[int],
-    until: int | None,
-    strong: bool,
-    certain: bool,
+    until: int | None = None,
+    *,
+    strong: bool = False,
+    certain: bool = False,
     majority: bool | None = None,
+    crosses: bool = False,
 ) -> Slip:
     ranks = sorted(rank for index in odd for rank in rows.classes[index])
     others = sorted({rank for of in rows.classes for rank in of}.difference(ranks))
@@ -436,6 +442,7 @@ def _slip(
         certain or majority,
         until,
         strong,
+        crosses,
     )
 
 
