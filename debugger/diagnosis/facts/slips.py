@@ -156,6 +156,9 @@ class Slips:
             if messages:
                 rows = _paired(rows) if rows is not None and len(rows.classes) == 2 else None
             slip, mixed = find(rows) if rows is not None else (None, False)
+            if rows is not None and slip is None and not mixed:
+                # A block of two functions in another order is called from lines of its own.
+                slip, _ = find(_innermost(rows))
             rows = None if mixed else rows
             known = self._known[owner] = _Known(marks, calls, rows, slip, mixed)
         return known.rows, known.slip
@@ -258,6 +261,19 @@ def _rows(logs: Mapping[int, LineLog], issued: Mapping[int, int], end: int) -> R
     rows = list(zip(*([track.at(seq) for seq in seqs] for track in tracks), strict=True))
     counts = [max(issued[rank] for rank in ranks) for ranks in classes]
     return Rows(classes, tracks, seqs, rows, before, counts, list(numbers), full, horizon)
+
+
+def _innermost(rows: Rows) -> Rows:
+    """The same with the innermost line of each place alone."""
+    places = [Place(place.sites[:1]) for place in rows.places]
+    numbers = {place: number for number, place in reversed([*enumerate(places, 1)])}
+    name = [0, *(numbers[place] for place in places)]
+    return replace(
+        rows,
+        rows=[tuple(name[number] for number in row) for row in rows.rows],
+        before=frozenset(name[number] for number in rows.before),
+        places=places,
+    )
 
 
 def find(rows: Rows) -> tuple[Slip | None, bool]:
