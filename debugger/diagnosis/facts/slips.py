@@ -125,6 +125,8 @@ class Rows:
     places: Sequence[Place]
     full: bool
     horizon: int
+    own: Sequence[Row] = ()
+    """Of messages: the same before lines of both ends were given one number."""
 
     def place(self, number: int) -> Place | None:
         return self.places[number - 1] if number else None
@@ -158,7 +160,7 @@ class Slips:
             slip, mixed = find(rows) if rows is not None else (None, False)
             if rows is not None and slip is None and not mixed:
                 # A block of two functions in another order is called from lines of its own.
-                slip, _ = find(_innermost(rows))
+                slip, _ = find(_innermost(rows)) if not messages else (None, False)
             rows = None if mixed else rows
             known = self._known[owner] = _Known(marks, calls, rows, slip, mixed)
         return known.rows, known.slip
@@ -208,7 +210,7 @@ def _paired(rows: Rows) -> Rows | None:
     renamed = [(sent, names.get(received, -received)) for sent, received in rows.rows]
     if any(received < 0 for _, received in renamed):
         return None
-    return replace(rows, rows=renamed)
+    return replace(rows, rows=renamed, own=rows.rows)
 
 
 def _rows(logs: Mapping[int, LineLog], issued: Mapping[int, int], end: int) -> Rows | None:
@@ -444,7 +446,7 @@ def _slip(
     others = sorted({rank for of in rows.classes for rank in of}.difference(ranks))
     if majority is None:
         majority = len(others) > len(ranks)
-    row = rows.rows[at]
+    row = (rows.own or rows.rows)[at]
     where = {rank: rows.place(row[index]) for index, of in enumerate(rows.classes) for rank in of}
     places = [place for number in lines if (place := rows.place(number)) is not None]
     return Slip(

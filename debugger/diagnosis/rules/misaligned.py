@@ -80,8 +80,8 @@ def _of_slip(
         for rank, call in calls.items()
     }
     sides = (
-        f"{ranks_text(of)} called it{at_site(site_of(slip, slip.at[of[0]]))}"
-        for of in (slip.odd, slip.usual)
+        f"{ranks_text(of)}{called}{at_site(site_of(slip, slip.at[of[0]]))}"
+        for of, called in ((slip.odd, " called it"), (slip.usual, ""))
     )
     headline = f"{slip_text(slip)} at {where}: the ranks' lines part"
     issued_ns = [call.issued_ns for call in calls.values() if call is not None]
