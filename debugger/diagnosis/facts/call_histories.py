@@ -83,7 +83,7 @@ def slip_of(world: World, view: GroupView) -> tuple[Rows | None, Slip | None]:
 
 
 def parting_before(world: World, view: GroupView, seq: int) -> Slip | None:
-    """Where lines parted that may explain an error at this call of the group."""
+    """Returns where lines parted that may explain an error at this call of the group."""
     rows, slip = slip_of(world, view)
     if slip is not None and slip.seq < seq:
         return slip

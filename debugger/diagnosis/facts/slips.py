@@ -99,7 +99,7 @@ class _Track:
             seq += (start - seq) // self.periods[index] * self.periods[index]
 
     def irregular(self, seqs: Sequence[int]) -> int:
-        """How often a call of these came from another place than expected that was not new."""
+        """Returns how often a call of these came from another place than expected that was not new."""
         known, found = set(), 0
         for seq, place in zip(self.starts, self.places, strict=True):
             found += place in known and seqs[0] < seq <= seqs[-1]
@@ -133,8 +133,8 @@ class Rows:
 
 
 class Slips:
-    """What was found of each group, for as long as its logs are the same: to compare those of ranks
-    that mix freely takes some milliseconds. It changes nothing but the time that a look takes."""
+    """The slips keep what was found of each group for as long as its logs are the same: to compare
+    those of ranks that mix freely takes some milliseconds. It changes nothing but the time that a look takes."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Known] = {}
@@ -171,7 +171,7 @@ MET = 3
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was found of logs of these marks, of which so many calls were made."""
+    """The findings of logs of these marks, of which so many calls were made."""
 
     marks: Hashable
     issued: Sequence[int]
@@ -476,8 +476,8 @@ def _needed(event: _Event, irregular: bool, block: Sequence[int], straight: set[
 def _start(
     ours: Sequence[int], theirs: Sequence[int], crossing: int, straight: set[int]
 ) -> tuple[int | None, set[tuple[int, int]]]:
-    """Where lines that never had met begin to do so, shortly before they cross; and the pairs of
-    lines that had met until then. No start: lines had met others all the time."""
+    """Returns where lines that never had met begin to do so, shortly before they cross; and the
+    pairs of lines that had met until then. No start: lines had met others all the time."""
     first: dict[tuple[int, int], int] = {}
     for index, pair in enumerate(zip(ours[:crossing], theirs[:crossing], strict=True)):
         if pair[0] != pair[1]:
@@ -498,7 +498,7 @@ def _start(
 
 
 def _expected(column: Sequence[int], at: int) -> int | None:
-    """What came the last time that most was as before this call."""
+    """Returns what came the last time that most was as before this call."""
     longest, found = 0, None
     for index in range(at - 1, max(0, at - 1024), -1):
         alike = 0
@@ -510,7 +510,7 @@ def _expected(column: Sequence[int], at: int) -> int | None:
 
 
 class _Match:
-    """Whether two places belong together: the same, neither of them straight, or known to meet."""
+    """Says whether two places belong together: the same, neither of them straight, or known to meet."""
 
     def __init__(self, straight: set[int], met: set[tuple[int, int]]) -> None:
         self._straight, self._met = straight, met
@@ -521,7 +521,7 @@ class _Match:
         return one not in self._straight and other not in self._straight
 
     def run(self, ours: Sequence[int], theirs: Sequence[int], at: int, there: int) -> Row:
-        """How many changes of line and how many calls match from here on, and whether that is
+        """Returns how many changes of line and how many calls match from here on, and whether that is
         because there are no more."""
         calls = changes = last = 0
         most = min(LOOKAHEAD, len(ours) - at, len(theirs) - there)
@@ -584,7 +584,7 @@ def _events(
 def _event(
     match: _Match, ours: Sequence[int], theirs: Sequence[int], at: int, offset: int
 ) -> _Event:
-    """What explains best that these two calls do not match: the least that lets some calls with
+    """Returns what explains best that these two calls do not match: the least that lets some calls with
     changes of line match again, else what lets the most."""
     there = at + offset
     best: tuple[tuple[int, ...], _Event] | None = None
@@ -621,7 +621,7 @@ def _event(
 def _attempts(
     match: _Match, ours: Sequence[int], theirs: Sequence[int], at: int, there: int
 ) -> Iterator[tuple[str, int, int, int]]:
-    """What may have happened, the rows that it takes of both, and the changes of line in these."""
+    """Yields what may have happened, the rows that it takes of both, and the changes of line in these."""
     one, other = ours[at], theirs[there]
     for count in range(1, WINDOW + 1):
         if there + count < len(theirs) and match(one, theirs[there + count]):
