@@ -99,7 +99,7 @@ class _Track:
             seq += (start - seq) // self.periods[index] * self.periods[index]
 
     def irregular(self, seqs: Sequence[int]) -> int:
-        """Returns how often a call of these came from another place than expected that was not new."""
+        """Returns how often a call of these came from a known place that was not expected."""
         known, found = set(), 0
         for seq, place in zip(self.starts, self.places, strict=True):
             found += place in known and seqs[0] < seq <= seqs[-1]
@@ -134,7 +134,7 @@ class Rows:
 
 class Slips:
     """The slips keep what was found of each group for as long as its logs are the same: to compare
-    those of ranks that mix freely takes some milliseconds. It changes nothing but the time that a look takes."""
+    those of ranks that mix freely takes some milliseconds. Nothing but that time changes by it."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Known] = {}
@@ -510,7 +510,7 @@ def _expected(column: Sequence[int], at: int) -> int | None:
 
 
 class _Match:
-    """Says whether two places belong together: the same, neither of them straight, or known to meet."""
+    """Says whether two places belong together: the same, not straight, or known to meet."""
 
     def __init__(self, straight: set[int], met: set[tuple[int, int]]) -> None:
         self._straight, self._met = straight, met
@@ -521,8 +521,8 @@ class _Match:
         return one not in self._straight and other not in self._straight
 
     def run(self, ours: Sequence[int], theirs: Sequence[int], at: int, there: int) -> Row:
-        """Returns how many changes of line and how many calls match from here on, and whether that is
-        because there are no more."""
+        """Returns how many changes of line and how many calls match from here on, and whether
+        that is because there are no more."""
         calls = changes = last = 0
         most = min(LOOKAHEAD, len(ours) - at, len(theirs) - there)
         while calls < most:
@@ -584,8 +584,8 @@ def _events(
 def _event(
     match: _Match, ours: Sequence[int], theirs: Sequence[int], at: int, offset: int
 ) -> _Event:
-    """Returns what explains best that these two calls do not match: the least that lets some calls with
-    changes of line match again, else what lets the most."""
+    """Returns what explains best that these two calls do not match: the least that lets some calls
+    with changes of line match again, else what lets the most."""
     there = at + offset
     best: tuple[tuple[int, ...], _Event] | None = None
     for what, skip, skip_theirs, inner in _attempts(match, ours, theirs, at, there):
@@ -621,7 +621,8 @@ def _event(
 def _attempts(
     match: _Match, ours: Sequence[int], theirs: Sequence[int], at: int, there: int
 ) -> Iterator[tuple[str, int, int, int]]:
-    """Yields what may have happened, the rows that it takes of both, and the changes of line in these."""
+    """Yields what may have happened, the rows that it takes of both, and the changes of line in
+    these."""
     one, other = ours[at], theirs[there]
     for count in range(1, WINDOW + 1):
         if there + count < len(theirs) and match(one, theirs[there + count]):
