@@ -14,6 +14,8 @@ import pytest
 
 from distdebug.record.reading.records import Records
 from tests.support import runs
+from tests.support.planned import plan
+from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
 
 from .test_fixtures import FIXTURES, starved
@@ -26,6 +28,8 @@ SHORT = {
     *("repeated_behind_two_layers", "swapped_between_pairs"),
     *("work_stealing", "request_server", "join_of_torch"),
 }
+BY_THE_CLOCK = {"skipped_then_deadline"}
+"""Programs whose length no plan can know."""
 LEVELS = ("INFO", "DETAIL")
 WITHIN_S, WITHIN_BUSY_S = 1.0, 20.0
 
@@ -95,7 +99,9 @@ class Expected:
         if self.who is not None:
             assert re.search(rf"\b{re.escape(self.sentence)}\b", text), (text, done.explain())
 
-    def check_finding(self, found: dict[str, Any], script: Path, done: runs.Run) -> None:
+    def check_finding(
+        self, found: dict[str, Any], script: Path, done: runs.Run, timed: bool
+    ) -> None:
         assert (found["kind"], found["severity"]) == ("misaligned", "warning"), done.explain()
         assert (found["seq"], found["group"]["ranks"]) == (self.seq, self.group), done.explain()
         assert (found["slip"], found["culprits"]) == (self.slip, self.culprits), done.explain()
@@ -104,7 +110,7 @@ class Expected:
         expected = {str(one): self.odd if one == self.wrong else self.usual for one in self.sides}
         assert {rank: one["line"] for rank, one in lines.items()} == expected, done.explain()
         self.check_names(found["message"], done)
-        if self.timed:
+        if self.timed and timed:
             assert found["detected_after_s"] <= limit_s(), done.explain()
 
     def check_time(self, done: runs.Run) -> None:
@@ -123,26 +129,26 @@ class Expected:
             assert after_s <= limit_s(), done.explain()
 
 
-def check(name: str, done: runs.Run, strict: bool) -> None:
+def check(name: str, done: runs.Run, strict: bool = False, timed: bool = True) -> None:
     expected, script = Expected(name), SLIPS / "buggy" / f"{name}.py"
     findings, report = done.report["findings"], done.report
     if expected.error is None:
         verdict = ("misaligned", 91) if strict else ("ok", 0)
         assert (report["outcome"], done.exit_code) == verdict, done.explain()
         assert len(findings) == 1, done.explain()
-        expected.check_finding(findings[0], script, done)
+        expected.check_finding(findings[0], script, done, timed)
     else:
         assert (report["outcome"], done.exit_code) == expected.error, done.explain()
         error, *others = findings
         assert {one["kind"] for one in others} <= {"misaligned"}, done.explain()
         for one in others:
-            expected.check_finding(one, script, done)
+            expected.check_finding(one, script, done, timed)
         if expected.error_culprits is not None:
             assert sorted(error["culprits"]) == expected.error_culprits, done.explain()
         assert error["parted_at"] == expected.seq, done.explain()
         assert error["details"][0].startswith(f"the ranks' lines part at #{expected.seq}")
         expected.check_names(error["details"][0], done)
-    if expected.timed:
+    if expected.timed and timed:
         expected.check_time(done)
 
 
@@ -151,7 +157,7 @@ def test_slip(name: str, tmp_path: Path, zygote: Zygote) -> None:
     expected = Expected(name)
     script = f"buggy/{name}.py"
     done = started(zygote, tmp_path, script, expected.size, "INFO", expected.wrong)
-    check(name, done, strict=False)
+    check(name, done)
 
 
 @pytest.mark.long
@@ -179,6 +185,30 @@ def test_correct_is_silent(name: str, tmp_path: Path, zygote: Zygote) -> None:
 @pytest.mark.parametrize("name", CORRECT)
 def test_correct_is_silent_at_detail(name: str, tmp_path: Path, zygote: Zygote) -> None:
     silent(started(zygote, tmp_path, f"correct/{name}.py", CORRECT[name]["nproc"], "DETAIL"))
+
+
+def planned(
+    loaded: TorchLoaded, place: Path, script: str, row: dict[str, Any], patch: pytest.MonkeyPatch
+) -> runs.Run:
+    patch.setenv("WRONG_RANK", str(row.get("wrong", -1)))
+    return plan(loaded, ["-n", str(row["nproc"]), str(SLIPS / script)], place)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [one for one in BUGGY if one not in BY_THE_CLOCK])
+def test_plan_of_a_slip(
+    name: str, tmp_path: Path, torch_loaded: TorchLoaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = planned(torch_loaded, tmp_path, f"buggy/{name}.py", BUGGY[name], monkeypatch)
+    check(name, done, timed=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CORRECT)
+def test_plan_of_a_correct_program(
+    name: str, tmp_path: Path, torch_loaded: TorchLoaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent(planned(torch_loaded, tmp_path, f"correct/{name}.py", CORRECT[name], monkeypatch))
 
 
 def test_every_program_is_expected() -> None:
