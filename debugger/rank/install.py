@@ -31,6 +31,7 @@ from . import ddp
 from .agreement.collectives import ISSUED_IN, Agreement
 from .breakpoints.stops import POST_MORTEM, Breakpoints
 from .checks.pipeline import Pipeline
+from .checks.precheck import Precheck
 from .ddp import UnusedParameters
 from .group import outstanding
 from .group.checked_group import CheckedGroup
@@ -51,7 +52,7 @@ from .process.main_thread import MainThread
 from .process.verdict import VerdictWatch
 from .record import call_site
 from .record.recorder import Recorder, identity
-from .replicas import check
+from .replicas.check import ReplicaCheck
 from .replicas.pairing import PositionPairing
 from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import calls, probe, tools
@@ -148,6 +149,9 @@ class Layer:
         self.pipeline = Pipeline(
             recorder, self.level, self.breakpoints.before_calls, self.gradients.before
         )
+        self.replicas = ReplicaCheck(recorder, directory / "ranks", self.gradients)
+        checks = (self.replicas.look_meanwhile, self.level.raise_to_detail, self.pipeline.make_all)
+        self.precheck: Precheck | None = Precheck(*checks)
         self.agreement = self.agreeing(recorder, self.level, self.sockets)
         self.timeouts = Timeouts(recorder, directory, self.sockets)
         self.forks = Forks(recorder, self.sockets)
@@ -207,9 +211,7 @@ class Layer:
         recorder = self.recorder
         parts: dict[str, Callable[[], None]] = {
             "meeting the other nodes": lambda: meeting.meet_nodes(self.directory),
-            "the check of replicas": lambda: check.observe(
-                recorder, self.directory, self.gradients, self.forks.on_own_rank
-            ),
+            "the check of replicas": lambda: self.replicas.observe(self.forks.on_own_rank),
             "monitored_barrier on every backend": lambda: calls.open_monitored_barrier(
                 CheckedGroup
             ),
