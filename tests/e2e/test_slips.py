@@ -46,10 +46,13 @@ def started(
 
 
 def silent(done: runs.Run) -> None:
-    """Nothing is found at the end, and nothing was meanwhile."""
+    """Nothing is found at the end, and nothing was meanwhile; but for a rank that did come last,
+    for want of a core."""
+    late = {"straggler"} if starved() else set()
     assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
-    assert [one["kind"] for one in done.report["findings"]] == [], done.explain()
-    assert found_meanwhile(done) == [], done.explain()
+    assert {one["kind"] for one in done.report["findings"]} <= late, done.explain()
+    meanwhile = [one for one in found_meanwhile(done) if one["finding"] not in late]
+    assert meanwhile == [], done.explain()
 
 
 def found_meanwhile(done: runs.Run) -> list[dict[str, Any]]:
@@ -118,7 +121,9 @@ class Expected:
         warned = [one for one in found_meanwhile(done) if one["finding"] == "misaligned"]
         assert warned, (found_meanwhile(done), done.explain())
         self.check_names(warned[0]["message"], done)
-        (snapshot,) = Records(done.directory / "ranks").snapshots()
+        records = Records(done.directory / "ranks")
+        records.look()
+        (snapshot,) = records.snapshots(finished=True)
         made = []
         for rank in map(snapshot.ranks.__getitem__, self.sides):
             keys = [one.key for one in rank.groups.values() if list(one.ranks) == self.group]
@@ -135,13 +140,15 @@ def check(name: str, done: runs.Run, strict: bool = False, timed: bool = True) -
     if expected.error is None:
         verdict = ("misaligned", 91) if strict else ("ok", 0)
         assert (report["outcome"], done.exit_code) == verdict, done.explain()
+        findings = [one for one in findings if one["kind"] != "straggler" or not starved()]
         assert len(findings) == 1, done.explain()
         expected.check_finding(findings[0], script, done, timed)
     else:
         assert (report["outcome"], done.exit_code) == expected.error, done.explain()
         error, *others = findings
-        assert {one["kind"] for one in others} <= {"misaligned"}, done.explain()
-        for one in others:
+        late = {"straggler"} if starved() else set()
+        assert {one["kind"] for one in others} <= {"misaligned", *late}, done.explain()
+        for one in (one for one in others if one["kind"] == "misaligned"):
             expected.check_finding(one, script, done, timed)
         if expected.error_culprits is not None:
             assert sorted(error["culprits"]) == expected.error_culprits, done.explain()
