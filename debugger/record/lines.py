@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import cycle, islice
 from typing import Generic, TypeVar
 
@@ -73,8 +74,9 @@ class Predictor(Generic[T]):
         return found + 1
 
     def drop(self) -> None:
-        """The call that was the last surprise is taken back."""
+        """The call that was the last surprise is taken back; the next one is a surprise."""
         self._past.popleft()
+        self.expected = []
 
 
 def places(log: LineLog, end: int) -> Iterator[Place | None]:
@@ -88,9 +90,8 @@ def places(log: LineLog, end: int) -> Iterator[Place | None]:
             yield made[-1]
 
 
-def place_at(log: LineLog, seq: int) -> Place | None:
-    """Returns the place of one call, which must not be before `log.first`, nor after the last."""
-    surprises = log.surprises
+def place_at(surprises: Sequence[Surprise], seq: int) -> Place | None:
+    """Returns the place of one call, which must not be before the first surprise."""
     while True:
         one = surprises[bisect_right(surprises, seq, key=lambda one: one.seq) - 1]
         if one.seq == seq:
@@ -127,3 +128,27 @@ def pack(calls: Iterable[tuple[int, Place | None]]) -> PackedLines:
         mark = mark_after(mark, seq, 0 if place is None else place.key)
         kept = 0
     return PackedLines(found[0].seq if found else 0, (len(found), mark), found)
+
+
+class LinesOfCalls:
+    """The log of calls of which all are known, packed when it is asked for. `calls` returns their
+    sequence numbers and places. Implements `LineLog`."""
+
+    def __init__(self, calls: Callable[[], Iterable[tuple[int, Place | None]]]) -> None:
+        self._calls = calls
+
+    @cached_property
+    def _packed(self) -> PackedLines:
+        return pack(self._calls())
+
+    @property
+    def first(self) -> int:
+        return self._packed.first
+
+    @property
+    def mark(self) -> Hashable:
+        return self._packed.mark
+
+    @property
+    def surprises(self) -> Sequence[Surprise]:
+        return self._packed.surprises

@@ -90,6 +90,7 @@ class Call:
     `chain`, `exact` and `balance` are the group's (or channel's) after this call. `agrees`: it
     enters the backend only when all ranks of the group have made it. `bounded`: its thread goes on
     by itself, within `layout.BOUNDED_S`, if they do not; it has done so when the call is STARTED.
+    `place`: `site` with its callers; None where other ranks' calls may come from elsewhere, too.
     """
 
     number: int
@@ -108,6 +109,7 @@ class Call:
     issued_ns: int = 0
     started_ns: int = 0
     completed_ns: int = 0
+    place: Place | None = field(default=None, compare=False, repr=False)
 
 
 class Timing(NamedTuple):

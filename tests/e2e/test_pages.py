@@ -98,7 +98,7 @@ def test_the_page_of_a_kind_says_what_to_do(name: str) -> None:
     text = page(name)
     assert text.startswith(f"# {name}: ")
     code = KINDS[name].exit_code
-    assert f"Exit code {code}." in text if code else "does not change the exit code" in text
+    assert f"exit code {code}." in text if code else "does not change the exit code" in text
     assert "## Usual causes, and how to mend them" in text
     assert "## What it is not" in text
     assert ("```python" in text) is (name not in NO_PROGRAM)
