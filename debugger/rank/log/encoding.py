@@ -113,17 +113,20 @@ class _Values:
         if isinstance(value, float):
             return float(value) if math.isfinite(value) else repr(float(value))
         if isinstance(value, _WALKED):
-            if id(value) in self._around or len(self._around) == MOST_DEPTH:
-                return LEFT_OUT
-            self._around.add(id(value))
-            try:
-                return self._mapping(value) if isinstance(value, Mapping) else self._list(value)
-            finally:
-                self._around.discard(id(value))
+            return self._container(value)
         if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
             number = value.item()
             return self._plain(number) if isinstance(number, (int, float, str)) else _shown(number)
         return _shown(value)
+
+    def _container(self, value: Any) -> Any:
+        if id(value) in self._around or len(self._around) == MOST_DEPTH:
+            return LEFT_OUT
+        self._around.add(id(value))
+        try:
+            return self._mapping(value) if isinstance(value, Mapping) else self._list(value)
+        finally:
+            self._around.discard(id(value))
 
     def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
         found = {}

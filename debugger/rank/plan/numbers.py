@@ -103,7 +103,7 @@ class Decisions:
         if self._way != "likely":
             return self._way == "true"
         # The way on which the user's line does not fail; `stand_in` where both go on.
-        found = frame
+        found: FrameType | None = frame
         while found is not None and found.f_code.co_filename.startswith(call_site.DIRECTORIES[0]):
             found = found.f_back
         if found is not None and _COMPARISONS_OF_TESTS in found.f_code.co_filename:
