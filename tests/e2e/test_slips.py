@@ -28,8 +28,6 @@ SHORT = {
     *("skipped_in_a_package", "swapped_behind_a_layer"),
     *("work_stealing", "request_server", "join_of_torch"),
 }
-BY_THE_CLOCK = {"skipped_then_deadline"}
-"""Programs whose length no plan can know."""
 LEVELS = ("INFO", "DETAIL")
 WITHIN_S, WITHIN_BUSY_S = 1.0, 20.0
 
@@ -90,8 +88,7 @@ class Expected:
         self.error: tuple[str, int] | None = (kind, code) if kind else None
         self.error_culprits: list[int] | None = culprits
         self.who = self.wrong if row.get("told", True) else None
-        skipped = marked(name, "skipped") or self.usual
-        line = {"skipped": skipped, "repeated": self.odd}.get(self.slip)
+        line = {"skipped": self.usual, "repeated": self.odd}.get(self.slip)
         self.sentence = f"rank {self.who} {self.slip}"
         if line:
             self.sentence += f" {name}.py:{line}"
@@ -202,7 +199,7 @@ def planned(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [one for one in BUGGY if one not in BY_THE_CLOCK])
+@pytest.mark.parametrize("name", BUGGY)
 def test_plan_of_a_slip(
     name: str, tmp_path: Path, torch_loaded: TorchLoaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
