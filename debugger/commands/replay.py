@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..record.snapshot import by_device
+from ..record.wording import by_device
 from . import flags, options
 from .base import Command, add_run_argument, newest_world
 

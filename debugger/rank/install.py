@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distcore.backend import stand_by
+from distcore.registration import stand_by
 
 from ..errors.in_ranks import FindingRaised
+from ..hook.loading import core
 from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
@@ -28,7 +29,7 @@ from ..record.runs.run_directory import FAULTS_PLAN
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
 from . import ddp
-from .agreement.collectives import ISSUED_IN, Agreement
+from .agreement.guards import ISSUED_IN, Agreement
 from .breakpoints.stops import POST_MORTEM, Breakpoints
 from .checks.pipeline import Pipeline
 from .ddp import UnusedParameters
@@ -126,7 +127,7 @@ class Layer:
 
     def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:
         """`writer`: where the record goes, if not into a new flight record of this process."""
-        stand_by()  # before all that goes in front of torch's functions here
+        stand_by(lambda: core)  # before all that goes in front of torch's functions here
         self.directory = directory
         # What the process is, and what is known of it.
         self.main_thread = MainThread()

@@ -502,12 +502,6 @@ def tie_of(rank: int, call: Call, group: GroupKey) -> tuple[Hashable, ...]:
     return ("message", group, ends, signature.tag, call.seq)
 
 
-def by_device(text: str) -> dict[str, str]:
-    """{"cpu": "gloo", "cuda": "nccl"} for "cpu:gloo,cuda:nccl"; {"": "gloo"} for "gloo"."""
-    parts = (part.strip().rpartition(":") for part in text.split(","))
-    return {device: name for device, _, name in parts}
-
-
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir))
 _HERE = tuple(
     os.path.join(folder, "")

@@ -23,8 +23,7 @@ from torch.nn import Parameter
 from ...record.dispute import Dispute, vote
 from ...record.ops import OF_METHOD, Operand, Pattern
 from ...record.signature import Signature
-from ...record.snapshot import by_device
-from ...record.wording import ranks_text, verb
+from ...record.wording import by_device, ranks_text, verb
 from ..record.describe import tensors_in
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from . import argument_checks
