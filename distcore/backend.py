@@ -120,7 +120,7 @@ def register(backend: Backend) -> None:
 def unavailable(backend: str) -> str | None:
     """Why distcore's own "tcp", "mpi" or "nccl" cannot be used in this process, in a sentence with
     the next step; None if it can. Raises ValueError for another name."""
-    found = registered.get(backend) or registered.get(f"distcore_{backend}")
+    found: Backend | None = registered.get(backend) or registered.get(f"distcore_{backend}")
     if found is None:
         raise ValueError(f"distcore has no backend {backend!r}")
     return found.unavailable()

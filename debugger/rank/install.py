@@ -25,13 +25,14 @@ from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
-from ..record.runs.run_directory import FAULTS_PLAN
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
 from . import ddp
 from .agreement.guards import ISSUED_IN, Agreement
-from .breakpoints.stops import POST_MORTEM, Breakpoints
-from .checks.pipeline import Pipeline
+from .breakpoints.awaited import POST_MORTEM, AwaitedBreakpoints
+from .checks import pipeline
+from .checks.non_finite import Inspect
+from .checks.pipeline import REPLICAS, Pipeline
 from .ddp import UnusedParameters
 from .group import outstanding
 from .group.checked_group import CheckedGroup
@@ -42,7 +43,7 @@ from .group.wrap import Groups
 from .log import rank_log
 from .log.debug_level import DebugLevel
 from .log.rank_log import at_exit, report_own_fault, say
-from .process import last_words, meeting
+from .process import last_words
 from .process.exceptions import Exceptions, note_cleanup_calls
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
@@ -51,10 +52,8 @@ from .process.last_words import CrashWriter
 from .process.main_thread import MainThread
 from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.recorder import Recorder, identity
-from .replicas import check
+from .record.recorder import GroupRecord, Recorder, identity
 from .replicas.pairing import PositionPairing
-from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import calls, probe, tools
 from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
@@ -62,12 +61,15 @@ from .torch_private.training import on_data_end
 
 if TYPE_CHECKING:
     from .inject.injector import Injector
+    from .replicas.reduced_gradients import ReducedGradients
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
 STARTED = "DISTDEBUG_RUN_STARTED"
 """Set where a supervisor watches this process."""
 FAULTS = "DISTDEBUG_FAULTS"
 """`faults.plan.VARIABLE`, of which a run without a plan loads nothing."""
+MEET = "DISTDEBUG_MEET"
+"""`process.meeting.VARIABLE`, of which a run on one node loads nothing."""
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
@@ -141,13 +143,12 @@ class Layer:
         # How it ends.
         self.unused = UnusedParameters(recorder, self.verdict)
         self.exceptions = Exceptions(recorder, ISSUED_IN, [self.unused.explain])
-        self.breakpoints = Breakpoints(recorder, directory, self.main_thread)
+        self.breakpoints = AwaitedBreakpoints(recorder, directory, self.main_thread)
         post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
         self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
         # Its groups, and what stands before their calls.
-        self.gradients = ReducedGradients()
         self.pipeline = Pipeline(
-            recorder, self.level, self.breakpoints.before_calls, self.gradients.before
+            recorder, self.level, self.breakpoints.before_calls, self._look_at_gradients
         )
         self.agreement = self.agreeing(recorder, self.level, self.sockets)
         self.timeouts = Timeouts(recorder, directory, self.sockets)
@@ -165,6 +166,7 @@ class Layer:
         self.unwaited = UnwaitedWork(recorder)
         self.last_words = CrashWriter(directory / "stacks")
         self.injector: Injector | None = None
+        self._gradients: ReducedGradients | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
 
@@ -188,7 +190,7 @@ class Layer:
         initialisations.observe()
         if os.environ.get(FAULTS):
             self._plan_faults()
-        elif os.environ.get(meeting.VARIABLE):
+        elif os.environ.get(MEET):
             self.groups.before_default_group(self._take_heads_faults)
         self.groups.observe()
         self.exits.observe()
@@ -207,10 +209,8 @@ class Layer:
         it."""
         recorder = self.recorder
         parts: dict[str, Callable[[], None]] = {
-            "meeting the other nodes": lambda: meeting.meet_nodes(self.directory),
-            "the check of replicas": lambda: check.observe(
-                recorder, self.directory, self.gradients, self.forks.on_own_rank
-            ),
+            "meeting the other nodes": self._meet_nodes,
+            "the check of replicas": self._check_replicas,
             "monitored_barrier on every backend": lambda: calls.open_monitored_barrier(
                 CheckedGroup
             ),
@@ -234,6 +234,29 @@ class Layer:
             except Exception as error:
                 report_own_fault(what, error)
 
+    def _meet_nodes(self) -> None:
+        if os.environ.get(MEET):
+            from .process import meeting
+
+            meeting.meet_nodes(self.directory)
+
+    def _check_replicas(self) -> None:
+        if pipeline.wants(REPLICAS):
+            from .replicas import check
+
+            gradients = self._reduced_gradients() if REPLICAS in pipeline.asked() else None
+            check.observe(self.recorder, self.directory, gradients, self.forks.on_own_rank)
+
+    def _look_at_gradients(self, record: GroupRecord) -> Inspect:
+        return self._reduced_gradients().before(record)
+
+    def _reduced_gradients(self) -> ReducedGradients:
+        if self._gradients is None:
+            from .replicas.reduced_gradients import ReducedGradients
+
+            self._gradients = ReducedGradients()
+        return self._gradients
+
     def take_faults(self) -> None:
         """The plan has more faults than at the start: they happen in groups made from now on."""
         from .inject import injector
@@ -245,6 +268,8 @@ class Layer:
 
     def _take_heads_faults(self) -> None:
         """The nodes have met; the plan of the head is here, if it has one."""
+        from ..record.runs.run_directory import FAULTS_PLAN
+
         if (self.directory / FAULTS_PLAN).exists():
             self.take_faults()
 

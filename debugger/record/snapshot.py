@@ -14,26 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from .layout import Activity, CallState, GroupState, Phase
+from .layout import CallSite as CallSite
 from .ops import POINT_TO_POINT
 from .signature import ANY_SOURCE, Signature
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """A line of the user's own code. `through`: the line of an installed package that it led to,
-    and which made the call (`accelerate/state.py:412`); "" where the user's code made it."""
-
-    file: str
-    line: int
-    function: str
-    through: str = ""
-
-    def __str__(self) -> str:
-        by = f", through {self.through}" if self.through else ""
-        return f"{self.file}:{self.line} in {self.function}{by}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,6 @@ from ...record.notes import ReplicasNote
 from ...record.replicas import ALONE, APART, ReplicaWriter, file_name
 from ...record.signature import hash64
 from ...record.snapshot import Column
-from ..checks import pipeline
-from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
@@ -70,14 +68,11 @@ Stamp = tuple[tuple[int, int], int, int]
 def observe(
     recorder: Recorder,
     directory: Path,
-    reduced: ReducedGradients,
+    gradients: ReducedGradients | None,
     on_own_rank: Callable[[Callable[[], None]], None],
 ) -> None:
-    """From now on the steps of all optimisers are looked at, if the check is asked for.
+    """From now on the steps of all optimisers are looked at. `gradients`: as of `ReplicaCheck`.
     `on_own_rank(adopt)` has `adopt` called in a forked child that becomes a rank."""
-    if not pipeline.wants(REPLICAS):
-        return
-    gradients = reduced if REPLICAS in pipeline.asked() else None
     check = ReplicaCheck(recorder, directory / "ranks", gradients)
     training.on_model_replicated(check.replicated)
     training.on_statistics(check.forward)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ..verdict import is_live
 from ..wording import counted
 from .run_directory import (
     BASE,
     LATEST,
     RunDirectoryError,
-    is_live,
     read_object,
     reason,
     run_names,

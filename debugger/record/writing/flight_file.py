@@ -20,8 +20,7 @@ from typing import Any
 
 from ...system import proc
 from .. import layout
-from ..definitions import packed_ranks
-from ..layout import Definition, GroupState, Phase, Role
+from ..layout import Definition, GroupState, Phase, Role, packed_ranks
 from ..lost_pages import keep
 from ..notes import NoteData
 from .slots import ChannelSlot, GroupSlot
