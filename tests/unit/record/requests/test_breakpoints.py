@@ -11,12 +11,10 @@ import pytest
 
 from distdebug.record.requests import breakpoints, pauses
 from distdebug.record.requests.breakpoints import (
-    FOLDER,
     BreakAt,
     Line,
     Stop,
     announce,
-    any_stop,
     connect,
     lines_with_code,
     listen,
@@ -24,6 +22,7 @@ from distdebug.record.requests.breakpoints import (
     stops,
     withdraw,
 )
+from distdebug.record.requests.pauses import FOLDER, any_stop
 
 
 def here(rank: int | None = 2, pid: int | None = None) -> Stop:
