@@ -14,7 +14,7 @@ from .groups.process_group import CoreGroup, Origin
 from .mpi import torch_api as mpi
 from .mpi.backend import MpiBackend
 from .nccl.backend import NcclBackend
-from .registration import registered, stand_by
+from .registration import adapters, registered, stand_by
 from .tcp.backend import TcpBackend
 
 
@@ -138,11 +138,13 @@ def register_all(named: Collection[str] = ()) -> None:
 
     Opens nothing and starts nothing; again it changes nothing.
     """
-    stand_by()
+    stand_by(register_all)
     if TcpBackend.name in registered:
         return
     if named and {mpi.SHOWN, *(one.name for one in _BACKENDS)}.isdisjoint(named):
         return
+    if not torch_private.has_own_mpi():
+        adapters.update(mpi.ADAPTED)
     for backend in _BACKENDS:
         register(backend)
     mpi.answer_for_torch()

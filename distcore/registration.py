@@ -2,13 +2,13 @@
 one of them.
 
 Until then, where another package has loaded parts of distcore for its own use, torch answers every
-question as it would without distcore, of which no engine and no backend is loaded.
+question as it would without distcore, of which no engine and no backend is loaded: to import them
+takes a tenth of what torch takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -18,37 +18,32 @@ from .base.wrapping import around
 
 registered: dict[str, Any] = {}
 """The backends that torch has from us, by name."""
+adapters: dict[str, Callable[[Any], Any]] = {}
+"""By torch's function: what makes one of it that takes our names, too."""
 _BACKEND_AT = {"init_process_group": 0, "_new_group_with_tag": 2, "_new_process_group_helper": 3}
 """torch's functions that are given the name of a backend, and where among their arguments."""
-_Loading = Callable[[], AbstractContextManager[object]]
+Register = Callable[[set[str]], None]
+"""Loads the backends, and registers them if one of these names is ours."""
 
 
-def stand_by(loading: _Loading = nullcontext) -> None:
-    """Have `register_all` called as soon as the program asks torch for one of the backends by a
-    name that torch does not have. Whatever it asks otherwise is answered by torch alone.
-
-    `loading`: within it distcore's modules are found, where that is not so everywhere.
-    """
+def stand_by(register: Register) -> None:
+    """Have the backends registered as soon as the program asks torch for one of them by a name that
+    torch does not have. Whatever it asks otherwise is answered by torch alone."""
     for name, position in _BACKEND_AT.items():
         theirs = getattr(torch_private.c10d, name, None)
         if theirs is not None:  # without the private ones, init_process_group alone knows our names
-            torch_private.in_front(name, _asking(name, theirs, position, loading))
+            torch_private.in_front(name, _asking(name, theirs, position, register))
 
 
 def _asking(
-    name: str, theirs: Callable[..., Any], position: int, loading: _Loading
+    name: str, theirs: Callable[..., Any], position: int, register: Register
 ) -> Callable[..., Any]:
     ours = around(theirs)
 
-    # Imported where a backend of ours is named: the engines cost a start of torch more than a
-    # tenth of it, and most programs name none.
-
     @cache
     def adapted() -> Callable[..., Any]:
-        with loading():
-            from .mpi.torch_api import ADAPTED
-
-        return theirs if torch_private.has_own_mpi() else ours(ADAPTED[name](theirs))
+        make = adapters.get(name)
+        return theirs if make is None else ours(make(theirs))
 
     @ours
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -56,10 +51,7 @@ def _asking(
             backend = args[position] if len(args) > position else kwargs.get("backend")
             unknown = _unknown(str(backend or ""))
             if unknown:
-                with loading():
-                    from .backend import register_all
-
-                    register_all(unknown)
+                register(unknown)
         return (adapted() if "tcp" in registered else theirs)(*args, **kwargs)
 
     return function

@@ -26,8 +26,8 @@ from ..record.limits import MOST_RANKS
 from ..record.reading.records import Records, newest_ranks
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import RunDirectory, RunDirectoryError, read_object
+from ..record.runs.verdict import is_live
 from ..record.snapshot import Process, Snapshot
-from ..record.verdict import is_live
 from ..system.proc import DEAD_STATES, read_stat
 from . import files, rows
 from .files import source_of, told_in_report

@@ -1,5 +1,5 @@
-"""What a run costs from its start to its end where the program makes one call: torchrun's, and
-`distdebug run`'s, in turn."""
+"""The cost of a run of a program that makes one call, from the start to the end: of torchrun's, and
+of `distdebug run`'s, in turn."""
 
 from __future__ import annotations
 

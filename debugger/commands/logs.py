@@ -18,9 +18,9 @@ from ..record.ops import OP_CODES
 from ..record.reading import copies
 from ..record.runs.log_reader import Entry, LogReader
 from ..record.runs.run_directory import RunDirectory, read_object
+from ..record.runs.verdict import is_live
 from ..record.safe_files import whole_or_none
 from ..record.safe_text import clean_line, shown_of
-from ..record.verdict import is_live
 from ..supervisor.output.lines import colour_wanted
 from .base import Command, add_run_argument
 from .whole_job import followed_whole

@@ -17,10 +17,10 @@ from ..errors import DistdebugError, UsageError
 from ..record.requests.breakpoints import stops
 from ..record.requests.control import ControlError, ask
 from ..record.runs.run_directory import RunDirectory, nearest
+from ..record.runs.verdict import is_live
 from ..record.safe_files import MOST_JSON_BYTES, read_regular
 from ..record.safe_text import clean, whole_number
 from ..record.snapshot import Snapshot
-from ..record.verdict import is_live
 from ..system import proc
 from ..system.processes import Tree
 from .base import Command, add_run_argument

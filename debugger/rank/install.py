@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,8 @@ from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
 from . import ddp
 from .agreement.guards import ISSUED_IN, Agreement
-from .breakpoints.awaited import POST_MORTEM, AwaitedBreakpoints
+from .breakpoints import POST_MORTEM
+from .breakpoints.awaited import AwaitedBreakpoints
 from .checks import pipeline
 from .checks.non_finite import Inspect
 from .checks.pipeline import REPLICAS, Pipeline
@@ -113,6 +114,13 @@ def ends_as_rank(number: int, error: BaseException) -> None:
         claim_at_its_end(_layer.recorder, _layer.directory, number)
 
 
+def _register_backends(named: Collection[str]) -> None:
+    with core:
+        from distcore.backend import register_all  # which a program without them never needs
+
+        register_all(named)
+
+
 def _come_to_rest() -> None:
     """No thread may be within torch's code when the interpreter is finalised."""
     if _layer is not None:
@@ -129,7 +137,7 @@ class Layer:
 
     def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:
         """`writer`: where the record goes, if not into a new flight record of this process."""
-        stand_by(lambda: core)  # before all that goes in front of torch's functions here
+        stand_by(_register_backends)  # before all that goes in front of torch's functions here
         self.directory = directory
         # What the process is, and what is known of it.
         self.main_thread = MainThread()

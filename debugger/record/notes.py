@@ -15,7 +15,7 @@ from .limits import MOST_RANKS
 from .safe_files import finite
 
 if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
+    from typing_extensions import dataclass_transform  # the checker's own; 3.10 has none
 
     from .snapshot import Note
 else:

@@ -36,7 +36,7 @@ class Begun:
     `started`, unless something has to be made for it first."""
 
     def __init__(self, options: Options, stack: contextlib.ExitStack) -> None:
-        """What is to end with the run goes onto the `stack`."""
+        """Puts onto the `stack` what is to end with the run."""
         self.options = options
         self.interrupts = Interrupts()
         self.app = Beside(options.tui)

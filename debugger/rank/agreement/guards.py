@@ -1,4 +1,4 @@
-"""Which groups have their calls agreed on: all of them while the level is DETAIL.
+"""The guards of groups, by which their ranks agree on each call while the level is DETAIL.
 
 At every other level nothing is loaded of what agrees, which has a network of distcore's below it.
 """

@@ -19,14 +19,10 @@ from ..log.rank_log import report_own_fault
 from ..process.main_thread import MainThread
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private.tools import on_breakpoint
+from . import BREAK, LookOnce
 
 if TYPE_CHECKING:
     from .stops import Breakpoints
-
-POST_MORTEM = "DISTDEBUG_PDB"
-BREAK = "DISTDEBUG_BREAK"
-"""The places, one a line, with absolute names of files."""
-LookOnce = Callable[[Callable[[], None] | None], None]
 
 
 class AwaitedBreakpoints:

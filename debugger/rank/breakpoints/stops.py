@@ -22,8 +22,8 @@ from ...record.ops import OP_CODES
 from ...record.requests import breakpoints as standing
 from ...record.requests import pauses
 from ...record.requests.breakpoints import BreakAt, Stop
+from ...record.runs.verdict import is_live
 from ...record.safe_text import whole_number
-from ...record.verdict import is_live
 from ...record.wording import printable
 from ...system import proc
 from ..limits import ARM_AFTER_S, SELDOM_S
@@ -32,8 +32,7 @@ from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
-from . import editors
-from .awaited import BREAK, LookOnce
+from . import BREAK, LookOnce, editors
 from .console import Console
 from .editors import Editors
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from ..verdict import is_live
 from ..wording import counted
 from .run_directory import (
     BASE,
@@ -20,6 +19,7 @@ from .run_directory import (
     run_names,
     why_not_ours,
 )
+from .verdict import is_live
 
 MOST_GIB = 2.0
 KEPT = 10

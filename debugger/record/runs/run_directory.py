@@ -30,8 +30,8 @@ from ..safe_files import (
     read_regular,
     replacing,
 )
-from ..verdict import Verdict
 from ..wording import counted, finding_line, printable
+from .verdict import Verdict
 
 SCHEMA = "distdebug.run/1"
 BASE = Path(".distdebug")

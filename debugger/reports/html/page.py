@@ -24,9 +24,9 @@ from ...record.exits import ExitLog
 from ...record.kinds import Family, kind_of
 from ...record.reading.records import Records, newest_ranks
 from ...record.runs.run_directory import RunDirectory, read_object
+from ...record.runs.verdict import is_live
 from ...record.safe_files import finite, replacing
 from ...record.snapshot import Rank, Snapshot
-from ...record.verdict import is_live
 from ...record.wording import counted, ranks_text, spans
 from .. import off, planned, table, text
 from ..stored import check_replaceable

@@ -11,8 +11,8 @@ import pytest
 
 from distdebug.record import notes
 from distdebug.record.notes import NoteData, OwnFindingNote, RaisedNote, UnwindingNote
+from distdebug.record.runs.verdict import Verdict
 from distdebug.record.snapshot import Note
-from distdebug.record.verdict import Verdict
 
 ROOT = Path(__file__).parents[3]
 DEFINITIONS = ROOT / "debugger" / "record" / "notes.py"

@@ -13,7 +13,7 @@ import pytest
 
 from distdebug.record.runs.recorded_runs import list_runs, prune
 from distdebug.record.runs.run_directory import RunDirectory, RunDirectoryError
-from distdebug.record.verdict import is_live
+from distdebug.record.runs.verdict import is_live
 
 
 def mode(path: Path) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import torch_private
+from .. import torch_private
 
 DEVICES = ("CPU", "CUDA")
 Predicate = Callable[[Any], bool]
