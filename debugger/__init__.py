@@ -18,6 +18,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from datetime import timedelta
     from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "install",
     "log",
     "monitored_barrier",
+    "precheck",
     "step",
 ]
 
@@ -60,6 +62,19 @@ def monitored_barrier(
     from .rank.api import barrier
 
     barrier(group, timeout, wait_all_ranks)
+
+
+def precheck() -> AbstractContextManager[None]:
+    """`with distdebug.precheck():` around an iteration: debug level DETAIL and all checks inside.
+
+    What the run was asked for holds again behind it. All ranks put it around the same calls; where
+    one makes a call outside that others make inside, its group goes on without the agreement of
+    DETAIL. Point-to-point messages are compared as at the level outside. Replicas are compared
+    before and after each optimizer step inside. In a program that is not watched it does nothing.
+    """
+    from .rank.api import precheck as begin
+
+    return begin()
 
 
 def breakpoint(  # noqa: A001 - as torch's

@@ -63,6 +63,9 @@ SPIN_S = 0.0002
 """MPI moves data only inside its own calls: no pauses for about as long as it is on its way, which
 is this and `line.SPIN_S_PER_BYTE`, at most `MOST_SPIN_S`."""
 MOST_SPIN_S = 0.05
+LANE_SPIN_S = 0.00005
+"""So long a thread that waits for a message looks into shared memory before it sleeps, where each
+rank has a core: a peer that is at work answers within it, and waking up takes as long."""
 SHARE_S = 10.0
 """How long two ranks of one host may take to agree on the memory that they share."""
 SHORTEST_HALF_OPEN_PAUSE_S = 0.05

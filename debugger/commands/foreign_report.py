@@ -14,12 +14,11 @@ from ..foreign.as_snapshot import as_snapshot, write_records
 from ..foreign.judging import MESSAGES, OF_A_CALL, not_in_record
 from ..foreign.trace import Trace, traced
 from ..record.collection import no_collection
-from ..record.runs.artefact import scratch_folder
-from ..record.runs.run_directory import RunDirectory
 from ..record.safe_text import clean
 from ..record.wording import RankState, ranks_text
 from ..reports import document
 from ..reports.stored import Document
+from .rendering import scratch_run
 
 
 @dataclass(frozen=True)
@@ -82,20 +81,14 @@ def as_run(path: Path) -> Iterator[Path]:
     if not found.trace.dumps:
         why = found.document["notes"]
         raise UsageError(why[0] if why else f"{path} holds no dump that can be read")
-    with scratch_folder() as scratch:
-        # No link to the newest run comes to point there: there are none below this base.
-        directory = RunDirectory.create(scratch / "runs", explicit=scratch / "dumps")
-        command = ["dumps", "of", "torch's", "flight", "recorder:", clean(str(path))]
-        report = {**found.document, "notes": [*found.document["notes"], *found.faults]}
-        directory.write_json(directory.run_json.name, {"command": command})
-        directory.write_json(directory.report_json.name, report)
+    command = ["dumps", "of", "torch's", "flight", "recorder:", clean(str(path))]
+    report = {**found.document, "notes": [*found.document["notes"], *found.faults]}
+    with scratch_run(command, report) as directory:
         try:
             write_records(as_snapshot(found.trace, found.taken_ns), directory.ranks)
         except OSError as error:
-            directory.failures.append(f"{scratch} cannot be written: {error.strerror}")
-        directory.close()  # nothing is live
-        if directory.failures:
-            raise UsageError(directory.failures[0])
+            why = f"{directory.path} cannot be written: {error.strerror}"
+            raise UsageError(why) from error
         yield directory.path
 
 

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..system import proc
 from . import flags
 from .base import Command
-from .rendering import add_form_arguments, rendered
+from .rendering import add_form_arguments, rendered, scratch_run, written_as_html
 
 if TYPE_CHECKING:
     from ..inspection.inspect import Inspection
@@ -108,7 +108,10 @@ class InspectCommand(Command):
             help="where --install has the calls recorded (.distdebug/<time>-<id>)",
         )
         parser.add_argument("--stacks", action="store_true", help="show all stacks as one tree")
-        add_form_arguments(parser)
+        form = add_form_arguments(parser)
+        form.add_argument(
+            "--html", metavar="FILE", type=Path, help="into one HTML file, with all stacks"
+        )
         parser.add_argument(
             "--exit-code", action="store_true", help="end with the exit code of what was found"
         )
@@ -116,6 +119,10 @@ class InspectCommand(Command):
     def run(self, args: argparse.Namespace) -> int:
         from ..inspection.look import Limits
 
+        if args.html is not None:
+            from ..reports.html import page
+
+            page.check(args.html)  # before anything takes its time
         limits = Limits(
             still_s=args.still,
             busy_s=2 * args.still,
@@ -131,7 +138,12 @@ class InspectCommand(Command):
             seen = _watched(args, limits, args.watch)
         if not seen.look.ranks or not (args.slurm or any(seen.stacks.values())):
             raise UsageError("no process of the job could be looked at: all have ended meanwhile")
-        sys.stdout.write(rendered(seen.report(), args.form, "the look"))
+        report = seen.report()
+        if args.html is not None:
+            with scratch_run(report["command"], report, seen.stack_json()) as directory:
+                sys.stdout.write(written_as_html(directory, report, args.html))
+            return seen.exit_code if args.exit_code else 0
+        sys.stdout.write(rendered(report, args.form, "the look"))
         if args.form == "text" and (args.stacks or args.native):
             sys.stdout.write("\n" + seen.stack_text())
         return seen.exit_code if args.exit_code else 0
@@ -159,7 +171,10 @@ def _installed(args: argparse.Namespace) -> int:
     for line in lines:
         print(f"distdebug: {line}", file=sys.stderr)
     report = watched(done.run, args.watch)
-    sys.stdout.write(rendered(report, args.form, done.run.path))
+    if args.html is None:
+        sys.stdout.write(rendered(report, args.form, done.run.path))
+    else:
+        sys.stdout.write(written_as_html(done.run, report, args.html))
     return int(report["exit_code"]) if args.exit_code else 0
 
 

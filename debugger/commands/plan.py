@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UsageError
 from ..record.runs.run_directory import RunDirectory
-from . import flags, inject_flags
+from . import flags, inject_flags, plan_sizes
 from .base import Command
 from .flags import add_link_flags, link_of
 
@@ -173,6 +173,7 @@ class PlanCommand(Command):
         "  distdebug plan -n 64 train.py --epochs 1\n"
         "  distdebug plan -n 1024 --local-size 8 --steps 2 -m package.train\n"
         "  distdebug plan --scale 8:1024 train.py      # run 8, plan 1,024, and compare them\n"
+        "  distdebug plan --sizes dp=1..4,tp=1..2 train.py --tp {tp}   # the smallest that fails\n"
         "  distdebug plan exec -- torchrun --nnodes 4 --nproc-per-node 8 train.py\n"
         "  distdebug plan exec -- python spawn_train.py   # which starts its ranks itself\n"
         "\n"
@@ -273,12 +274,29 @@ class PlanCommand(Command):
             metavar="A:B",
             help="run A ranks for real, plan B, and tell where the program depends on their number",
         )
+        group.add_argument(
+            "--sizes",
+            type=plan_sizes.parse,
+            metavar="LIST",
+            help="plan each size, such as 2..16 ranks, or dp=1..8,tp=1,2,4, where the script's "
+            "arguments have {dp} and {tp} in place of the numbers, and tell the smallest to fail",
+        )
         add_link_flags(group)
         group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
 
     def parse(self, parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
         """Everything behind the script is the script's, so argparse must not see it."""
-        return argparse.Namespace(asked=read(argv, parser))
+        from ..launch.torchrun_flags import split_at_script
+
+        if argv[:1] not in (["-h"], ["--help"]):
+            axes, kept, rest = plan_sizes.divide(argv, lambda words: split_at_script(words, parser))
+            if axes:
+                if rest[:1] == [WORD] and not os.path.exists(WORD):
+                    raise UsageError("--sizes plans a script: leave exec out")
+                lines = plan_sizes.command_lines(axes, kept, rest)
+                sizes = [(size, read(words, parser)) for size, words in lines]
+                return argparse.Namespace(asked=sizes[0][1], sizes=sizes)
+        return argparse.Namespace(asked=read(argv, parser), sizes=[])
 
     def run(self, args: argparse.Namespace) -> int:
         # Imported here, so that `plan --help` answers at once.
@@ -286,14 +304,11 @@ class PlanCommand(Command):
         from ..supervisor.output.lines import colour_wanted
 
         own = args.asked.request.own
+        if args.sizes:
+            return _run_sizes(args.sizes)
         asked = _request(args.asked)
         ci = flags.ci_of(argparse.Namespace(**vars(own), breaks=(), pdb=False, tui=False))
-        # A plan has no links, and nothing in it happens by chance.
-        chance = dict.fromkeys(("inject_file", "inject_random", "seed"))
-        wanted = argparse.Namespace(
-            injected=own.injected, inject_backend="gloo", netns=False, **chance
-        )
-        faults = inject_flags.plan(wanted, asked.world_size or None)
+        faults = _faults(own, asked)
         run = None
         if own.scale is not None:
             code, run = run_really(args.asked.request)
@@ -311,6 +326,46 @@ class PlanCommand(Command):
         if ci is not None:
             ci.finish(directory, report, _say)
         return int(report["exit_code"])
+
+
+def _run_sizes(sizes: Sequence[tuple[plan_sizes.Size, Asked]]) -> int:
+    """Plans each size; tells how each ends, and all of the smallest that fails."""
+    from ..reports import text
+    from ..supervisor.output.lines import colour_wanted
+
+    own = sizes[0][1].request.own
+    for flag, given in (("--scale", own.scale), ("--ci", own.ci)):
+        if given:
+            raise UsageError(f"{flag} is for one size: leave it out, or --sizes")
+    width = max(len(str(size)) for size, _ in sizes)
+    outcomes: list[tuple[plan_sizes.Size, int]] = []
+    smallest: Mapping[str, Any] | None = None
+    for size, asked in sizes:
+        request = _request(asked)
+        directory = RunDirectory.create(explicit=plan_sizes.place_of(size, own.run_dir))
+        try:
+            programs, report = _planned(directory, asked, request, _faults(own, request))
+            tell(directory, programs, {**report, "outcome": ""}, own, None)
+        finally:
+            directory.close()
+        verdict = text.verdict_of(report)
+        said = f"{verdict['title']}  {verdict['headline']}" if verdict else report["outcome"]
+        print(f"{size!s:{width}}  {said}", file=sys.stderr)
+        outcomes.append((size, int(report["exit_code"])))
+        plan_sizes.settle(directory, report, own)
+        if report["exit_code"] and smallest is None:
+            smallest = report
+    if smallest is not None:
+        sys.stderr.write("\n" + text.render(smallest, colour_wanted(sys.stderr)))
+    _say(plan_sizes.conclusion(outcomes))
+    return 0 if smallest is None else int(smallest["exit_code"])
+
+
+def _faults(own: argparse.Namespace, asked: Request) -> Plan | None:
+    """A plan has no links, and nothing in it happens by chance."""
+    chance = dict.fromkeys(("inject_file", "inject_random", "seed"))
+    wanted = argparse.Namespace(injected=own.injected, inject_backend="gloo", netns=False, **chance)
+    return inject_flags.plan(wanted, asked.world_size or None)
 
 
 def _request(asked: Asked) -> Request:

@@ -7,9 +7,9 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 
@@ -52,6 +52,28 @@ def rendered(report: Document, form: str, source: object) -> str:
         if sys.stdout.isatty():
             width = shutil.get_terminal_size((text.WIDTH, 24)).columns
         return text.render(report, colour_wanted(sys.stdout), width)
+
+
+@contextlib.contextmanager
+def scratch_run(
+    command: Sequence[str], report: Document, stacks: Mapping[str, Any] | None = None
+) -> Iterator[RunDirectory]:
+    """A run directory that has this report, and is gone after the `with`. Raises UsageError where
+    it cannot be written."""
+    from ..record.runs.artefact import scratch_folder
+    from ..record.runs.run_directory import RunDirectory
+
+    with scratch_folder() as scratch:
+        # No link to the newest run comes to point there: there are none below this base.
+        directory = RunDirectory.create(scratch / "runs", explicit=scratch / "job")
+        directory.write_json(directory.run_json.name, {"command": list(command)})
+        directory.write_json(directory.report_json.name, report)
+        if stacks is not None:
+            directory.write_json("stacks/stacks.json", dict(stacks))
+        directory.close()  # nothing is live
+        if directory.failures:
+            raise UsageError(directory.failures[0])
+        yield directory
 
 
 def written_as_html(directory: RunDirectory, report: Document, path: Path) -> str:

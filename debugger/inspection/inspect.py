@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from ..diagnosis.findings import Finding
 from ..record.safe_text import clean
@@ -14,7 +15,7 @@ from ..record.wording import RankState, counted, ranks_text, verb
 from ..reports import document
 from ..reports.stored import Document
 from ..supervisor.stacks.sights import Sight, look
-from ..supervisor.stacks.stack_tree import render
+from ..supervisor.stacks.stack_tree import render, to_json
 from ..supervisor.stacks.stacks import ThreadStack
 from ..system.proc import age_s
 from . import surroundings
@@ -70,6 +71,10 @@ class Inspection:
     def stack_text(self) -> str:
         """The stacks of all ranks as one tree."""
         return render(self.stacks)
+
+    def stack_json(self) -> dict[str, Any]:
+        """The same with every frame."""
+        return to_json(self.stacks)
 
     def _notes(self) -> list[str]:
         read = sum(one.doing is not RankState.UNREADABLE for one in self.look.ranks.values())

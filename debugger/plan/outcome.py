@@ -13,6 +13,7 @@ from functools import cached_property
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.limits import SECOND_NS
 from ..record.layout import CallState, GroupState, Phase
+from ..record.lines import LinesOfCalls
 from ..record.notes import LayerOffNote
 from ..record.signature import CHAIN_STEP, MASK, split_contribution
 from ..record.snapshot import (
@@ -110,7 +111,13 @@ def _rank(
         location=standing.cut.site if standing.cut is not None else standing.site,
         groups=dict(_groups(standing, history, planned)),
         channels=tuple(
-            Channel(*key, issued=count.issued, chain=count.chain, last=count.last)
+            Channel(
+                *key,
+                issued=count.issued,
+                chain=count.chain,
+                last=count.last,
+                lines=history.lines_of(key),
+            )
             for key, count in standing.channels.items()
         ),
         creations=tuple(standing.creations),
@@ -169,6 +176,7 @@ def _groups(
                 balance=_balance(standing, key, history),
                 last=member.last,
                 timeout_s=group.timeout_s,
+                lines=history.lines_of(key),
             ),
         )
 
@@ -208,6 +216,16 @@ class PlannedHistory(RecalledHistory):
             numbers.setdefault(where, []).append(number)
             chains.append((chain, exact, balance))
         return numbers, chains
+
+    def lines_of(self, where: Hashable) -> LinesOfCalls:
+        """Returns where the calls of a group or channel come from."""
+        standing = self._standing
+        return LinesOfCalls(
+            lambda: (
+                (standing.seqs[number], standing.calls[number].place)
+                for number in self._index[0].get(where, ())
+            )
+        )
 
     def call(self, number: int) -> Call | None:
         standing = self._standing

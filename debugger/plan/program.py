@@ -18,7 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from ..record.definitions import DAMAGED, Definitions
-from ..record.layout import AGREES_FLAG, ASYNC_FLAG, Activity, CallState, Definition, GroupState
+from ..record.layout import (
+    AGREES_FLAG,
+    ASYNC_FLAG,
+    UNPLACED_FLAG,
+    Activity,
+    CallState,
+    Definition,
+    GroupState,
+)
 from ..record.safe_files import open_regular, whole
 from ..record.signature import CHAIN_STEP, MASK
 from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Note
@@ -243,6 +251,7 @@ class _Reader:
             seq=seq,
             signature=self._known.signatures[signature],
             site=self._known.sites.get(site),
+            place=None if flags & UNPLACED_FLAG else self._known.places.get(site),
             thread=thread,
             state=CallState.ISSUED,
             is_async=bool(flags & ASYNC_FLAG),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import shutil
@@ -67,6 +68,14 @@ def install(level: str | None, run_dir: str | os.PathLike[str] | None) -> None:
 def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None:
     """See `distdebug.monitored_barrier`."""
     dist.monitored_barrier(group, timeout, wait_all_ranks)
+
+
+def precheck() -> contextlib.AbstractContextManager[None]:
+    """See `distdebug.precheck`."""
+    made = layer.installed()
+    if made is None or made.precheck is None:
+        return contextlib.nullcontext()
+    return made.precheck.within()
 
 
 def stops_on(rank: int, condition: bool | Callable[[], object] | None) -> bool:

@@ -34,6 +34,7 @@ from .breakpoints.awaited import AwaitedBreakpoints
 from .checks import pipeline
 from .checks.non_finite import Inspect
 from .checks.pipeline import REPLICAS, Pipeline
+from .checks.precheck import Precheck
 from .ddp import UnusedParameters
 from .group import outstanding
 from .group.checked_group import CheckedGroup
@@ -58,10 +59,11 @@ from .replicas.pairing import PositionPairing
 from .torch_private import calls, probe, tools
 from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
-from .torch_private.training import on_data_end
+from .torch_private.training import on_data_end, on_model_replicated
 
 if TYPE_CHECKING:
     from .inject.injector import Injector
+    from .replicas.check import ReplicaCheck
     from .replicas.reduced_gradients import ReducedGradients
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
@@ -158,6 +160,11 @@ class Layer:
         self.pipeline = Pipeline(
             recorder, self.level, self.breakpoints.before_calls, self._look_at_gradients
         )
+        self.precheck: Precheck | None = Precheck(
+            lambda: self.replicas.look_meanwhile(),
+            self.level.raise_to_detail,
+            self.pipeline.make_all,
+        )
         self.agreement = self.agreeing(recorder, self.level, self.sockets)
         self.timeouts = Timeouts(recorder, directory, self.sockets)
         self.forks = Forks(recorder, self.sockets)
@@ -175,6 +182,7 @@ class Layer:
         self.last_words = CrashWriter(directory / "stacks")
         self.injector: Injector | None = None
         self._gradients: ReducedGradients | None = None
+        self._replicas: ReplicaCheck | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
 
@@ -249,11 +257,25 @@ class Layer:
             meeting.meet_nodes(self.directory)
 
     def _check_replicas(self) -> None:
-        if pipeline.wants(REPLICAS):
-            from .replicas import check
+        def adopt() -> None:
+            if self._replicas is not None:
+                self._replicas.adopt()
 
-            gradients = self._reduced_gradients() if REPLICAS in pipeline.asked() else None
-            check.observe(self.recorder, self.directory, gradients, self.forks.on_own_rank)
+        on_model_replicated(lambda model: self.replicas.replicated(model))
+        self.forks.on_own_rank(adopt)
+        if pipeline.wants(REPLICAS):
+            self.replicas.observe()
+
+    @property
+    def replicas(self) -> ReplicaCheck:
+        """The check of replicas, made at the first need: when it is asked for, or a model of DDP is
+        made, which it knows then when a precheck begins."""
+        if self._replicas is None:
+            from .replicas.check import ReplicaCheck
+
+            gradients = self._reduced_gradients()
+            self._replicas = ReplicaCheck(self.recorder, self.directory / "ranks", gradients)
+        return self._replicas
 
     def _look_at_gradients(self, record: GroupRecord) -> Inspect:
         return self._reduced_gradients().before(record)

@@ -22,7 +22,7 @@ from .limits import MOST_RANKS
 from .ops import OP_NAMES
 from .safe_files import cost_bytes, finite, whole
 from .signature import Signature
-from .snapshot import CallSite, Channel, Creation, Group, GroupKey, Note
+from .snapshot import CallSite, Channel, Creation, Group, GroupKey, Note, Place
 
 UNKNOWN_SIGNATURE = Signature("?")
 MOST_COST_BYTES = 20 << 20
@@ -76,6 +76,8 @@ class Definitions:
         self._wall_offset_ns = 0
         self.signatures: dict[int, Signature] = {}
         self.sites: dict[int, CallSite] = {}
+        self.places: dict[int, Place] = {}
+        """The sites with their callers."""
         self.details: dict[int, Mapping[str, Any]] = {}
         self.groups: dict[int, Group] = {}
         self.channels: dict[int, Channel] = {}
@@ -135,7 +137,8 @@ class Definitions:
             self.groups[number] = _group(text)
             return
         if kind == Definition.SITE:
-            self.sites[number] = _site(text)
+            place = self.places[number] = _place(text)
+            self.sites[number] = place.sites[0]
             return
         value = json.loads(text)
         if kind == Definition.CHANNEL:
@@ -224,6 +227,12 @@ def site_of(value: Any) -> CallSite:
     return CallSite(str(value[0]), whole(value[1]), str(value[2]), through)
 
 
+def place_of(value: Any) -> Place:
+    """Returns the same with its callers."""
+    callers = value[4] if len(value) > 4 else ()
+    return Place((site_of(value), *map(site_of, callers)))
+
+
 def creation_of(value: Mapping[str, Any], site: Sites, wall_offset_ns: int = 0) -> Creation:
     """The making of a group, from what a CREATION's text says."""
     return Creation(
@@ -282,11 +291,11 @@ _signature = functools.lru_cache(maxsize=4096)(Signature.from_json)
 
 
 @functools.lru_cache(maxsize=4096)
-def _site(text: str) -> CallSite:
-    return site_of(json.loads(text))
+def _place(text: str) -> Place:
+    return place_of(json.loads(text))
 
 
-_SHARED = {Definition.SIGNATURE: _signature, Definition.GROUP: _group, Definition.SITE: _site}
+_SHARED = {Definition.SIGNATURE: _signature, Definition.GROUP: _group, Definition.SITE: _place}
 
 
 def key_of(value: Mapping[str, Any]) -> GroupKey:

@@ -1,4 +1,4 @@
-"""The format of a flight record, version 3: one file a rank, written by mmap, read by anyone.
+"""The format of a flight record, version 4: one file a rank, written by mmap, read by anyone.
 
 All numbers are little-endian. Times are nanoseconds of CLOCK_MONOTONIC of the rank's host; the
 header's `wall_offset_ns` added gives Unix time. The file is allocated in full when it is made and
@@ -9,9 +9,11 @@ never grows, so a full disk is noticed once, at the start, and not by SIGBUS lat
     IDENTITY          JSON (host, job, argv, torch, ...), NUL-padded, `IDENTITY_BYTES`
     DYNAMIC           heartbeat, counters, phase, exit
     THREADS           64 slots: what each thread of the rank waits for right now
-    GROUPS            512 slots: per group how many calls, and the hash chains
+    GROUPS            512 slots: per group how many calls, the hash chains, and its lines
     CHECKPOINTS       512 x 16 slots: the chains of a group at every 64th call
-    CHANNELS          1024 slots: per (group, direction, peer, tag) how many calls, and their chain
+    CHANNELS          1024 slots: per (group, direction, peer, tag) how many calls, their chain, and
+                      its lines
+    SURPRISES         4096 slots: the calls that came from another line than expected
     RING              4096 slots: the last calls
     VOLATILE          4096 slots: signatures of calls that came after the heap was half full
     HEAP              definitions, append-only: signatures, call sites, groups, notes
@@ -47,6 +49,12 @@ means unknown.
 **Chains.** A group keeps a running hash of the agreement keys of its collectives (`chain`), a sum
 of the keys with shapes (`exact`), and the balance of all-to-all splits (`balance`); see
 `distdebug.record.signature`. A ring slot holds the three *after* its call.
+
+**Lines.** Where the calls of a group or channel come from is told by the few that came from another
+place than expected: see `distdebug.record.lines`. Each names the one before it, and the slot of the
+group or channel the last one, how many there are, and their running hash, once they are written. Of
+two at one sequence number the later one counts: the other call was refused. Where the oldest are
+overwritten, the ring of calls says the rest.
 """
 
 from __future__ import annotations
@@ -58,8 +66,8 @@ from struct import Struct
 from typing import Any
 
 MAGIC = b"DDFLIGHT"
-VERSION = 3
-READERS = {1: "0.1.0", 2: "0.1.0"}
+VERSION = 4
+READERS = {1: "0.1.0", 2: "0.1.0", 3: "0.1.0"}
 """The distdebug that reads the records of an earlier version. This one does not: a second way
 through the ring would have to be right in each reader, and a run of before still has its
 `report.json`."""
@@ -88,6 +96,8 @@ EXIT = Struct("<iQ")
 SERIAL_AT = DYNAMIC_OFFSET + 40
 BEAT_AT = DYNAMIC_OFFSET + 48
 BEAT = Struct("<iIQI")
+SURPRISES_AT = DYNAMIC_OFFSET + 128
+"""The number of surprises written so far."""
 U64 = Struct("<Q")
 U32 = Struct("<I")
 
@@ -114,10 +124,15 @@ WAIT = Struct("<QxxxxIQ")
 
 GROUPS_OFFSET = THREADS_OFFSET + THREADS * THREAD_BYTES
 GROUPS = 512
-GROUP = Struct("<IBxxxQQQQQQ")
+LINES = Struct("<IIQIxxxx")
+"""In the slot of a group or channel: how many surprises (`NO_LINES`: nothing is known), number + 1
+(low 32 bits) of the last one, the hash of all, how many again"""
+NO_LINES = 0xFFFFFFFF
+GROUP = Struct(f"<IBxxxQQQQQQ{LINES.size}x")
 """definition id, state, collectives issued, reserved, chain, exact, balance,
-number + 1 of the last call in the group (see "Written once")"""
-GROUP_BYTES = 64
+number + 1 of the last call in the group (see "Written once"), LINES"""
+GROUP_BYTES = GROUP.size
+GROUP_LINES_AT = GROUP.size - LINES.size
 GROUP_STATE_AT = 4
 GROUP_COUNTS_AT = 8
 GROUP_COUNTS = Struct("<QQQQQQ")
@@ -132,10 +147,17 @@ CHANNEL_COUNTS_AT = 8
 CHANNEL_COUNTS = Struct("<QQQ")
 CHANNELS_OFFSET = CHECKPOINTS_OFFSET + GROUPS * CHECKPOINTS * CHECKPOINT.size
 CHANNELS = 1024
-CHANNEL = Struct("<IxxxxQQQ")
-"""definition id, calls issued, chain of (dtype, count), number + 1 of the last call"""
+CHANNEL = Struct(f"<IxxxxQQQ{LINES.size}x")
+"""definition id, calls issued, chain of (dtype, count), number + 1 of the last call, LINES"""
+CHANNEL_LINES_AT = CHANNEL.size - LINES.size
 
-RING_OFFSET = CHANNELS_OFFSET + CHANNELS * CHANNEL.size
+SURPRISES_OFFSET = CHANNELS_OFFSET + CHANNELS * CHANNEL.size
+SURPRISES = 4096
+SURPRISE = Struct("<QQIIII")
+"""number + 1, seq, call site id (0: not known), period, number + 1 (low 32 bits) of the previous
+surprise in the group or channel, number + 1 (low 32 bits)"""
+
+RING_OFFSET = SURPRISES_OFFSET + SURPRISES * SURPRISE.size
 RING = 4096
 SLOT = Struct("<QHHBBBxIIIIQQQQQQQQ")
 """number + 1, group slot, thread slot, op code, state, flags, signature id, call site id,
@@ -166,6 +188,8 @@ BOUNDED_FLAG = 8
 """An asynchronous call that waits for the other ranks before its backend has it, but no longer than
 `BOUNDED_S`: then its thread goes on, whether they have come or not."""
 BOUNDED_S = 40.0
+UNPLACED_FLAG = 16
+"""The call is no step of the program's own: its line may differ from the other ranks'."""
 HEAP_FULL_FLAG = 2
 
 
@@ -222,7 +246,7 @@ FOR_RANKS = frozenset({Activity.IN_CALL, Activity.NEW_GROUP, Activity.INIT})
 
 class Definition(enum.IntEnum):
     SIGNATURE = 1  # Signature.to_json()
-    SITE = 2  # [file, line, function]
+    SITE = 2  # [file, line, function, through, [[file, line, function] of each caller, ...]]
     GROUP = 3  # {"name", "incarnation", "desc", "ranks", "backend", "timeout_s"}; `rank_runs`
     CHANNEL = 4  # {"group": slot, "incarnation", "op", "peer", "tag"}
     CREATION = 5  # {"index", "name", "ranks", "backend", "site", "world_seq", "t_ns"}

@@ -4,7 +4,7 @@ One file for each optimiser and group, `pid-<pid>-<n>.replicas`, which a note of
 announces. It is allocated in full when it is made, and holds the last steps only:
 
     HEADER, then the definition: JSON {"group": [name, incarnation], "key", "axis", "names",
-        "quantities", "samples", "unreduced", "like"}
+        "quantities", "samples", "unreduced", "like", "late"}
     ring of `entries`: ENTRY, 64 bits for each column, the samples, the entry's number + 1 again
 
 A column is of one quantity of one name: the digest of a parameter, of its gradient, of what the
@@ -14,7 +14,8 @@ the columns, in their order, are of which: [["parameter", 12], ...]; without it 
 float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They show how far replicas
 are apart. `unreduced` names the parameters that the model's DDP did not have when it was made: it
 never brings their gradients together. `like`: what is in this file only seems to be
-a replica, by what happens to these parameters. All numbers are little-endian. A reader takes an
+a replica, by what happens to these parameters. `late`: steps are counted from the begin of a
+precheck, and not of the program. All numbers are little-endian. A reader takes an
 entry only if both numbers agree.
 """
 
@@ -94,6 +95,7 @@ class ReplicaWriter:
         axis: str = "",
         unreduced: Sequence[str] = (),
         like: Sequence[str] = (),
+        late: bool = False,
     ) -> None:
         runs = groupby(columns, key=lambda column: column.quantity)
         of_columns = {
@@ -103,6 +105,7 @@ class ReplicaWriter:
             "samples": list(samples),
             "unreduced": list(unreduced),
             "like": list(like),
+            "late": late,
         }
         definition = json.dumps({"group": list(group), "key": key, **of_columns}).encode()
         self._columns = len(columns)
@@ -181,6 +184,7 @@ class ReplicaReader:
         self.axis = str(definition.get("axis") or "")
         self.unreduced = frozenset(map(str, definition.get("unreduced") or ()))
         self.like: Sequence[str] = tuple(map(str, definition.get("like") or ()))
+        self.late = bool(definition.get("late"))
         self.columns: Sequence[Column] = _columns(definition)
         if len(self.columns) != self._columns:
             raise ValueError(f"{path} names {len(self.columns)} of {self._columns} columns")

@@ -16,10 +16,56 @@ from typing import Any, NamedTuple, Protocol
 from .layout import Activity, CallState, GroupState, Phase
 from .layout import CallSite as CallSite
 from .ops import POINT_TO_POINT
-from .signature import ANY_SOURCE, Signature
+from .signature import ANY_SOURCE, Signature, hash64
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The user's line that a call comes from and those that led to it, innermost first: `sites` has
+    one at least. Places are equal where their `key` is, which is the same on all hosts, wherever
+    the program lies there, and never 0."""
+
+    sites: tuple[CallSite, ...] = field(compare=False)
+    key: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        levels = [
+            (*re.split(r"[/\\]", site.file)[-2:], site.line, site.function, site.through)
+            for site in self.sites
+        ]
+        object.__setattr__(self, "key", hash64(levels) or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """A call that came from another place than expected. `place`: None where it is not known. Until
+    the next surprise each call came from where the call `period` before it came from."""
+
+    seq: int
+    place: Place | None
+    period: int
+
+
+class LineLog(Protocol):
+    """The places of the calls of a rank in a group or channel, as surprises: see `record.lines`.
+
+    `first`: the sequence number from which on it has all (0 but where a record has lost the oldest
+    ones), which is that of its first surprise. `mark`: equal marks of two logs say that their calls
+    came from the same places, up to the smaller number of calls. `surprises` are read when they are
+    asked for, since most are not.
+    """
+
+    @property
+    def first(self) -> int: ...
+
+    @property
+    def mark(self) -> Hashable: ...
+
+    @property
+    def surprises(self) -> Sequence[Surprise]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +76,7 @@ class Call:
     `chain`, `exact` and `balance` are the group's (or channel's) after this call. `agrees`: it
     enters the backend only when all ranks of the group have made it. `bounded`: its thread goes on
     by itself, within `layout.BOUNDED_S`, if they do not; it has done so when the call is STARTED.
+    `place`: `site` with its callers; None where other ranks' calls may come from elsewhere, too.
     """
 
     number: int
@@ -48,6 +95,7 @@ class Call:
     issued_ns: int = 0
     started_ns: int = 0
     completed_ns: int = 0
+    place: Place | None = field(default=None, compare=False, repr=False)
 
 
 class Timing(NamedTuple):
@@ -93,7 +141,8 @@ class Group:
 
     From a record whose ranks issue calls ahead of their devices: `begun` of the issued collectives
     are not behind an older call of the rank that pends, and `completed` are over (None: as many as
-    are issued). Without `members_known`, `ranks` are those who have called in the group.
+    are issued). Without `members_known`, `ranks` are those who have called in the group. `lines`:
+    None where the lines of its calls are not known.
     """
 
     key: GroupKey
@@ -110,6 +159,7 @@ class Group:
     begun: int | None = None
     completed: int | None = None
     members_known: bool = True
+    lines: LineLog | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +167,7 @@ class Channel:
     """The sends (or receives) of a rank to (or from) one peer with one tag.
 
     `peer` is a global rank, -1 for any source. `chain` covers dtype and count of each call.
-    `begun` is as that of a `Group`.
+    `begun` and `lines` are as those of a `Group`.
     """
 
     group: GroupKey
@@ -128,6 +178,7 @@ class Channel:
     chain: int
     last: int | None
     begun: int | None = None
+    lines: LineLog | None = field(default=None, compare=False, repr=False)
 
     @property
     def place(self) -> Hashable:
@@ -228,7 +279,8 @@ class Replicas(Protocol):
     `columns`: quantity and name of each of the `values`. `axis`: that of a device mesh along which
     they are equal, if they are a part of something. `unreduced`: the parameters that their DDP
     never had, for they were frozen, or did not exist, when it was made. `like`: they only seem to
-    be replicas, since the program treats these parameters, which are like them, as such.
+    be replicas, since the program treats these parameters, which are like them, as such. `late`:
+    they were looked at within a precheck, from whose begin steps are counted.
     """
 
     group: GroupKey
@@ -237,6 +289,7 @@ class Replicas(Protocol):
     columns: Sequence[Column]
     unreduced: frozenset[str]
     like: Sequence[str]
+    late: bool
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""

@@ -11,11 +11,13 @@ from typing import Any
 from ..diagnosis.story import STEPS
 from ..record.kinds import KINDS, kind_of
 from ..record.snapshot import is_own
-from ..record.wording import ranks_text, spans
+from ..record.wording import ranks_text, shortened, spans
 from . import ddp_times, injections, off, planned, table
 from .table import Table, TableRow
 
 WIDTH = 120
+SCREEN = 28
+"""The lines of a terminal, about: a longer report is told shortly at the end of a run."""
 MOST_HOSTS = 16
 """The most hosts that are shown; of more, those that something is wrong on."""
 _MOST_FURTHER = 8
@@ -31,6 +33,15 @@ def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH
     return "\n".join(_Text(document, colour, width).lines()) + "\n"
 
 
+def on_a_screen(document: Mapping[str, Any], colour: bool = False) -> str:
+    """The same; where that is longer than a screen, all but the verdict has one line each, without
+    its middle, and the command that prints it in full follows."""
+    whole = render(document, colour)
+    if whole.count("\n") <= SCREEN:
+        return whole
+    return "\n".join(_Text(document, colour, WIDTH, brief=True).lines()) + "\n"
+
+
 def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The finding that the outcome is named after: the first error, or what --strict made one; of
     an interrupted run who was suspected."""
@@ -42,8 +53,11 @@ def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 class _Text:
-    def __init__(self, document: Mapping[str, Any], colour: bool, width: int) -> None:
+    def __init__(
+        self, document: Mapping[str, Any], colour: bool, width: int, brief: bool = False
+    ) -> None:
         self.document = document
+        self.brief = brief
         self.colour = colour
         self.width = width if width > 0 else 1 << 30
         self.watched: Any = document.get("watched")
@@ -70,7 +84,8 @@ class _Text:
         for which, finding in rows:
             why = f"   (injected: {finding['injected']})" if finding.get("injected") else ""
             yield from self._wrapped(which, f"{finding['title']}  {finding['message']}{why}")
-            yield from self._explain(finding["kind"], "    ")
+            if not self.brief:
+                yield from self._explain(finding["kind"], "    ")
         left_out = len(errors[_MOST_FURTHER:]) + len(warnings[_MOST_FURTHER:])
         if left_out:
             yield f"  ... and {left_out} more in report.json"
@@ -89,7 +104,10 @@ class _Text:
             yield f"  {self._how_many()}"
         for note in self.document.get("notes", ()):
             yield from self._wrapped("note: ", note)
-        yield from ddp_times.lines(self.document.get("ddp", ()))
+        if self.brief:
+            yield f"  in full: distdebug report {shlex.quote(self._run_dir())}"
+        else:
+            yield from ddp_times.lines(self.document.get("ddp", ()))
         if outcome != "ok":
             place = self._run_dir()
             if self.document.get("stacks_file"):
@@ -247,6 +265,8 @@ class _Text:
         return f"\x1b[{';'.join(map(str, attributes))}m{text}\x1b[0m"
 
     def _wrapped(self, word: str, text: str) -> Iterator[str]:
+        if self.brief:
+            text = shortened(text, self.width - len(word) - 2)
         first, *rest = self._wrap(word + text, "  ", "    ")
         yield "  " + self.paint(word, DIM if word == "note: " else YELLOW) + first[2 + len(word) :]
         yield from rest

@@ -531,20 +531,19 @@ def _write(run: Supervisor, report: Document) -> str:
     directory = run.directory
     off_in_ranks = report["off"]
     report["off"] = [*off_in_ranks, *run.faults.off]
-    plain = f"distdebug: {report['outcome']}, exit code {report['exit_code']}\n"
-    rendered = {False: plain}
+    whole = shown = f"distdebug: {report['outcome']}, exit code {report['exit_code']}\n"
     with run.faults.guard("the text of the report"):
-        colour = run.options.ci is None and colour_wanted(sys.stderr)
-        rendered = {one: text.render(report, one) for one in {False, colour}}
+        whole = text.render(report)
+        shown = text.on_a_screen(report, run.options.ci is None and colour_wanted(sys.stderr))
     report["off"] = [*off_in_ranks, *run.faults.off]  # rendering may have failed, too
     directory.write_json(directory.report_json.name, report)
-    directory.write_text(directory.report_text.name, rendered[False])
+    directory.write_text(directory.report_text.name, whole)
     with run.faults.guard("the report for JUnit"):
         directory.write_text(directory.junit.name, junit.pieces(report))
     with run.faults.guard("the run of all nodes as it is seen here"):
         run.job.kept()
     directory.close()
-    return rendered[max(rendered)]
+    return shown
 
 
 def _close_app(run: Supervisor) -> None:

@@ -102,6 +102,7 @@ def tensor(dtype: torch.dtype, count: int) -> str:
     return f"{dtype_name(dtype)}[{count}]"
 
 
+@lru_cache(maxsize=4096)
 def message(name: str, peer: int | None, tag: int, what: str) -> str:
     """`send(dst=1, float32[4], tag=0)`; `peer` is a global rank, None any; `what`: `tensor`'s."""
     role = "dst" if name == "send" else "src"

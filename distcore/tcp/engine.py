@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from ..transports import faulty
 from ..transports.base import Connect
 from ..transports.mailbox import Mailbox
 from ..transports.mesh import Mesh
+from ..transports.shared_memory import new_bells
 
 
 class TcpEngine(QueuedEngine):
@@ -97,6 +99,7 @@ def connect(
     if faults is not None:
         wait_for, call = faults.connect(meet, _LANE), faults.connect(call, FREE_LANE)
     mesh: Mesh | None = None
+    bells = new_bells()
     try:
         # Here, where all ranks are: later, the first call would have to wait for ranks that are
         # not in it, and nobody would notice the loss of one that was never called.
@@ -108,6 +111,7 @@ def connect(
             deadline=deadline,
             checked=checked,
             share_memory=share_memory,
+            bells=() if checked else bells,
         )
         mailbox = Mailbox(
             name,
@@ -117,8 +121,12 @@ def connect(
             mesh.descriptors,
             rendezvous.is_calling,
             checked=checked,
+            lanes=mesh.lanes,
+            bells=bells,
         )
     except BaseException:
+        for descriptor in bells:
+            os.close(descriptor)
         if mesh is not None:
             mesh.close()
         rendezvous.close()

@@ -1,8 +1,12 @@
-"""Point-to-point messages of one group: posted by any thread, moved by one thread of the group.
+"""Point-to-point messages of one group: posted by any thread, moved by the one that waits for them,
+and by one thread of the group.
 
-Each direction between two ranks is a connection of its own, dialled by the sender when it first
-sends, so neither side waits for the other to be ready. Which message goes to which receive is
-`matching`'s part; here are the thread, the connections, and what becomes of a peer that ends.
+To a rank of this host there is a `lane`, which a thread of the program that waits looks into
+itself. To others, each direction is a connection of its own, dialled by the sender when it first
+sends, so neither side waits for the other to be ready; the group's thread alone serves those. It
+serves the lanes as well while nobody waits and something is posted: `README.md` says when. Which
+message goes to which receive is `matching`'s part; here are the threads, the connections, and what
+becomes of a peer that ends.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from .. import limits
 from ..base.background_thread import BackgroundThread
@@ -22,10 +27,13 @@ from ..base.call_text import message
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed
 from .base import Connect
 from .frames import BadFrame, Closed
+from .lane import NOBODY, THREAD, WAITER, Lane, may_sleep
 from .link import last_words
 from .matching import Matching, Posting
 from .parcels import Receiver, Sender
+from .shared_memory import new_bells
 
+_NO_LANES: Mapping[int, Lane] = MappingProxyType({})
 _GONE = select.POLLRDHUP | select.POLLHUP
 _now = time.monotonic
 
@@ -37,6 +45,29 @@ class _Doubt:
     reason: str
     until: float
     ended: bool
+
+
+class _Moving:
+    """The end of a step of a mailbox, whose lock is held: the waiter hears if it is over. The lock
+    is taken by a `with` of its own, which no signal's handler comes in between."""
+
+    def __init__(self, box: Mailbox) -> None:
+        self._box = box
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        box = self._box
+        if error is not None:
+            # Of a signal's handler, perhaps, in the middle of a step: nobody knows how far.
+            box._break(error)
+        waiter = box._waiter
+        ended = waiter is not None and waiter.is_over and box._wake >= 0
+        if ended and box._waiting_thread != threading.get_ident():
+            os.eventfd_write(box._waiter_bell, 1)
+        if box.finished:
+            box._rouse()
 
 
 class Mailbox:
@@ -52,10 +83,13 @@ class Mailbox:
         calling: Callable[[int], bool],
         *,
         checked: bool = False,
+        lanes: Mapping[int, Lane] = _NO_LANES,
+        bells: tuple[int, int] | None = None,
     ) -> None:
         """`alive`: for each peer, the descriptor of a connection that ends when the peer does.
         `calling`: whether a connection that the peer dials may still be given to `accept`.
-        `checked`: send a checksum with every frame."""
+        `checked`: send a checksum with every frame. `lanes`: by peer, to those of this host;
+        `bells`: the eventfds by which those wake this rank, which are closed with the mailbox."""
         self.name = name
         self.ranks = tuple(ranks)
         self.rank = rank
@@ -74,7 +108,23 @@ class Mailbox:
         self._told = False
         self._closing = False
         self._close_by = float("inf")
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lanes = dict(lanes)
+        self._busy: list[Lane] = []  # through which something has come, or was sent
+        for peer, lane in lanes.items():
+            lane.attach(peer, self._matching)
+            self._senders[peer], self._receivers[peer] = lane.sender, lane.receiver
+        self._waiter_bell, self._wake = bells or new_bells()
+        self.finished: deque[Posting] = deque()
+        self._moving = _Moving(self)
+        self._waiter: Posting | None = None
+        self._waiting_thread = 0
+        self._in_line: list[Posting] = []
+        self._posts = self._posts_seen = 0
+        self._resting = False
+        self._pause_s = 0.0
+        self._spin_s = limits.LANE_SPIN_S if len(ranks) <= (os.cpu_count() or 1) else 0.0
+        self._bell_poll = select.poll()
+        self._bell_poll.register(self._waiter_bell, select.POLLIN)
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self._peers: dict[int, tuple[str, int]] = {}
@@ -103,7 +153,7 @@ class Mailbox:
     def accept(self, peer: int, connection: socket.socket) -> bool:
         """A peer has dialled; whether its connection is taken. Never waits: the listener that
         calls this serves all groups, and the group's thread may be dialling that very peer."""
-        if self._closing:
+        if self._closing or peer in self._lanes:
             return False
         self._dialled.append((peer, connection))
         self._start()
@@ -118,6 +168,7 @@ class Mailbox:
         rank has exchanged messages with, or that come later, are told."""
         with self._lock:
             self._error = self._error or error
+            self._resting = False
             self._start()
 
     def close(self) -> None:
@@ -135,23 +186,160 @@ class Mailbox:
 
     def abandon(self) -> None:
         """Close the connections, and send nothing."""
-        for end in (*self._senders.values(), *self._receivers.values()):
+        for end in self._ends():
             end.connection.close()
         for _peer, connection in self._dialled:
             connection.close()
         with self._starting:
             if self._wake >= 0:
                 os.close(self._wake)
+                os.close(self._waiter_bell)
                 self._wake = -1
 
     def _post(self, posting: Posting) -> Posting:
-        with self._lock:
+        posting.box = self
+        with self._lock, self._moving:
             if self._error is not None or self._closing:
                 posting.finish(self._error or self._destroyed())
                 return posting
-            self._posted.append(posting)
-            self._start()
+            peer = posting.peer
+            lane = None if peer is None else self._lanes.get(peer)
+            if posting.sends and lane is None:
+                self._posted.append(posting)
+                self._start()
+                return posting
+            if self._thread is None:
+                self._start()
+            self._posts += 1
+            if posting.sends:
+                self._begin_send(posting)
+            else:
+                self._matching.receive(posting)
+            if lane is not None:
+                self._use(lane)
+            for one in self._busy:  # a receive from any source may have answered any of them
+                one.ring()
+            if lane is None or (self._resting and self._has_work()):
+                self._rouse()
         return posting
+
+    # -- the thread that waits -----------------------------------------------------------------
+
+    def _break(self, error: BaseException) -> None:
+        kind = f"{type(error).__name__}: {error}"
+        text = f"group {self.name!r}: what moves the messages was ended by {kind}"
+        self._error = self._error or GroupFailed(text, self.ranks[self.rank])
+        self._rouse()
+
+    def look(self) -> None:
+        """Move what can be moved at once."""
+        if self._busy and not self._lock.locked():
+            with self._lock, self._moving:
+                self._advance_all()
+                if self._resting and self._waiter is None and self._has_work():
+                    self._rouse()
+
+    def wait(self, posting: Posting, timeout_s: float | None) -> bool:
+        """Move messages until this one is over; whether it was in time."""
+        until = float("inf") if timeout_s is None else _now() + timeout_s
+        self.look()
+        while not posting.is_over:
+            with self._lock, self._moving:
+                mine = bool(self._lanes) and self._waiter is None and self._wake >= 0
+                if mine:
+                    self._waiter, self._waiting_thread = posting, threading.get_ident()
+                else:
+                    self._in_line.append(posting)
+            try:
+                if mine:
+                    self._move_until(posting, until)
+                else:
+                    left_s = None if timeout_s is None else max(0.0, until - _now())
+                    posting.wait_for_turn(left_s)
+            finally:
+                with self._lock, self._moving:
+                    if mine:
+                        self._leave_to_others()
+                    else:
+                        self._in_line.remove(posting)
+            if _now() >= until:
+                break
+        return posting.is_over
+
+    def _move_until(self, posting: Posting, until: float) -> None:
+        """Look into the lanes: for a short while again and again, then when a peer rings."""
+        spin_until = _now() + self._spin_s
+        while True:
+            with self._lock, self._moving:
+                self._advance_all()
+            if posting.is_over or (now := _now()) >= until:
+                return
+            if now < spin_until:
+                while _now() < spin_until and not self._has_news() and not posting.is_over:
+                    os.sched_yield()
+                continue
+            with self._lock, self._moving:
+                if not may_sleep(self._busy, WAITER) or posting.is_over:
+                    continue
+            left_s = min(until - now, limits.LONGEST_WAIT_S)
+            if self._bell_poll.poll(left_s * 1000):
+                os.eventfd_read(self._waiter_bell)
+
+    def _leave_to_others(self) -> None:
+        """This thread waits no longer: the next one does, or the group's thread sees to the rest
+        that is posted."""
+        self._waiter = None
+        for lane in self._busy:
+            lane.want(NOBODY)
+        if self._in_line:
+            self._in_line[0].give_turn()
+        elif self._resting and self._has_work():
+            self._rouse()
+
+    def _use(self, lane: Lane) -> None:
+        if lane not in self._busy and not lane.is_over:
+            self._busy.append(lane)
+            lane.want(NOBODY if self._waiter is None else WAITER)
+
+    def _has_work(self) -> bool:
+        """Whether something is to be moved, perhaps an answer to what is over on this rank."""
+        return self._matching.has_pending or any(lane.wants_to_write for lane in self._busy)
+
+    def _has_news(self) -> bool:
+        return any(lane.has_news for lane in self._busy)
+
+    def _advance_all(self) -> None:
+        for lane in tuple(self._busy):
+            if lane.has_news or lane.wants_to_write:
+                self._advance(lane)
+
+    def _advance(self, lane: Lane) -> None:
+        """Take what has come, and put what is queued."""
+        try:
+            if self._error is None:
+                lane.pull()  # first: what a peer said before it went is worth reading
+            lane.push()
+            lane.ring()
+        except Closed as error:
+            self._left(lane, str(error))
+        except BadFrame as error:
+            self._garbled(lane.peer, error)
+            self._rouse()
+
+    def _left(self, lane: Lane, reason: str) -> None:
+        """All is read that the peer has ever put."""
+        lane.is_over = True
+        if lane in self._busy:
+            self._busy.remove(lane)
+        self._matching.nothing_to(lane.peer, reason)
+        self._matching.nothing_from(lane.peer, reason)
+        lane.give_up()
+
+    def _rouse(self) -> None:
+        """Have the group's thread look around."""
+        self._resting = False
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def _destroyed(self) -> Aborted:
         return Aborted(f"group {self.name!r} was destroyed")
@@ -171,53 +359,86 @@ class Mailbox:
         try:
             self._serve()
         except BaseException as error:  # nobody must wait for a thread that has ended
-            kind = f"{type(error).__name__}: {error}"
-            text = f"group {self.name!r}: the thread that moves the messages ended by {kind}"
-            with self._lock:
-                self._error = GroupFailed(text, self.ranks[self.rank])
-                self._end_all(self._error)
+            with self._lock, self._moving:
+                self._break(error)
+                self._end_all(self._error or self._destroyed())
             raise
+        finally:
+            self._tell_finished()
+
+    def _tell_finished(self) -> None:
+        while self.finished:
+            self.finished.popleft().tell()
 
     def _serve(self) -> None:
         while True:
             self._take_posted()
-            error = self._error
-            if error is not None:
-                self._end_all(error)
-            self._register()
+            with self._lock, self._moving:
+                self._serve_lanes()
+                error = self._error
+                if error is not None:
+                    self._end_all(error)
+                self._register()
             if self._closing and not self._posted and self._is_through():
-                with self._lock:
+                with self._lock, self._moving:
                     self._end_all(self._error or self._destroyed())
                 return
-            for descriptor, _event in self._poll.poll(self._timeout_ms()):
-                self._happened(descriptor)
-            now = _now()
-            self._settle_doubts(now)
-            self._matching.expire(now)
+            with self._lock, self._moving:
+                timeout_ms = self._timeout_ms()
+            events = self._poll.poll(timeout_ms)
+            with self._lock, self._moving:
+                self._resting = False
+                for descriptor, _event in events:
+                    self._happened(descriptor)
+                now = _now()
+                self._settle_doubts(now)
+                self._matching.expire(now)
+            self._tell_finished()
+
+    def _serve_lanes(self) -> None:
+        """Move what can be moved through lanes. Nothing is to wake this thread for more while one
+        of the program waits, or may be about to: what was posted just now is left to it."""
+        for lane in self._lanes.values():
+            if lane.has_news or lane.wants_to_write:
+                self._use(lane)
+                self._advance(lane)
+        may_wait = self._posts != self._posts_seen
+        self._posts_seen = self._posts
+        self._pause_s = limits.MESSAGE_PAUSE_S if may_wait else float("inf")
+        left_over = self._waiter is None and not may_wait and self._has_work()
+        if left_over or self._closing:
+            self._pause_s = float("inf") if may_sleep(self._busy, THREAD) else 0.0
+        self._resting = self._pause_s > limits.MESSAGE_PAUSE_S
 
     def _take_posted(self) -> None:
         while self._dialled:
             peer, connection = self._dialled.popleft()
-            receiver = Receiver(connection, self._checked, peer, self._matching)
-            self._receivers[peer] = receiver
-            failed = self._error or self._matching.cause
-            if self._told and failed is not None:  # it came after all others were told
-                _tell_end(receiver, failed)
+            with self._lock, self._moving:
+                receiver = Receiver(connection, self._checked, peer, self._matching)
+                self._receivers[peer] = receiver
+                failed = self._error or self._matching.cause
+                if self._told and failed is not None:  # it came after all others were told
+                    _tell_end(receiver, failed)
         while self._posted and self._error is None:
-            posting = self._posted.popleft()
-            if posting.sends:
-                self._begin_send(posting)
-            else:
-                self._matching.receive(posting)
+            posting, refused = self._posted.popleft(), None
+            peer = posting.source
+            if peer not in self._senders and self._matching.listens(peer):
+                try:
+                    # Half a minute for a peer that has no connection to this rank, yet, to take
+                    # one. This waits: others move messages meanwhile.
+                    self._call(peer, min(posting.deadline, _now() + 30.0))
+                except GroupFailed as error:
+                    refused = error
+            with self._lock, self._moving:
+                self._begin_send(posting, refused)
 
-    def _begin_send(self, posting: Posting) -> None:
+    def _begin_send(self, posting: Posting, refused: GroupFailed | None = None) -> None:
         matching, peer = self._matching, posting.source
         try:
             matching.check_listens(peer)
-            sender = self._senders.get(peer)
-            if sender is None:
-                # Half a minute for a peer that has no connection to this rank, yet, to take one.
-                sender = self._call(peer, min(posting.deadline, _now() + 30.0))
+            if refused is not None:
+                raise refused
+            sender = self._senders[peer]
             matching.send(posting, sender)
             sender.push()
         except Closed as error:
@@ -232,20 +453,25 @@ class Mailbox:
             what = type(error)(f"{posting.what}: {error}", error.culprit, error.link)
             matching.fail_send(posting, told or what)
 
-    def _call(self, peer: int, deadline: float) -> Sender:
+    def _call(self, peer: int, deadline: float) -> None:
         connection = self._dial(peer, deadline)
-        sender = self._senders[peer] = Sender(connection, self._checked, peer, self._matching)
-        return sender
+        with self._lock, self._moving:
+            self._senders[peer] = Sender(connection, self._checked, peer, self._matching)
 
     def _is_through(self) -> bool:
         """On closing: whether all was said."""
         if not self._told and self._matching.cause is not None and self._is_idle():
             self._tell_everybody(self._matching.cause)
+        with self._lock, self._moving:
+            for lane in self._lanes.values():
+                if not (lane.is_over or lane.has_left or lane.wants_to_write):
+                    lane.leave()
+                    self._advance(lane)
             self._register()
         return self._is_idle() or _now() >= self._close_by
 
     def _is_idle(self) -> bool:
-        return not any(end.wants_to_write for end in self._ends())
+        return not any(end.wants_to_write for end in (*self._ends(), *self._lanes.values()))
 
     def _tell_everybody(self, cause: GroupFailed) -> None:
         """This rank leaves after a failure: those who wait for it are to blame whoever failed
@@ -260,7 +486,8 @@ class Mailbox:
         for behind, peer in enumerate(late):
             left_s = max(0.0, until - _now())
             self._reached(peer, _now() + left_s / (len(late) - behind))
-        self._tell(cause)
+        with self._lock, self._moving:
+            self._tell(cause)
         self._close_by = min(self._close_by, until)
 
     def _reached(self, peer: int, until: float) -> bool:
@@ -278,9 +505,15 @@ class Mailbox:
         for end in self._ends():
             if end.connection.fileno() >= 0:
                 _tell_end(end, error)
+        for lane in self._lanes.values():
+            if not lane.is_over:
+                lane.sender.tell(error)
+                self._advance(lane)
 
     def _ends(self) -> list[Sender | Receiver]:
-        return [*self._senders.values(), *self._receivers.values()]
+        """The ends of connections."""
+        sides = (self._senders, self._receivers)
+        return [end for side in sides for peer, end in side.items() if peer not in self._lanes]
 
     def _end_all(self, error: GroupFailed) -> None:
         self._matching.end_all(error)
@@ -295,6 +528,8 @@ class Mailbox:
         reads = 0 if self._error is not None else select.POLLIN
         for side, ends in (("to", self._senders), ("from", self._receivers)):
             for peer, end in ends.items():
+                if peer in self._lanes:
+                    continue
                 descriptor = end.connection.fileno()
                 events = reads | (select.POLLOUT if end.wants_to_write else 0)
                 if descriptor >= 0 and events:
@@ -328,9 +563,12 @@ class Mailbox:
                 self._matching.nothing_from(peer, str(error))
             end.give_up()
         except BadFrame as error:
-            me, rank = self.ranks[self.rank], self.ranks[peer]
-            text = f"on the connection from rank {rank} to rank {me}: {error}"
-            self._error = self._error or CorruptFrame(text, rank, (rank, me))
+            self._garbled(peer, error)
+
+    def _garbled(self, peer: int, error: BadFrame) -> None:
+        me, rank = self.ranks[self.rank], self.ranks[peer]
+        text = f"on the connection from rank {rank} to rank {me}: {error}"
+        self._error = self._error or CorruptFrame(text, rank, (rank, me))
 
     def _forget(self, descriptor: int) -> None:
         self._poll.unregister(descriptor)
@@ -338,13 +576,19 @@ class Mailbox:
 
     def _life_ended(self, descriptor: int, peer: int) -> None:
         self._forget(descriptor)
+        lane = self._lanes.get(peer)
+        if lane is not None and not lane.is_over:
+            self._advance(lane)
         payload = last_words(descriptor)
         if payload is not None:
             try:
                 self._matching.told(peer, payload)
             except BadFrame:
                 pass
-        self._doubt(peer, "closed the connection", ended=True)
+        if lane is None:
+            self._doubt(peer, "closed the connection", ended=True)
+        elif not lane.is_over:
+            self._left(lane, "closed the connection")
 
     def _doubt(self, peer: int, reason: str, ended: bool) -> None:
         doubt = self._doubts.setdefault(peer, _Doubt(reason, _now() + limits.LAST_WORDS_S, ended))
@@ -371,6 +615,7 @@ class Mailbox:
         now = _now()
         until = min(
             now + limits.LONGEST_WAIT_S,
+            now + self._pause_s,
             self._close_by,
             *(posting.deadline for posting in self._matching.pending),
             *(

@@ -2,7 +2,7 @@
 sent: a receive takes the first message with its tag from its peer (or from any), in the order in
 which the peer sent them.
 
-One thread uses it. It answers through the connections' ends, and waits for nothing.
+One thread at a time uses it. It answers through the connections' ends, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 from ..base.deadline import extended, timed_out
 from ..errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
@@ -18,7 +20,20 @@ from .frames import TEXT_BYTES, BadFrame, Closed, failure_from
 from .parcels import EAGER_BYTES, Parcel, Receiver, Sender
 
 
-@dataclass(eq=False)
+class Box(Protocol):
+    """The mailbox of a posting, as the posting needs it."""
+
+    finished: deque[Posting]
+    """Postings that are over and have yet to tell so."""
+
+    def look(self) -> None:
+        """Moves what can be moved at once."""
+
+    def wait(self, posting: Posting, timeout_s: float | None) -> bool:
+        """Moves messages until this one is over; whether it was in time."""
+
+
+@dataclass(eq=False, slots=True)
 class Posting:
     """A send or receive that was posted. `source` is the group rank that a receive got it from."""
 
@@ -29,47 +44,74 @@ class Posting:
     deadline: float
     text: str
     what: str
+    box: Box | None = None
     error: GroupFailed | None = None
     owner: object = None
     """The object that must live as long as `data` is used."""
-    _over: threading.Event = field(default_factory=threading.Event)
+    source: int = -1
+    is_over: bool = False
+    _turn: threading.Event | None = None
     _to_tell: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.source = -1 if self.peer is None or not self.sends else self.peer
+        if self.sends and self.peer is not None:
+            self.source = self.peer
 
     def __repr__(self) -> str:
-        state = "failed" if self.error else "done" if self.done else "pending"
+        state = "failed" if self.error else "done" if self.is_over else "pending"
         return f"<{self.what}: {state}>"
 
     @property
     def done(self) -> bool:
-        """Whether it is over, well or badly."""
-        return self._over.is_set()
+        """Whether it is over, well or badly. Who asks moves what can be moved."""
+        if not self.is_over and self.box is not None:
+            self.box.look()
+        return self.is_over
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is over; False when `timeout_s` ran out before. Raises its error."""
-        if not self._over.wait(timeout_s):
-            return False
+        if not self.is_over:
+            wait = self.wait_for_turn if self.box is None else partial(self.box.wait, self)
+            if not wait(timeout_s):
+                return False
         if self.error is not None:
             raise self.error
         return True
 
+    def wait_for_turn(self, timeout_s: float | None) -> bool:
+        """Wait until it is over or `give_turn` is called; whether it is over."""
+        with _MAKING:
+            turn = self._turn = self._turn or threading.Event()
+        if not self.is_over:
+            turn.wait(timeout_s)
+            if not self.is_over:
+                turn.clear()
+        return self.is_over
+
+    def give_turn(self) -> None:
+        """Wake the thread that waits for it."""
+        if self._turn is not None:
+            self._turn.set()
+
     def when_over(self, tell: Callable[[], None]) -> None:
-        """Call `tell()` when it is over: now, or on the thread that moves the messages. It must
-        not raise."""
+        """Call `tell()` when it is over: now, or on the group's thread. It must not raise."""
         self._to_tell.append(tell)
-        if self._over.is_set():
-            self._tell()
+        if self.is_over:
+            self.tell()
 
     def finish(self, error: GroupFailed | None = None) -> None:
         """Ends the posting, with an error or without."""
-        if not self._over.is_set():
+        if not self.is_over:
             self.error = error
-            self._over.set()
-            self._tell()
+            self.is_over = True
+            self.give_turn()
+            if self._to_tell and self.box is not None:
+                self.box.finished.append(self)
+            else:
+                self.tell()
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tell all who asked for that."""
         while self._to_tell:
             try:
                 tell = self._to_tell.pop()
@@ -78,6 +120,7 @@ class Posting:
             tell()
 
 
+_MAKING = threading.Lock()
 Key = tuple[int, int]
 """A message: the peer, and the sender's number for it."""
 
@@ -126,6 +169,11 @@ class Matching:
             sender.eager(number, posting.tag, text, posting.data)
         else:
             sender.offer(number, posting.tag, text, len(posting.data))
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a posting is not over."""
+        return bool(self._receives or self._offered or self._accepted or self._leaving)
 
     @property
     def pending(self) -> list[Posting]:
@@ -190,8 +238,14 @@ class Matching:
 
     def arrived(self, peer: int, parcel: Parcel) -> None:
         """A message is here, or is offered."""
+        for posting in self._receives:
+            if posting.tag == parcel.tag and posting.peer in (peer, None):
+                self._receives.remove(posting)
+                self._deliver(peer, parcel, posting)
+                return
+        if isinstance(parcel.body, memoryview):
+            parcel.body = bytes(parcel.body)
         self._waiting.setdefault(peer, deque()).append(parcel)
-        self._match(self._receives)
 
     def completed(self, peer: int, number: int) -> None:
         """A long message is in its place."""
@@ -229,8 +283,7 @@ class Matching:
             peers = tuple(self._waiting) if posting.peer is None else (posting.peer,)
             for peer in peers:
                 parcels = self._waiting.get(peer, ())
-                tag = posting.tag % 2**64
-                parcel = next((one for one in parcels if one.tag == tag), None)
+                parcel = next((one for one in parcels if one.tag == posting.tag), None)
                 if parcel is not None:
                     self._waiting[peer].remove(parcel)
                     self._receives.remove(posting)
@@ -258,7 +311,7 @@ class Matching:
                 receiver.accept(parcel, posting.data)
         except Closed as error:  # the poll sees it as well, and ends the rest
             self._accepted.pop((peer, parcel.number), None)
-            if not posting.done:
+            if not posting.is_over:
                 self._fail(posting, self.loss(peer, str(error), posting))
 
     def _never_comes(self, posting: Posting) -> None:
@@ -278,8 +331,13 @@ class Matching:
     def nothing_from(self, peer: int, reason: str) -> None:
         """No message comes from this peer any more; what it only offered neither."""
         self._silent.setdefault(peer, reason)
-        here = self._waiting.get(peer, deque())
-        self._waiting[peer] = deque(one for one in here if one.body is not None)
+        here, lost = self._waiting.get(peer, deque()), set[int]()
+        kept = self._waiting[peer] = deque[Parcel]()
+        for one in here:
+            if one.body is None:
+                lost.add(one.tag)
+            elif one.tag not in lost:  # else it would take the place of one that never comes
+                kept.append(one)
         self._lose(peer, reason, self._accepted)
         self._match(self._receives)
 
@@ -294,9 +352,13 @@ class Matching:
                 posting, progress = self._taken_from(table, key)
                 self._fail(posting, self.loss(peer, reason, posting, progress))
 
+    def listens(self, peer: int) -> bool:
+        """Whether the peer may take something."""
+        return peer not in self._deaf and peer not in self.words
+
     def check_listens(self, peer: int) -> None:
         """Raises Closed where the peer takes nothing any more."""
-        if peer in self._deaf or peer in self.words:
+        if not self.listens(peer):
             raise Closed(self._deaf.get(peer, "failed"), orderly=False)
 
     def fail_send(self, posting: Posting, error: GroupFailed) -> None:

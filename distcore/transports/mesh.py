@@ -31,6 +31,7 @@ from .frames import (
     fingerprint,
     wire_text,
 )
+from .lane import Lane
 from .link import PeerLink, hear_last_words, ready
 from .survey import Survey, answers_within_s
 
@@ -52,9 +53,10 @@ class Mesh(Transport):
         deadline: float = FOREVER,
         checked: bool = False,
         share_memory: bool = True,
+        bells: Sequence[int] = (),
     ) -> None:
         """Connect to all peers. `ranks`: the group's global ranks; `rank`: this one's place in
-        them. `checked`: send a checksum with every frame."""
+        them. `checked`: send a checksum with every frame. `bells`: for `lanes`."""
         self.name = name
         self.ranks = tuple(ranks)
         self.rank = rank
@@ -70,6 +72,10 @@ class Mesh(Transport):
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         self._poll.register(self._wake, _IN)
+        self._bells = bells
+        self.lanes: dict[int, Lane] = {}
+        """By peer of this host: the memory for the messages of a `Mailbox`, for as long as this
+        mesh is not closed."""
         self._links: dict[int, PeerLink] = {}
         self._by_descriptor: dict[int, PeerLink] = {}
         self._spins = self.size <= (os.cpu_count() or 1)
@@ -102,10 +108,15 @@ class Mesh(Transport):
         if share_memory:
             connection.settimeout(SHARE_S)
             try:
-                memory = shared_memory.share(peer, connection)
+                shared = shared_memory.share(peer, connection, self._bells)
             except BaseException:
                 connection.close()
                 raise
+            if shared is not None:
+                outbox, inbox, lane = shared
+                memory = outbox, inbox
+                if lane is not None:
+                    self.lanes[peer] = lane
         link = PeerLink(connection, peer, self.ranks[peer], self.ranks[self.rank], memory, checked)
         self._links[peer] = link
         self._by_descriptor[link.descriptor] = link
@@ -364,6 +375,8 @@ class Mesh(Transport):
 
     def abandon(self) -> None:
         """Close the connections."""
+        for lane in self.lanes.values():
+            lane.close()
         for link in self._links.values():
             link.close()
         self._links.clear()

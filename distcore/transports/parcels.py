@@ -77,7 +77,7 @@ class ParcelFrame:
 
 
 @dataclass(slots=True)
-class _Body:
+class Body:
     number: int
     data: memoryview
     sent: Callable[[], None]
@@ -93,12 +93,16 @@ class ParcelStream:
 
     def __init__(self, connection: socket.socket, checked: bool, peer: int, events: Any) -> None:
         connection.setblocking(False)
-        self._peer = peer
-        self._events = events
         self.connection = connection
         self._checked = checked
+        self.begin(peer, events)
+
+    def begin(self, peer: int, events: Any) -> None:
+        """Nothing is queued yet, and nothing has come."""
+        self._peer = peer
+        self._events = events
         self._short: deque[tuple[ParcelFrame, bytes]] = deque()
-        self._bodies: deque[_Body] = deque()
+        self._bodies: deque[Body] = deque()
         self._unsent: list[memoryview] = []
         self._under_way: int | None = None  # whose memory `_unsent` is a part of
         self._sent: Callable[[], None] | None = None
@@ -123,7 +127,7 @@ class ParcelStream:
     def add_body(self, number: int, data: memoryview, sent: Callable[[], None]) -> None:
         """Queue a long message; `sent` is called when the system has taken all of it. Until then,
         or `withdraw`, its memory must not change."""
-        self._bodies.append(_Body(number, data, sent))
+        self._bodies.append(Body(number, data, sent))
 
     def withdraw(self, number: int) -> None:
         """Send no more of a message than the frame that is under way, and that from a copy."""
@@ -300,20 +304,19 @@ class ParcelStream:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parcel:
     """A message that arrived, or is offered (`body` is None): the sender's number for it, its tag
-    and text, its length."""
+    and text, its length. A `body` that is a view is valid only until `arrived` returns."""
 
     number: int
     tag: int
     text: str
     total: int
-    body: bytes | None
+    body: bytes | memoryview | None
 
     def __str__(self) -> str:
-        tag = self.tag if self.tag < 2**63 else self.tag - 2**64
-        return f"message {self.number} ({self.text or f'{self.total} bytes'}, tag={tag})"
+        return f"message {self.number} ({self.text or f'{self.total} bytes'}, tag={self.tag})"
 
 
 class Sender(ParcelStream):
@@ -359,8 +362,8 @@ class Receiver(ParcelStream):
 
     taken = frozenset((EAGER, OFFER, BODY, WITHDRAW, FAILED))
 
-    def __init__(self, connection: socket.socket, checked: bool, peer: int, events: Any) -> None:
-        super().__init__(connection, checked, peer, events)
+    def begin(self, peer: int, events: Any) -> None:
+        super().begin(peer, events)
         self._targets: dict[int, _Target] = {}
 
     def accept(self, parcel: Parcel, into: memoryview | None) -> None:
@@ -425,5 +428,6 @@ class Receiver(ParcelStream):
 
 
 def _parcel(frame: ParcelFrame, body: bytes | None) -> Parcel:
+    tag = frame.tag if frame.tag < 2**63 else frame.tag - 2**64
     text = frame.text.decode("utf-8", "replace")
-    return Parcel(frame.number, frame.tag, text, frame.total, body)
+    return Parcel(frame.number, tag, text, frame.total, body)

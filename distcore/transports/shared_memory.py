@@ -14,10 +14,11 @@ import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from .base import BOARD_BYTES, SEGMENT_BYTES, SharedBoard, unmap
+from .lane import LANE_BYTES, Lane
 
 SLOT_BYTES = 2 * SEGMENT_BYTES
 SLOTS = 4
@@ -70,13 +71,33 @@ class Gone(Exception):
         self.peer = peer
 
 
-def share(peer: int, connection: socket.socket) -> tuple[SlotOutbox, SlotInbox] | None:
+def new_bells() -> tuple[int, int]:
+    """Makes the eventfds by which peers wake a waiter of this rank, and its mailbox's thread."""
+    flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
+    return os.eventfd(0, flags), os.eventfd(0, flags)
+
+
+def share(
+    peer: int, connection: socket.socket, bells: Sequence[int] = ()
+) -> tuple[SlotOutbox, SlotInbox, Lane | None] | None:
     """Exchange memory with the peer on a blocking Unix socket; None when one of the two cannot.
 
-    Both sides call it, as the first thing on the connection. Raises Gone.
+    With the `bells` of both, messages can go through it as well. Both sides call it, as the first
+    thing on the connection. Raises Gone.
     """
-    memories = _exchange({peer: connection}, -1, RING_BYTES, wanted=True)
-    return None if memories is None else (SlotOutbox(memories[0]), SlotInbox(memories[1]))
+    theirs: list[int] = []
+    memories = _exchange(
+        {peer: connection}, -1, RING_BYTES + LANE_BYTES, wanted=True, given=bells, taken=theirs
+    )
+    lane = None
+    if memories is not None and bells and len(theirs) == len(bells):
+        lane = Lane((memories[0], memories[1]), RING_BYTES, (theirs[0], theirs[1]))
+    else:
+        for descriptor in theirs:
+            os.close(descriptor)
+    if memories is None:
+        return None
+    return SlotOutbox(memories[0]), SlotInbox(memories[1]), lane
 
 
 def share_board(
@@ -92,10 +113,16 @@ def share_board(
 
 
 def _exchange(
-    connections: Mapping[int, socket.socket], rank: int, size_bytes: int, wanted: bool
+    connections: Mapping[int, socket.socket],
+    rank: int,
+    size_bytes: int,
+    wanted: bool,
+    given: Sequence[int] = (),
+    taken: list[int] | None = None,
 ) -> list[mmap.mmap] | None:
     """Give every peer this rank's memory and take theirs: all of them, this rank's too, in the
-    order of ranks. None, on all of them, where one does not want to, or cannot."""
+    order of ranks. None, on all of them, where one does not want to, or cannot. `given`: more
+    descriptors for the peers; theirs are added to `taken`, and are the caller's."""
     mine = _make(size_bytes) if wanted else None
     memories: dict[int, mmap.mmap | None] = {}
     try:
@@ -104,13 +131,17 @@ def _exchange(
                 if mine is None:
                     connection.sendall(_HAVE_NOT)
                 else:
-                    socket.send_fds(connection, [_HAVE], [mine[0]])
+                    socket.send_fds(connection, [_HAVE], [mine[0], *given])
         for peer, connection in connections.items():
             with _naming(peer):
-                answer, received, _flags, _address = socket.recv_fds(connection, 1, 1)
+                answer, received, _flags, _address = socket.recv_fds(
+                    connection, 1, 3, socket.MSG_CMSG_CLOEXEC
+                )
                 if not answer:
                     raise ConnectionResetError("the peer left before it shared its memory")
                 memories[peer] = _map_received(received[0], size_bytes) if received else None
+                if taken is not None:
+                    taken += received[1:]
     finally:
         if mine is not None:
             os.close(mine[0])

@@ -10,6 +10,7 @@ which it was seen traced or stopped.
 
 from __future__ import annotations
 
+import signal
 import statistics
 import sys
 import tempfile
@@ -142,6 +143,8 @@ def _await(directory: Path, word: str) -> str:
 
 
 def main() -> int:
+    # Its ranks end with it, whoever ends it: they spin until they are told to go on.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     attaches = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     ranks = int(sys.argv[2]) if len(sys.argv) > 2 else 8
     alone, looked_at = trained(0, ranks), trained(attaches, ranks)

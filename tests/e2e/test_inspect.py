@@ -119,8 +119,15 @@ def test_who_holds_up_a_job_of_torchrun(
 def test_a_program_that_starts_its_ranks_itself(tmp_path: Path) -> None:
     script = tmp_path / "spawning.py"
     script.write_text(SPAWNING)
+    page = tmp_path / "look.html"
     with job([sys.executable, str(script), str(tmp_path / "store")], tmp_path) as running:
         (finding,) = found_in(running)["findings"]
+        asked = [str(DISTDEBUG), "inspect", "--job", str(running.pid), "--html", str(page)]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    shown = page.read_text()
+    assert "time.sleep(600)" in shown, "the stacks are in it, with their source"
+    assert finding["headline"].split(",")[0] in shown
     assert (finding["kind"], finding["culprits"], finding["victims"]) == ("missing_rank", [1], [0])
     assert finding["ranks"]["1"]["location"]["line"] == line(script)
 

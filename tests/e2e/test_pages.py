@@ -98,7 +98,7 @@ def test_the_page_of_a_kind_says_what_to_do(name: str) -> None:
     text = page(name)
     assert text.startswith(f"# {name}: ")
     code = KINDS[name].exit_code
-    assert f"Exit code {code}." in text if code else "does not change the exit code" in text
+    assert f"exit code {code}." in text if code else "does not change the exit code" in text
     assert "## Usual causes, and how to mend them" in text
     assert "## What it is not" in text
     assert ("```python" in text) is (name not in NO_PROGRAM)
@@ -111,7 +111,9 @@ def test_the_program_of_a_page_prints_what_the_page_says(
     _run_as_shown(page(name), tmp_path, zygote)
 
 
-@pytest.mark.parametrize("name", ["hangs", "wrong-result", "ci", "faults", "mpi"])
+@pytest.mark.parametrize(
+    "name", ["hangs", "wrong-result", "precheck", "slow", "ci", "faults", "mpi"]
+)
 def test_the_command_of_a_guide_prints_what_the_page_says(
     name: str, tmp_path: Path, zygote: Zygote
 ) -> None:

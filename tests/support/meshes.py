@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import mmap
+import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+from distcore.transports.lane import LANE_BYTES, Lane
 from distcore.transports.mesh import Mesh
+from distcore.transports.shared_memory import new_bells
 
 T = TypeVar("T")
 LIMIT_S = 200.0
@@ -50,6 +56,29 @@ class Wires:
             mesh.close()
         for end in self._ends.values():
             end.close()
+
+
+@contextmanager
+def lanes(size: int) -> Iterator[list[dict[str, Any]]]:
+    """For each rank of a group in this process, the options `lanes` and `bells` of its mailbox."""
+    bells = [new_bells() for _ in range(size)]
+    memories = {ends: mmap.mmap(-1, LANE_BYTES) for ends in itertools.permutations(range(size), 2)}
+
+    def lane(rank: int, peer: int) -> Lane:
+        one, other = map(os.dup, bells[peer])
+        return Lane((memories[rank, peer], memories[peer, rank]), 0, (one, other))
+
+    made = [
+        {
+            "bells": bells[rank],
+            "lanes": {peer: lane(rank, peer) for peer in range(size) if peer != rank},
+        }
+        for rank in range(size)
+    ]
+    yield made
+    for one in made:
+        for each in one["lanes"].values():
+            each.close()
 
 
 def _tcp_pair() -> tuple[socket.socket, socket.socket]:

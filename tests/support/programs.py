@@ -16,6 +16,7 @@ from distdebug.record.snapshot import (
     Group,
     GroupKey,
     Note,
+    Place,
     Rank,
 )
 
@@ -59,7 +60,9 @@ class ProgramBuilder:
         self.calls += 1
         site = CallSite(FILE, line, "step")
         state = CallState.FAILED if fails else CallState.COMPLETED
-        call = Call(number, (group, incarnation), 0, signature, site, thread, state, is_async)
+        key = (group, incarnation)
+        place = Place((site,))
+        call = Call(number, key, 0, signature, site, thread, state, is_async, place=place)
         self.events.append(Made(call, stream))
         return number
 

@@ -32,18 +32,18 @@ TYPES = {
     "null": type(None),
 }
 CODES: dict[int | str, str] = {
-    0: "nothing wrong; warnings do not count without `--strict`",
-    1: "the program failed by itself; a warning under `--strict`; of `compare`: they differ",
-    2: "wrong usage, no rank was seen, or an injected fault that never happened",
-    91: "calls do not fit",
-    92: "deadlock",
-    93: "a rank is late, has left, or never came",
+    0: "nothing is wrong. Warnings do not change this, unless `--strict` is given",
+    1: "the program failed by itself; `--strict`: there was a warning; `compare`: the runs differ",
+    2: "the command line is wrong, no rank was seen, or an injected fault never happened",
+    91: "calls of the ranks do not match",
+    92: "deadlock: ranks wait for each other in a cycle",
+    93: "other ranks wait for a rank that is late, has left, or never came",
     94: "a rank or a node died",
-    95: "the data are wrong (`--check`)",
+    95: "the data are wrong (found by `--check`)",
     96: "distdebug itself failed",
-    130: "Ctrl-C",
-    141: "nobody reads the output any more, as in `distdebug logs` before `| head`",
-    "128 + N": "ended by signal N, such as 143 by SIGTERM, 137 by SIGKILL",
+    130: "somebody pressed Ctrl-C",
+    141: "nobody reads the output any more, as in `distdebug logs \\| head`",
+    "128 + N": "the run was ended by signal N: 143 by SIGTERM, 137 by SIGKILL",
 }
 
 
@@ -62,11 +62,16 @@ def _command_line() -> Iterator[str]:
     yield "# Command line"
     yield ""
     yield "`distdebug COMMAND --help` prints the same. `distdebug --version` prints the version."
+    of_run: set[tuple[str, str]] = set()
     for name, does in COMMANDS.items():
-        yield from _command(f"distdebug {name}", load(name).parser(), does)
+        shown = of_run if name in ("run", "demo", "exec", "replay") else set()
+        yield from _command(f"distdebug {name}", load(name).parser(), does, shown)
 
 
-def _command(name: str, parser: argparse.ArgumentParser, does: str) -> Iterator[str]:
+def _command(
+    name: str, parser: argparse.ArgumentParser, does: str, shown: set[tuple[str, str]]
+) -> Iterator[str]:
+    """`shown`: rows that stand in the table of `distdebug run`; later commands name them only."""
     yield from ("", f"## {name}", "", does[:1].upper() + does[1:].rstrip(".") + ".", "")
     formatter = parser._get_formatter()
     rows, inner = [], {}
@@ -80,13 +85,19 @@ def _command(name: str, parser: argparse.ArgumentParser, does: str) -> Iterator[
             )  # fmt: skip
             told = formatter._expand_help(action) if action.help else ""
             rows.append((f"{names} {value}".strip(), " ".join(told.split())))
+    if same := ", ".join(f"`{flag.split()[0]}`" for flag, told in rows if (flag, told) in shown):
+        yield f"These flags mean the same as for [`distdebug run`](#distdebug-run): {same}."
+    rows = [row for row in rows if row not in shown]
+    shown.update(rows)
+    if same and rows:
+        yield ""
     if rows:
         yield from ("| flag | meaning |", "|---|---|")
         yield from (f"| `{_cell(flag)}` | {_cell(told)} |" for flag, told in rows)
     if parser.epilog and "examples:" in parser.epilog:
         yield from ("", "```text", *_examples(parser.epilog), "```")
     for word, one in inner.items():
-        yield from _command(f"{name} {word}", one, one.description or word)
+        yield from _command(f"{name} {word}", one, one.description or word, set())
 
 
 def _examples(epilog: str) -> list[str]:
@@ -103,9 +114,9 @@ def _exit_codes() -> Iterator[str]:
     yield from ("# Exit codes and kinds", "", "| code | meaning |", "|--:|---|")
     yield from (f"| {code} | {meaning} |" for code, meaning in CODES.items())
     yield ""
-    yield "A run whose command fails, and in which nothing is found, ends with 1."
+    yield "If the program fails and distdebug finds nothing, the exit code is 1."
     yield from ("", "## Kinds of findings", "")
-    yield "`distdebug explain KIND` prints the page of a kind."
+    yield "A finding is a fault or a warning. `distdebug explain KIND` prints the page of its kind."
     yield from ("", "| kind | what happened | title in a report | code |", "|---|---|---|--:|")
     for name, kind in KINDS.items():
         first = Path(page_of(name)).read_text().partition("\n")[0].partition(": ")[2]
@@ -118,8 +129,9 @@ def _python() -> Iterator[str]:
     yield ""
     yield "```python\nimport distdebug\n```"
     yield ""
-    yield "A program that runs below `distdebug run` or `exec` needs none of it."
-    for name in ("install", "step", "log", "breakpoint", "inject", "monitored_barrier"):
+    yield "A program below `distdebug run` or `exec` can use these functions; it does not have to."
+    names = ("install", "precheck", "step", "log", "breakpoint", "inject", "monitored_barrier")
+    for name in names:
         yield from _documented(f"distdebug.{name}", getattr(distdebug, name))
     yield from ("", "## Errors", "")
     yield "What a rank raises can be caught by these names (`except distdebug.MismatchError`)."
@@ -148,7 +160,7 @@ def _report_json() -> Iterator[str]:
     schema = SCHEMA
     yield from ("# report.json", "", schema["description"], "")
     yield "`distdebug report --json` prints it, and `distdebug report --schema` its JSON Schema."
-    yield "Fields may be added; none changes its meaning within one version of the schema."
+    yield "Fields may be added. Within one version of the schema no field changes its meaning."
     yield from _fields("The report", schema)
     for name, one in schema["$defs"].items():
         yield from _fields(name, one)

@@ -229,12 +229,12 @@ def _finding(
         shown = f"{number_of(digest):g}" if is_number else f"{digest:016x}"
         texts.append(f"{ranks_text(ranks)} {verb(ranks, 'has', 'have')} {shown}{count}")
     message = (
-        f"replicas differ {_after(first.step)}{where}: {_which(difference)}; {', '.join(texts)}"
-        f"{', ...' if len(parties) > MOST_PARTIES else ''}"
+        f"replicas differ {_after(first.step, one_of.late)}{where}: {_which(difference)}; "
+        f"{', '.join(texts)}{', ...' if len(parties) > MOST_PARTIES else ''}"
     )
     column = difference.column
     left_out = [] if column is None else _who_leaves_out(world, replicas, rows, column)
-    cause = _likely_cause(rows, difference, left_out)
+    cause = _likely_cause(rows, difference, left_out, one_of.late)
     if column in [Column(GRADIENT, name) for one in replicas.values() for name in one.unreduced]:
         cause = "DDP does not have it: it was frozen (or did not exist) when DDP was made"
     finding = Finding(
@@ -244,7 +244,7 @@ def _finding(
         victims=result.others,
         group=group,
         ranks={
-            rank: RankEvidence(_after(rows[rank].step), None, rows[rank].site)
+            rank: RankEvidence(_after(rows[rank].step, one_of.late), None, rows[rank].site)
             for rank in (*result.culprits, *result.others)
         },
         details=tuple(_details(difference, cause)),
@@ -287,8 +287,9 @@ def _details(difference: ReplicaDifference, cause: str) -> Iterator[str]:
     yield f"likely cause: {cause}"
 
 
-def _after(step: int) -> str:
-    return f"after optimizer step {step}" if step else "before the first optimizer step"
+def _after(step: int, late: bool = False) -> str:
+    moment = f"after optimizer step {step}" if step else "before the first optimizer step"
+    return f"{moment} of a precheck" if late else moment
 
 
 def _name(column: Column) -> str:
@@ -341,9 +342,10 @@ def _who_leaves_out(
 
 
 def _likely_cause(
-    rows: dict[int, Digest], difference: ReplicaDifference, left_out: Sequence[int]
+    rows: dict[int, Digest], difference: ReplicaDifference, left_out: Sequence[int], late: bool
 ) -> str:
-    """In words: what such a difference mostly comes of. `left_out`: by these ranks."""
+    """In words: what such a difference mostly comes of. `left_out`: by these ranks; `late`: in a
+    precheck."""
     before_the_first = not any(row.step for row in rows.values())
     quantity = difference.column.quantity if difference.column else PARAMETER
     if quantity == HYPERPARAMETER:
@@ -362,6 +364,8 @@ def _likely_cause(
             "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "
             "or a call of the module that DDP wraps"
         )
+    if before_the_first and late:
+        return "they parted before the precheck: `--check replicas` finds at which step"
     if before_the_first:
         return "another seed, or a checkpoint that only some ranks have loaded"
     if len({row.step for row in rows.values()}) > 1:

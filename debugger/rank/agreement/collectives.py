@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from distcore.engine.call_queue import CallQueue
 from distcore.errors import DeadlineExceeded, GroupFailed, RendezvousError
 from distcore.tcp.side_channel import SideChannel
 
@@ -28,9 +29,18 @@ from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from ..torch_private.gloo import GlooSockets
 from .deferred_work import Deferral, DeferredWork, Grace
 
+_LEAVES = hash64("the level is below DETAIL again")
+"""What a rank says in the place of its call once its level is below DETAIL."""
+
 
 class GroupGuard:
-    """The guard of one group, on one rank. `enter` takes the place of the backend's method."""
+    """The guard of one group, on one rank. `enter` takes the place of the backend's method.
+
+    The ranks of a group leave DETAIL at one call, the first that one of them makes below it: who
+    is at DETAIL still would wait there for one that asks nobody any more, and calls that have yet
+    to enter the backend would be overtaken by the next. Such a call still comes here, and is
+    compared only with those of ranks at DETAIL.
+    """
 
     def __init__(
         self, recorder: Recorder, record: GroupRecord, store: Any, sockets: GlooSockets
@@ -44,6 +54,9 @@ class GroupGuard:
         self._opening = threading.Lock()
         self._ended = False
         self._alone = False
+        self._leaving = False
+        self._period = self._left = 0
+        """How many times it was switched on, and the last of these that all ranks have left."""
         self._grace = Grace()
         self.coalesces = False
 
@@ -51,7 +64,9 @@ class GroupGuard:
         """Whether the group's calls come here. `at_once`: not from the group's beginning, so that
         other ranks may never do so."""
         self._alone = on and at_once
-        self._record.guard = self if on and not self._ended else None
+        self._leaving = not on and self._record.guard is not None and self._channel is not None
+        self._period += on
+        self._record.guard = self if (on or self._leaving) and not self._ended else None
 
     def open(self, timeout_s: float) -> SideChannel | None:
         """The network; all ranks of the group call this. None, having said why, without it."""
@@ -98,10 +113,14 @@ class GroupGuard:
             limit_s = usual_s
         if self._alone:
             limit_s = min(limit_s, JOIN_S)
+        if self._steps_aside(channel.turn):
+            return forward()
+        call = (channel, known, seq, limit_s, order)
+        agree = partial(self._agree, *call, self._period, leaves=self._leaving)
         if is_async and not self.coalesces:
             if channel.turn.pending == 0:  # else it would overtake a call that is still to enter
                 forward = self._refused_or(forward)
-            deferral = Deferral(lambda: self._agree(channel, known, seq, limit_s, order), forward)
+            deferral = Deferral(agree, forward)
             grace_s = self._grace.of(known.exact)
             work = deferral.start(channel.turn, grace_s)
             self._grace.ended(known.exact, isinstance(work, DeferredWork), grace_s)
@@ -111,7 +130,7 @@ class GroupGuard:
         try:
             forward = self._refused_or(forward)
             try:
-                self._agree(channel, known, seq, limit_s, order)
+                agree()
             except Exception as error:
                 if is_interruption(error):
                     forward()  # as without us: what a signal's handler raises comes behind the call
@@ -119,6 +138,15 @@ class GroupGuard:
             return forward()
         finally:
             turn.leave()
+            self._steps_aside(turn)
+
+    def _steps_aside(self, turn: CallQueue) -> bool:
+        """Whether calls go to the backend at once again: all ranks have left, and no call is still
+        to enter."""
+        aside = self._left == self._period and turn.pending == 0
+        if aside:
+            self._record.guard = None
+        return aside
 
     def _refused_or(self, forward: partial[Any]) -> partial[Any]:
         """Raise the backend's error where it refuses the call for its arguments, of which the other
@@ -132,19 +160,30 @@ class GroupGuard:
         return partial(lambda made, *_args: made, work, *args)
 
     def _agree(
-        self, channel: SideChannel, known: Known, seq: int, limit_s: float, order: str
+        self,
+        channel: SideChannel,
+        known: Known,
+        seq: int,
+        limit_s: float,
+        order: str,
+        period: int,
+        *,
+        leaves: bool,
     ) -> None:
         """Return when all ranks make this call, or when nobody can tell any more: then the backend
-        will say so in its own way. `order`: of the elements in memory, where that counts."""
-        if self._ended:
+        will say so in its own way. `order`: of the elements in memory, where that counts; `period`:
+        in which the call was made; `leaves`: below DETAIL."""
+        if self._ended or period <= self._left:
             return
         try:
             exact = known.exact ^ hash64(order) if order else known.exact
-            agreed = channel.agree(exact, known.contribution, limit_s)
+            said = (_LEAVES, 0) if leaves else (exact, known.contribution)
+            agreed = channel.agree(*said, limit_s)
             self._alone = False
             if agreed:
+                self._left = period if leaves else self._left
                 return
-            calls = channel.gather(f"{known.text}\n{order}".encode(), limit_s)
+            calls = channel.gather(f"{known.text}\n{order}\n{leaves:d}".encode(), limit_s)
         except DeadlineExceeded as error:
             if self._alone:
                 self._go_on(f"not all ranks have come to the first call in {limit_s:g} s")
@@ -163,10 +202,12 @@ class GroupGuard:
                 raise better from None
             self._stop()
             return
-        self._raise(calls, seq, known)
+        texts, orders, leaving = zip(*(call.decode().split("\n") for call in calls), strict=True)
+        self._raise(texts, orders, seq, known)
+        if "1" in leaving:
+            self._left = period
 
-    def _raise(self, calls: list[bytes], seq: int, known: Known) -> None:
-        texts, _, orders = zip(*(call.decode().rpartition("\n") for call in calls), strict=True)
+    def _raise(self, texts: Sequence[str], orders: Sequence[str], seq: int, known: Known) -> None:
         signatures = [Signature.from_json(text) for text in texts]
         record = self._record
         dispute = settle(signatures, record.ranks, record.place(seq))

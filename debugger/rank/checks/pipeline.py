@@ -60,6 +60,7 @@ class Pipeline:
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
     _once: Callable[[], None] | None = None
+    _all: bool = False
     _off: set[tuple[GroupRecord, str]] = field(default_factory=set)
     """What has failed by its own fault, and looks no more at the calls of that group."""
 
@@ -74,7 +75,6 @@ class Pipeline:
     def inspect(self, record: GroupRecord) -> None:
         """Look at the calls of this new group."""
         self._groups.add(record)
-        record.holds = wants(in_flight.INFLIGHT)
         self._choose(record, self._level.is_detail())
 
     def look_once(self, look: Callable[[], None] | None) -> None:
@@ -83,14 +83,29 @@ class Pipeline:
         self._once = look
         self._switch(self._level.is_detail())
 
+    def make_all(self) -> Callable[[], None]:
+        """Makes every check, asked for or not, until what is returned is called."""
+
+        def switch(on: bool) -> None:
+            self._all = on
+            self._switch(self._level.is_detail())
+
+        switch(True)
+        return partial(switch, False)
+
+    def _wants(self, name: str) -> bool:
+        return self._all or wants(name)
+
     def _choose(self, record: GroupRecord, detail: bool) -> None:
         recorder, several = self._recorder, len(record.ranks) > 1
+        record.holds = self._wants(in_flight.INFLIGHT)
         if detail and record.holds:
             in_flight.prepare()
-        names = frozenset(filter(wants, non_finite.NAMES))
-        strided = several and (detail or wants(memory_layout.TENSORS))
+        names = frozenset(filter(self._wants, non_finite.NAMES))
+        strided = several and (detail or self._wants(memory_layout.TENSORS))
         tensors = memory_layout.TensorCheck(recorder, record).before if strided else None
-        replicas = self._gradients(record) if several and REPLICAS in asked() else None
+        sums = several and (self._all or REPLICAS in asked())
+        replicas = self._gradients(record) if sums else None
         looks: dict[str, Inspect | None] = {
             "the log of calls": _log_of_calls(record),
             "the check of tensors": tensors,

@@ -289,11 +289,22 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                     raise
                 frame = _getframe(0)
             line = lane.newest.get(frame.f_lasti)
-            if (
-                line is None
-                or line.code is not frame.f_code
-                or (line.above and not stands_below(line.above, lane.depth))
-            ):
+            if line is not None:
+                if line.code is not frame.f_code:
+                    line = None
+                elif line.by is not None:
+                    up = frame.f_back
+                    if up is None:
+                        line = None
+                    elif up.f_lasti != line.by_at or up.f_code is not line.by:
+                        line = line.siblings.get((id(up.f_code), up.f_lasti))
+                    if line is not None and line.over is not None:
+                        up = up.f_back if up is not None else None
+                        if up is None or up.f_lasti != line.over_at or up.f_code is not line.over:
+                            line = None
+                elif line.above and not stands_below(frame, line.above):
+                    line = None
+            if line is None:
                 line = lane.find(_getframe(0))
             del frame  # it may be this function's own, and would keep the handle alive
             # 3. What is called: all of it is described once per distinct call.

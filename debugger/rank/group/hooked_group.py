@@ -18,7 +18,7 @@ from typing import Any
 
 from ...record.layout import ASYNC_FLAG
 from ...record.ops import OPS, POINT_TO_POINT, Pattern, op_type
-from ...record.writing.slots import Place, ThreadSlot
+from ...record.writing.slots import Origin, ThreadSlot
 from ..log.rank_log import report_own_fault
 from ..record import describe
 from ..record.recorder import GroupRecord, Known, Recorder
@@ -158,7 +158,9 @@ class HookedGroup:
                 # The backend has raised in place of making it: the other ranks never meet it.
                 recorder.writer.take_back(left.number, self.record.slot, left.known)
                 recorder.writer.break_off(left.number, left.thread)
-            number, thread = recorder.writer.begin(self.record.slot, known, Place(site), ASYNC_FLAG)
+            number, thread = recorder.writer.begin(
+                self.record.slot, known, Origin(site), ASYNC_FLAG
+            )
             self._begun[ident] = _Begun(number, thread, known, told.op_id)
         except Exception as error:
             self.switch_off(error)
@@ -204,7 +206,7 @@ class HookedGroup:
                 if call.made_ns <= moment_ns:
                     continue
                 writer = recorder.writer
-                place = Place(call.site)
+                place = Origin(call.site)
                 number, thread = writer.begin(self.record.slot, call.known, place, ASYNC_FLAG)
                 writer.hand_over(number, thread)
                 call.number = number

@@ -155,7 +155,7 @@ class TrackedWork(ForwardingWork):
         if frame.f_code in line.fronts:
             return line.site
         site = self._recorder.site(frame)
-        if site and line.code is frame.f_code and not line.above:
+        if site and line.code is frame.f_code and (line.fronts or not line.above):
             line.waits[frame.f_lasti] = site
         return site
 

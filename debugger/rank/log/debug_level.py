@@ -64,6 +64,18 @@ class DebugLevel:
             for observer in self._observers:
                 observer(level == DETAIL)
 
+    def raise_to_detail(self) -> Callable[[], None]:
+        """Sets DETAIL. Returns what takes that back, unless the program has set another level."""
+        before = self._current, self._shown
+        self.choose(DETAIL)
+
+        def take_back() -> None:
+            if self._current == DETAIL:
+                self.choose(before[0])
+                self._shown = before[1]
+
+        return take_back
+
     def _begin(self, level: str, shown: str) -> None:
         self._from_start = (level, shown)
         self.choose(level)

@@ -217,6 +217,7 @@ class PlannedLayer(Layer):
         super().__init__(directory, writer)
         writer.find_line = self.recorder.safe_site
         self._program = writer
+        self.precheck = None  # most values are stand-ins, of which nothing can be told
         self.places: DevicePlaces | None = None
         """The devices of tensors, where GPUs are pretended."""
 

@@ -49,9 +49,9 @@ _ENOUGH_BYTES, _SHARE_OF_MUCH = 5 << 29, 0.125
 """A plan does with so much, and takes more only of a machine that has plenty."""
 _USUAL_BYTES = 64 << 20
 """The memory of its own that a rank of a small program takes."""
-_FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy")
-"""Modules that most programs import later than the first rank can tell: each rank would do it by
-itself."""
+_FIRST = ("torch.distributed.nn", "torch.optim", "torch.utils.data", "numpy", "structlog")
+"""Modules that most programs, or their log, import later than the first rank can tell: each rank
+would do it by itself."""
 _NEVER = frozenset({"__main__", "__mp_main__", "sitecustomize", "usercustomize", "antigravity"})
 
 

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import sysconfig
+import threading
 from traceback import walk_tb
 from types import CodeType, FrameType
 
@@ -17,6 +18,7 @@ _BENCHMARKS = os.path.join(_HERE, "benchmarks", "")
 _STDLIB = tuple(os.path.join(sysconfig.get_paths()[name], "") for name in ("stdlib", "platstdlib"))
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
+_AUTOGRAD = f"{os.sep}torch{os.sep}autograd{os.sep}graph.py"
 _GRAPH = "<eval_with_key>"
 _INDUCTOR_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _INDUCTOR = f"{os.sep}torchinductor_"
@@ -137,6 +139,12 @@ def find(frame: FrameType | None, of_another: bool = False) -> FrameType | None:
 def of_thread(ident: int) -> FrameType | None:
     """The user's frame in which another thread of this process stands."""
     return find(frames.of_thread(ident), of_another=True)
+
+
+def in_backward() -> bool:
+    """Whether the main thread waits for autograd, whose own threads call hooks."""
+    frame = frames.of_thread(threading.main_thread().ident)
+    return frame is not None and frame.f_code.co_filename.endswith(_AUTOGRAD)
 
 
 def users(frame: FrameType | None) -> FrameType | None:

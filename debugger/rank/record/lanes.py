@@ -7,6 +7,7 @@ own guard. It costs half of what it takes to read the tensors, which a key needs
 
 from __future__ import annotations
 
+import dis
 import inspect
 import os
 import sys
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...record.writing.slots import Place
+from ...record.writing.slots import Origin
 from . import call_site
 from .describe import (
     METHODS,
@@ -176,6 +177,11 @@ _MOST_LINES = 1000
 _MOST_TRIES = 16
 _MOST_ABOVE = 64
 """To compare more frames than that takes as long as to search."""
+_MOST_CALLERS = 2
+"""To look at one costs 0.1 µs with every call."""
+_JUMPS = frozenset({*dis.hasjabs, *dis.hasjrel})
+_MOST_ALIKE = 8
+_JOIN = f"{os.sep}torch{os.sep}distributed{os.sep}algorithms{os.sep}join.py"
 _DEPRECATED = f"{os.sep}typing_extensions.py"
 
 
@@ -192,8 +198,8 @@ Standing = tuple[CodeType, int]
 ANYWHERE = -1
 
 
-class CallLine(Place):
-    """A line of the user's code from which calls come: `fronts`, torch's public
+class CallLine(Origin):
+    """A line of the user's code from which calls come, as its callers do: `fronts`, torch's public
     function that it calls, with all that this one calls until it comes to the group; the `code`
     that the line is in, which must not be freed, for it is known by its address; how many frames
     above the group's method a function of torch's stood that waits for the handle by itself
@@ -203,20 +209,30 @@ class CallLine(Place):
     once it came twice, what tells whether the next is like it (`same`), which is made anew
     `tries_left` times at most, for it costs as much as it saves in ten calls.
 
+    The line is known by the frames `above`, too, up to the last of its callers: of the user's the
+    instruction counts. The first one is `by`, at the instruction `by_at`, and the second one is
+    `over`, at `over_at` (None: there is no such); `siblings` are the lines of all other callers, by
+    address and `by_at`.
+
     Where code that is not the user's (of a package, of torch's modules and optimizers) makes the
     call for the user's line, the line is known by the instruction in that code, its `code`, and by
-    the frames `above`, from the next one to the user's. Of that and of the first one of a package
-    the instruction counts, too; of the others that none is the user's. No `fronts` and `waits`
-    then: the handles of other lines may be waited for in the same code."""
+    the frames from the next one to the user's, and on. Of the first one of a package the
+    instruction counts, too; of the others that none is the user's. No `fronts` and `waits` then:
+    the handles of other lines may be waited for in the same code."""
 
     __slots__ = (
         "above",
         "blocks_at",
         "blocks_in",
+        "by",
+        "by_at",
         "code",
         "fronts",
         "known",
+        "over",
+        "over_at",
         "same",
+        "siblings",
         "tries_left",
         "waits",
     )
@@ -229,13 +245,18 @@ class CallLine(Place):
         blocks_at: int = 0,
         blocks_in: CodeType | None = None,
         above: tuple[Standing, ...] = (),
+        placed: bool = True,
     ) -> None:
-        super().__init__(site)
+        super().__init__(site, placed)
         self.fronts = fronts
         self.code = code
         self.blocks_at = blocks_at
         self.blocks_in = blocks_in
         self.above = above
+        direct = above if fronts else ()
+        nobody: tuple[CodeType | None, int] = (None, ANYWHERE)
+        (self.by, self.by_at), (self.over, self.over_at) = [*direct, nobody, nobody][:2]
+        self.siblings: dict[tuple[int, int], CallLine] = {}
         self.waits: dict[int, int] = {}
         self.known: Known | None = None
         self.same: Same | None = None
@@ -276,9 +297,9 @@ class Lane:
     options: type | None = None
     is_async: Callable[[Any], bool] = _always
     depth: int = 0
-    lines: dict[tuple[int, int], CallLine] = field(default_factory=dict)
+    lines: dict[tuple[int, int], list[CallLine]] = field(default_factory=dict)
     newest: dict[int, CallLine] = field(default_factory=dict)
-    _by_depth: dict[int, dict[tuple[int, int], CallLine]] = field(default_factory=dict)
+    _by_depth: dict[int, dict[tuple[int, int], list[CallLine]]] = field(default_factory=dict)
     _through: dict[tuple[int, ...], CallLine] = field(default_factory=dict)
     """The lines of calls that other code makes for the user's line, by its instruction, too, and by
     the places of the frames."""
@@ -295,10 +316,9 @@ class Lane:
         for _ in range(self.depth):
             user = user.f_back if user is not None else None
         if user is not None:
-            line = self.lines.get((id(user.f_code), user.f_lasti))
-            if line is not None:
-                self.newest[user.f_lasti] = line
-                return line
+            for line in self.lines.get((id(user.f_code), user.f_lasti), ()):
+                if stands_below(user, line.above):
+                    return self._take(user.f_lasti, line)
         return self._find(frame)
 
     def _find(self, frame: FrameType) -> CallLine:
@@ -311,17 +331,36 @@ class Lane:
         if found is None or call_site.frame_kind(found.f_code.co_filename) != call_site.USER:
             above = () if found is None else _above(found)
             if found is None or not above:
-                return CallLine(self.recorder.site(frame.f_back), (), None, blocks_at, blocks_in)
-            return self._find_through(found, len(fronts) + 1, above, blocks_at, blocks_in)
-        site = self.recorder.site(found)
-        line = CallLine(site, tuple(fronts), found.f_code, blocks_at, blocks_in)
+                # Where another thread stands by then is no matter of the call's, unless it waits.
+                placed = found is not None or call_site.in_backward()
+                site = self.recorder.site(frame.f_back)
+                return CallLine(site, (), None, blocks_at, blocks_in, placed=placed)
+            return self._find_through(frame, found, len(fronts) + 1, above, blocks_at, blocks_in)
+        callers = _callers(found)
+        above = _standing(callers)
+        site = self.recorder.called(self.recorder.site(found), callers)
+        of = (tuple(fronts), found.f_code, blocks_at, blocks_in, above, not _joins(frame, found))
+        line = CallLine(site, *of)
         self._stand(len(fronts) + 1)
         if len(self.lines) >= _MOST_LINES:
             self.lines.clear()  # a program that makes its code as it goes
             self.newest.clear()
         if line.site:  # 0: there was no room for it
-            self.lines[id(found.f_code), found.f_lasti] = line
-            self.newest[found.f_lasti] = line
+            alike = self.lines.setdefault((id(found.f_code), found.f_lasti), [])
+            alike.insert(0, line)
+            del alike[_MOST_ALIKE:]
+            self._take(found.f_lasti, line)
+        return line
+
+    def _take(self, at: int, line: CallLine) -> CallLine:
+        """The newest line at this offset of an instruction is this one."""
+        before = self.newest.get(at)
+        if before is not None and before.code is line.code and line.by is not None:
+            line.siblings = before.siblings
+            if len(line.siblings) >= _MOST_LINES:
+                line.siblings.clear()
+        line.siblings[id(line.by), line.by_at] = line
+        self.newest[at] = line
         return line
 
     def _stand(self, depth: int) -> None:
@@ -333,6 +372,7 @@ class Lane:
 
     def _find_through(
         self,
+        frame: FrameType,
         found: FrameType,
         depth: int,
         above: tuple[Standing, ...],
@@ -341,12 +381,18 @@ class Lane:
     ) -> CallLine:
         """The user's line for which the code of this frame makes the call."""
         self._stand(depth)
+        user = found
+        for _ in above:
+            user = user.f_back or user
+        callers = _callers(user)
+        above += _standing(callers)
         places = (value for code, lasti in above for value in (id(code), lasti))
         key = (depth, id(found.f_code), found.f_lasti, *places)
         line = self._through.get(key)
         if line is None:
-            site = self.recorder.site(found)
-            line = CallLine(site, (), found.f_code, blocks_at, blocks_in, above)
+            site = self.recorder.called(self.recorder.site(found), callers)
+            of = (found.f_code, blocks_at, blocks_in, above, not _joins(frame, user))
+            line = CallLine(site, (), *of)
             if len(self._through) >= _MOST_LINES:
                 self._through.clear()
                 self.newest.clear()
@@ -379,15 +425,44 @@ def _above(frame: FrameType) -> tuple[Standing, ...]:
     return ()
 
 
-def stands_below(above: tuple[Standing, ...], depth: int) -> bool:
-    """Whether the frames above the one that is so many above the method which asks are these."""
-    try:
-        for code, lasti in above:
-            depth += 1
-            frame = _getframe(depth + 1)  # this function's own is below them all
-            if frame.f_code is not code or lasti not in (ANYWHERE, frame.f_lasti):
-                return False
-    except ValueError as error:  # so many frames are not there
-        look_again(error)
-        return False
+def _callers(user: FrameType) -> list[FrameType]:
+    """Returns the frames of the user's code that have called this one of it, up to one that goes
+    round in a loop: that makes the steps, and who has called it is the same for all of them. None
+    where a function is among them twice: a call at another depth of a recursion comes from the same
+    place."""
+    callers: list[FrameType] = []
+    above = user.f_back
+    while above is not None and len(callers) < _MOST_CALLERS:
+        code = above.f_code
+        if call_site.frame_kind(code.co_filename) != call_site.USER or call_site.is_compiled(code):
+            break
+        if code is user.f_code or any(code is one.f_code for one in callers):
+            return []
+        callers.append(above)
+        if any(one.opcode in _JUMPS and one.argval < one.offset for one in dis.Bytecode(code)):
+            break
+        above = above.f_back
+    return callers
+
+
+def _standing(callers: Sequence[FrameType]) -> tuple[Standing, ...]:
+    return tuple((one.f_code, one.f_lasti) for one in callers)
+
+
+def _joins(frame: FrameType | None, user: FrameType) -> bool:
+    """Whether torch's `Join` has a part in the call, between these two frames: it stands for calls
+    that other ranks make."""
+    while frame is not None and frame is not user:
+        if frame.f_code.co_filename.endswith(_JOIN):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def stands_below(frame: FrameType | None, above: tuple[Standing, ...]) -> bool:
+    """Whether the frames above this one are these."""
+    for code, lasti in above:
+        frame = frame.f_back if frame is not None else None
+        if frame is None or frame.f_code is not code or lasti not in (ANYWHERE, frame.f_lasti):
+            return False
     return True

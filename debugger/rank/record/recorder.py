@@ -140,8 +140,7 @@ class Recorder:
         self.world = None
         self._identity = dict(identity)
         self.sites = {}
-        self._places: dict[int, tuple[str, int]] = {}
-        self._functions: dict[int, tuple[str, str]] = {}
+        self._lines: dict[int, tuple[str, int, str, str]] = {}
         self._shown_names: dict[Any, str] = {}
         self._incarnations: dict[str, int] = {}
         self.lost_call: lost_connections.LostCall | None = None
@@ -252,18 +251,37 @@ class Recorder:
             report_own_fault("recording of lines", error)
             return 0
 
-    def site_at(self, file: str, line: int, function: str, through: str = "") -> int:
-        """The id of this line, and of the package's line `through` which it made a call."""
-        row = [file, line, function, through] if through else [file, line, function]
+    def site_at(
+        self,
+        file: str,
+        line: int,
+        function: str,
+        through: str = "",
+        callers: Sequence[tuple[str, int, str]] = (),
+    ) -> int:
+        """The id of this line, of the package's line `through` which it made a call, and of the
+        lines that led to it."""
+        row: list[Any] = [file, line, function]
+        if through or callers:
+            row.append(through)
+        if callers:
+            row.append(callers)
         number = self.writer.define(Definition.SITE, json.dumps(row))
         if number:  # 0: there was no room for it
-            self._places[number] = (file, line)
-            self._functions[number] = (file, function)
+            self._lines[number] = (file, line, function, through)
         return number
+
+    def called(self, site: int, callers: Sequence[FrameType]) -> int:
+        """The id of this line as these frames have led to it."""
+        if not site or not callers:
+            return site
+        rows = [(one.f_code.co_filename, one.f_lineno, one.f_code.co_name) for one in callers]
+        return self.site_at(*self._lines[site], rows)
 
     def function_of(self, site: int) -> tuple[str, str]:
         """File and function of a line by its id."""
-        return self._functions.get(site, ("", ""))
+        file, _, function, _ = self._lines.get(site, ("", 0, "", ""))
+        return file, function
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -483,7 +501,8 @@ class Recorder:
             shown = {"group": self._shown_names.get(note.group, note.group)}
         else:
             shown = {}
-        rank_log.note(note, message, self._places.get(site), shown)
+        line = self._lines.get(site)
+        rank_log.note(note, message, None if line is None else line[:2], shown)
 
 
 def _main_ident() -> int:

@@ -35,6 +35,8 @@ from ...record.notes import ReplicasNote
 from ...record.replicas import ALONE, APART, ReplicaWriter, file_name
 from ...record.signature import hash64
 from ...record.snapshot import Column
+from ..checks import pipeline
+from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
@@ -65,22 +67,6 @@ Stamp = tuple[tuple[int, int], int, int]
 """When a digest is taken (see `snapshot.Digest`), its step and its site."""
 
 
-def observe(
-    recorder: Recorder,
-    directory: Path,
-    gradients: ReducedGradients | None,
-    on_own_rank: Callable[[Callable[[], None]], None],
-) -> None:
-    """From now on the steps of all optimisers are looked at. `gradients`: as of `ReplicaCheck`.
-    `on_own_rank(adopt)` has `adopt` called in a forked child that becomes a rank."""
-    check = ReplicaCheck(recorder, directory / "ranks", gradients)
-    training.on_model_replicated(check.replicated)
-    training.on_statistics(check.forward)
-    training.on_models_averaged(check.averaged)
-    training.on_optimizer_steps(check.before_step, check.after_step)
-    on_own_rank(check.adopt)
-
-
 def is_due(moment: int, every: int) -> bool:
     """For one moment in `every`, spread evenly, and for the same on all ranks: by the count of its
     own steps, a rank that has left one out would never be compared again."""
@@ -102,6 +88,8 @@ class Replica:
     writer: ReplicaWriter
     last: Stamp = ((-1, 0), 0, 0)
     withheld: Row | None = None
+    fresh: bool = True
+    """Whether nothing was looked at since the check has begun."""
     reduced: int = 0
     """The count of reduced gradients at its last step."""
     left_alone: bool = False
@@ -134,7 +122,12 @@ class Steps:
 
 
 class ReplicaCheck:
-    """The optimisers of this process. `gradients`: which were reduced; None: DDP's models only."""
+    """The optimisers of this process. `gradients`: which were reduced; None: DDP's models only.
+
+    It looks from the start where it is asked for, or for a while (`look_meanwhile`). Of a model
+    that was trained before, nobody knows then whether its ranks step on their own: what it is
+    before a step counts once that step was made with the others.
+    """
 
     def __init__(
         self, recorder: Recorder, directory: Path, gradients: ReducedGradients | None
@@ -157,20 +150,66 @@ class ReplicaCheck:
         self._files = 0
         self._full = False
         self._off = False
+        self._is_asked = False
+        self._late = False
+        self._hears_forwards = False
+
+    def observe(self) -> None:
+        """The check is asked for: from now on the steps of all optimisers are looked at."""
+        self._is_asked = True
+        if REPLICAS not in pipeline.asked():
+            self._gradients = None
+        training.on_statistics(self.forward)
+        training.on_models_averaged(self.averaged)
+        training.on_optimizer_steps(self.before_step, self.after_step)
+
+    def look_meanwhile(self) -> Callable[[], None]:
+        """Looks at the steps of all optimisers until what is returned is called. Nothing changes
+        where the check is asked for."""
+        if self._is_asked:
+            return lambda: None
+        if not self._hears_forwards:
+            self._hears_forwards = True
+            training.on_statistics(self.forward)
+        self._late, self._every, self._pid = True, 1, os.getpid()
+        self._begin_anew()
+        for replica in self._replicas:
+            replica.left_alone, replica.apart, replica.fresh = False, 0, True
+        for number, known in enumerate(self._models):
+            model = known.reference()
+            group: Any = getattr(model, "process_group", None)
+            if model is not None and isinstance(group, CheckedGroup):
+                now = (group._record.slot.issued, known.synchronised)
+                parameters = model.module.parameters()
+                self._stepped.update({(number, id(one)): now for one in parameters})
+        if training.averages_models():
+            self.averaged()
+        unhook = training.on_optimizer_steps(self.before_step, self.after_step)
+
+        def end() -> None:
+            unhook()
+            self._begin_anew()
+
+        return end
+
+    def _begin_anew(self) -> None:
+        self._steps.clear()
+        self._stepped.clear()
+        self._local.clear()
+        for replica in self._replicas:
+            replica.withheld = None
+        if self._gradients is not None:
+            self._gradients.forget_all()
 
     def adopt(self) -> None:
         """This process was forked, and is a rank of its own now: what the parent has trained is
         none of its business."""
         self._pid = os.getpid()
-        self._steps.clear()
+        self._begin_anew()
         self._models.clear()
         self._replicas.clear()
-        self._stepped.clear()
-        self._local.clear()
         self._namesakes.clear()
         self._files = 0
-        if self._gradients is not None:
-            self._gradients.forget_all()
 
     # -- what torch tells ----------------------------------------------------------------------
 
@@ -238,7 +277,7 @@ class ReplicaCheck:
                     replica.apart += 1
                     flags = APART | ALONE * alone
                     self._add(replica, optimizer, tensors, steps.made, site, flags)
-            elif made or replica.last[0][0] < 0:
+            elif made or replica.fresh:
                 if replica.model == BY_EQUALITY:
                     if replica.apart == MOST_APART:
                         continue
@@ -261,7 +300,7 @@ class ReplicaCheck:
         issued, turn = replica.group.slot.issued, 0
         if issued == replica.last[0][0]:
             turn = replica.last[0][1] + 1
-        replica.last = ((issued, turn), step, site)
+        replica.last, replica.fresh = ((issued, turn), step, site), False
         self._take(replica, optimizer, tensors, replica.last, flags)
 
     def _add_whole(
@@ -298,7 +337,7 @@ class ReplicaCheck:
             values = reading.values(len(replica.columns))
             samples = reading.samples(replica.samples)
             row = (at, step | flags, site, time.monotonic_ns(), values, samples)
-            if step == 1 and not flags:
+            if step == (0 if self._late else 1) and not flags:
                 replica.withheld = row
             else:
                 replica.writer.append(*row)
@@ -415,7 +454,8 @@ class ReplicaCheck:
             try:
                 path = self._directory / name
                 writer = ReplicaWriter(
-                    path, group_key, text, columns, samples, axis, unreduced, declared.like
+                    *(path, group_key, text, columns, samples, axis),
+                    *(unreduced, declared.like, self._late),
                 )
                 break
             except FileExistsError:

@@ -14,7 +14,6 @@ mistake. Either way all of the model must be equal again by the next step.
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
@@ -28,6 +27,7 @@ from torch.optim import Optimizer
 
 from ..group.checked_group import CheckedGroup
 from ..record.recorder import GroupRecord
+from ..torch_private.training import living
 from . import quantities
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
@@ -236,4 +236,4 @@ def find(optimizer: Optimizer) -> dict[int, str]:
 
 def modules() -> list[nn.Module]:
     """Returns all modules of this process."""
-    return [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]
+    return living(nn.Module)

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import re
+import sys
 from collections.abc import Callable
 from traceback import walk_tb
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.autograd
@@ -83,15 +85,35 @@ def on_models_averaged(note: Callable[[], None]) -> None:
     before(post_localSGD_hook.PostLocalSGDState, "__init__", lambda *_, **__: note())
 
 
+def averages_models() -> bool:
+    """Whether the program has one of torch's own averagers of models."""
+    modules = ((_AVERAGERS, "ModelAverager"), (_LOCAL_SGD, "PostLocalSGDState"))
+    kinds = (getattr(sys.modules.get(module), name, None) for module, name in modules)
+    return any(living(kind) for kind in kinds if kind is not None)
+
+
 @SCALING
 def on_loss_scaling(note: Callable[[], None]) -> None:
-    """Hear of each enabled GradScaler, FSDP's included, at its first loss."""
-
+    """Hear of each enabled GradScaler, FSDP's included: of one that is there, and of others at
+    their first loss."""
     before(torch.amp.GradScaler, "_lazy_init_scale_growth_tracker", lambda *_, **__: note())
+    if any(one.is_enabled() for one in living(torch.amp.GradScaler)):
+        note()
 
 
-def on_optimizer_steps(begins: Callable[[Any], None], ends: Callable[[Any], None]) -> None:
-    """Hear of each step of each optimiser."""
+T = TypeVar("T")
+
+
+def living(kind: type[T]) -> list[T]:
+    """Returns all objects of this class. Looks at all objects of the process: some hundredths of a
+    second."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+def on_optimizer_steps(
+    begins: Callable[[Any], None], ends: Callable[[Any], None]
+) -> Callable[[], None]:
+    """Hear of each step of each optimiser. Returns what takes that back."""
     from torch.optim import optimizer
 
     def hook(tell: Callable[[Any], None]) -> Callable[..., None]:
@@ -101,8 +123,14 @@ def on_optimizer_steps(begins: Callable[[Any], None], ends: Callable[[Any], None
 
         return call
 
-    optimizer.register_optimizer_step_pre_hook(hook(begins))
-    optimizer.register_optimizer_step_post_hook(hook(ends))
+    first = optimizer.register_optimizer_step_pre_hook(hook(begins))
+    second = optimizer.register_optimizer_step_post_hook(hook(ends))
+
+    def take_back() -> None:
+        first.remove()
+        second.remove()
+
+    return take_back
 
 
 def cannot_look(hook: FrameType) -> bool:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, make_dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,11 +19,25 @@ from .. import layout, steady_clock
 from ..definitions import Budget, Definitions
 from ..layout import Activity, CallState, GroupState, Phase, Role
 from ..limits import MOST_RANKS
+from ..lines import pack, place_at
 from ..notes import ReplicasNote
 from ..replicas import ReplicaFiles
 from ..safe_files import object_of
 from ..signature import MASK
-from ..snapshot import Call, Channel, Group, GroupKey, Process, Rank, Replicas, Timing, Wait
+from ..snapshot import (
+    Call,
+    Channel,
+    Group,
+    GroupKey,
+    LineLog,
+    Place,
+    Process,
+    Rank,
+    Replicas,
+    Surprise,
+    Timing,
+    Wait,
+)
 from . import copies
 from .ring import MESSAGES, OpenMaps, RingReader
 from .ring import FlightError as FlightError
@@ -62,6 +77,35 @@ def thawed(frozen: type[_T]) -> type[_T]:
 _RANK, _GROUP, _WAIT, _CALL = thawed(Rank), thawed(Group), thawed(Wait), thawed(Call)
 _OF_CALLS = 1 << 63
 """Beside the serial of a wait that is a thread's word: those of other waits are far from it."""
+
+
+class RecordedLines:
+    """The lines of a group or channel, read when they are asked for. Implements `LineLog`.
+
+    Where surprises are lost, those of the calls that the ring still has stand for them. The last
+    call is looked at there, too: its slot is written before its surprise.
+    """
+
+    def __init__(self, reader: FlightReader, mark: tuple[int, int], last: int, call: int) -> None:
+        """`last`: the last surprise, `call`: the last call, each by its number + 1."""
+        self._reader = reader
+        self.mark = mark
+        self._last, self._call = last, call
+
+    @functools.cached_property
+    def surprises(self) -> Sequence[Surprise]:
+        known = self._reader.surprises(self._last, self.mark[0])
+        found: Sequence[Surprise] = known or ()
+        if known is None:
+            found = pack([*self._reader.recent_places(self._call - 1)][::-1]).surprises
+        for seq, place in islice(self._reader.recent_places(self._call - 1), 1):
+            if found and seq > found[-1].seq and place_at(found, seq) != place:
+                return [*found, Surprise(seq, place, 1)]
+        return found
+
+    @property
+    def first(self) -> int:
+        return self.surprises[0].seq if self.surprises else 0
 
 
 class FlightReader(RingReader):
@@ -251,6 +295,7 @@ class FlightReader(RingReader):
                 balance=balance,
                 last=last - 1 if last and issued else None,
                 timeout_s=text.timeout_s,
+                lines=self._read_lines(at + layout.GROUP_LINES_AT, last) if issued else None,
             )
             made.__class__ = Group
         return groups
@@ -276,9 +321,47 @@ class FlightReader(RingReader):
                 issued, chain, last = (newest[10] + 1) & MASK, newest[11], newest[0]
             text = self._definitions.channels.get(definition)
             if text is not None:
+                lines = self._read_lines(at + layout.CHANNEL_LINES_AT, last) if issued else None
                 last = last - 1 if last else None
-                channels.append(replace(text, issued=issued, chain=chain, last=last))
+                channels.append(replace(text, issued=issued, chain=chain, last=last, lines=lines))
         return tuple(channels)
+
+    def _read_lines(self, at: int, call: int) -> LineLog | None:
+        for _ in range(3):
+            count, last, mark, again = layout.LINES.unpack_from(self._map, at)
+            if count == again:
+                known = 0 < count < layout.NO_LINES
+                return RecordedLines(self, (count, mark), last, call) if known else None
+        return None
+
+    def surprises(self, last: int, count: int) -> list[Surprise] | None:
+        """Returns so many surprises up to the one with this number + 1, oldest first; None where
+        not all of them are on record."""
+        found: list[Surprise] = []
+        self._definitions.read(self._map, self.noted_bytes, self.wall_offset_ns)
+        if count > layout.SURPRISES:
+            return None
+        for _ in range(count):
+            at = layout.SURPRISES_OFFSET + (last - 1) % layout.SURPRISES * layout.SURPRISE.size
+            mark, seq, site, period, previous, again = layout.SURPRISE.unpack_from(self._map, at)
+            if not mark & 0xFFFFFFFF == again == last:
+                return None
+            if not found or seq < found[-1].seq:  # else the call was refused
+                found.append(Surprise(seq, self._definitions.places.get(site), period))
+            last = previous
+        found.reverse()
+        sound = all(0 < one.period <= one.seq - found[0].seq + 1 for one in found)
+        return found if sound else None
+
+    def recent_places(self, last: int) -> Iterator[tuple[int, Place | None]]:
+        """Yields sequence number and place of the calls in the ring, from the group's or channel's
+        last one backwards."""
+        for _, row in self._walk(last):
+            yield row[10], self._place(row)
+
+    def _place(self, row: tuple[Any, ...]) -> Place | None:
+        unplaced = row[5] & layout.UNPLACED_FLAG
+        return None if unplaced else self._definitions.places.get(row[7])
 
     def _read_waits(self, calls: Sequence[int]) -> tuple[Wait, ...]:
         """`calls`: the threads' words."""
@@ -362,6 +445,7 @@ class FlightReader(RingReader):
             seq=row[10],
             signature=self._definitions.signature(self._map, row[6], row[3], number),
             site=self._definitions.sites.get(row[7]),
+            place=self._place(row),
             thread=row[2],
             state=state,
             is_async=bool(row[5] & layout.ASYNC_FLAG),

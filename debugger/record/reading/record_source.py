@@ -72,6 +72,7 @@ class RecordSource(RingReader):
         self._anew = False
         self._mark: tuple[int, ...] = ()
         self._calls_told = 0
+        self._surprises_told = 0
         self._lasts: dict[int, int] = {}
         self._still_told = False
         self._filled = False
@@ -91,7 +92,7 @@ class RecordSource(RingReader):
         now, as the end of a text that has become shorter: zeros are told, too."""
         self._anew = True
         self._told = bytearray(len(self._told))
-        self._heap_told = 0
+        self._heap_told = self._surprises_told = 0
         self._still_told = False
 
     def sample(self, still_calls: int = STILL_CALLS) -> list[Piece]:
@@ -104,6 +105,7 @@ class RecordSource(RingReader):
         # All but how much of the heap is in use: that belongs to the heap, which is read last.
         found = [*self._changed(0, layout.HEAP_USED_AT)]
         found += self._changed(layout.HEAP_USED_AT + layout.U64.size, layout.GROUPS_OFFSET)
+        found += joined(self._surprises())
         used_groups = self._used(layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS)
         groups_end = layout.GROUPS_OFFSET + used_groups * layout.GROUP_BYTES
         found += self._changed(layout.GROUPS_OFFSET, groups_end)
@@ -132,6 +134,14 @@ class RecordSource(RingReader):
             if not layout.U32.unpack_from(self._map, start + index * size)[0]:
                 return index
         return most
+
+    def _surprises(self) -> Iterator[Piece]:
+        count = int(layout.U64.unpack_from(self._map, layout.SURPRISES_AT)[0])
+        for number in range(max(self._surprises_told, count - layout.SURPRISES), count):
+            size = layout.SURPRISE.size
+            at = layout.SURPRISES_OFFSET + number % layout.SURPRISES * size
+            yield at, self._map[at : at + size]
+        self._surprises_told = count
 
     def _checkpoints(self, groups: int, still: bool) -> Iterator[Piece]:
         size = layout.CHECKPOINT.size

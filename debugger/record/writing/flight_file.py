@@ -20,10 +20,11 @@ from typing import Any
 
 from ...system import proc
 from .. import layout
+from ..definitions import place_of
 from ..layout import Definition, GroupState, Phase, Role, packed_ranks
 from ..lost_pages import keep
 from ..notes import NoteData
-from .slots import ChannelSlot, GroupSlot
+from .slots import ChannelSlot, GroupSlot, Surprises
 
 _now = time.monotonic_ns
 
@@ -58,6 +59,8 @@ class FlightFile:
         self._heap_used = 0
         self._ids: dict[tuple[int, Hashable], int] = {}
         self._counts: dict[int, int] = {}
+        self._place_keys = {0: 0}
+        """The keys of places by the ids of their sites."""
         self._next_group = 0
         self._free_groups: list[int] = []
         self._next_channel = 0
@@ -196,6 +199,8 @@ class FlightFile:
             self._heap_used = used + head.size + len(raw)
             self._words[layout.HEAP_USED_AT // 8] = self._heap_used
             self._ids[known] = number
+            if kind is Definition.SITE:
+                self._place_keys[number] = place_of(json.loads(text)).key
             return number
 
     @property
@@ -237,6 +242,7 @@ class FlightFile:
             layout.GROUP.pack_into(
                 self._map, slot.offset, definition, creating, 0, 0, 0, 0, 0, last
             )
+            slot.surprises = Surprises()
             self._group_slots[index] = slot
             return slot
 
@@ -249,6 +255,7 @@ class FlightFile:
             self._map[slot.offset + layout.GROUP_STATE_AT] = int(state)
             if state is GroupState.DESTROYED:
                 del self._group_slots[slot.index]
+                slot.surprises = None
                 if self._latest is slot:
                     self._latest = None  # what is written here now is another group's
                 self._free_groups.append(slot.index)
@@ -290,6 +297,7 @@ class FlightFile:
             slot = ChannelSlot(self._next_channel)
             self._next_channel += 1
             layout.CHANNEL.pack_into(self._map, slot.offset, definition, 0, 0, 0)
+            slot.surprises = Surprises()
             return slot
 
 

@@ -37,9 +37,9 @@ from types import FrameType
 from typing import Any
 
 from .. import layout
-from ..layout import ASYNC_FLAG, Activity, Definition, GroupState
+from ..layout import ASYNC_FLAG, UNPLACED_FLAG, Activity, Definition, GroupState
 from .flight_file import described
-from .slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
+from .slots import CallDescription, ChannelSlot, GroupSlot, Origin, ThreadSlot
 from .writer import FlightWriter
 
 FOLDER = "programs"
@@ -147,7 +147,7 @@ class ProgramWriter(FlightWriter):
     # -- events --------------------------------------------------------------------------------
 
     def begin(
-        self, group: GroupSlot, call: CallDescription, place: Place, flags: int
+        self, group: GroupSlot, call: CallDescription, place: Origin, flags: int
     ) -> tuple[int, ThreadSlot]:
         number, thread = super().begin(group, call, place, flags)
         channel = -1 if call.channel is None else call.channel.index
@@ -157,7 +157,7 @@ class ProgramWriter(FlightWriter):
             group.index,
             self._kind(call),
             place.site,
-            flags,
+            flags if place.place else flags | UNPLACED_FLAG,
             self._thread_number(),
             channel,
             self.find_stream(sys._getframe(1)),

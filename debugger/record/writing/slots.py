@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass, field
 
 from .. import layout
+from ..lines import Predictor
 
 WRITTEN = -1
 """The value of `ThreadSlot.current` where the thread is in no call, but its next one must be put
@@ -38,29 +39,85 @@ class CallDescription:
         self.adds = self.has_shapes or self.contribution != 0
 
 
-class Place:
-    """A line that makes calls of one group, by the id of its `site`; and what all slots of the ring
+class Origin:
+    """A line that makes calls of one group, by the id of its `site`, which is its `place`, too, but
+    where other ranks' calls may lawfully come from elsewhere (0); and what all slots of the ring
     that they take have in common, as long as they are this `call`, with these `flags` and on this
     `thread` (`common`: those bytes)."""
 
-    __slots__ = ("call", "common", "flags", "site", "thread")
+    __slots__ = ("call", "common", "flags", "place", "site", "thread")
 
-    def __init__(self, site: int) -> None:
+    def __init__(self, site: int, placed: bool = True) -> None:
         self.site = site
+        self.place = site if placed else 0
         self.call: CallDescription | None = None
         self.thread: ThreadSlot | None = None
         self.flags = 0
         self.common = b""
 
 
+class Step:
+    """The place of an expected call, and the call that is expected after it."""
+
+    __slots__ = ("place", "then")
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+        self.then = self
+
+
+UNSETTLED = Step(-1)
+"""The value of `LineSlot.step` from a call that came from elsewhere until that is on record:
+further calls wait for their turn."""
+
+
 @dataclass(slots=True, eq=False)
-class GroupSlot:
+class Surprises:
+    """The surprises of a group or channel: so many, the last one (its number + 1) and their hash;
+    how the next ones are predicted, since the call `base`, by `period` many `steps`; and the places
+    of calls that wait for their turn, by sequence number, of which `due` is the next. `dropped`:
+    the last surprise was taken back."""
+
+    predictor: Predictor[int] = field(default_factory=Predictor)
+    count: int = 0
+    last: int = 0
+    mark: int = 0
+    base: int = 0
+    period: int = 1
+    steps: list[Step] = field(default_factory=list)
+    due: int = 0
+    dropped: bool = False
+    waiting: dict[int, int] = field(default_factory=dict)
+
+    def expect(self, base: int) -> None:
+        """From the call with this sequence number on it is as the predictor says."""
+        places = self.predictor.expected
+        if self.steps:
+            self.steps[-1].then = UNSETTLED  # no circle, which only a garbage collection would free
+        self.base, self.period = base, len(places)
+        self.steps = [Step(place) for place in places]
+        for index, step in enumerate(self.steps):
+            self.steps[index - 1].then = step
+
+
+@dataclass(slots=True, eq=False)
+class LineSlot:
+    """The place from which the next call of a group or channel is expected (`step`). Without
+    `surprises` nothing is kept of it."""
+
+    step: Step = field(default=UNSETTLED, kw_only=True)
+    issued: int = field(default=0, kw_only=True)
+    surprises: Surprises | None = field(default=None, kw_only=True)
+    lines_at: int = field(init=False)
+
+
+@dataclass(slots=True, eq=False)
+class GroupSlot(LineSlot):
     """A group's place in the record, and the running values that the writer keeps for it; it writes
     a checkpoint after the call with the number `checkpoint_at`."""
 
     index: int
     offset: int = 0
-    issued: int = 0
     chain: int = 0
     exact: int = 0
     balance: int = 0
@@ -69,17 +126,21 @@ class GroupSlot:
 
     def __post_init__(self) -> None:
         self.offset = layout.GROUPS_OFFSET + self.index * layout.GROUP_BYTES
+        self.lines_at = self.offset + layout.GROUP_LINES_AT
 
 
-class ChannelSlot:
+@dataclass(slots=True, eq=False)
+class ChannelSlot(LineSlot):
     """A point-to-point channel's place in the record; index NO_CHANNEL: it found none."""
 
-    __slots__ = ("chain", "index", "issued", "last", "offset")
+    index: int
+    offset: int = 0
+    chain: int = 0
+    last: int = 0
 
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.offset = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
-        self.issued = self.chain = self.last = 0
+    def __post_init__(self) -> None:
+        self.offset = layout.CHANNELS_OFFSET + self.index * layout.CHANNEL.size
+        self.lines_at = self.offset + layout.CHANNEL_LINES_AT
 
 
 @dataclass(slots=True, eq=False)

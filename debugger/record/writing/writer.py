@@ -24,10 +24,12 @@ from struct import Struct
 
 from .. import layout
 from ..layout import SEEN_IDLE, Activity, CallState, Role
+from ..lines import mark_after
 from ..signature import CHAIN_STEP, MASK
 from .flight_file import FlightFile
+from .slots import UNSETTLED as _UNSETTLED
 from .slots import WRITTEN as _WRITTEN
-from .slots import CallDescription, ChannelSlot, GroupSlot, Place, ThreadSlot
+from .slots import CallDescription, ChannelSlot, GroupSlot, LineSlot, Origin, Surprises, ThreadSlot
 
 _now = time.monotonic_ns
 _ident = threading.get_ident
@@ -58,6 +60,12 @@ _PREVIOUS_FIELD = 8
 _SITE_UNIT = 1 << 32
 _PHASES = (1 << layout.PHASE_BITS) - 1
 _MOST_PHASE = layout.MOST_PHASE
+_MOST_OF_ONE = layout.SURPRISES // 4
+_LEAST_EXPECTED = 16
+"""Where more calls come from elsewhere than one in so many, once so many have, nothing of the
+program's order can be told from them, and they would take the room of others."""
+_MOST_WAITING = layout.THREADS
+"""A signal's handler has raised in the thread whose turn it is."""
 _SMALL = 1 << 29
 """To compare with a number of one digit costs a third of what it costs to mask any number."""
 
@@ -81,11 +89,12 @@ class FlightWriter(FlightFile):
         super().__init__(path, role=role)
         self._next_serial = itertools.count(1).__next__
         self._threads: dict[int, ThreadSlot] = {}
+        self._number_of_surprises = 0
 
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(
-        self, group: GroupSlot, call: CallDescription, place: Place, flags: int
+        self, group: GroupSlot, call: CallDescription, place: Origin, flags: int
     ) -> tuple[int, ThreadSlot]:
         """Record that a call is about to enter the backend, and that this thread is in it.
 
@@ -114,6 +123,7 @@ class FlightWriter(FlightFile):
         channel = call.channel
         if channel is None:
             owner: GroupSlot | ChannelSlot = group
+            step = group.step
             seq = group.issued
             group.issued = seq + 1
             previous = group.last
@@ -128,6 +138,7 @@ class FlightWriter(FlightFile):
             channel_index = _NO_CHANNEL
         else:
             owner = channel
+            step = channel.step
             seq = channel.issued
             channel.issued = seq + 1
             previous = channel.last
@@ -137,6 +148,15 @@ class FlightWriter(FlightFile):
             channel_index = channel.index
         if latest is not owner:
             self._latest = owner
+        # Where it comes from, if that is not what is expected.
+        if step.place == place.place:
+            owner.step = step.then
+            surprised = None
+        else:
+            surprised = owner.surprises
+            if surprised is not None and step is not _UNSETTLED:
+                owner.step = _UNSETTLED
+                surprised.due = seq
         _pack_slot(
             self._ring,
             ring_word * 8,
@@ -159,6 +179,8 @@ class FlightWriter(FlightFile):
             self._checkpoint(group.index, seq + 1, chain, exact, balance)
         if volatile is not None:
             self._write_volatile(number, volatile)
+        if surprised is not None:
+            self._surprised(owner, surprised, seq, place.place)
         if mark == self._keep_at:
             self._keep_at = mark + _KEEP_EVERY
             self._keep_old_waits()
@@ -185,6 +207,62 @@ class FlightWriter(FlightFile):
             (group * layout.CHECKPOINTS + index) * layout.CHECKPOINT.size
         )
         layout.CHECKPOINT.pack_into(self._map, at, issued, chain, exact, balance)
+
+    def _surprised(self, owner: LineSlot, surprises: Surprises, seq: int, place: int) -> None:
+        """The call came from a place that was not expected, or has followed one that did and is not
+        on record yet: threads may come here in another order than that of their calls."""
+        with self._lock:
+            waiting = surprises.waiting
+            waiting[seq] = place
+            while surprises.due in waiting and owner.surprises is not None:
+                self._settle(owner, surprises, surprises.due, waiting.pop(surprises.due))
+                surprises.due += 1
+                # No other thread comes between here.
+                if owner.issued == surprises.due:
+                    after = (surprises.due - surprises.base) % surprises.period
+                    owner.step = surprises.steps[after]
+            if len(waiting) > _MOST_WAITING:
+                self._lose_lines(owner)
+
+    def _settle(self, owner: LineSlot, surprises: Surprises, seq: int, place: int) -> None:
+        predictor = surprises.predictor
+        if surprises.dropped:
+            surprises.dropped = False
+            predictor.drop()
+            kept = 0
+        else:
+            kept = seq - surprises.base
+            if surprises.steps and surprises.steps[kept % surprises.period].place == place:
+                return
+        period = predictor.surprised(kept, place)
+        surprises.expect(seq + 1)
+        surprises.count += 1
+        if surprises.count > max(_MOST_OF_ONE, seq // _LEAST_EXPECTED):
+            self._lose_lines(owner)
+            return
+        self._number_of_surprises = mark = self._number_of_surprises + 1
+        low = mark & _LOW_32
+        layout.SURPRISE.pack_into(
+            self._map,
+            layout.SURPRISES_OFFSET + (mark - 1) % layout.SURPRISES * layout.SURPRISE.size,
+            mark,
+            seq,
+            place,
+            period,
+            surprises.last,
+            low,
+        )
+        self._words[layout.SURPRISES_AT // 8] = mark
+        surprises.last = low
+        surprises.mark = mark_after(surprises.mark, seq, self._place_keys.get(place, 0))
+        count = surprises.count
+        layout.LINES.pack_into(self._map, owner.lines_at, count, low, surprises.mark, count)
+
+    def _lose_lines(self, owner: LineSlot) -> None:
+        """Nothing is known from now on of where the calls come from."""
+        owner.surprises = None
+        none = layout.NO_LINES
+        layout.LINES.pack_into(self._map, owner.lines_at, none, 0, 0, none)
 
     def hand_over(self, number: int, thread: ThreadSlot) -> None:
         """The backend has accepted the call, which goes on in the background; the thread leaves."""
@@ -256,6 +334,7 @@ class FlightWriter(FlightFile):
         previous = row[_PREVIOUS_FIELD]
         before = mark - ((mark - previous) & _LOW_32) if previous else 0
         place: GroupSlot | ChannelSlot = group if call.channel is None else call.channel
+        surprises = place.surprises
         if call.channel is not None:
             exact = balance = 0
         else:
@@ -267,6 +346,13 @@ class FlightWriter(FlightFile):
             return False
         place.last = before
         place.issued = seq = place.issued - 1
+        settled = place.step is not _UNSETTLED
+        if surprises is not None and settled:
+            if surprises.base == seq + 1:
+                surprises.dropped, surprises.due = True, seq
+                place.step = _UNSETTLED
+            else:
+                place.step = surprises.steps[(seq - surprises.base) % surprises.period]
         place.chain = (place.chain - call.agree) * _INVERSE & MASK
         if call.channel is None:
             group.checkpoint_at = seq | layout.CHECKPOINT_EVERY - 1
@@ -277,6 +363,8 @@ class FlightWriter(FlightFile):
         # Its own slot in the ring still has the counts with it: readers are to take them from the
         # place. Its byte is written last, so that they find one or the other whole.
         self._write_counts(place, mark)
+        if surprises is not None and not settled:
+            self._lose_lines(place)  # other threads are about to put theirs on record
         self._map[at + layout.FLAGS_IN_SLOT_AT] = row[5] | layout.REFUSED_FLAG
         return True
 
@@ -522,12 +610,13 @@ class FlightWriter(FlightFile):
 
 
 def _prepare(
-    group: GroupSlot, call: CallDescription, place: Place, flags: int, thread: ThreadSlot
+    group: GroupSlot, call: CallDescription, place: Origin, flags: int, thread: ThreadSlot
 ) -> bytes:
     """Packs what the slots of such calls have in common, which the place has from now on, too:
     unless each of them has its signature's text to write, for which it must come here again."""
+    written = flags if place.place else flags | layout.UNPLACED_FLAG
     common = _COMMON.pack(
-        group.index, thread.index, call.op_code, _ISSUED, flags, call.signature_id, place.site
+        group.index, thread.index, call.op_code, _ISSUED, written, call.signature_id, place.site
     )
     # No other thread comes between these.
     place.call = call if call.volatile is None else None

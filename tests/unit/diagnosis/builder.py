@@ -141,6 +141,7 @@ class ListReplicas:
     columns: Sequence[Column]
     axis: str = ""
     unreduced: frozenset[str] = frozenset()
+    late: bool = False
     like: Sequence[str] = ()
     rows: list[tuple[Digest, tuple[int, ...]]] = field(default_factory=list)
     sampled: dict[Column, Sequence[float]] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from distdebug.diagnosis.facts.blocking import Model, tree_children, tree_parent
 from distdebug.plan.judgement import judge_programs
 from distdebug.plan.outcome import simulate
 from distdebug.record.layout import Activity, CallState
+from distdebug.record.lines import places
 from tests.support.programs import Programs
 from tests.unit.diagnosis.builder import (
     all_gather,
@@ -51,6 +52,30 @@ def test_a_correct_program_ends() -> None:
     made.end()
     assert is_well(made)
     assert is_well(made, Model(strict=True))
+
+
+def test_a_plan_has_the_lines_of_all_calls() -> None:
+    made = Programs(2)
+    for rank in range(2):
+        made[rank].makes(send(1, 4) if rank == 0 else recv(0, 4), line=30)
+        for step in range(3000):
+            if (rank, step) != (1, 3):
+                made[rank].makes(all_reduce(8), line=10)
+            made[rank].makes(all_reduce(8), line=20)
+        if rank == 1:
+            made[rank].makes(all_reduce(8), line=10)
+        made[rank].ends()
+    ranks = simulate(made.programs()).now.ranks
+    found = []
+    for rank in range(2):
+        (group,), (channel,) = ranks[rank].groups.values(), ranks[rank].channels
+        for owner in (group, channel):
+            assert owner.lines is not None
+            assert len(owner.lines.surprises) < 15
+            found.append([one and one.sites[0].line for one in places(owner.lines, owner.issued)])
+    assert found[0] == [10, 20] * 3000
+    assert found[2] == [10, 20] * 3 + [20] + [10, 20] * 2996 + [10]
+    assert found[1] == found[3] == [30]
 
 
 def test_whoever_stays_behind_a_mismatch_makes_no_further_call() -> None:

@@ -24,7 +24,7 @@ from distdebug.record.writing.slots import (
     CallDescription,
     ChannelSlot,
     GroupSlot,
-    Place,
+    Origin,
     ThreadSlot,
 )
 from distdebug.record.writing.writer import FlightWriter
@@ -73,7 +73,9 @@ class Author:
     def call(
         self, signature: Signature = ALL_REDUCE, channel: ChannelSlot | None = None
     ) -> tuple[int, ThreadSlot]:
-        return self.writer.begin(self.group, self.describe(signature, channel), Place(self.site), 0)
+        return self.writer.begin(
+            self.group, self.describe(signature, channel), Origin(self.site), 0
+        )
 
 
 @pytest.fixture(name="author")
@@ -240,7 +242,7 @@ def test_signatures_that_never_repeat_go_to_the_volatile_area(author: Author) ->
         signature_id=layout.VOLATILE_SIGNATURE,
         volatile=text.to_json().encode(),
     )
-    place = Place(author.site)  # the same call comes from it again
+    place = Origin(author.site)  # the same call comes from it again
     for _ in range(3):
         author.writer.complete(*author.writer.begin(author.group, description, place, 0))
     reader = read(author)
@@ -486,7 +488,7 @@ def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
         (b"", "is not a flight record"),
         (b"PK\x03\x04 something else", "is not a flight record"),
         (layout.MAGIC + (1).to_bytes(4, "little"), "version 1, which distdebug 0.1.0 reads"),
-        (layout.MAGIC + (4).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 4; this"),
+        (layout.MAGIC + (5).to_bytes(4, "little") + bytes(layout.FILE_BYTES), "version 5; this"),
         (layout.MAGIC + layout.VERSION.to_bytes(4, "little"), "is truncated"),
     ],
 )
@@ -536,7 +538,7 @@ def test_any_bytes_can_be_read(author: Author) -> None:
 
 def test_a_place_whose_calls_differ(author: Author) -> None:
     """What its slots have in common is packed once, and anew for another call, flag or thread."""
-    place = Place(author.site)
+    place = Origin(author.site)
     calls = [author.describe(), author.describe(Signature("barrier"))]
     flags = (0, layout.ASYNC_FLAG)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,12 +14,13 @@ import pytest
 
 from distdebug.cli import main
 from distdebug.errors import UsageError
+from distdebug.record.kinds import page_of
 from distdebug.record.layout import RING, Definition, GroupState
 from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.signature import Signature, agreement_key, hash64
 from distdebug.record.snapshot import Process, Rank
-from distdebug.record.writing.slots import CallDescription, GroupSlot, Place
+from distdebug.record.writing.slots import CallDescription, GroupSlot, Origin
 from distdebug.record.writing.writer import FlightWriter
 from distdebug.reports import prometheus
 from distdebug.reports.prometheus import CallTotals, ExportedState, FindingLabels
@@ -88,6 +90,41 @@ def test_findings_are_there_with_their_culprits() -> None:
     assert found["distdebug_heartbeat_age_seconds"].samples == {}
 
 
+DASHBOARD = Path(page_of("nan")).parents[1] / "reference" / "grafana.json"
+
+
+def test_the_dashboard_shows_each_metric_by_labels_that_it_has() -> None:
+    """Its queries were tried on a Prometheus 2.42 that read the file of a run."""
+    run = Run(2)
+    run.each(all_reduce(8))
+    run[0].calls(all_reduce(8), waits=True)
+    finding = FindingLabels("op_mismatch", "error", True, (1,))
+    written = metrics(run, findings=[finding], outcome="op_mismatch", exit_code=91)
+    labels = {
+        name: {"instance", *(label for labels in metric.samples for label, _ in labels)}
+        for name, metric in written.items()
+    }
+    dashboard = json.loads(DASHBOARD.read_text())
+    shown = set()
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            names = set(re.findall(r"\bdistdebug_\w+", target["expr"]))
+            by = ",".join(re.findall(r"\bby \(([\w, ]+)\)", target["expr"])).replace(" ", "")
+            used = {*by.split(","), *re.findall(r"{{(\w+)}}", target["legendFormat"])} - {""}
+            assert names, target
+            for name in names:
+                assert used <= labels[name], target
+            shown |= names
+    assert shown == set(written)
+    variables = {one["name"] for one in dashboard["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", DASHBOARD.read_text())) <= {
+        *variables,
+        "__rate_interval",
+        "__all",
+    }
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
 def test_no_name_breaks_the_format() -> None:
     rank = Run(1).snapshot().ranks[0]
     (group,) = rank.groups.values()
@@ -136,7 +173,7 @@ class Author:
 
     def calls(self, count: int) -> None:
         for _ in range(count):
-            number, thread = self.writer.begin(self.group, self.call, Place(0), 0)
+            number, thread = self.writer.begin(self.group, self.call, Origin(0), 0)
             self.writer.finish(number, thread)
 
     def rank(self) -> Rank:
@@ -178,7 +215,7 @@ def test_what_was_overwritten_is_counted_as_unseen(author: Author) -> None:
 
 def test_a_call_that_ends_later_has_its_seconds_then(author: Author) -> None:
     totals = CallTotals()
-    number, thread = author.writer.begin(author.group, author.call, Place(0), 0)
+    number, thread = author.writer.begin(author.group, author.call, Origin(0), 0)
     totals.take([author.rank()])
     (one,) = totals.ops.values()
     assert (one.calls, one.seconds) == (1, 0)

@@ -295,6 +295,35 @@ def test_further_findings_follow_shortly() -> None:
     assert text.render(document).count("distdebug explain") == 2
 
 
+def test_at_the_end_of_a_run_it_fits_a_screen() -> None:
+    """The verdict in full, all else on a line each: its begin and its end."""
+
+    def one(kind: str, severity: str = "error") -> Finding:
+        message = f"begin of {kind}: {'and so on ' * 40}its end"
+        return Finding(kind, message, (1,), severity=severity, observable_ns=1)
+
+    short = of_run(mismatch())
+    assert text.on_a_screen(short) == text.render(short)
+    first = replace(mismatch().errors()[0], details=("a detail",) * 9)
+    further = [one("rank_died"), one("early_exit"), one("not_in_group", "warning")] * 4
+    document = report([first, *further], ranks=mismatch().snapshot().ranks)
+    document["notes"] = ["a note " * 40]
+    whole, shown = text.render(document), text.on_a_screen(document)
+    lines = shown.splitlines()
+    assert whole.count("\n") > 60
+    assert 24 <= len(lines) <= 40
+    assert max(map(len, lines)) <= text.WIDTH
+    verdict = text.render(report([first], ranks=mismatch().snapshot().ranks)).splitlines()[:-1]
+    assert lines[: len(verdict)] == verdict
+    also = [line for line in lines if line.startswith("  also: RANK DIED  begin of rank_died: and")]
+    assert len(also) == 4
+    assert all(line.endswith("and so on its end") for line in also)
+    assert lines[-2:] == [
+        "  in full: distdebug report .distdebug/20260310-141502-7f3a/",
+        EVIDENCE.format(91).rstrip(),
+    ]
+
+
 def test_colour_marks_the_title_and_the_culprits_and_nothing_else_changes() -> None:
     document = of_run(mismatch())
     coloured = text.render(document, colour=True)

@@ -6,12 +6,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import pytest
 
 from distcore import errors
 from distcore.transports.mailbox import Mailbox, Posting
+from tests.support.meshes import lanes
 
 LONG = 3_000_000
 
@@ -20,9 +22,17 @@ def soon() -> float:
     return time.monotonic() + 20
 
 
-@contextmanager
-def mailboxes(size: int) -> Iterator[list[Mailbox]]:
+Mailboxes = Callable[[int], AbstractContextManager[list[Mailbox]]]
+
+
+@pytest.fixture(params=["sockets", "lanes"])
+def mailboxes(request: pytest.FixtureRequest) -> Mailboxes:
     """Ranks of one group in this process."""
+    return partial(_mailboxes, request.param)
+
+
+@contextmanager
+def _mailboxes(kind: str, size: int) -> Iterator[list[Mailbox]]:
     boxes: list[Mailbox] = []
     kept: list[socket.socket] = []
     lives = {}
@@ -42,14 +52,18 @@ def mailboxes(size: int) -> Iterator[list[Mailbox]]:
 
         return dial
 
-    for rank in range(size):
-        alive = {peer: lives[rank, peer].fileno() for peer in range(size) if peer != rank}
-        boxes.append(Mailbox("g", range(size), rank, dialler(rank), alive, lambda _peer: False))
-    try:
-        yield boxes
-    finally:
-        for box in boxes:
-            box.close()
+    with lanes(size) if kind == "lanes" else nullcontext([{}] * size) as options:
+        for rank in range(size):
+            alive = {peer: lives[rank, peer].fileno() for peer in range(size) if peer != rank}
+            calling = lambda _peer: False  # noqa: E731
+            boxes.append(
+                Mailbox("g", range(size), rank, dialler(rank), alive, calling, **options[rank])
+            )
+        try:
+            yield boxes
+        finally:
+            for box in boxes:
+                box.close()
         for one in kept:
             one.close()
 
@@ -60,7 +74,7 @@ def into(size: int) -> memoryview:
 
 @pytest.mark.parametrize("size", [0, 1, 64 * 1024, LONG])
 @pytest.mark.parametrize("receive_first", [False, True])
-def test_a_message_arrives(size: int, receive_first: bool) -> None:
+def test_a_message_arrives(mailboxes: Mailboxes, size: int, receive_first: bool) -> None:
     data = memoryview(bytes(i % 251 for i in range(1000)) * (size // 1000 + 1))[:size]
     with mailboxes(2) as (one, other):
         target = into(size)
@@ -76,7 +90,7 @@ def test_a_message_arrives(size: int, receive_first: bool) -> None:
         assert repr(posts[0]).endswith(": done>")
 
 
-def test_tags_and_order() -> None:
+def test_tags_and_order(mailboxes: Mailboxes) -> None:
     """Messages overtake each other between tags, never within one."""
     with mailboxes(2) as (one, other):
         sends = [
@@ -91,7 +105,7 @@ def test_tags_and_order() -> None:
         assert all(send.wait(20) for send in sends)
 
 
-def test_both_ways_at_once() -> None:
+def test_both_ways_at_once(mailboxes: Mailboxes) -> None:
     with mailboxes(2) as boxes:
         targets = [into(LONG), into(LONG)]
         postings = [
@@ -105,7 +119,7 @@ def test_both_ways_at_once() -> None:
         assert [bytes(target[-1:]) for target in targets] == [b"\1", b"\0"]
 
 
-def test_from_anybody() -> None:
+def test_from_anybody(mailboxes: Mailboxes) -> None:
     with mailboxes(3) as boxes:
         receives = [boxes[0].post_receive(None, 7, into(1), soon()) for _ in range(2)]
         for rank in (1, 2):
@@ -115,7 +129,7 @@ def test_from_anybody() -> None:
         assert all(bytes(receive.data) == bytes([receive.source]) for receive in receives)
 
 
-def test_a_message_of_another_kind() -> None:
+def test_a_message_of_another_kind(mailboxes: Mailboxes) -> None:
     with mailboxes(2) as (one, other):
         sent = one.post_send(1, 0, memoryview(bytes(8)), soon(), "float64[1]")
         with pytest.raises(
@@ -127,7 +141,7 @@ def test_a_message_of_another_kind() -> None:
             sent.wait(20)
 
 
-def test_a_partner_that_never_comes() -> None:
+def test_a_partner_that_never_comes(mailboxes: Mailboxes) -> None:
     with mailboxes(2) as (one, other):
         late = [
             other.post_receive(0, 3, into(8), time.monotonic() + 0.1),
@@ -140,7 +154,7 @@ def test_a_partner_that_never_comes() -> None:
                 posting.wait(20)
 
 
-def test_a_partner_that_is_gone() -> None:
+def test_a_partner_that_is_gone(mailboxes: Mailboxes) -> None:
     """It said something before it went: that still arrives; more does not."""
     with mailboxes(3) as (one, other, third):
         last = one.post_send(1, 0, memoryview(b"last"), soon())
@@ -158,7 +172,7 @@ def test_a_partner_that_is_gone() -> None:
         assert fine.wait(20)
 
 
-def test_abort_ends_what_is_posted_and_what_comes() -> None:
+def test_abort_ends_what_is_posted_and_what_comes(mailboxes: Mailboxes) -> None:
     with mailboxes(2) as (_one, other):
         posting = other.post_receive(0, 0, into(4), soon())
         threading.Timer(0.05, other.abort, ["the group was aborted"]).start()
@@ -168,7 +182,7 @@ def test_abort_ends_what_is_posted_and_what_comes() -> None:
 
 
 def test_strangers_words_are_no_message() -> None:
-    with mailboxes(2) as (_one, other):
+    with _mailboxes("sockets", 2) as (_one, other):
         mine, theirs = socket.socketpair()
         with mine:
             assert other.accept(0, theirs)

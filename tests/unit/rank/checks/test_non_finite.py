@@ -185,6 +185,16 @@ def test_a_scaled_loss(logged: list[str], scaling: LossScaling) -> None:
         looked_at("nan", "broadcast", call("broadcast", root=10), [tensor(NAN)], scaling=scaling)
 
 
+def test_a_scaler_that_was_in_use_before(logged: list[str]) -> None:
+    """A check that begins late has not seen its first loss."""
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    late = LossScaling()
+    late.watch()
+    assert late.seen
+    assert len(logged) >= 1
+
+
 def test_a_scaler_that_is_off(logged: list[str], scaling: LossScaling) -> None:
     sums = call("all_reduce", reduce_op="sum")
     looked_at("nan", "allreduce", sums, [FINE], scaling=scaling)

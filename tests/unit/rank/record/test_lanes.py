@@ -8,7 +8,7 @@ import os
 import queue
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -30,10 +30,23 @@ class Sites(Recorder):
 
     def __init__(self) -> None:
         self.sites = {}
+        self.callers: dict[int, list[str]] = {}
+        self.called_by: dict[Any, int] = {}
         self._texts: list[tuple[str, int, str]] = []
         self.through: list[str] = []
 
-    def site_at(self, file: str, line: int, function: str, through: str = "") -> int:
+    def called(self, site: int, callers: Sequence[FrameType]) -> int:
+        rows = tuple((one.f_code.co_name, one.f_lineno) for one in callers)
+        text = self._texts[site - 1]
+        if (text, rows) not in self.called_by:
+            self._texts.append(text)
+            self.through.append(self.through[site - 1])
+            self.called_by[text, rows] = len(self._texts)
+        found = self.called_by[text, rows] if rows else site
+        self.callers[found] = [name for name, _ in rows]
+        return found
+
+    def site_at(self, file: str, line: int, function: str, through: str = "", *_: Any) -> int:
         self._texts.append((os.path.basename(file), line, function))
         self.through.append(through)
         return len(self._texts)
@@ -82,11 +95,7 @@ class Method:
         except ValueError:
             frame = sys._getframe(0)
         line = self.lane.newest.get(frame.f_lasti)
-        if (
-            line is None
-            or line.code is not frame.f_code
-            or (line.above and not stands_below(line.above, self.lane.depth))
-        ):
+        if line is None or line.code is not frame.f_code or not stands_below(frame, line.above):
             self.searches += 1
             line = self.lane.find(sys._getframe(0))
         self.found.put(line)
@@ -460,3 +469,82 @@ def test_all_forms_are_used() -> None:
         "all_gather_single",  # from torch 2.14 on
         "reduce_scatter_single",
     }
+
+
+def names_of(method: Method, line: CallLine) -> list[str]:
+    """The functions of the callers."""
+    return method.recorder.callers[line.site]
+
+
+def test_a_line_is_known_by_those_who_call_it() -> None:
+    method = Method()
+
+    def layer() -> CallLine:
+        return public(method)
+
+    def one() -> CallLine:
+        return layer()
+
+    def other() -> CallLine:
+        return layer()
+
+    def step() -> list[CallLine]:
+        return [one(), other(), one(), other()]
+
+    first = step()
+    assert first[0].site == first[2].site != first[1].site == first[3].site
+    assert [names_of(method, line) for line in first[:2]] == [["one", "step"], ["other", "step"]]
+    searches = method.searches
+    assert step() == first
+    assert method.searches == searches + 4  # as `Method` has it, without `siblings`
+    assert len(set(first)) == 4  # by instruction
+    assert len(first[0].siblings) == 2
+
+
+def test_what_called_a_function_with_a_loop_is_no_part_of_the_place() -> None:
+    method = Method()
+
+    def loops() -> CallLine:
+        for _ in range(3):
+            line = public(method)
+        return line
+
+    def driver() -> CallLine:
+        while True:
+            line = loops()
+            if method.searches:
+                return line
+
+    assert names_of(method, driver())[0] == "driver"
+    assert len(names_of(method, driver())) <= 2
+
+    def trains() -> list[CallLine]:
+        found: list[CallLine] = []
+        while len(found) < 2:
+            found.append(loops())
+        return found
+
+    (line, again) = trains()
+    assert line is again
+    assert names_of(method, line) == ["trains"]
+
+
+def test_a_recursion_has_no_callers() -> None:
+    method = Method()
+
+    def walk(depth: int) -> CallLine:
+        if depth:
+            return walk(depth - 1)
+        return public(method)
+
+    assert names_of(method, walk(3)) == []
+    assert walk(2) is walk(1)
+
+
+def test_what_joined_ranks_call_has_no_place() -> None:
+    joins = made_in(os.path.join(PACKAGE, "algorithms", "join.py"))
+    method = Method()
+    line = joins(lambda: public(method))
+    assert line.site
+    assert not joins(method).place
+    assert public(method).place

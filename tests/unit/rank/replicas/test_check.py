@@ -114,6 +114,47 @@ def sgd(*modules: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD([one for each in modules for one in each.parameters()], lr=0.1)
 
 
+def test_for_a_while_of_a_model_that_was_trained_before(bench: Bench) -> None:
+    """What it was before its first step there counts as soon as that was made with the others. Two
+    such whiles have one file, and nothing is looked at between them."""
+    model = bench.model(nn.Linear(2, 2))
+    optimizer = sgd(model.module)
+    for begun in (105, 207):
+        bench.slot.issued += 100
+        end = bench.check.look_meanwhile()
+        assert bench.slot.issued == begun
+        bench.slot.issued += 2
+        optimizer.step()
+        end()
+        optimizer.step()
+    (rows,) = bench.rows()
+    assert [(row.moment, row.step) for row in rows] == [
+        *(((107, 0), 0), ((107, 1), 1)),
+        *(((209, 0), 0), ((209, 1), 1)),
+    ]
+
+
+def test_for_a_while_of_a_model_whose_ranks_step_on_their_own(bench: Bench) -> None:
+    model = bench.model(nn.Linear(2, 2))
+    optimizer = sgd(model.module)
+    bench.slot.issued += 100
+    end = bench.check.look_meanwhile()
+    optimizer.step()
+    end()
+    assert bench.moments() == [[]]
+
+
+def test_for_a_while_of_models_that_are_averaged(bench: Bench, logged: list[str]) -> None:
+    averagers = pytest.importorskip("torch.distributed.algorithms.model_averaging.averagers")
+    kept = object.__new__(averagers.PeriodicModelAverager)
+    end = bench.check.look_meanwhile()
+    sgd(bench.model(nn.Linear(2, 2)).module).step()
+    end()
+    assert kept
+    assert bench.files() == []
+    assert logged == ["the check of replicas is off: the program averages its models itself"]
+
+
 def test_synchronised_steps(bench: Bench, logged: list[str]) -> None:
     optimizer = sgd(bench.model(nn.Linear(2, 2)).module)
     for _ in range(3):

@@ -1,0 +1,154 @@
+"""The places from which a rank makes its calls, as a log that does not grow with their number.
+
+A program is a loop, so what it has done since a similar moment it does again. Only a call that
+comes from another place is written, a surprise, and with it how far back the moment is that is
+expected to be repeated from then on. So whoever reads it has the places of all calls, from the
+first one on. A million calls of a training loop are a handful of surprises, whatever loops there
+are within it; a call that was left out, or made twice, is one or two more.
+
+That is how LZ77 compresses a text; the moment is looked for when there is a surprise, which is
+rare, so that all other calls cost one comparison.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import cycle, islice
+from typing import Generic, TypeVar
+
+from .signature import CHAIN_STEP, MASK
+from .snapshot import LineLog, Place, Surprise
+
+MOST_PERIOD = 4096
+"""A loop that makes more calls is a surprise or two in each round."""
+_CONTEXT = 4
+"""Moments are alike if so many places before them were the same."""
+_MOST_TRIES = 16
+T = TypeVar("T", bound=Hashable)
+
+
+class Predictor(Generic[T]):
+    """Tells from where the next calls of a rank come: since the last surprise, from the places in
+    `expected`, one after the other, again and again."""
+
+    def __init__(self) -> None:
+        self.expected: list[T] = []
+        self._past: deque[T] = deque(maxlen=MOST_PERIOD)
+        """Newest first."""
+
+    def surprised(self, kept: int, place: T) -> int:
+        """After `kept` calls that came as expected one has come from this place. Returns the period
+        of what is expected from now on."""
+        past = self._past
+        if kept:
+            begin = max(0, kept - MOST_PERIOD) % len(self.expected)
+            again = cycle(self.expected[begin:] + self.expected[:begin])
+            past.extendleft(islice(again, min(kept, MOST_PERIOD)))
+        period = self._like_now(place)
+        past.appendleft(place)
+        self.expected = list(islice(past, period))[::-1]
+        return period
+
+    def _like_now(self, place: T) -> int:
+        """Returns how long ago the latest call from this place was before which most was as now; 1,
+        so that the place itself is expected, where there was none."""
+        past, found, longest, at = self._past, 0, -1, -1
+        for _ in range(_MOST_TRIES):
+            try:
+                at = past.index(place, at + 1)
+            except ValueError:
+                break
+            alike = 0
+            while alike < _CONTEXT and at + alike + 1 < len(past):
+                if past[alike] != past[at + alike + 1]:
+                    break
+                alike += 1
+            if alike > longest:
+                found, longest = at, alike
+            if alike == _CONTEXT:
+                break
+        return found + 1
+
+    def drop(self) -> None:
+        """The call that was the last surprise is taken back; the next one is a surprise."""
+        self._past.popleft()
+        self.expected = []
+
+
+def places(log: LineLog, end: int) -> Iterator[Place | None]:
+    """Yields the place of each call from `log.first` to before `end`."""
+    surprises = log.surprises
+    made: list[Place | None] = []
+    for index, one in enumerate(surprises):
+        until = surprises[index + 1].seq if index + 1 < len(surprises) else end
+        for seq in range(one.seq, min(until, end)):
+            made.append(one.place if seq == one.seq else made[-one.period])
+            yield made[-1]
+
+
+def place_at(surprises: Sequence[Surprise], seq: int) -> Place | None:
+    """Returns the place of one call, which must not be before the first surprise."""
+    while True:
+        one = surprises[bisect_right(surprises, seq, key=lambda one: one.seq) - 1]
+        if one.seq == seq:
+            return one.place
+        seq -= -((one.seq - seq) // one.period) * one.period
+
+
+def mark_after(mark: int, seq: int, key: int) -> int:
+    """Returns the running hash of a log's surprises after one more: `key` is its place's, 0 where
+    that is not known."""
+    return ((mark * CHAIN_STEP + seq) * CHAIN_STEP + key) & MASK
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLines:
+    """A log of which all is known: see `pack`."""
+
+    first: int
+    mark: Hashable
+    surprises: Sequence[Surprise]
+
+
+def pack(calls: Iterable[tuple[int, Place | None]]) -> PackedLines:
+    """Returns the log of calls whose sequence numbers follow one another."""
+    predictor = Predictor[Place | None]()
+    found: list[Surprise] = []
+    mark = kept = 0
+    for seq, place in calls:
+        expected = predictor.expected
+        if expected and expected[kept % len(expected)] == place:
+            kept += 1
+            continue
+        found.append(Surprise(seq, place, predictor.surprised(kept, place)))
+        mark = mark_after(mark, seq, 0 if place is None else place.key)
+        kept = 0
+    return PackedLines(found[0].seq if found else 0, (len(found), mark), found)
+
+
+class LinesOfCalls:
+    """The log of calls of which all are known, packed when it is asked for. `calls` returns their
+    sequence numbers and places. Implements `LineLog`."""
+
+    def __init__(self, calls: Callable[[], Iterable[tuple[int, Place | None]]]) -> None:
+        self._calls = calls
+
+    @cached_property
+    def _packed(self) -> PackedLines:
+        return pack(self._calls())
+
+    @property
+    def first(self) -> int:
+        return self._packed.first
+
+    @property
+    def mark(self) -> Hashable:
+        return self._packed.mark
+
+    @property
+    def surprises(self) -> Sequence[Surprise]:
+        return self._packed.surprises

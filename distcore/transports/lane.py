@@ -1,0 +1,321 @@
+"""Messages between two ranks of one host: a ring in shared memory each way, and bells.
+
+A rank writes its own memory and reads its peer's. In its memory are a ring of records, which it
+fills, and three words:
+
+    HEAD   bytes that it has put into its ring, ever: what lies before is complete
+    TAIL   bytes that it has taken from the peer's ring, ever: what lies before may be overwritten
+    BELL   what it wants to be woken for: nothing, or which of its two descriptors; and whether
+           room in the peer's ring counts as well
+
+A slot of the ring (a record: head, text, payload, one after another in memory) is free, is filled,
+is published by HEAD, is read in place, and is free again by TAIL. Each word has one writer, so none
+of these steps needs a lock; `README.md` has the invariants. The words are 8 bytes, aligned, and
+written by one store; `_fence` keeps the order of them and of what they speak of.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+from collections import deque
+from collections.abc import Collection
+from struct import Struct
+from threading import Lock
+from typing import Any
+
+from ..errors import GroupFailed
+from .frames import FAIL_BYTES, TEXT_BYTES, BadFrame, Closed
+from .parcels import (
+    ACCEPT,
+    BODY,
+    EAGER,
+    EAGER_BYTES,
+    FAILED,
+    OFFER,
+    REFUSE,
+    WITHDRAW,
+    Body,
+    Parcel,
+    ParcelFrame,
+    Receiver,
+    Sender,
+)
+
+WORDS_BYTES = 4096
+RING_BYTES = 1024 * 1024
+LANE_BYTES = WORDS_BYTES + RING_BYTES
+PIECE_BYTES = 128 * 1024
+"""Of a long message in one record: a processor's own cache holds it until the other has read it."""
+
+HEAD, TAIL, BELL = 0, 8, 16  # a cache line each
+NOBODY, WAITER, THREAD, ROOM = 0, 1, 2, 4
+"""Values of BELL: nobody is to be woken, or a thread of the program that waits for a message, or
+the mailbox's; and ROOM, added to one of these."""
+
+_REORDERS = platform.machine() not in ("x86_64", "AMD64")
+"""Whether this processor lets two reads or two writes pass each other."""
+_LINE = 64
+_RECORD = Struct("<HHIQqQQ")
+"""kind, text bytes, payload bytes, number, tag, total, offset"""
+_SKIP, _LEAVE = 31, 30
+"""Kinds of records beside those of `parcels`: the ring goes on at its beginning; this rank's
+mailbox is closed, and nothing follows."""
+_NONE = memoryview(b"")
+
+
+def may_sleep(lanes: Collection[Lane], whom: int) -> bool:
+    """Has the peers wake `whom`; False where there is something to do at once."""
+    for lane in lanes:
+        lane.want(whom)
+    return not any(lane.has_news for lane in lanes)
+
+
+def _padded(size: int) -> int:
+    return (size + _LINE - 1) & -_LINE
+
+
+class Lane:
+    """Both rings between this rank and one peer. One thread at a time uses it, but `has_news`."""
+
+    def __init__(
+        self, memories: tuple[mmap.mmap, mmap.mmap], start: int, bells: tuple[int, int]
+    ) -> None:
+        """`memories`: this rank's and the peer's, with a lane from `start` on; `bells`: the peer's
+        eventfds, of a waiter and of its mailbox's thread, which are closed with the lane."""
+        mine, theirs = (memoryview(one)[start : start + LANE_BYTES] for one in memories)
+        self._mine = mine[:WORDS_BYTES].cast("Q")
+        self._theirs = theirs[:WORDS_BYTES].cast("Q")
+        self._out, self._in = mine[WORDS_BYTES:], theirs[WORDS_BYTES:]
+        self._bells = list(bells)
+        self._head = self._tail = self._their_tail = 0
+        self._published = self._freed = self._blocked = False
+        self._order = Lock()
+        self._order.acquire()
+        self._want = NOBODY
+        self.is_over = self.has_left = False
+        self.want(THREAD)  # the first message tells this rank that the peer sends some
+
+    def attach(self, peer: int, events: Any) -> None:
+        """Makes the ends of the messages to and from `peer`; they tell `events`, a `Matching`."""
+        self.peer = peer
+        self._events = events
+        self.sender = LaneSender(self, peer, events)
+        self.receiver = LaneReceiver(self, peer, events)
+
+    def close(self) -> None:
+        """Give the descriptors and the memory back."""
+        while self._bells:
+            os.close(self._bells.pop())
+
+    # -- what both ranks say to each other -----------------------------------------------------
+
+    def want(self, whom: int) -> None:
+        """From now on the peer wakes `whom` when it has published something. What it did before
+        that is to be looked for behind this call (`has_news`)."""
+        self._want = whom
+        self._mine[BELL] = whom | ROOM * self._blocked
+        self._fence()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has come, or room for what did not fit. From any thread."""
+        theirs = self._theirs
+        if theirs[HEAD] != self._tail:
+            return True
+        return self._blocked and theirs[TAIL] != self._their_tail
+
+    def ring(self) -> None:
+        """Wake the peer, if there is something new for it and it wants to be woken for that."""
+        if self._published or self._freed:
+            self._fence()
+            bell = self._theirs[BELL]
+            if bell & ~ROOM and (self._published or bell & ROOM):
+                os.eventfd_write(self._bells[(bell & ~ROOM) - 1], 1)
+            self._published = self._freed = False
+
+    def _fence(self) -> None:
+        """Order all reads and writes before it before all behind it: what the processor would
+        otherwise let pass each other, a write and a later read even on x86."""
+        self._order.release()
+        self._order.acquire()
+
+    def put(
+        self,
+        kind: int,
+        number: int,
+        tag: int = 0,
+        text: bytes = b"",
+        total: int = 0,
+        offset: int = 0,
+        payload: bytes | memoryview = _NONE,
+    ) -> bool:
+        """Publish a record; False where there is no room for it now."""
+        begin, length = _padded(_RECORD.size + len(text)), len(payload)
+        size = begin + _padded(length)
+        at = self._head % RING_BYTES
+        skipped = RING_BYTES - at if at + size > RING_BYTES else 0
+        head = self._head + skipped + size
+        if head - self._their_tail > RING_BYTES:
+            self._their_tail = self._theirs[TAIL]
+            if head - self._their_tail > RING_BYTES:
+                if not self._blocked:
+                    self._blocked = True
+                    self.want(self._want)
+                return False
+        if _REORDERS:
+            self._fence()  # the peer has read what is overwritten now
+        out = self._out
+        if skipped:
+            _RECORD.pack_into(out, at, _SKIP, 0, 0, 0, 0, 0, 0)
+            at = 0
+        _RECORD.pack_into(out, at, kind, len(text), length, number, tag, total, offset)
+        if text:
+            out[at + _RECORD.size : at + _RECORD.size + len(text)] = text
+        if length:
+            out[at + begin : at + begin + length] = payload
+        if _REORDERS:
+            self._fence()
+        self._head = self._mine[HEAD] = head
+        self._published = True
+        return True
+
+    # -- records -------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        """Take what has been published. Raises Closed and BadFrame."""
+        head = self._theirs[HEAD]
+        if _REORDERS:
+            self._fence()
+        if not 0 <= head - self._tail <= RING_BYTES:
+            raise BadFrame(f"a ring that is filled from byte {self._tail} to {head}")
+        while self._tail != head:
+            self._tail += self._take(self._tail % RING_BYTES)
+            if _REORDERS:
+                self._fence()
+            self._mine[TAIL] = self._tail
+            self._freed = True
+            if self._theirs[BELL] >= ROOM:
+                self.ring()  # the peer fills while this rank goes on
+
+    def push(self) -> None:
+        """Put what is queued, as far as there is room."""
+        if self.wants_to_write:
+            self.receiver.push()
+            self.sender.push()
+        if self._blocked and not self.wants_to_write:
+            self._blocked = False
+            self.want(self._want)
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self.sender.wants_to_write or self.receiver.wants_to_write
+
+    def leave(self) -> None:
+        """Queue the last record: nothing follows."""
+        self.has_left = True
+        self.sender.add(ParcelFrame(_LEAVE, 0))
+
+    def give_up(self) -> None:
+        """The peer has left: nothing is put any more."""
+        self.sender.give_up()
+        self.receiver.give_up()
+
+    def _take(self, at: int) -> int:
+        """Handle the record there; its size."""
+        kind, text_bytes, length, number, tag, total, offset = _RECORD.unpack_from(self._in, at)
+        if kind == _SKIP:
+            return RING_BYTES - at
+        begin = _padded(_RECORD.size + text_bytes)
+        size = begin + _padded(length)
+        if text_bytes > TEXT_BYTES or length > _MOST_BYTES.get(kind, -1) or at + size > RING_BYTES:
+            raise BadFrame(f"a record of kind {kind} with {text_bytes} and {length} bytes")
+        if kind == ACCEPT:
+            self._events.accepted(self.peer, number)
+            return size
+        payload = self._in[at + begin : at + begin + length]
+        text = bytes(self._in[at + _RECORD.size : at + _RECORD.size + text_bytes])
+        if kind in (EAGER, OFFER):
+            if kind == EAGER and length != total:
+                raise BadFrame(f"a short message of {length} bytes")
+            body = payload if kind == EAGER else None
+            self._events.arrived(
+                self.peer, Parcel(number, tag, text.decode("utf-8", "replace"), total, body)
+            )
+        elif kind == BODY:
+            frame = ParcelFrame(kind, number, tag, text, total, offset, length)
+            self.receiver.room_for(frame)[:] = payload
+            self.receiver.filled(frame)
+        elif kind == FAILED:
+            self.sender.abandon()
+            self._events.sends_no_more(self.peer, bytes(payload))
+            self._events.takes_no_more(self.peer, bytes(payload))
+        elif kind == _LEAVE:
+            raise Closed("closed the connection", orderly=True)
+        else:
+            end = self.sender if kind == REFUSE else self.receiver
+            end.took(ParcelFrame(kind, number, tag, text), b"")
+        return size
+
+
+_MOST_BYTES = {
+    EAGER: EAGER_BYTES, OFFER: 0, BODY: PIECE_BYTES, WITHDRAW: 0,
+    ACCEPT: 0, REFUSE: 0, FAILED: FAIL_BYTES, _LEAVE: 0,
+}  # fmt: skip
+
+
+class _LaneEnd:
+    """Mixed in before the end of a socket: queues as that does, and puts into the lane."""
+
+    _short: deque[tuple[ParcelFrame, bytes]]
+    _bodies: deque[Body]
+
+    def __init__(self, lane: Lane, peer: int, events: Any) -> None:
+        self._lane = lane
+        self.begin(peer, events)  # type: ignore[attr-defined]
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._short or self._bodies)
+
+    def push(self) -> None:
+        lane = self._lane
+        while self._short:
+            frame, payload = self._short[0]
+            number, tag, text, total = frame.number, frame.tag, frame.text, frame.total
+            if not lane.put(frame.kind, number, tag, text, total, 0, payload):
+                return
+            self._short.popleft()
+        while self._bodies:
+            body = self._bodies[0]
+            piece = body.data[body.offset : body.offset + PIECE_BYTES]
+            if not lane.put(BODY, body.number, 0, b"", len(body.data), body.offset, piece):
+                return
+            lane.ring()  # the peer copies this piece out while the next is copied in
+            body.offset += len(piece)
+            if body.offset == len(body.data):
+                self._bodies.popleft().sent()
+
+    def pull(self) -> None:
+        self._lane.pull()
+
+
+class LaneSender(_LaneEnd, Sender):
+    """See `parcels.Sender`."""
+
+    def eager(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
+        size = len(data)
+        if self._short or not self._lane.put(EAGER, number, tag, text, size, 0, data):
+            super().eager(number, tag, text, data)
+
+
+class LaneReceiver(_LaneEnd, Receiver):
+    """See `parcels.Receiver`."""
+
+    def accept(self, parcel: Parcel, into: memoryview | None) -> None:
+        if self._short or into is not None or not self._lane.put(ACCEPT, parcel.number):
+            super().accept(parcel, into)
+
+    def tell(self, error: GroupFailed) -> None:
+        """Nothing: the lane's sender tells it to both ends."""
