@@ -13,6 +13,7 @@ from ..record.snapshot import Snapshot
 from . import story
 from .facts.channels import Channels
 from .facts.needs import Needs
+from .facts.slips import Slips
 from .facts.world import World
 from .findings import Finding
 from .folding import alike, explained, fold, in_doubt, with_agreement
@@ -27,6 +28,7 @@ from .rules.early_exit import departures, expected_elsewhere, store_hosts_that_l
 from .rules.group_creation import creation_mismatches, different_splits
 from .rules.join_timeout import joins
 from .rules.late_rank import missing_ranks
+from .rules.misaligned import misaligned, with_parting, without_carried
 from .rules.node_lost import lost_nodes
 from .rules.p2p_mismatch import message_mismatches
 from .rules.paired_otherwise import paired_otherwise
@@ -61,17 +63,18 @@ def diagnose(
     previous: Snapshot | None = None,
     limits: Limits | None = None,
     on_fault: OnFault | None = None,
+    slips: Slips | None = None,
 ) -> Diagnosis:
     """Returns what is wrong in this snapshot.
 
     `previous` is an earlier snapshot of the same run, taken at any time before: it proves that
     ranks which wait have not moved. Without it no deadlock is proven. A rule that raises is
     reported to `on_fault`, and the others judge without it; where that is None, the exception goes
-    on.
+    on. `slips`: what earlier looks found of the same logs of lines.
     """
     guarded = _Guarded(on_fault)
     rule, candidates_of = guarded.call, guarded.rule
-    world = World(snapshot, previous, limits or Limits())
+    world = World(snapshot, previous, limits or Limits(), slips)
     channels = rule(Channels, None, world)
     needs = rule(Needs, None, world, channels)
     own = candidates_of(reported, world)
@@ -104,6 +107,7 @@ def diagnose(
             else ()
         ),
         *candidates_of(differing_replicas, world),
+        *candidates_of(misaligned, world),
         *own,
         *map(Candidate, [*candidates_of(recorded, world), *candidates_of(unwaited, world)]),
     ]
@@ -125,6 +129,8 @@ def diagnose(
     ]
     found = [rule(with_exceptions, finding, world, finding) for finding in _ready(world, folded)]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
+    found = [rule(with_parting, finding, world, finding) for finding in found]
+    found = rule(without_carried, found, found)
     found = [rule(_of_attempt, finding, world, finding) for finding in found]
     notices = candidates_of(late_notices, world, needs) if has_clock else []
     return Diagnosis(tuple(found), tuple(notices))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..record.snapshot import Snapshot
 from .diagnose import Diagnosis, OnFault, diagnose, verdict
+from .facts.slips import Slips
 from .findings import Finding
 from .limits import Limits
 from .notices import Notice
@@ -51,6 +52,7 @@ class Judge:
         self.limits = limits
         self._on_fault = on_fault
         self._previous: dict[tuple[str, int], Snapshot] = {}
+        self._slips = Slips()
 
     def remember(self, snapshots: Iterable[Snapshot]) -> None:
         """A look that is not judged by itself."""
@@ -64,7 +66,8 @@ class Judge:
             if not snapshot.ranks:
                 continue
             previous = self._last_of(snapshot)
-            worlds.append((snapshot, diagnose(snapshot, previous, self.limits, self._on_fault)))
+            found = diagnose(snapshot, previous, self.limits, self._on_fault, self._slips)
+            worlds.append((snapshot, found))
             seen[snapshot.world] = snapshot
         self._previous = seen
         return Judged(worlds)

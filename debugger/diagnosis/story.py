@@ -24,6 +24,7 @@ STEPS: Mapping[str, str] = {
     "clocks": "what the clocks of hosts, not known well enough, leave uncertain was added",
     "exceptions": "exceptions that the ranks had before, and went on after, were added",
     "expected elsewhere": "the call in which others expect the rank was added",
+    "lines": "where the ranks' lines part was added, and who slipped is to blame",
     "attempt": "the launcher's attempt that it is of was added",
     # Of a look at a job that is not watched.
     "stacks alone": "it was told in words of the stacks, which have no sequence numbers",

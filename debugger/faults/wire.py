@@ -235,7 +235,10 @@ class Wire:
         if holes or self.queued_bytes > MOST_QUEUED_BYTES:
             return []
         given = segment(packet)
-        flow = self._flow(given)
+        key = given.ports if given is not None else b""
+        if given is not None and given.flags & SYN:
+            self._flows.pop(key, None)  # the ports may have been another connection's
+        flow = self._flows.setdefault(key, _Flow())
         if given is not None and flow.over and not given.flags & RST:
             return [Leaving(now_s, reset_of_sender(given), True)] if flow.over == "reset" else []
         is_frame = given is None or given.data_bytes > 0
@@ -243,12 +246,6 @@ class Wire:
         if flow.hole:
             return []
         return self._do(due, given, packet, flow, now_s)
-
-    def _flow(self, given: Segment | None) -> _Flow:
-        key = given.ports if given is not None else b""
-        if given is not None and given.flags & SYN:
-            self._flows.pop(key, None)  # the ports may have been another connection's
-        return self._flows.setdefault(key, _Flow())
 
     def _due(self, given: Segment | None, flow: _Flow, clock_s: float) -> list[_OnWire]:
         """Returns what happens to this frame."""

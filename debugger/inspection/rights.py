@@ -21,7 +21,7 @@ _HOW = {
 def needed(pids: Iterable[int], proc: Path = PROC, user: int | None = None) -> str:
     """Returns a sentence: why these stacks cannot be read by this process, and what would help."""
     mine = os.geteuid() if user is None else user
-    if _has_capability(proc):
+    if bool(int(read_status("self", proc).get("CapEff", "0"), 16) & _CAP_SYS_PTRACE):
         return (
             "stacks cannot be read though this process has CAP_SYS_PTRACE: the system call "
             "process_vm_readv is filtered (seccomp), or the ranks run in another user namespace"
@@ -50,7 +50,3 @@ def _scope(proc: Path) -> int:
         return int(setting(_SCOPE, proc).read_text())
     except (OSError, ValueError):
         return 0
-
-
-def _has_capability(proc: Path) -> bool:
-    return bool(int(read_status("self", proc).get("CapEff", "0"), 16) & _CAP_SYS_PTRACE)

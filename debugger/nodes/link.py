@@ -107,7 +107,16 @@ class Link(threading.Thread):
             woken.register(self._reader, select.POLLIN)
             attended: list[Any] = []
             while not self._closing.is_set():
-                attended = self._attend(poller, attended)
+                # Polls the sockets that there are now, of which some may have come or gone, and
+                # returns them.
+                sockets = self._sockets()
+                for gone in attended:
+                    if gone not in sockets:
+                        poller.unregister(gone)
+                for new in sockets:
+                    if new not in attended:
+                        poller.register(new, zmq.POLLIN)
+                attended = sockets
                 if self._peers is not None:
                     # What is not taken in stays with who has said it.
                     poller.modify(self._peers, 0 if self._inbox.full else zmq.POLLIN)
@@ -134,18 +143,6 @@ class Link(threading.Thread):
                 with contextlib.suppress(Exception):
                     socket.disable_monitor()
                 socket.close()
-
-    def _attend(self, poller: zmq.Poller, attended: list[Any]) -> list[Any]:
-        """Polls the sockets that there are now, of which some may have come or gone, and returns
-        them."""
-        sockets = self._sockets()
-        for gone in attended:
-            if gone not in sockets:
-                poller.unregister(gone)
-        for new in sockets:
-            if new not in attended:
-                poller.register(new, zmq.POLLIN)
-        return sockets
 
     def _run_calls(self) -> None:
         while self._calls:

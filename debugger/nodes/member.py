@@ -93,7 +93,17 @@ class Member:
             case "stacks":
                 self.stacks_wanted = data
             case "verdict":
-                self.finding = _finding(data)
+                # The verdict as far as the ranks need to know it; its report follows.
+                kind, cause = str(data.get("kind")), data.get("cause")
+                culprits = data.get("culprits")
+                self.finding = Finding(
+                    kind=kind if kind in KINDS else "tool_error",
+                    message=clean(str(data.get("message")), 4000),
+                    culprits=tuple(one for one in culprits if type(one) is int)
+                    if isinstance(culprits, list)
+                    else (),
+                    cause=None if cause is None else clean(str(cause), 80),
+                )
             case "stop":
                 signal = data.get("signal")
                 self.stop_signal = signal if type(signal) is int and 0 < signal < 65 else 15
@@ -245,17 +255,3 @@ class Member:
         host, own = socket.gethostname(), secrets.token_hex(16)
         about = {"host": host, "task": task, "ranks": ranks, "id": own}
         return {"schema": SCHEMA, "version": version, **about}
-
-
-def _finding(data: Mapping[str, Any]) -> Finding:
-    """The verdict as far as the ranks need to know it; its report follows."""
-    kind, cause = str(data.get("kind")), data.get("cause")
-    culprits = data.get("culprits")
-    return Finding(
-        kind=kind if kind in KINDS else "tool_error",
-        message=clean(str(data.get("message")), 4000),
-        culprits=tuple(one for one in culprits if type(one) is int)
-        if isinstance(culprits, list)
-        else (),
-        cause=None if cause is None else clean(str(cause), 80),
-    )

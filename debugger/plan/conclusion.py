@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.findings import Finding
@@ -83,7 +82,17 @@ def _report(
     judgement: Judgement,
     facts: PlanFacts,
 ) -> Document:
-    unknown = _unknown(judgement)
+    # The ranks of which not all is known, by the reason and the line.
+    rows: dict[tuple[str, str, int], list[int]] = {}
+    for number, standing in judgement.outcome.standings.items():
+        if standing.cut is not None:
+            site = standing.cut.site
+            place = (clean(site.file), site.line) if site is not None else ("", 0)
+            rows.setdefault((clean(standing.cut.why), *place), []).append(number)
+    unknown = [
+        {"why": why, "file": file, "line": line, "ranks": ranks}
+        for (why, file, line), ranks in rows.items()
+    ]
     outcome, code = _outcome(judgement, facts, bool(unknown) or not programs)
     made = document.build(
         command=facts.command,
@@ -175,17 +184,3 @@ def _outcome(judgement: Judgement, facts: PlanFacts, incomplete: bool) -> tuple[
     if facts.strict and warnings:
         return warnings[0].kind, warnings[0].exit_code or EXIT_FAILED
     return "ok", 0
-
-
-def _unknown(judgement: Judgement) -> list[dict[str, Any]]:
-    """The ranks of which not all is known, by the reason and the line."""
-    rows: dict[tuple[str, str, int], list[int]] = {}
-    for number, standing in judgement.outcome.standings.items():
-        if standing.cut is not None:
-            site = standing.cut.site
-            place = (clean(site.file), site.line) if site is not None else ("", 0)
-            rows.setdefault((clean(standing.cut.why), *place), []).append(number)
-    return [
-        {"why": why, "file": file, "line": line, "ranks": ranks}
-        for (why, file, line), ranks in rows.items()
-    ]

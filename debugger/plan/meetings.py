@@ -387,7 +387,14 @@ class Calls:
         if kind.waits is WaitsFor.NOBODY:
             return now_ns
         if kind.waits is WaitsFor.TREE and place.whole:
-            return self._down_the_tree(place, meeting, member.at, kind, now_ns)
+            if meeting.tree is None:
+                root = place.places.get(kind.signature.root or 0, 0)
+                meeting.tree = Tree(len(place.ranks), root)
+            own, over = meeting.tree.comes(member.at)
+            if not meeting.bad:
+                for end in over:
+                    self._over(end, now_ns)
+            return own
         if meeting.of_root is None:
             meeting.of_root = End()
             if kind.signature.root not in self._planned:
@@ -402,18 +409,6 @@ class Calls:
             del place.meetings[place.next_on_device]
             place.next_on_device += 1
             self._over(meeting, now_ns)
-
-    def _down_the_tree(
-        self, place: MeetingPlace, meeting: Meeting, at: int, kind: Kind, now_ns: int
-    ) -> End:
-        if meeting.tree is None:
-            root = place.places.get(kind.signature.root or 0, 0)
-            meeting.tree = Tree(len(place.ranks), root)
-        own, over = meeting.tree.comes(at)
-        if not meeting.bad:
-            for end in over:
-                self._over(end, now_ns)
-        return own
 
     def message(
         self,

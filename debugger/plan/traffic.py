@@ -424,7 +424,15 @@ def loop_of(calls: Sequence[Hashable]) -> Loop | None:
     row = [numbers.setdefault(call, len(numbers)) for call in calls]
     best: Loop | None = None
     for period in _periods(row):
-        found = _longest(row, period)
+        # The first of the longest runs in which each call comes again after `period` others.
+        best_start = best_length = start = 0
+        for place in range(len(row) - period):
+            if row[place] != row[place + period]:
+                start = place + 1
+            elif place + 1 - start > best_length:
+                best_start, best_length = start, place + 1 - start
+        times = best_length // period + 1
+        found = Loop(best_start, period, times) if times > 1 else None
         if found is None:
             continue
         if best is None or (found.times * period, -period) > (
@@ -446,18 +454,6 @@ def _periods(row: Sequence[int]) -> list[int]:
             covered[place - last[call]] += place - last[call]
         last[call] = place
     return [period for period, _ in covered.most_common(MOST_PERIODS)]
-
-
-def _longest(row: Sequence[int], period: int) -> Loop | None:
-    """The first of the longest runs in which each call comes again after `period` others."""
-    best_start = best_length = start = 0
-    for place in range(len(row) - period):
-        if row[place] != row[place + period]:
-            start = place + 1
-        elif place + 1 - start > best_length:
-            best_start, best_length = start, place + 1 - start
-    times = best_length // period + 1
-    return Loop(best_start, period, times) if times > 1 else None
 
 
 SCHEMA = "distdebug.traffic/1"

@@ -93,7 +93,14 @@ class Definitions:
     def read(self, mapped: mmap.mmap, used: int, wall_offset_ns: int) -> None:
         """Take in the heap of the record up to `used` bytes. `wall_offset_ns` makes Unix time of
         the writer's monotonic clock; where it has changed, what is known is corrected."""
-        self._correct(wall_offset_ns)
+        # The clock of another node comes to be known better while its record is read. Its calls get
+        # their times whenever they are read, so a note would else seem to come before a call that
+        # it came after.
+        by_ns = wall_offset_ns - self._wall_offset_ns
+        if by_ns:
+            self._wall_offset_ns = wall_offset_ns
+            self.notes = [replace(one, time_ns=one.time_ns + by_ns) for one in self.notes]
+            self.creations = [replace(one, time_ns=one.time_ns + by_ns) for one in self.creations]
         head = layout.DEFINITION
         used = min(used, layout.HEAP_BYTES)
         while self._read + head.size <= used:
@@ -117,16 +124,6 @@ class Definitions:
             if shared and shared.cache_info().hits != known:
                 cost = LEAST_COST_BYTES  # another rank has described it alike
             self._budget.left_bytes -= cost
-
-    def _correct(self, wall_offset_ns: int) -> None:
-        """The clock of another node comes to be known better while its record is read. Its calls
-        get their times whenever they are read, so a note would else seem to come before a call that
-        it came after."""
-        by_ns = wall_offset_ns - self._wall_offset_ns
-        if by_ns:
-            self._wall_offset_ns = wall_offset_ns
-            self.notes = [replace(one, time_ns=one.time_ns + by_ns) for one in self.notes]
-            self.creations = [replace(one, time_ns=one.time_ns + by_ns) for one in self.creations]
 
     def define(self, kind: int, number: int, text: str, wall_offset_ns: int = 0) -> None:
         """Takes in one definition. Raises one of `DAMAGED` where it makes no sense."""

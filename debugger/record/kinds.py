@@ -89,6 +89,7 @@ _ALL = (
     Kind("split_mismatch", 91, Family.MISMATCH, of_signatures=True, by_calls=True),
     Kind("group_mismatch", 91, Family.MISMATCH, voted=True, by_calls=True),
     Kind("p2p_mismatch", 91, Family.MISMATCH, by_calls=True),
+    Kind("misaligned", 91, Family.MISMATCH, "LINES PART", by_calls=True),
     Kind("deadlock", 92, Family.DEADLOCK, "DEADLOCK", stuck=True, by_order=True, by_calls=True),
     Kind(
         "missing_rank",

@@ -25,6 +25,8 @@ from .stored import SCHEMA, Document
 _MOST_NESTING = 6
 _OF_DIVERGENCE = ("quantity", "name", "axis", "step", "max_difference")
 """What a divergence has of its own, beside `data`."""
+_OF_SLIPS = ("slip", "parted_at")
+"""What a finding has of a group in which lines part."""
 
 
 def build(
@@ -99,7 +101,8 @@ def of_finding(
 ) -> Document:
     """Returns a row of `findings`; see `build`."""
     group = finding.group
-    own = _OF_DIVERGENCE if finding.kind == "divergence" else ()
+    own = [name for name in _OF_SLIPS if name in finding.data]
+    own += _OF_DIVERGENCE if finding.kind == "divergence" else ()
     return {
         "kind": finding.kind,
         "title": finding.about.title,

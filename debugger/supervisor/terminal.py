@@ -76,7 +76,12 @@ class Terminal:
                     if not hinted:
                         _show(f"{self._stop.who} runs; Ctrl-C leaves it to itself\n")
                     hinted = True
-                    self._tell_of_others()
+                    # This rank may wait for another one that stands at a breakpoint; told once of
+                    # each.
+                    for stop in stops(self._directory):
+                        if stop.pid != self._stop.pid and stop.name not in self._others:
+                            self._others.add(stop.name)
+                            _show(f"{stop.notice(str(self._directory))}\n")
                     continue
                 messages = self._line.receive()
             except KeyboardInterrupt:
@@ -100,13 +105,6 @@ class Terminal:
                         self._ask(self._unanswered)
                     case _:
                         pass
-
-    def _tell_of_others(self) -> None:
-        """This rank may wait for another one that stands at a breakpoint; told once of each."""
-        for stop in stops(self._directory):
-            if stop.pid != self._stop.pid and stop.name not in self._others:
-                self._others.add(stop.name)
-                _show(f"{stop.notice(str(self._directory))}\n")
 
     def _ask(self, prompt: str) -> None:
         """Send what is typed."""

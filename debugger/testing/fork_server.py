@@ -43,25 +43,6 @@ def _load_pytest(request: dict[str, Any]) -> None:
         sys.stderr.write(f"the plugins of pytest are not loaded before the ranks: {error!r}\n")
 
 
-def _load(request: dict[str, Any]) -> None:
-    sys.path[:] = request["sys_path"]
-    if request["load_plugins"]:
-        _load_pytest(request)
-    for name in ("torch", "torch.distributed", "pdb", "numpy"):
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            if name.startswith("torch"):
-                raise
-    with loading.core:
-        for name in ("rank.install", "testing.rank_session"):
-            loading.load(name)
-    for name in request["preload"]:
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()  # what is here already is garbage for no rank, and need not be copied for it
-
-
 class Server:
     """Sleeps until pytest says something or a child ends."""
 
@@ -147,5 +128,20 @@ def main() -> None:
             return
         line += received
     request = json.loads(line)
-    _load(request)
+    sys.path[:] = request["sys_path"]
+    if request["load_plugins"]:
+        _load_pytest(request)
+    for name in ("torch", "torch.distributed", "pdb", "numpy"):
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            if name.startswith("torch"):
+                raise
+    with loading.core:
+        for name in ("rank.install", "testing.rank_session"):
+            loading.load(name)
+    for name in request["preload"]:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is here already is garbage for no rank, and need not be copied for it
     Server(connection).run()

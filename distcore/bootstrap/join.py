@@ -431,7 +431,16 @@ class Joining:
             if now >= self._deadline:
                 raise RendezvousError(self._lateness(sources))
             if now - looked >= LOOK_AGAIN_S:
-                self._check_double()
+                # Raises when another process has taken this rank since.
+                key = self._key("rank", self._rank)
+                mine = self._member.pack()
+                [found] = self._peek([key], [None])
+                if found is not None and found != mine.encode():
+                    other = StoreMember.unpack(key, found)
+                    raise RendezvousError(
+                        f"{self._who()}: {self._named([self._rank])} is claimed by two processes, "
+                        f"{self._member} and {other}: each rank needs a number of its own"
+                    )
                 if is_outdated is not None and is_outdated():
                     return False
                 looked = time.monotonic()
@@ -451,18 +460,6 @@ class Joining:
             f"make the same groups in the same order, and reach the store "
             f"(Socket Timeout: timed out after {1000 * self._timeout_s:.0f}ms)"
         )
-
-    def _check_double(self) -> None:
-        """Raises when another process has taken this rank since."""
-        key = self._key("rank", self._rank)
-        mine = self._member.pack()
-        [found] = self._peek([key], [None])
-        if found is not None and found != mine.encode():
-            other = StoreMember.unpack(key, found)
-            raise RendezvousError(
-                f"{self._who()}: {self._named([self._rank])} is claimed by two processes, "
-                f"{self._member} and {other}: each rank needs a number of its own"
-            )
 
     def _who(self) -> str:
         return f"group {self._name!a}, rank {self._ranks[self._rank]}"

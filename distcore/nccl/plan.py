@@ -61,7 +61,13 @@ def all_reduce(tensor: Tensor, reducing: Reducing, rank: int, size: int) -> Plan
     if not flat.numel():
         return [Batch([], target.stores)]
     if reducing.combine is not None:
-        return _combined_everywhere(target, reducing, rank, size)
+        parts = elements.cut(target.flat, size)
+        transfers, had = _exchanged_parts(parts, rank, size)
+        exchange = Batch(transfers, [lambda: _fold(reducing, had, parts[rank])])
+        share: list[Transfer] = [
+            Broadcast(moved(part), root) for root, part in enumerate(parts) if part.numel()
+        ]
+        return [exchange, Batch(share, target.stores)]
     given = reducing.contribution(flat)
     phase = Batch([AllReduce(given, given, reducing)])
     if reducing.finishes:
@@ -78,7 +84,19 @@ def reduce(tensor: Tensor, reducing: Reducing, root: int, rank: int, size: int) 
     if not flat.numel():
         return []
     if reducing.combine is not None:
-        return _combined_at_root(target, reducing, root, rank, size)
+        parts = elements.cut(target.flat, size)
+        transfers, had = _exchanged_parts(parts, rank, size)
+        # Not into this rank's own part: a tensor that is not the root's keeps its contents.
+        folded = parts[rank] if rank == root else torch.empty_like(parts[rank])
+        exchange = Batch(transfers, [lambda: _fold(reducing, had, folded)])
+        if rank != root:
+            return [exchange, Batch([Sending(moved(folded), root)] if folded.numel() else [])]
+        bring: list[Transfer] = [
+            Receiving(moved(part), peer)
+            for peer, part in enumerate(parts)
+            if peer != rank and part.numel()
+        ]
+        return [exchange, Batch(bring, target.stores)]
     given = reducing.contribution(flat)
     phase = Batch([Reduce(given, given, root, reducing)])
     if at_root:
@@ -256,34 +274,6 @@ def _fold(reducing: Reducing, had: Sequence[Tensor], out: Tensor) -> None:
     for other in had[1:]:
         total = reducing.combine(total, reducing.view(other))
     reducing.view(out).copy_(total)
-
-
-def _combined_everywhere(target: WriteTarget, reducing: Reducing, rank: int, size: int) -> Plan:
-    parts = elements.cut(target.flat, size)
-    transfers, had = _exchanged_parts(parts, rank, size)
-    exchange = Batch(transfers, [lambda: _fold(reducing, had, parts[rank])])
-    share: list[Transfer] = [
-        Broadcast(moved(part), root) for root, part in enumerate(parts) if part.numel()
-    ]
-    return [exchange, Batch(share, target.stores)]
-
-
-def _combined_at_root(
-    target: WriteTarget, reducing: Reducing, root: int, rank: int, size: int
-) -> Plan:
-    parts = elements.cut(target.flat, size)
-    transfers, had = _exchanged_parts(parts, rank, size)
-    # Not into this rank's own part: a tensor that is not the root's keeps its contents.
-    folded = parts[rank] if rank == root else torch.empty_like(parts[rank])
-    exchange = Batch(transfers, [lambda: _fold(reducing, had, folded)])
-    if rank != root:
-        return [exchange, Batch([Sending(moved(folded), root)] if folded.numel() else [])]
-    bring: list[Transfer] = [
-        Receiving(moved(part), peer)
-        for peer, part in enumerate(parts)
-        if peer != rank and part.numel()
-    ]
-    return [exchange, Batch(bring, target.stores)]
 
 
 def _combined_by_part(

@@ -220,7 +220,16 @@ class Overview(View):
         elif key == "t":
             self.strips = not self.strips and len(picture.states) <= MOST_ROWS
         elif len(picture.states) > MOST_ROWS:
-            return self._move_on_map(key, picture, page)
+            ranks: list[int | None] = list(picture.states)
+            count = heat.per_row(self.width)
+            at = ranks.index(self.chosen.rank) if self.chosen.rank in ranks else 0
+            steps = {"left": -1, "h": -1, "right": 1, "l": 1, "up": -count, "k": -count}
+            steps |= {"down": count, "j": count, "pageup": -count * page, "pagedown": count * page}
+            steps |= {"home": -at, "end": len(ranks)}
+            if key not in steps:
+                return False
+            self.chosen.rank = ranks[max(0, min(len(ranks) - 1, at + steps[key]))]
+            return True
         else:
             rows = self.rows(picture)
             to = moved(self._row, key, len(rows), page)
@@ -228,18 +237,6 @@ class Overview(View):
                 return to is not None
             self._row = to
             self.chosen.rank = rows[to].rank
-        return True
-
-    def _move_on_map(self, key: str, picture: Picture, page: int) -> bool:
-        ranks: list[int | None] = list(picture.states)
-        count = heat.per_row(self.width)
-        at = ranks.index(self.chosen.rank) if self.chosen.rank in ranks else 0
-        steps = {"left": -1, "h": -1, "right": 1, "l": 1, "up": -count, "k": -count}
-        steps |= {"down": count, "j": count, "pageup": -count * page, "pagedown": count * page}
-        steps |= {"home": -at, "end": len(ranks)}
-        if key not in steps:
-            return False
-        self.chosen.rank = ranks[max(0, min(len(ranks) - 1, at + steps[key]))]
         return True
 
     def pointed(self, column: int, row: int, picture: Picture) -> None:

@@ -76,7 +76,11 @@ class Replay:
         for number in [*self._works]:
             self._wait(number)
         if self._plan["stays"]:
-            self._stay()
+            # The recorded rank had not ended when the run was: until all have come here, or are
+            # stopped, this one is alive and calls nothing.
+            (self._folder / f"{self._plan['rank']}.at-the-end").touch()
+            while len([*self._folder.glob("*.at-the-end")]) < self._plan["world_size"]:
+                time.sleep(_LOOK_EVERY_S)
         if dist.is_initialized():
             dist.destroy_process_group()
 
@@ -155,13 +159,6 @@ class Replay:
             self._said.add(about)
             if self._plan["rank"] == 0:
                 print(f"replay: {sentence}", flush=True)
-
-    def _stay(self) -> None:
-        """The recorded rank had not ended when the run was: until all have come here, or are
-        stopped, this one is alive and calls nothing."""
-        (self._folder / f"{self._plan['rank']}.at-the-end").touch()
-        while len([*self._folder.glob("*.at-the-end")]) < self._plan["world_size"]:
-            time.sleep(_LOOK_EVERY_S)
 
     def _at(self, site: int | None) -> Callable[[Callable[[], Any]], Any]:
         return _plainly if site is None else self._frames[site]

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from ...record.dispute import vote
 from ...record.ops import OPS
 from ...record.signature import Signature, agreement_key, exact_key
-from ...record.snapshot import Call, CallSite
-from ...record.wording import at_site, call_text, ranks_text
+from ...record.snapshot import Call, CallSite, Place
+from ...record.wording import at_site, call_text, ranks_text, site_text
+from .slips import Rows, Slip, parting
 from .world import GroupView, World
 
 BEFORE, AFTER = 3, 6
 MOST_LINES = 64
-"""How many calls before a mismatch are looked at for lines that part."""
+"""Calls before an error among which lines that part may explain it though nothing else says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,42 +68,63 @@ def compare_histories(
     return Story(tuple(lines), sentence)
 
 
-def lines_part(
-    world: World, view: GroupView, usual: tuple[int, ...], odd: tuple[int, ...], seq: int
-) -> str:
-    """Names the lines at which the two parties made an equal call, shortly before their calls came
-    to differ: an extra call is noticed only once the next one differs. "" if there are none.
-
-    Ranks may make one call at two lines throughout (`if rank == 0: ... else: ...`), so a pair of
-    lines counts only the first time that it is seen.
-    """
-    if seq == 0:
-        return ""
-    sites = {call.seq: call.site for call in _before(world, view, usual[0], seq)}
-    known: set[tuple[CallSite, CallSite]] = set()
-    parted: Call | None = None
-    other: CallSite | None = None
-    for call in _before(world, view, odd[0], seq):
-        site = sites.get(call.seq)
-        if site is None or call.site is None or site == call.site:
-            continue
-        if (site, call.site) not in known and parted is None and call.seq >= seq - MOST_LINES:
-            parted, other = call, site
-        known.add((site, call.site))
-    if parted is None:
-        return ""
-    return (
-        f"the lines part earlier: {ranks_text(odd)} made #{parted.seq} {call_text(parted)}"
-        f"{at_site(parted.site)}, {ranks_text(usual)}{at_site(other)}"
-    )
+def slip_of(world: World, view: GroupView) -> tuple[Rows | None, Slip | None]:
+    """The lines of the group's calls, and where they part. None: they do not, or are not known."""
+    states = view.states
+    logs = {rank: log for rank, state in states.items() if (log := state.lines) is not None}
+    least = min((state.issued for state in states.values()), default=0)
+    if len(logs) < len(view.ranks) or len(logs) < 2 or not least:
+        return None, None
+    # How many calls a rank has made in the end says more; before, it is one more for a moment.
+    over = any(map(world.ended, states))
+    issued = {rank: state.issued if over else least for rank, state in states.items()}
+    owner = (view.key, view.ranks, *(world.ranks[rank].pid for rank in view.ranks))
+    return world.slips.of(owner, logs, issued)
 
 
-def _before(world: World, view: GroupView, rank: int, seq: int) -> list[Call]:
-    """The rank's calls in the group before this one, as far as they are on record."""
-    history = world.ranks[rank].history
-    if history is None:
-        return []
-    return [c for c in history.recent(view.states[rank].issued, view.key) if c.seq < seq]
+def parting_before(world: World, view: GroupView, seq: int) -> Slip | None:
+    """Returns where lines parted that may explain an error at this call of the group."""
+    rows, slip = slip_of(world, view)
+    if slip is not None and slip.seq < seq:
+        return slip
+    return parting(rows, seq, MOST_LINES) if rows is not None else None
+
+
+def lines_known(view: GroupView) -> bool:
+    return all(state.lines is not None for state in view.states.values())
+
+
+def site_of(slip: Slip, place: Place | None) -> CallSite | None:
+    """The line of a place that tells it from the one that it met: where a layer makes all calls
+    from one line, that which called it."""
+    if place is None:
+        return None
+    met = [slip.at[ranks[0]] for ranks in (slip.odd, slip.usual) if ranks]
+    sides = [one.sites for one in met if one is not None]
+    for level, site in enumerate(place.sites):
+        if len({one[level] if level < len(one) else None for one in sides}) > 1:
+            return site
+    return place.sites[0]
+
+
+MOST_NAMED = 3
+
+
+def slip_text(slip: Slip) -> str:
+    """`rank 1 skipped train.py:10 in step`."""
+    who, others = ranks_text(slip.odd), ranks_text(slip.usual)
+    if slip.what is None:
+        sides = ((who, slip.odd), (others, slip.usual))
+        return ", ".join(f"{name}{at_site(site_of(slip, slip.at[of[0]]))}" for name, of in sides)
+    names = [site_text(site) for place in slip.lines if (site := site_of(slip, place))]
+    names = list(dict.fromkeys(names))
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    what = (" and " if len(names) == 2 else ", ").join(names[:MOST_NAMED]) + more
+    text = f"{who} {slip.what} {what}"
+    if slip.certain:
+        return text
+    instead = {"skipped": "repeated", "repeated": "skipped", "swapped": "swapped"}[slip.what]
+    return f"{text}, or {others} {instead} {'it' if len(names) == 1 else 'them'}"
 
 
 def _calls(world: World, view: GroupView, rank: int, seq: int) -> list[Call]:

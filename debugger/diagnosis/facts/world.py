@@ -26,6 +26,7 @@ from ...record.snapshot import (
 )
 from ...record.wording import group_name, numbered
 from ..limits import APART_NS, ON_CORE_NS, Limits
+from .slips import Slips
 
 DEFAULT_GROUP = "default_pg"
 OF_MESH = "mesh_"
@@ -71,10 +72,17 @@ class Pending:
 class World:
     """The present snapshot, the one before it, and the limits. Caches what is asked often."""
 
-    def __init__(self, snapshot: Snapshot, previous: Snapshot | None, limits: Limits) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        previous: Snapshot | None,
+        limits: Limits,
+        slips: Slips | None = None,
+    ) -> None:
         self.snapshot = snapshot
         self.previous = previous
         self.limits = limits
+        self.slips = slips or Slips()
         self.ranks = snapshot.ranks
         self.knows = snapshot.knows
         self.now_ns = snapshot.taken_ns

@@ -43,7 +43,8 @@ from ..facts.call_histories import (
     Story,
     compare_histories,
     first_divergence,
-    lines_part,
+    lines_known,
+    parting_before,
 )
 from ..facts.evidence import at_call, chosen
 from ..facts.needs import Needs
@@ -234,7 +235,6 @@ def _finding(
     if warning:
         message += " (same number of elements, other shape)"
     ranks = at_call(world, chosen(result.culprits, result.others), view.key, seq)
-    parted = "" if warning else lines_part(world, view, parties[usual], parties[odd], seq)
     # When the first two ranks of different parties had both called.
     firsts = []
     for _, party in result.parties:
@@ -257,7 +257,7 @@ def _finding(
         group=group_evidence(group),
         seq=seq,
         ranks=ranks,
-        details=(_agreed(divergence), *((parted,) if parted else ()), *story.details),
+        details=(_agreed(world, view, divergence), *story.details),
         headline=headline,
         difference=story.sentence,
         observable_ns=firsts[1] if len(firsts) > 1 else world.now_ns,
@@ -265,14 +265,24 @@ def _finding(
     )
 
 
-def _agreed(divergence: Divergence) -> str:
+def _agreed(world: World, view: GroupView, divergence: Divergence) -> str:
+    """Says up to where calls and lines agree."""
     if not divergence.exact:
         return "older calls are no longer on record: they may have disagreed before"
     if divergence.seq == 0:
         return "it is the first collective of the group"
-    if divergence.seq == 1:
-        return "they agree on #0"
-    return f"they agree on #0 to #{divergence.seq - 1}"
+    calls = _up_to(divergence.seq)
+    parted = parting_before(world, view, divergence.seq)
+    if parted is not None:
+        lines = f"only on {_up_to(parted.seq)}" if parted.seq else "not"
+        return f"their calls agree on {calls}, their lines {lines}"
+    if not lines_known(view):
+        return f"their calls agree on {calls}; lines are not in this record"
+    return f"they agree on {calls}"
+
+
+def _up_to(seq: int) -> str:
+    return "#0" if seq == 1 else f"#0 to #{seq - 1}"
 
 
 def _overwritten(
@@ -304,7 +314,7 @@ def _overwritten(
         group=group_evidence(group),
         seq=divergence.seq,
         ranks=at_call(world, chosen(result.culprits, result.others), view.key, divergence.seq),
-        details=(_agreed(divergence),),
+        details=(_agreed(world, view, divergence),),
         observable_ns=world.now_ns,
         data={"exact_seq": False},
     )

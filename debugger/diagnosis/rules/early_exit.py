@@ -36,7 +36,6 @@ from ...record.notes import (
 from ...record.signature import ANY_SOURCE, call_bytes
 from ...record.snapshot import Call, Note
 from ...record.wording import RankState, at_site, call_text, numbered, printable, ranks_text, verb
-from ..facts.call_histories import lines_part
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
 from ..facts.exceptions import (
@@ -312,8 +311,7 @@ def _ready_ns(world: World, left: list[int], waits_since_ns: int = 0) -> int:
 def _parting(
     world: World, view: GroupView, left: list[int], victims: tuple[int, ...]
 ) -> tuple[str, ...]:
-    """The last call of the group that the leaver made, what the others made after it, and whether
-    one of them had made a call too many, or too few, before."""
+    """The last call of the group that the leaver made, and what the others made after it."""
     first = left[0]
     history, state = world.ranks[first].history, view.states.get(first)
     if history is None or state is None:
@@ -333,9 +331,6 @@ def _parting(
             made = f"{call_text(after)} #{after.seq}{at_site(after.site)}"
             texts.append(f"what rank {rank} called after it: {made}")
             break
-    parties = sorted([tuple(left), victims], key=len, reverse=True)
-    if all(parties) and (parted := lines_part(world, view, parties[0], parties[1], state.issued)):
-        texts.append(parted)
     return tuple(texts)
 
 

@@ -191,7 +191,14 @@ class PairGuard:
                 raise better from None
             return
         if int.from_bytes(said[:_HASH_BYTES], "little") != known.exact:
-            finding = self._finding(mine, said[_HASH_BYTES:])
+            theirs = Signature.from_json(said[_HASH_BYTES:].decode())
+            sent, received = (mine, theirs) if mine.op == "send" else (theirs, mine)
+            source, destination = received.peer, sent.peer
+            assert source is not None
+            assert destination is not None
+            message = message_difference(sent, received, source, destination)
+            culprits = (source, destination)
+            finding = OwnFinding(self._record, None, "p2p_mismatch", message, culprits, victims=())
             finding.put_on_record(self._recorder, self._recorder.safe_site(sys._getframe(1)))
             raise finding.raised()
 
@@ -203,16 +210,6 @@ class PairGuard:
             return  # the finding, or the end of the group
         except Exception as error:
             report_own_fault("the agreement on messages", error)
-
-    def _finding(self, mine: Signature, said: bytes) -> OwnFinding:
-        theirs = Signature.from_json(said.decode())
-        sent, received = (mine, theirs) if mine.op == "send" else (theirs, mine)
-        source, destination = received.peer, sent.peer
-        assert source is not None
-        assert destination is not None
-        message = message_difference(sent, received, source, destination)
-        culprits = (source, destination)
-        return OwnFinding(self._record, None, "p2p_mismatch", message, culprits, victims=())
 
 
 def _lane(tag: int, of_receives: bool) -> int:

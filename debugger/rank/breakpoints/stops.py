@@ -105,7 +105,14 @@ class Breakpoints:
             claim.parent.mkdir(mode=0o700, exist_ok=True)
             os.symlink(str(getpid()), claim)  # whole from the beginning, unlike a file
         except FileExistsError:
-            self._await_first(claim, error)
+            site = users_site(self._recorder, error)
+            with (
+                contextlib.suppress(OSError),  # the link has gone
+                self._recorder.waiting_in(Activity.PAUSED, {"op": _CLAIM}, site),
+            ):
+                while proc.exists(os.readlink(claim)):
+                    self._look()
+                    time.sleep(0.05)
             return
         try:
             self._local.error = error
@@ -113,16 +120,6 @@ class Breakpoints:
             record()
         finally:
             claim.unlink(missing_ok=True)
-
-    def _await_first(self, claim: Path, error: BaseException) -> None:
-        site = users_site(self._recorder, error)
-        with (
-            contextlib.suppress(OSError),  # the link has gone
-            self._recorder.waiting_in(Activity.PAUSED, {"op": _CLAIM}, site),
-        ):
-            while proc.exists(os.readlink(claim)):
-                self._look()
-                time.sleep(0.05)
 
     def trace(self) -> None:
         """Stop at the lines of `--break`, in this thread and in those that begin from now on."""
@@ -408,12 +405,7 @@ class OnDemand:
             if self._first():
                 self._of.stop(frame)  # from here on the prompt decides who traces the frame
                 return None
-        self._untrace(frame)
-        resumed = frame.f_trace
-        return resumed(frame, event, arg) if resumed is not None and event == "line" else None
-
-    def _untrace(self, frame: FrameType) -> None:
-        """Ends the tracing: the request was taken back, or another thread has stopped."""
+        # Ends the tracing: the request was taken back, or another thread has stopped.
         if sys.gettrace() == self._trace:
             sys.settrace(None)
         found: FrameType | None = frame
@@ -422,6 +414,8 @@ class OnDemand:
                 found.f_trace = None
             found = found.f_back
         self._of.trace_again(frame)
+        resumed = frame.f_trace
+        return resumed(frame, event, arg) if resumed is not None and event == "line" else None
 
 
 def _is_ours(trace: Any) -> bool:

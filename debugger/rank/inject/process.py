@@ -172,7 +172,12 @@ def _own_cgroup() -> tuple[Path, str]:
     """A new memory cgroup below this process's own, and the name of its limit."""
     error: OSError | None = None
     for parent in cgroup_folders("self", "memory"):
-        _remove_old_cgroups(parent)
+        # Removes cgroups whose only process was killed, and could not do it itself.
+        with contextlib.suppress(OSError):
+            for old in parent.glob(f"{_CGROUP_PREFIX}*"):
+                if not proc.exists(old.name.removeprefix(_CGROUP_PREFIX)):
+                    with contextlib.suppress(OSError):
+                        old.rmdir()
         made = parent / f"{_CGROUP_PREFIX}{os.getpid()}"
         try:
             made.mkdir()
@@ -183,15 +188,6 @@ def _own_cgroup() -> tuple[Path, str]:
         except OSError as caught:
             error = caught
     raise CannotHappen(_no_cgroup(error))
-
-
-def _remove_old_cgroups(parent: Path) -> None:
-    """Removes cgroups whose only process was killed, and could not do it itself."""
-    with contextlib.suppress(OSError):
-        for old in parent.glob(f"{_CGROUP_PREFIX}*"):
-            if not proc.exists(old.name.removeprefix(_CGROUP_PREFIX)):
-                with contextlib.suppress(OSError):
-                    old.rmdir()
 
 
 def _no_cgroup(error: OSError | None) -> str:

@@ -127,7 +127,12 @@ def _read(path: str, found: Named) -> None:
     for node in ast.walk(tree):
         match node:
             case ast.Constant(str() as text) if id(node) not in explained:
-                _note(text, found)
+                # `cpu:gloo,cuda:nccl` is a backend, too.
+                lower = text.lower()
+                words = {part.rpartition(":")[2] for part in lower.split(",")}
+                found.nccl = found.nccl or "nccl" in words
+                found.cpu_backend = found.cpu_backend or bool(words & _ON_CPUS)
+                found.cuda = found.cuda or _DEVICE.fullmatch(lower) is not None
             case ast.Attribute(_, "cuda" | "accelerator"):
                 found.cuda = True
             case ast.Attribute(_, "NCCL"):
@@ -138,15 +143,6 @@ def _read(path: str, found: Named) -> None:
                 whole = module or ""
                 found.imports.append((level or 0, whole))
                 found.imports += [(level or 0, f"{whole}.{one.name}".strip(".")) for one in names]
-
-
-def _note(text: str, found: Named) -> None:
-    """`cpu:gloo,cuda:nccl` is a backend, too."""
-    lower = text.lower()
-    words = {part.rpartition(":")[2] for part in lower.split(",")}
-    found.nccl = found.nccl or "nccl" in words
-    found.cpu_backend = found.cpu_backend or bool(words & _ON_CPUS)
-    found.cuda = found.cuda or _DEVICE.fullmatch(lower) is not None
 
 
 def _own_modules(path: str, imports: list[tuple[int, str]], roots: list[str]) -> Iterator[str]:
@@ -232,7 +228,14 @@ class Forker:
                 if name not in sys.modules and _is_installed(name):
                     with contextlib.suppress(Exception):
                         importlib.import_module(name)
-        _leave_libraries()
+        # Libraries of operators that are here already take themselves apart at the end of a
+        # process, which takes a rank a tenth of its time, and serves nobody where the process is
+        # gone then.
+        registry: Any = vars(weakref.finalize).get("_registry", {})
+        for finalizer in list(registry):
+            alive = finalizer.peek()
+            if alive is not None and getattr(alive[1], "__name__", "") == "_del_library":
+                finalizer.atexit = False
         gc.collect()
         gc.freeze()  # what is here already is garbage for no rank, and need not be copied for it
 
@@ -268,16 +271,6 @@ class Forker:
         granted of those that have not come, each barrier would have most of them run again."""
         complete = len(self._request.ranks) == self._request.world_size
         return complete and (self._fit or self.scheduler.by_symmetry)
-
-
-def _leave_libraries() -> None:
-    """Libraries of operators that are here already take themselves apart at the end of a process,
-    which takes a rank a tenth of its time, and serves nobody where the process is gone then."""
-    registry: Any = vars(weakref.finalize).get("_registry", {})
-    for finalizer in list(registry):
-        alive = finalizer.peek()
-        if alive is not None and getattr(alive[1], "__name__", "") == "_del_library":
-            finalizer.atexit = False
 
 
 def _is_installed(name: str) -> bool:

@@ -102,21 +102,17 @@ class Decisions:
         self.depends(what, frame)
         if self._way != "likely":
             return self._way == "true"
-        return _without_failing(frame, stand_in)
-
-
-def _without_failing(frame: FrameType | None, stand_in: bool) -> bool:
-    """The way on which the user's line does not fail; `stand_in` where both go on."""
-    found = frame
-    while found is not None and found.f_code.co_filename.startswith(call_site.DIRECTORIES[0]):
-        found = found.f_back
-    if found is not None and _COMPARISONS_OF_TESTS in found.f_code.co_filename:
-        return True
-    user = call_site.find(found)
-    if user is None:
-        return stand_in
-    wanted = _wanted(user.f_code.co_filename, user.f_lineno)
-    return stand_in if wanted is None else wanted
+        # The way on which the user's line does not fail; `stand_in` where both go on.
+        found: FrameType | None = frame
+        while found is not None and found.f_code.co_filename.startswith(call_site.DIRECTORIES[0]):
+            found = found.f_back
+        if found is not None and _COMPARISONS_OF_TESTS in found.f_code.co_filename:
+            return True
+        user = call_site.find(found)
+        if user is None:
+            return stand_in
+        wanted = _wanted(user.f_code.co_filename, user.f_lineno)
+        return stand_in if wanted is None else wanted
 
 
 @functools.lru_cache(maxsize=1024)

@@ -206,7 +206,20 @@ class Scheduler:
                 if not (self._waiting or self._ended_for_room or self._new):
                     return
                 if not self._somebody_moves() and not self._let_time_pass():
-                    self._end_all()
+                    # Ends the ranks that are left, which wait for one another, or for what no rank
+                    # gives.
+                    for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
+                        asked = [request[0] for request in planned.requests.values()]
+                        words = min(asked, key=lambda one: one[0] == "sleep", default=[])
+                        self.cut[planned.rank] = waits_for(words)
+                        self._stuck.add(planned.rank)
+                    for planned in list(self._waiting.values()):
+                        planned.kill()
+                        self._reap(planned)
+                    for planned in list(self._ended_for_room.values()):
+                        planned.note_cut(self._directory, self.cut[planned.rank], stuck=True)
+                    self._waiting.clear()
+                    self._ended_for_room.clear()
                     return
                 continue
             self._listen(LOOK_EVERY_S)
@@ -559,21 +572,6 @@ class Scheduler:
             else:
                 self._moved = True
                 self._reap(planned)
-
-    def _end_all(self) -> None:
-        """Ends the ranks that are left, which wait for one another, or for what no rank gives."""
-        for planned in [*self._waiting.values(), *self._ended_for_room.values()]:
-            asked = [request[0] for request in planned.requests.values()]
-            words = min(asked, key=lambda one: one[0] == "sleep", default=[])
-            self.cut[planned.rank] = waits_for(words)
-            self._stuck.add(planned.rank)
-        for planned in list(self._waiting.values()):
-            planned.kill()
-            self._reap(planned)
-        for planned in list(self._ended_for_room.values()):
-            planned.note_cut(self._directory, self.cut[planned.rank], stuck=True)
-        self._waiting.clear()
-        self._ended_for_room.clear()
 
     def drop_lines(self) -> None:
         """This is a rank: the lines of the others are not its own; nor is the other end of its own,

@@ -90,7 +90,12 @@ class LateLayer:
             self.go()
             return
         ring = group_hooks.recorded(self._backends)
-        self._keep_past()
+        # Keeps what torch's flight recorder has of the time before, for its later diagnosis.
+        with contextlib.suppress(Exception):
+            dumps = group_hooks.dumped(self._backends)
+            largest = max(dumps, key=len, default=b"")
+            if largest:
+                (self.directory / PAST / f"dump_{self.rank}").write_bytes(largest)
         seen = {}
         for name in [one.found.name for one in list(self.groups.values())]:
             # A group that was unused for long: the ranks that use it next tell.
@@ -206,14 +211,6 @@ class LateLayer:
                 os.getpid(), state, self.rank, self.world_size, "", seen, members, self._paused_ms
             ),
         )
-
-    def _keep_past(self) -> None:
-        """Keeps what torch's flight recorder has of the time before, for its later diagnosis."""
-        with contextlib.suppress(Exception):
-            dumps = group_hooks.dumped(self._backends)
-            largest = max(dumps, key=len, default=b"")
-            if largest:
-                (self.directory / PAST / f"dump_{self.rank}").write_bytes(largest)
 
     def _is_wanted(self) -> bool:
         return late_install.is_wanted(self.directory)

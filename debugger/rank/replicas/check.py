@@ -270,7 +270,12 @@ class ReplicaCheck:
             tensors = [one for known in replica.tensors if (one := known()) is not None]
             alone = bool(made) and self._is_local(replica, tensors)
             if alone:
-                self._leave_alone(replica)
+                replica.withheld = None
+                if not self._is_left_alone(replica):
+                    replica.left_alone = True
+                    if replica.model >= 0:
+                        self._local.add(replica.model)
+                    rank_log.write("the check of replicas is off: steps without synchronisation")
             if self._is_left_alone(replica):
                 replica.withheld = None
                 if made and replica.apart < MOST_APART:
@@ -395,14 +400,6 @@ class ReplicaCheck:
 
     def _is_left_alone(self, replica: Replica) -> bool:
         return replica.left_alone or replica.model in self._local
-
-    def _leave_alone(self, replica: Replica) -> None:
-        replica.withheld = None
-        if not self._is_left_alone(replica):
-            replica.left_alone = True
-            if replica.model >= 0:
-                self._local.add(replica.model)
-            rank_log.write("the check of replicas is off: steps without synchronisation")
 
     # -- what must be equal --------------------------------------------------------------------
 

@@ -356,7 +356,15 @@ def pretend(devices: int) -> DevicePlaces:
     for owner in (cuda, cuda.graphs):
         owner.CUDAGraph, owner.graph_pool_handle = FakeGraph, new_pool
     _answer_for_types(places)
-    _autocast()
+    # Answers for autocast on GPUs with that of the CPU.
+    kind: Any = torch
+    instead(torch.autocast, "__init__", _autocast_on_the_cpu)
+    is_on, its_type = kind.is_autocast_enabled, kind.get_autocast_dtype
+    kind.is_autocast_enabled = lambda device="cuda": is_on("cpu" if device == "cuda" else device)
+    kind.get_autocast_dtype = lambda device: its_type(
+        "cpu" if device == "cuda" and is_on("cpu") else device
+    )
+    kind.get_autocast_gpu_dtype = lambda: kind.get_autocast_dtype("cuda")
     setattr(torch, "Generator", CpuGenerator)  # noqa: B010
     version: Any = torch.version
     version.cuda = version.cuda or _CUDA_VERSION
@@ -490,18 +498,6 @@ def _answer_for_accelerators(places: DevicePlaces, of_cuda: dict[str, Any]) -> N
     if ACCELERATOR.works:
         own: Any = torch._C
         own._get_accelerator = lambda *_: torch.device("cuda")  # for what it names only
-
-
-def _autocast() -> None:
-    """Answers for autocast on GPUs with that of the CPU."""
-    kind: Any = torch
-    instead(torch.autocast, "__init__", _autocast_on_the_cpu)
-    is_on, its_type = kind.is_autocast_enabled, kind.get_autocast_dtype
-    kind.is_autocast_enabled = lambda device="cuda": is_on("cpu" if device == "cuda" else device)
-    kind.get_autocast_dtype = lambda device: its_type(
-        "cpu" if device == "cuda" and is_on("cpu") else device
-    )
-    kind.get_autocast_gpu_dtype = lambda: kind.get_autocast_dtype("cuda")
 
 
 def _answering(answer: Any) -> Callable[..., Any]:

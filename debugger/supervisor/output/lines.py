@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
 
 from ...record.safe_text import clean_line, shown_of
 from ...record.wording import FINDING_MARK, comparable, ranks_text
@@ -133,12 +132,10 @@ _UNCUT = 16 * MAX_LINE_BYTES
 _COLOURS = (36, 33, 35, 32, 34, 91, 92, 93, 94, 95, 96)
 
 
-def colour_wanted(stream: TextIO, environment: Mapping[str, str] | None = None) -> bool:
+def colour_wanted(stream: TextIO) -> bool:
     """Whether to colour what is written to `stream`: a terminal, without NO_COLOR."""
-    environment = os.environ if environment is None else environment
-    if environment.get("NO_COLOR") or environment.get("TERM") == "dumb":
-        return False
-    return _is_terminal(stream)
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not plain and _is_terminal(stream)
 
 
 class _Screen:

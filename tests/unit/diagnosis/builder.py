@@ -11,7 +11,7 @@ Time stands still unless `run.passes(seconds)` is called; every action takes a m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -20,6 +20,7 @@ from typing import Any
 from distdebug.diagnosis.diagnose import Diagnosis, diagnose
 from distdebug.diagnosis.limits import Limits
 from distdebug.record.layout import Activity, CallState, GroupState, Phase
+from distdebug.record.lines import pack
 from distdebug.record.replicas import PARAMETER
 from distdebug.record.signature import (
     MASK,
@@ -38,12 +39,15 @@ from distdebug.record.snapshot import (
     Digest,
     Group,
     GroupKey,
+    LineLog,
     Note,
+    Place,
     Process,
     Rank,
     Snapshot,
     Timing,
     Wait,
+    place_of,
 )
 from tests.support.chains import extend_chain
 
@@ -397,6 +401,10 @@ class RankBuilder:
 
     # -- what a reader sees --------------------------------------------------------------------
 
+    def _lines(self, of: Hashable) -> LineLog | None:
+        calls = (call for call in self.history.calls if place_of(call) == of)
+        return pack((call.seq, Place((call.site,)) if call.site else None) for call in calls)
+
     def frozen(self) -> Rank:
         heartbeat = self.run.now_ns if self.heartbeat_ns is None else self.heartbeat_ns
         return Rank(
@@ -417,8 +425,10 @@ class RankBuilder:
             layer_serial=self.serial,
             free_threads=self.free_threads,
             location=self.location,
-            groups=dict(self.groups),
-            channels=tuple(self.channels.values()),
+            groups={key: replace(one, lines=self._lines(key)) for key, one in self.groups.items()},
+            channels=tuple(
+                replace(one, lines=self._lines(one.place)) for one in self.channels.values()
+            ),
             creations=tuple(self.creations),
             waits=tuple(self.waits.values()),
             notes=tuple(self.notes),

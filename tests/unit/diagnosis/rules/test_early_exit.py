@@ -83,10 +83,11 @@ class TestLeft:
             run[rank].exits(0)
         (found,) = run.errors()
         assert (found.kind, found.culprits) == ("early_exit", (0, 2))
-        assert found.details[-1] == (
-            "the lines part earlier: rank 1 made #1 all_reduce(sum, float32[8]) at train.py:61 "
-            "in step, ranks 0,2 at train.py:88 in step"
+        assert found.details[0] == (
+            "the ranks' lines part at #1: rank 1 at train.py:61 in step, "
+            "ranks 0,2 at train.py:88 in step"
         )
+        assert found.data["parted_at"] == 1
 
     def test_who_waits_for_the_one_that_waits_for_the_leaver(self) -> None:
         """Rank 2 shards over the wrong axis: rank 3, which has finished, was never to meet it."""
@@ -113,7 +114,7 @@ class TestLeft:
         for rank in (0, 2):
             run[rank].exits(0)
         (found,) = run.errors()
-        assert not any("lines part" in detail for detail in found.details)
+        assert not any("lines" in detail for detail in found.details)
 
     def test_out_of_data(self) -> None:
         run = waiting()

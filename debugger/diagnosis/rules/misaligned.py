@@ -1,0 +1,186 @@
+"""Do the ranks of a group make each call from lines that belong together? And what follows if not.
+
+Rules:
+1. Where lines part (see `facts.slips`), and enough speaks for it, it is a warning at that call:
+   nothing need fail by it, but what the calls exchange from there on is not what is meant. Who
+   slipped is the minority; without one nobody is to blame.
+2. Barriers carry no data: that two of them meet from other lines is no fault.
+3. Two ranks that take turns as the root of a call come from the lines of each other: where no line
+   of theirs is straight, nothing is said.
+4. Every other finding of that group, at a later call, says it first, and the warning is left out.
+   Where most ranks made the right calls, and lines still are apart there, who slipped is the
+   culprit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ...record.signature import Signature
+from ...record.snapshot import Call, Group, GroupKey, LineLog
+from ...record.wording import at_site, group_name, numbered, ranks_text
+from ..facts.call_histories import parting_before, site_of, slip_of, slip_text
+from ..facts.evidence import chosen, last_call, of_call, stand
+from ..facts.slips import Slip
+from ..facts.world import GroupView, World
+from ..findings import CallIs, Finding, group_evidence
+from ..limits import Candidate
+from ..story import step
+
+LOOKED_AT = 8
+"""Calls of a slip of which the op is asked for."""
+BLAMED = frozenset({"op_mismatch", "shape_mismatch", "early_exit", "missing_rank"})
+_OF_MESSAGES = frozenset({"p2p_mismatch", "unmatched_p2p"})
+
+
+def misaligned(world: World) -> list[Candidate]:
+    """At most one warning for each group, and for each pair of ranks that exchange messages."""
+    found = []
+    for view in world.groups:
+        _, slip = slip_of(world, view)
+        if slip is not None and slip.strong and _matters(world, view, slip):
+            found.append(Candidate(_finding(world, view, slip)))
+    return found + _messages(world)
+
+
+def _matters(world: World, view: GroupView, slip: Slip) -> bool:
+    made: list[Signature] = []
+    for rank in (slip.odd[0], slip.usual[0]):
+        history = world.ranks[rank].history
+        for seq in range(slip.seq, slip.seq + LOOKED_AT):
+            call = history.at(view.key, seq) if history is not None else None
+            if call is not None:
+                made.append(call.signature)
+    if made and all(one.op == "barrier" for one in made):
+        return False
+    turns = len(view.ranks) == 2 and any(one.root is not None for one in made)
+    return slip.crosses or not turns
+
+
+def _finding(world: World, view: GroupView, slip: Slip) -> Finding:
+    where = numbered(view.any, slip.seq)
+    calls = {}
+    for rank in chosen(slip.odd, slip.usual):
+        history = world.ranks[rank].history
+        calls[rank] = history.at(view.key, slip.seq) if history is not None else None
+    return _of_slip(world, slip, where, f"called #{slip.seq}", view.any, calls)
+
+
+def _of_slip(
+    world: World,
+    slip: Slip,
+    where: str,
+    state: str,
+    group: Group,
+    calls: dict[int, Call | None],
+) -> Finding:
+    ranks = {
+        rank: of_call(state, call, site_of(slip, slip.at.get(rank)), CallIs.ALL)
+        for rank, call in calls.items()
+    }
+    sides = (
+        f"{ranks_text(of)}{called}{at_site(site_of(slip, slip.at[of[0]]))}"
+        for of, called in ((slip.odd, " called it"), (slip.usual, ""))
+    )
+    headline = f"{slip_text(slip)} at {where}: the ranks' lines part"
+    issued_ns = [call.issued_ns for call in calls.values() if call is not None]
+    few = slip.odd if slip.majority else ()
+    back = () if slip.until is None else (f"they belong together again from #{slip.until} on",)
+    return Finding(
+        kind="misaligned",
+        message=f"{headline}; {', '.join(sides)}",
+        culprits=few,
+        victims=tuple(sorted({*slip.odd, *slip.usual}.difference(few))),
+        severity="warning",
+        group=group_evidence(group),
+        seq=slip.seq,
+        ranks=ranks,
+        details=back,
+        headline=headline,
+        observable_ns=max(issued_ns, default=world.now_ns),
+        data={"slip": slip.what, "parted_at": slip.seq},
+    )
+
+
+def _messages(world: World) -> list[Candidate]:
+    """Sends and receives between two ranks in one group and with one tag."""
+    sends: dict[tuple[GroupKey, int, int, int], tuple[LineLog, int]] = {}
+    for number, rank in world.ranks.items():
+        for one in rank.channels:
+            if one.op == "send" and one.lines is not None and one.issued:
+                sends[one.group, number, one.peer, one.tag] = (one.lines, one.issued)
+    found = []
+    for number, rank in world.ranks.items() if sends else ():
+        for one in rank.channels:
+            sent = sends.get((one.group, one.peer, number, one.tag)) if one.op == "recv" else None
+            group = rank.groups.get(one.group)
+            if sent is None or one.lines is None or group is None or not one.issued:
+                continue
+            ends, least = (one.peer, number), min(sent[1], one.issued)
+            owner = (one.place, ends, rank.pid, world.ranks[one.peer].pid)
+            logs = dict(zip(ends, (sent[0], one.lines), strict=True))
+            _, slip = world.slips.of(owner, logs, dict.fromkeys(ends, least), messages=True)
+            if slip is not None and slip.strong and slip.crosses:
+                name = group_name(one.group[0], group.desc)
+                where = (
+                    f'message #{slip.seq} from rank {one.peer} to rank {number} in group "{name}"'
+                )
+                calls: dict[int, Call | None] = dict.fromkeys(ends)
+                state = f"message #{slip.seq}"
+                found.append(Candidate(_of_slip(world, slip, where, state, group, calls)))
+    return found
+
+
+@step("lines")
+def with_parting(world: World, finding: Finding) -> Finding:
+    """The finding with where the lines of its group had parted before. A rank's exception is about
+    the group of its last calls."""
+    if finding.kind == "misaligned" or finding.kind in _OF_MESSAGES:
+        return finding
+    view, seq = _view(world, finding), finding.seq
+    if view is None:
+        return finding
+    if finding.kind == "rank_exception":
+        seq = max(state.issued for state in view.states.values())
+    slip = slip_of(world, view)[1] if seq is None else parting_before(world, view, seq)
+    if slip is None:
+        return finding
+    text = f"the ranks' lines part at #{slip.seq}: {slip_text(slip)}"
+    data = {**finding.data, "parted_at": slip.seq, "slip": slip.what}
+    finding = replace(finding, details=(text, *finding.details), data=data)
+    apart = slip.until is None or (seq is not None and slip.until > seq)
+    if finding.kind not in BLAMED or not slip.majority or not slip.what or not apart:
+        return finding
+    involved = {*finding.culprits, *finding.victims, *slip.odd}
+    return replace(
+        finding,
+        culprits=slip.odd,
+        victims=tuple(sorted(involved.difference(slip.odd))),
+        ranks={**stand(world, slip.odd), **finding.ranks},
+    )
+
+
+def _view(world: World, finding: Finding) -> GroupView | None:
+    group = finding.group
+    if group is not None:
+        views = [one for one in world.groups if one.ranks == group.ranks]
+        named = [one for one in views if group_evidence(one.any).name == group.name]
+        return max(named, key=lambda one: one.key, default=None)
+    rank = finding.culprits[0] if finding.culprits else -1
+    call = last_call(world, rank) if rank in world.ranks and finding.about.ends_all else None
+    return None if call is None or call.signature.peer is not None else world.view(rank, call.group)
+
+
+def without_carried(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings but for the warnings that another one of their group carries."""
+    carried = {
+        one.data["parted_at"] if one.group is None else (one.group, one.data["parted_at"])
+        for one in findings
+        if one.kind != "misaligned" and "parted_at" in one.data and one.severity == "error"
+    }
+    return [
+        one
+        for one in findings
+        if one.kind != "misaligned" or not carried & {one.seq, (one.group, one.seq)}
+    ]
