@@ -54,6 +54,8 @@ class Kind:
     """Whether it happens may depend on what is buffered, and on who comes first."""
     by_calls: bool = False
     """The same calls lead to it again, whatever program makes them."""
+    at_once: bool = False
+    """A warning of it is told while the run goes on, which computes what nobody meant."""
     by_slip: bool = False
     """Ranks that have skipped or repeated a call of the group before are to blame for it."""
     at_one_line: bool = False
@@ -107,7 +109,7 @@ _ALL = (
     Kind("split_mismatch", 91, Family.MISMATCH, of_signatures=True, by_calls=True),
     Kind("group_mismatch", 91, Family.MISMATCH, voted=True, by_calls=True),
     Kind("p2p_mismatch", 91, Family.MISMATCH, by_calls=True),
-    Kind("misaligned", 91, Family.MISMATCH, "LINES PART", by_calls=True),
+    Kind("misaligned", 91, Family.MISMATCH, "LINES PART", at_once=True, by_calls=True),
     Kind("deadlock", 92, Family.DEADLOCK, "DEADLOCK", stuck=True, by_order=True, by_calls=True),
     Kind(
         "missing_rank",

@@ -143,7 +143,7 @@ class Announcements:
                     severity=finding.severity,
                     culprits=list(finding.culprits),
                 )
-                if finding.severity == "error":
+                if finding.severity == "error" or finding.about.at_once:
                     self.say(f"{finding.kind}: {finding.message}")
 
 

@@ -402,7 +402,10 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         # Lines that roles use in turns are as far apart, but have others among them.
         near = set(theirs[max(0, at - 1) : at + event.calls])
         alone = sum(sizes) > 2 or near.isdisjoint(_straight(rows))
-        strong = event.explained and event.calls >= FIRST_SHIFT and alone and not mixes
+        # Ranks that have kept step until then may leave a loop one after the other.
+        together = any(row.count(row[0]) == len(row) for row in rows.rows[:at])
+        strong = event.explained and event.calls >= FIRST_SHIFT and (strong or not together)
+        strong = strong and alone and not mixes
     there = at + event.offset
     ours = columns[index]
     lines = {

@@ -14,7 +14,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...record.kinds import KINDS
@@ -104,13 +104,23 @@ def _of_slip(
 
 
 def _messages(world: World) -> list[Candidate]:
-    """Sends and receives between two ranks in one group and with one tag."""
+    found = []
+    for slip, (sender, receiver), group in _slips_of_messages(world):
+        name = group_name(group.key[0], group.desc)
+        where = f'message #{slip.seq} from rank {sender} to rank {receiver} in group "{name}"'
+        calls: dict[int, Call | None] = dict.fromkeys((sender, receiver))
+        state = f"message #{slip.seq}"
+        found.append(Candidate(_of_slip(world, slip, where, state, group, calls)))
+    return found
+
+
+def _slips_of_messages(world: World) -> Iterator[tuple[Slip, tuple[int, int], Group]]:
+    """Yields those of sends and receives between two ranks in one group and with one tag."""
     sends: dict[tuple[GroupKey, int, int, int], tuple[LineLog, int]] = {}
     for number, rank in world.ranks.items():
         for one in rank.channels:
             if one.op == "send" and one.lines is not None and one.issued:
                 sends[one.group, number, one.peer, one.tag] = (one.lines, one.issued)
-    found = []
     for number, rank in world.ranks.items() if sends else ():
         for one in rank.channels:
             sent = sends.get((one.group, one.peer, number, one.tag)) if one.op == "recv" else None
@@ -122,21 +132,20 @@ def _messages(world: World) -> list[Candidate]:
             logs = dict(zip(ends, (sent[0], one.lines), strict=True))
             _, slip = world.slips.of(owner, logs, dict.fromkeys(ends, least), messages=True)
             if slip is not None and slip.strong and slip.crosses:
-                name = group_name(one.group[0], group.desc)
-                where = (
-                    f'message #{slip.seq} from rank {one.peer} to rank {number} in group "{name}"'
-                )
-                calls: dict[int, Call | None] = dict.fromkeys(ends)
-                state = f"message #{slip.seq}"
-                found.append(Candidate(_of_slip(world, slip, where, state, group, calls)))
-    return found
+                yield slip, ends, group
 
 
 @step("lines")
 def with_parting(world: World, finding: Finding) -> Finding:
     """The finding with where the lines of its group had parted before. A rank's exception is about
     the group of its last calls."""
-    if finding.kind == "misaligned" or finding.kind in _OF_MESSAGES:
+    if finding.kind == "misaligned":
+        return finding
+    if finding.kind in _OF_MESSAGES:
+        about = {*finding.culprits, *finding.victims}
+        for slip, ends, group in _slips_of_messages(world):
+            if about.issuperset(ends) and group_evidence(group) == finding.group:
+                return _carrying(finding, slip)
         return finding
     view, seq = _view(world, finding), finding.seq
     if view is None:
@@ -146,9 +155,7 @@ def with_parting(world: World, finding: Finding) -> Finding:
     slip = slip_of(world, view)[1] if seq is None else parting_before(world, view, seq)
     if slip is None:
         return finding
-    text = f"the ranks' lines part at #{slip.seq}: {slip_text(slip)}"
-    data = {**finding.data, "parted_at": slip.seq, "slip": slip.what}
-    finding = replace(finding, details=(text, *finding.details), data=data)
+    finding = _carrying(finding, slip)
     apart = slip.until is None or (seq is not None and slip.until > seq)
     if not KINDS[finding.kind].by_slip or not slip.majority or not slip.what or not apart:
         return finding
@@ -159,6 +166,12 @@ def with_parting(world: World, finding: Finding) -> Finding:
         victims=tuple(sorted(involved.difference(slip.odd))),
         ranks={**stand(world, slip.odd), **finding.ranks},
     )
+
+
+def _carrying(finding: Finding, slip: Slip) -> Finding:
+    text = f"the ranks' lines part at #{slip.seq}: {slip_text(slip)}"
+    data = {**finding.data, "parted_at": slip.seq, "slip": slip.what}
+    return replace(finding, details=(text, *finding.details), data=data)
 
 
 def _view(world: World, finding: Finding) -> GroupView | None:

@@ -11,7 +11,7 @@ from distdebug.diagnosis.facts.slips import Slip, Slips
 from distdebug.record.lines import pack
 from distdebug.record.snapshot import CallSite, Place
 
-SEEDS = 25
+SEEDS = 60
 Lines = list[int]
 PLACES: dict[int, Place] = {}
 
@@ -91,7 +91,7 @@ def test_ranks_that_mix_freely_do_not_slip(kind: Callable[[random.Random], Lines
     for seed in range(SEEDS):
         random_ = random.Random(seed)
         ranks = [kind(random_) for _ in range(random_.randint(2, 4))]
-        for until in (20, 50, 90, 1000):
+        for until in (20, 35, 50, 70, 90, 1000):
             one = found([lines[:until] for lines in ranks])
             assert one is None or not one.strong, (seed, until)
 
