@@ -12,27 +12,6 @@ from typing import Any as _Any
 
 import torch.distributed as _torch
 
-from . import algorithms as _algorithms
-from .backend import register_all as _register_all
-from .backend import unavailable
-from .errors import (
-    Aborted,
-    CallMismatch,
-    CorruptFrame,
-    DeadlineExceeded,
-    GroupFailed,
-    PeerLost,
-    RendezvousError,
-    StoreFailed,
-)
-from .torch_api import (
-    init_process_group,
-    is_nccl_available,
-    monitored_barrier,
-    new_group,
-    split_group,
-)
-
 __all__ = [
     "Aborted",
     "CallMismatch",
@@ -49,11 +28,6 @@ __all__ = [
     "split_group",
     "unavailable",
 ]
-
-# What importing this package is for; it opens nothing and starts nothing. Who needs parts of it in
-# a program that has not asked for it sets `_for_itself` before the module is executed.
-if not globals().get("_for_itself"):
-    _register_all()
 
 
 def _of_torch(package: _Any, name: str) -> _Any:
@@ -80,4 +54,30 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *dir(_torch)})
 
 
-_algorithms.__dict__.setdefault("__getattr__", lambda name: _of_torch(_torch.algorithms, name))
+# What importing this package is for; it opens nothing and starts nothing. Who needs parts of it in
+# a program that has not asked for it sets `_for_itself` before the module is executed, and executes
+# it again, without, for a program that does.
+if not globals().get("_for_itself"):
+    from . import algorithms as _algorithms
+    from .backend import register_all as _register_all
+    from .backend import unavailable
+    from .errors import (
+        Aborted,
+        CallMismatch,
+        CorruptFrame,
+        DeadlineExceeded,
+        GroupFailed,
+        PeerLost,
+        RendezvousError,
+        StoreFailed,
+    )
+    from .torch_api import (
+        init_process_group,
+        is_nccl_available,
+        monitored_barrier,
+        new_group,
+        split_group,
+    )
+
+    _register_all()
+    _algorithms.__dict__.setdefault("__getattr__", lambda name: _of_torch(_torch.algorithms, name))

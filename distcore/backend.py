@@ -1,26 +1,20 @@
-"""The interface of a backend, ours that there are, and when torch.distributed knows of them: once
-the program imports distcore, or names one of them.
-
-Until then, where another package has loaded parts of distcore for its own use, torch answers every
-question as it would without distcore.
-"""
+"""The interface of a backend, ours that there are, and how torch.distributed is told of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from . import torch_api, torch_private
-from .base.backend_names import by_device
-from .base.wrapping import around
 from .groups.composite import CompositeGroup
 from .groups.process_group import CoreGroup, Origin
 from .mpi import torch_api as mpi
 from .mpi.backend import MpiBackend
 from .nccl.backend import NcclBackend
+from .registration import adapters, registered, stand_by
 from .tcp.backend import TcpBackend
 
 
@@ -98,7 +92,7 @@ def _composite(backend: Backend, others: dict[str, Any], origin: Origin) -> Comp
 def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
     """The backend for another device: one of ours; torch's own that it has made already, or a new
     one."""
-    ours = _registered.get(name)
+    ours = registered.get(name)
     if ours is not None:
         reason = ours.unavailable()
         if reason is not None:
@@ -111,12 +105,9 @@ def _other(device: str, name: str, planned: Any, origin: Origin) -> Any:
     return torch_private.make_backend(name, device, origin, planned)
 
 
-_registered: dict[str, Backend] = {}
-
-
 def register(backend: Backend) -> None:
     """Make `init_process_group(backend.name)` work. Once; again it changes nothing."""
-    _registered.setdefault(backend.name, backend)
+    registered.setdefault(backend.name, backend)
     known: Any = dist.Backend
     plugin = known._plugins.get(backend.name.upper())
     if plugin is not None and isinstance(plugin.creator_fn, Creator):
@@ -129,7 +120,7 @@ def register(backend: Backend) -> None:
 def unavailable(backend: str) -> str | None:
     """Why distcore's own "tcp", "mpi" or "nccl" cannot be used in this process, in a sentence with
     the next step; None if it can. Raises ValueError for another name."""
-    found = _registered.get(backend) or _registered.get(f"distcore_{backend}")
+    found: Backend | None = registered.get(backend) or registered.get(f"distcore_{backend}")
     if found is None:
         raise ValueError(f"distcore has no backend {backend!r}")
     return found.unavailable()
@@ -139,54 +130,21 @@ _BACKENDS = (TcpBackend(), MpiBackend(), NcclBackend())
 UNBUFFERED = (TcpBackend.name,)
 """The backends of which no send is over before its receive has taken it, be it empty (see
 `transports.parcels`). What others buffer is for the libraries below them to say."""
-_BACKEND_AT = {"init_process_group": 0, "_new_group_with_tag": 2, "_new_process_group_helper": 3}
-"""torch's functions that are given the name of a backend, and where among their arguments."""
 
 
-def register_all() -> None:
-    """Make `init_process_group` work with "tcp", "mpi" and "distcore_nccl", and have torch say so.
+def register_all(named: Collection[str] = ()) -> None:
+    """Make `init_process_group` work with "tcp", "mpi" and "distcore_nccl", and have torch say so;
+    given names, only where one is ours.
 
     Opens nothing and starts nothing; again it changes nothing.
     """
-    stand_by()
-    if _knows_all():
+    stand_by(register_all)
+    if TcpBackend.name in registered:
         return
+    if named and {mpi.SHOWN, *(one.name for one in _BACKENDS)}.isdisjoint(named):
+        return
+    if not torch_private.has_own_mpi():
+        adapters.update(mpi.ADAPTED)
     for backend in _BACKENDS:
         register(backend)
     mpi.answer_for_torch()
-
-
-def stand_by() -> None:
-    """Have `register_all` called as soon as the program asks torch for one of the backends by a
-    name that torch does not have. Whatever it asks otherwise is answered by torch alone."""
-    for name, position in _BACKEND_AT.items():
-        theirs = getattr(torch_private.c10d, name, None)
-        if theirs is None:
-            continue  # without the two private ones, init_process_group alone knows our names
-        ours = around(theirs)
-        adapted = theirs if torch_private.has_own_mpi() else ours(mpi.ADAPTED[name](theirs))
-        torch_private.in_front(name, ours(_asking(adapted, position)))
-
-
-def _knows_all() -> bool:
-    return TcpBackend.name in _registered
-
-
-def _asking(adapted: Callable[..., Any], position: int) -> Callable[..., Any]:
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if not _knows_all():
-            backend = args[position] if len(args) > position else kwargs.get("backend")
-            if backend is not None and _names_ours(str(backend)):
-                register_all()
-        return adapted(*args, **kwargs)
-
-    return function
-
-
-def _names_ours(backend: str) -> bool:
-    """Whether this names a backend of ours ("tcp", "cpu:tcp,cuda:nccl") that nobody else has."""
-    named = set(by_device(backend.lower()).values())
-    if mpi.SHOWN in named and not torch_private.has_own_mpi():
-        return True
-    known = torch_private.dist.Backend.backend_list
-    return any(one.name in named and one.name not in known for one in _BACKENDS)

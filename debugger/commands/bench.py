@@ -1,5 +1,5 @@
-"""`distdebug bench`: measures, in one run, what watching costs, against stock torch; or how fast
-backends communicate."""
+"""`distdebug bench`: measures, in one run, what watching costs, against stock torch; what the start
+of a run costs, against torchrun; or how fast backends communicate."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..benchmarks import arguments as read
-from ..benchmarks import comm_figures, program
+from ..benchmarks import comm_figures, program, start
 from ..benchmarks.comm_figures import size_text
 from ..hook import loading
+from . import flags
 from .base import Command
 
 SCHEMA = "distdebug.bench/1"
 COMM_SCHEMA = "distdebug.bench.comm/1"
+START_SCHEMA = "distdebug.bench.start/1"
+START_BAR = 1.08
+IMPORT_BAR_S = 0.1
+MODULES_BAR = 70
 SYNCHRONOUS_BAR_US = 3.0
 ASYNCHRONOUS_BAR_US = 4.0
 """The bar of a call that is waited for by its handle: torch's `send` is one, too."""
@@ -59,6 +64,17 @@ examples:
   distdebug bench comm --backends tcp,gloo --ops all_reduce --sizes 1M:64M --factor 2 -n 2
   distdebug bench comm --backends tcp,tcp/tcp,gloo --ops all_reduce --sizes 4:64M --factor 4
   distdebug bench comm --sizes 4,64K,16M -n 2 --budget 30 --json comm.json"""
+
+
+_START_EPILOG = """\
+A program with one call on two ranks is run by torchrun and by `distdebug run`, in turn, which takes
+ten seconds a round. CPU time is that of all processes together. import is `import
+torch.distributed` in the first rank, and modules are those of ours that it has before its first
+group. Ratios and differences are of the two runs of a round; the figures are medians.
+
+examples:
+  distdebug bench start
+  distdebug bench start -n 4 --rounds 9 --json start.json"""
 
 
 @dataclass(frozen=True)
@@ -280,7 +296,54 @@ def _comm(args: argparse.Namespace) -> int:
     return 0
 
 
+def _add_start(parser: argparse.ArgumentParser) -> None:
+    """The flags of `bench start`."""
+    parser.add_argument(
+        "-n",
+        type=flags.between(1, 64, "from 1 to 64 ranks"),
+        default=2,
+        metavar="N",
+        dest="ranks",
+        help="ranks (default: 2)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=flags.between(1, 1000, "from 1 to 1000 rounds"),
+        default=5,
+        metavar="N",
+        help="pairs of runs that count (default: 5)",
+    )
+    read.add_json(parser)
+
+
+def _start(args: argparse.Namespace) -> int:
+    read.check_file(args.json)
+    rows = list(start.rounds(args.ranks, args.rounds))
+    figures = start.summary(rows)
+    print("\n".join(_start_table(figures)))
+    bars = {"ratio": START_BAR, "import_s": IMPORT_BAR_S, "modules": MODULES_BAR}
+    described = {"python": platform.python_version(), "cores": os.cpu_count(), "ranks": args.ranks}
+    measured = {"schema": START_SCHEMA, **described, "bars": bars, **figures, "rounds": rows}
+    program.write(args.json, measured)
+    return 0
+
+
+def _start_table(figures: dict[str, dict[str, float]]) -> Iterator[str]:
+    yield f"{'':24}{'torchrun':>10}{'distdebug':>11}{'added':>9}{'ratio':>8}"
+    bars = {"wall_s": START_BAR, "cpu_s": START_BAR}
+    for name, words in (("wall_s", "wall, s"), ("cpu_s", "CPU, s"), ("import_s", "import, s")):
+        one = figures[name]
+        bar = f"{bars[name]:g} times" if name in bars else f"{IMPORT_BAR_S:g} s more"
+        yield (
+            f"{words:24}{one['torchrun']:10.2f}{one['distdebug']:11.2f}{one['added']:+9.2f}"
+            f"{one['ratio']:8.2f}   bar: {bar}"
+        )
+    modules = figures["modules"]["distdebug"]
+    yield f"{'modules of ours':24}{'':10}{modules:11.0f}{'':17}   bar: {MODULES_BAR}"
+
+
 KINDS = {
+    "start": BenchKind("measure what starting a run costs", _START_EPILOG, _add_start, _start),
     "overhead": BenchKind(
         "measure what watching costs", _OVERHEAD_EPILOG, read.add_json, _overhead
     ),

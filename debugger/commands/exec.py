@@ -29,7 +29,6 @@ class ExecCommand(Command):
         from ..launch.launchers import nodes_of_launcher
         from ..nodes.several import of_tasks, perhaps
         from ..supervisor.run_options import Options
-        from ..supervisor.supervisor import Supervisor
 
         command = args.command[1:] if args.command[:1] == ["--"] else args.command
         if not command:
@@ -44,11 +43,11 @@ class ExecCommand(Command):
         if several is None:
             several = options.of_launcher(nodes_of_launcher(command), args.interface)
         several = options.with_head(args, several) or perhaps(args.interface)
-        return Supervisor(
+        return options.supervise(
             Options(
                 command=command,
                 several=several,
                 world_size=0,  # what the ranks say counts as long as they are all on this node
                 **options.common(args, command, size),
             )
-        ).run()
+        )

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..record.limits import MOST_S
 from ..record.runs.artefact import SUFFIX
-from ..supervisor.ci import Ci
 
 if TYPE_CHECKING:
     from ..plan.traffic import Link
+    from ..supervisor.ci import Ci
 
 MOST = (1 << 63) - 1
 
@@ -132,4 +132,8 @@ def ci_of(args: argparse.Namespace) -> Ci | None:
             raise UsageError(f"--ci-artifact {path} is a directory; name a file, such as {path}/x")
         if not path.parent.is_dir():
             raise UsageError(f"--ci-artifact {path}: there is no directory {path.parent}")
-    return Ci(path and path.absolute(), Path.cwd()) if args.ci else None
+    if not args.ci:
+        return None
+    from ..supervisor.ci import Ci  # with all reports
+
+    return Ci(path and path.absolute(), Path.cwd())

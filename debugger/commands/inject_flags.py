@@ -8,15 +8,14 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..faults import plan_file, random_plan
-from ..faults.plan import Fault, Plan
-from ..faults.spec import SpecError, parse
-from ..record.network import MOST_ADDRESSES
 from ..record.safe_text import clean
-from ..supervisor.rank_network import switch
 from . import flags
+
+if TYPE_CHECKING:
+    from ..faults.plan import Fault, Plan
 
 MOST_RANDOM = 1000
 _ALL_FAULTS = "tcp"
@@ -71,8 +70,14 @@ def plan(args: argparse.Namespace, world_size: int | None) -> Plan | None:
 
     `world_size`: the number of ranks, where it is known.
     """
-    faults: list[Fault] = []
     seed: int | None = args.seed
+    if not args.injected and args.inject_file is args.inject_random is seed is None:
+        return None
+    from ..faults import plan_file  # most runs are without: they start sooner
+    from ..faults.plan import Plan
+    from ..faults.spec import SpecError, parse
+
+    faults: list[Fault] = []
     # In a network of the ranks' own no backend rules out a fault.
     backend = None if args.netns else args.inject_backend
     if args.inject_file is not None:
@@ -109,6 +114,9 @@ def own_network(args: argparse.Namespace, world_size: int | None) -> int:
     UsageError where that cannot be."""
     if not args.netns:
         return 0
+    from ..record.network import MOST_ADDRESSES
+    from ..supervisor.rank_network import switch
+
     why = switch.why_impossible()
     if why:
         raise UsageError(
@@ -138,6 +146,8 @@ def _random(
             "--inject-random needs the number of ranks, which is not known before the command "
             f"runs; set WORLD_SIZE, or name the faults with --inject (here: seed {seed})"
         )
+    from ..faults import random_plan
+
     drawn = random_plan.draw(count, seed, world_size, backend, first)
     flags = " ".join(f"--inject {shlex.quote(fault.text)}" for fault in drawn)
     print(f"distdebug: seed {seed}: {clean(flags, 100_000)}", file=sys.stderr)

@@ -17,7 +17,8 @@ from ..record.log_file import LEVELS, RECORDS, STDERR, STDOUT, STREAMS, at_least
 from ..record.ops import OP_CODES
 from ..record.reading import copies
 from ..record.runs.log_reader import Entry, LogReader
-from ..record.runs.run_directory import RunDirectory, is_live, read_object
+from ..record.runs.run_directory import RunDirectory, read_object
+from ..record.runs.verdict import is_live
 from ..record.safe_files import whole_or_none
 from ..record.safe_text import clean_line, shown_of
 from ..supervisor.output.lines import colour_wanted

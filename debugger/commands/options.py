@@ -20,12 +20,12 @@ from ..nodes.several import MOST, Agreed, AgreedError, Several, job_key, place
 from ..record import kinds
 from ..record.log_file import DEBUG_LEVELS, DEFAULT_MAX_MB, INFO
 from ..record.requests.breakpoints import BreakAt, canonical_file, lines_with_code, parse_break
-from ..reports import prometheus
 from ..supervisor.terminal_app import need_terminal
 from . import flags, inject_flags
 
 if TYPE_CHECKING:
     from ..launch.launchers import NodesOfLauncher  # `run --help` does without
+    from ..supervisor.run_options import Options
 
 
 def places(
@@ -272,6 +272,8 @@ def common(
     if args.tui:
         need_terminal()
     if args.prom is not None:
+        from ..reports import prometheus
+
         prometheus.check(args.prom)
 
     def of_processes(pids: Sequence[int], limit_s: float) -> Any:
@@ -294,3 +296,13 @@ def common(
         "inspect": of_processes,
         "native_stacks": args.native_stacks or os.environ.get("TORCH_SHOW_CPP_STACKTRACES") == "1",
     }
+
+
+def supervise(asked: Options) -> int:
+    """Runs a command to its end, watched; returns the exit code of `distdebug`."""
+    from ..supervisor.begin import begun
+
+    with begun(asked) as run:
+        from ..supervisor.supervisor import Supervisor  # while the command's launcher starts
+
+        return Supervisor(run).run()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
-from ..record.snapshot import by_device
+from ..record.wording import by_device
 from . import flags, options
 from .base import Command, add_run_argument, newest_world
 
@@ -69,6 +69,7 @@ class ReplayCommand(Command):
         from ..record.runs.artefact import opened
         from ..record.safe_files import object_of, read_regular
         from ..reports import stored
+        from ..supervisor.begin import begun
         from ..supervisor.supervisor import Supervisor
 
         if args.json is not None and (
@@ -102,10 +103,9 @@ class ReplayCommand(Command):
             for note in plan.notes:
                 print(f"distdebug: {note}", file=sys.stderr)
             recorded = comparison.figures(ranks, comparison.same_names(ranks), plan.kept)
-            with _started(args, plan, backend) as asked:
-                supervisor = Supervisor(asked)
-                code = supervisor.run()
-            replayed_ranks, _ = newest_world(supervisor.directory)
+            with _started(args, plan, backend) as asked, begun(asked) as run:
+                code = Supervisor(run).run()
+            replayed_ranks, _ = newest_world(run.directory)
             replayed = comparison.figures(
                 replayed_ranks, comparison.recorded_names(ranks, replayed_ranks)
             )

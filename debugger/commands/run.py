@@ -56,7 +56,6 @@ class RunCommand(Command):
         from ..launch.launchers import nodes_of_torchrun
         from ..launch.torchrun_flags import expected_world_size, free_port_arguments
         from ..supervisor.run_options import Options
-        from ..supervisor.supervisor import Supervisor
 
         request = args.request
         over_hosts = request.own.hostfile is not None
@@ -84,7 +83,7 @@ class RunCommand(Command):
         launcher = [request.python.executable, "-m", "torch.distributed.run"]
         with free_port_arguments(request) as port:
             command = [*launcher, *port, *request.command_line]
-            return Supervisor(
+            return options.supervise(
                 Options(
                     command=command,
                     launcher="torchrun",
@@ -97,7 +96,7 @@ class RunCommand(Command):
                     redirect=not {"redirects", "tee"} & request.given,
                     **options.common(request.own, request.command_line, size),
                 )
-            ).run()
+            )
 
     def _become_mpi_over_nodes(
         self, request: Any, size: int | None, environment: Mapping[str, str]
@@ -112,11 +111,10 @@ class RunCommand(Command):
     def _run_mpi(self, request: Any, size: int | None) -> int:
         from ..launch.mpi_launcher import mpi_job
         from ..supervisor.run_options import Options
-        from ..supervisor.supervisor import Supervisor
 
         shown = ["--launcher", "mpi", *request.command_line]
         with mpi_job(request, size) as job:
-            return Supervisor(
+            return options.supervise(
                 Options(
                     command=job.command,
                     environment=job.environment,
@@ -124,7 +122,7 @@ class RunCommand(Command):
                     shown_command=["distdebug", "run", *shown],
                     **options.common(request.own, shown, size),
                 )
-            ).run()
+            )
 
 
 def _several_nodes(nodes: str) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..record.dispute import Vote
 from ..record.limits import MOST_S
-from .findings import Finding
+
+if TYPE_CHECKING:
+    from ..record.dispute import Vote
+    from .findings import Finding
 
 SECOND_NS = 1_000_000_000
 TOGETHER_NS = SECOND_NS // 4

@@ -234,17 +234,11 @@ class _CoreLoader(_Loader):
         module = core.modules.pop(CORE)
         sys.modules.update(core.modules)
         core.modules = {}
-        self._spec = module.__spec__
         return module
 
     def exec_module(self, module: Any) -> None:
-        if core.loading:
-            module._for_itself = True
-            self._execute(module)
-        else:
-            module.__spec__ = self._spec
-            module.__loader__ = self._spec.loader if self._spec is not None else None
-            module._register_all()
+        module._for_itself = core.loading
+        self._execute(module)
 
 
 core = _Core()

@@ -11,26 +11,29 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distcore.backend import stand_by
+from distcore.registration import stand_by
 
 from ..errors.in_ranks import FindingRaised
+from ..hook.loading import core
 from ..record import torch_versions
 from ..record.layout import Activity
 from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
-from ..record.runs.run_directory import FAULTS_PLAN
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
 from . import ddp
-from .agreement.collectives import ISSUED_IN, Agreement
-from .breakpoints.stops import POST_MORTEM, Breakpoints
-from .checks.pipeline import Pipeline
+from .agreement.guards import ISSUED_IN, Agreement
+from .breakpoints import POST_MORTEM
+from .breakpoints.awaited import AwaitedBreakpoints
+from .checks import pipeline
+from .checks.non_finite import Inspect
+from .checks.pipeline import REPLICAS, Pipeline
 from .checks.precheck import Precheck
 from .ddp import UnusedParameters
 from .group import outstanding
@@ -42,7 +45,7 @@ from .group.wrap import Groups
 from .log import rank_log
 from .log.debug_level import DebugLevel
 from .log.rank_log import at_exit, report_own_fault, say
-from .process import last_words, meeting
+from .process import last_words
 from .process.exceptions import Exceptions, note_cleanup_calls
 from .process.exits import Exits
 from .process.heartbeat import Heartbeat
@@ -51,23 +54,25 @@ from .process.last_words import CrashWriter
 from .process.main_thread import MainThread
 from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.recorder import Recorder, identity
-from .replicas.check import ReplicaCheck
+from .record.recorder import GroupRecord, Recorder, identity
 from .replicas.pairing import PositionPairing
-from .replicas.reduced_gradients import ReducedGradients
 from .torch_private import calls, probe, tools
 from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
-from .torch_private.training import on_data_end
+from .torch_private.training import on_data_end, on_model_replicated
 
 if TYPE_CHECKING:
     from .inject.injector import Injector
+    from .replicas.check import ReplicaCheck
+    from .replicas.reduced_gradients import ReducedGradients
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
 STARTED = "DISTDEBUG_RUN_STARTED"
 """Set where a supervisor watches this process."""
 FAULTS = "DISTDEBUG_FAULTS"
 """`faults.plan.VARIABLE`, of which a run without a plan loads nothing."""
+MEET = "DISTDEBUG_MEET"
+"""`process.meeting.VARIABLE`, of which a run on one node loads nothing."""
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
@@ -111,6 +116,13 @@ def ends_as_rank(number: int, error: BaseException) -> None:
         claim_at_its_end(_layer.recorder, _layer.directory, number)
 
 
+def _register_backends(named: Collection[str]) -> None:
+    with core:
+        from distcore.backend import register_all  # which a program without them never needs
+
+        register_all(named)
+
+
 def _come_to_rest() -> None:
     """No thread may be within torch's code when the interpreter is finalised."""
     if _layer is not None:
@@ -127,7 +139,7 @@ class Layer:
 
     def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:
         """`writer`: where the record goes, if not into a new flight record of this process."""
-        stand_by()  # before all that goes in front of torch's functions here
+        stand_by(_register_backends)  # before all that goes in front of torch's functions here
         self.directory = directory
         # What the process is, and what is known of it.
         self.main_thread = MainThread()
@@ -141,17 +153,18 @@ class Layer:
         # How it ends.
         self.unused = UnusedParameters(recorder, self.verdict)
         self.exceptions = Exceptions(recorder, ISSUED_IN, [self.unused.explain])
-        self.breakpoints = Breakpoints(recorder, directory, self.main_thread)
+        self.breakpoints = AwaitedBreakpoints(recorder, directory, self.main_thread)
         post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
         self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
         # Its groups, and what stands before their calls.
-        self.gradients = ReducedGradients()
         self.pipeline = Pipeline(
-            recorder, self.level, self.breakpoints.before_calls, self.gradients.before
+            recorder, self.level, self.breakpoints.before_calls, self._look_at_gradients
         )
-        self.replicas = ReplicaCheck(recorder, directory / "ranks", self.gradients)
-        checks = (self.replicas.look_meanwhile, self.level.raise_to_detail, self.pipeline.make_all)
-        self.precheck: Precheck | None = Precheck(*checks)
+        self.precheck: Precheck | None = Precheck(
+            lambda: self.replicas.look_meanwhile(),
+            self.level.raise_to_detail,
+            self.pipeline.make_all,
+        )
         self.agreement = self.agreeing(recorder, self.level, self.sockets)
         self.timeouts = Timeouts(recorder, directory, self.sockets)
         self.forks = Forks(recorder, self.sockets)
@@ -168,6 +181,8 @@ class Layer:
         self.unwaited = UnwaitedWork(recorder)
         self.last_words = CrashWriter(directory / "stacks")
         self.injector: Injector | None = None
+        self._gradients: ReducedGradients | None = None
+        self._replicas: ReplicaCheck | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
 
@@ -191,7 +206,7 @@ class Layer:
         initialisations.observe()
         if os.environ.get(FAULTS):
             self._plan_faults()
-        elif os.environ.get(meeting.VARIABLE):
+        elif os.environ.get(MEET):
             self.groups.before_default_group(self._take_heads_faults)
         self.groups.observe()
         self.exits.observe()
@@ -210,8 +225,8 @@ class Layer:
         it."""
         recorder = self.recorder
         parts: dict[str, Callable[[], None]] = {
-            "meeting the other nodes": lambda: meeting.meet_nodes(self.directory),
-            "the check of replicas": lambda: self.replicas.observe(self.forks.on_own_rank),
+            "meeting the other nodes": self._meet_nodes,
+            "the check of replicas": self._check_replicas,
             "monitored_barrier on every backend": lambda: calls.open_monitored_barrier(
                 CheckedGroup
             ),
@@ -235,6 +250,43 @@ class Layer:
             except Exception as error:
                 report_own_fault(what, error)
 
+    def _meet_nodes(self) -> None:
+        if os.environ.get(MEET):
+            from .process import meeting
+
+            meeting.meet_nodes(self.directory)
+
+    def _check_replicas(self) -> None:
+        def adopt() -> None:
+            if self._replicas is not None:
+                self._replicas.adopt()
+
+        on_model_replicated(lambda model: self.replicas.replicated(model))
+        self.forks.on_own_rank(adopt)
+        if pipeline.wants(REPLICAS):
+            self.replicas.observe()
+
+    @property
+    def replicas(self) -> ReplicaCheck:
+        """The check of replicas, made at the first need: when it is asked for, or a model of DDP is
+        made, which it knows then when a precheck begins."""
+        if self._replicas is None:
+            from .replicas.check import ReplicaCheck
+
+            gradients = self._reduced_gradients()
+            self._replicas = ReplicaCheck(self.recorder, self.directory / "ranks", gradients)
+        return self._replicas
+
+    def _look_at_gradients(self, record: GroupRecord) -> Inspect:
+        return self._reduced_gradients().before(record)
+
+    def _reduced_gradients(self) -> ReducedGradients:
+        if self._gradients is None:
+            from .replicas.reduced_gradients import ReducedGradients
+
+            self._gradients = ReducedGradients()
+        return self._gradients
+
     def take_faults(self) -> None:
         """The plan has more faults than at the start: they happen in groups made from now on."""
         from .inject import injector
@@ -246,6 +298,8 @@ class Layer:
 
     def _take_heads_faults(self) -> None:
         """The nodes have met; the plan of the head is here, if it has one."""
+        from ..record.runs.run_directory import FAULTS_PLAN
+
         if (self.directory / FAULTS_PLAN).exists():
             self.take_faults()
 

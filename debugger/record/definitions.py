@@ -4,11 +4,7 @@ and in the program of a planned rank alike. Here they are written and read.
 Everything is checked and given its type when it is read. A definition that a newer, faulty or
 hostile writer made is left out, and its id reads as unknown.
 
-The ranks of a group are a few numbers, however many ranks it has. Each of 16,384 ranks describes
-the group of all; as a list that is 100 KB in each record, and a gigabyte for whoever reads them
-all, or gets them from other nodes. Groups are runs of ranks with one stride, or a few of them, so
-that is what is written: `{"runs": [[first, count, step]]}`. Small groups, and those that are no
-such runs, stay plain lists.
+The ranks of a group are written by `layout.packed_ranks`.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,10 +35,6 @@ LEAST_COST_BYTES = 400
 """The least memory of any definition, as the object that is kept of it."""
 Sites = Callable[[int], CallSite | None]
 """The call site with an id."""
-FEW_RANKS = 64
-"""Up to so many ranks are written one by one."""
-_SHORTER = 8
-"""A list stays one unless it takes so many times as much."""
 SPREAD_BYTES = 40
 """The memory for each rank of a run that is read."""
 MOST_DAMAGED = 100
@@ -221,26 +213,6 @@ def channel_row(channel: Channel, group: int) -> dict[str, Any]:
     name, incarnation = channel.group
     ends = {"op": channel.op, "peer": channel.peer, "tag": channel.tag}
     return {"group": group, "name": name, "incarnation": incarnation, **ends}
-
-
-def packed_ranks(ranks: Sequence[int]) -> Any:
-    """Returns the ranks for JSON, in the order that they have."""
-    if len(ranks) <= FEW_RANKS:
-        return list(ranks)
-    runs: list[list[int]] = []
-    for rank in ranks:
-        last = runs[-1] if runs else None
-        if last is None:
-            runs.append([rank, 1, 1])
-        elif last[1] == 1:
-            last[1:] = [2, rank - last[0]]
-        elif rank == last[0] + last[1] * last[2]:
-            last[1] += 1
-        else:
-            runs.append([rank, 1, 1])
-    if 3 * len(runs) * _SHORTER > len(ranks):
-        return list(ranks)
-    return {"runs": runs}
 
 
 # What follows raises one of `DAMAGED` where a definition makes no sense.

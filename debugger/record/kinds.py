@@ -54,6 +54,8 @@ class Kind:
     """Whether it happens may depend on what is buffered, and on who comes first."""
     by_calls: bool = False
     """The same calls lead to it again, whatever program makes them."""
+    by_slip: bool = False
+    """Ranks that have skipped or repeated a call of the group before are to blame for it."""
     at_one_line: bool = False
     """True where it is of the program's line alone: ranks that make it at one line make one
     mistake."""
@@ -81,8 +83,24 @@ _ENDED: dict[str, Any] = {
 }
 """A rank has ended by itself."""
 _ALL = (
-    Kind("op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
-    Kind("shape_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
+    Kind(
+        "op_mismatch",
+        91,
+        Family.MISMATCH,
+        of_signatures=True,
+        voted=True,
+        by_calls=True,
+        by_slip=True,
+    ),
+    Kind(
+        "shape_mismatch",
+        91,
+        Family.MISMATCH,
+        of_signatures=True,
+        voted=True,
+        by_calls=True,
+        by_slip=True,
+    ),
     Kind("dtype_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
     Kind("reduce_op_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
     Kind("root_mismatch", 91, Family.MISMATCH, of_signatures=True, voted=True, by_calls=True),
@@ -99,6 +117,7 @@ _ALL = (
         stack_tells=True,
         stuck=True,
         by_calls=True,
+        by_slip=True,
     ),
     Kind(
         "early_exit",
@@ -111,6 +130,7 @@ _ALL = (
         leaves=True,
         by_order=True,
         by_calls=True,
+        by_slip=True,
     ),
     Kind(
         "unmatched_p2p",

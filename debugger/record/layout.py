@@ -60,7 +60,10 @@ overwritten, the ring of calls says the rest.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from struct import Struct
+from typing import Any
 
 MAGIC = b"DDFLIGHT"
 VERSION = 4
@@ -250,3 +253,51 @@ class Definition(enum.IntEnum):
     DETAIL = 6  # what a thread waits for, where it is no call: {"op", "key"?, ...}
     ENVIRONMENT = 8  # {name: value}: what of it is allowed; the last one counts
     NOTE = 7  # something worth reporting: {"kind", "t_ns", "message", "site", ...}
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """A line of the user's own code. `through`: the line of an installed package that it led to,
+    and which made the call (`accelerate/state.py:412`); "" where the user's code made it."""
+
+    file: str
+    line: int
+    function: str
+    through: str = ""
+
+    def __str__(self) -> str:
+        by = f", through {self.through}" if self.through else ""
+        return f"{self.file}:{self.line} in {self.function}{by}"
+
+
+FEW_RANKS = 64
+"""Up to so many ranks are written one by one."""
+_SHORTER = 8
+"""A list stays one unless it takes so many times as much."""
+
+
+def packed_ranks(ranks: Sequence[int]) -> Any:
+    """Returns the ranks of a group for JSON, in the order that they have: a few numbers, however
+    many ranks it has.
+
+    Each of 16,384 ranks describes the group of all; as a list that is 100 KB in each record, and a
+    gigabyte for whoever reads them all, or gets them from other nodes. Groups are runs of ranks
+    with one stride, or a few of them, so that is what is written: `{"runs": [[first, count,
+    step]]}`. Small groups, and those that are no such runs, stay plain lists.
+    """
+    if len(ranks) <= FEW_RANKS:
+        return list(ranks)
+    runs: list[list[int]] = []
+    for rank in ranks:
+        last = runs[-1] if runs else None
+        if last is None:
+            runs.append([rank, 1, 1])
+        elif last[1] == 1:
+            last[1:] = [2, rank - last[0]]
+        elif rank == last[0] + last[1] * last[2]:
+            last[1] += 1
+        else:
+            runs.append([rank, 1, 1])
+    if 3 * len(runs) * _SHORTER > len(ranks):
+        return list(ranks)
+    return {"runs": runs}

@@ -8,68 +8,23 @@ default, and a note without one that it cannot do without as None. No kind has a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar
 
 from .kinds import KINDS
 from .limits import MOST_RANKS
 from .safe_files import finite
-from .snapshot import Note
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform  # the checker's own; 3.10 has none
+
+    from .snapshot import Note
+else:
+
+    def dataclass_transform(**_named):
+        return lambda cls: cls
+
 
 N = TypeVar("N", bound="NoteData")
-
-
-@dataclass(frozen=True, slots=True)
-class NoteData:
-    """The content of a note beside its message, with what is known of all notes of its kind."""
-
-    KIND: ClassVar[str]
-    LEVEL: ClassVar[str] = "info"
-    """The level of its record in the rank's log."""
-    LOGGED: ClassVar[bool] = True
-    """False: whoever writes it logs it as well, in another form."""
-    FOR_DIAGNOSIS: ClassVar[frozenset[str]] = frozenset()
-    """The fields that the log leaves out."""
-
-    def __init_subclass__(cls, kind: str = "", level: str = "", logged: bool = True) -> None:
-        # `dataclass` makes each class a second time, for its slots, and has none of these then.
-        if kind:
-            cls.KIND = kind
-        cls.LEVEL, cls.LOGGED = level or cls.LEVEL, logged and cls.LOGGED
-
-    def data(self) -> dict[str, Any]:
-        """Returns the fields as the record carries them; one that is None, and may be left out,
-        is."""
-        needed = {name for name, _, is_needed in _fields(type(self)) if is_needed}
-        given = asdict(self).items()
-        return {name: value for name, value in given if value is not None or name in needed}
-
-    @classmethod
-    def matches(cls, note: Note) -> bool:
-        """Whether the note is of this kind."""
-        return note.kind == cls.KIND
-
-    @classmethod
-    def among(cls, notes: Iterable[Note]) -> list[Note]:
-        """Returns the notes of this kind."""
-        return [note for note in notes if note.kind == cls.KIND]
-
-    @classmethod
-    def read(cls: type[N], data: Mapping[str, Any]) -> N | None:
-        """None where it is none of this version: records may be damaged, or from elsewhere."""
-        found: dict[str, Any] = {}
-        for name, read, needed in _fields(cls):
-            try:
-                found[name] = read(data[name])
-            except (KeyError, TypeError, ValueError, OverflowError):
-                if needed:
-                    return None
-        made = cls(**found)
-        return made if made.is_sound() else None
-
-    def is_sound(self) -> bool:
-        """Whether a rank of ours may have written this."""
-        return True
 
 
 def _reader(kind: type) -> Callable[[Any], Any]:
@@ -103,9 +58,90 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 """The function that reads a field, by its type as it is written here."""
 
 
-def _fields(cls: type[NoteData]) -> list[tuple[str, Callable[[Any], Any], bool]]:
-    """Each field's name, what reads it, and whether a note needs it."""
-    return [(one.name, _READERS[str(one.type)], one.default is MISSING) for one in fields(cls)]
+@dataclass_transform(frozen_default=True)
+class NoteData:
+    """The content of a note beside its message, with what is known of all notes of its kind.
+
+    A frozen record by its annotations, as `dataclass` makes them, which writes and compiles ten
+    functions for each: for all kinds that takes a tenth of what a start of torch takes, and each
+    rank of each run would pay it.
+    """
+
+    KIND: ClassVar[str]
+    LEVEL: ClassVar[str] = "info"
+    """The level of its record in the rank's log."""
+    LOGGED: ClassVar[bool] = True
+    """False: whoever writes it logs it as well, in another form."""
+    FOR_DIAGNOSIS: ClassVar[frozenset[str]] = frozenset()
+    """The fields that the log leaves out."""
+    _READERS: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    """By field, in order, the function that reads it. A field is needed if it has no default."""
+
+    def __init_subclass__(cls, kind: str = "", level: str = "", logged: bool = True) -> None:
+        if kind:
+            cls.KIND = kind
+        cls.LEVEL, cls.LOGGED = level or cls.LEVEL, logged and cls.LOGGED
+        own = {name: _READERS[str(type_)] for name, type_ in cls.__annotations__.items()}
+        cls._READERS = {**cls._READERS, **own}
+
+    def __init__(self, *values: Any, **named: Any) -> None:
+        names = list(self._READERS)
+        given = dict(zip(names, values, strict=False)) | named
+        missing = [name for name in names if name not in given and not hasattr(self, name)]
+        if missing or len(given) < len(values) + len(named) or not given.keys() <= set(names):
+            raise TypeError(f"{type(self).__name__}{tuple(names)} was given {values} and {named}")
+        # All of them, in order.
+        self.__dict__.update({name: given.get(name, getattr(self, name, None)) for name in names})
+
+    def __setattr__(self, name: str, _value: Any) -> None:
+        raise AttributeError(f"{name}: a note does not change")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.__dict__ == self.__dict__
+
+    def __hash__(self) -> int:
+        return hash((type(self), *self.__dict__.values()))
+
+    def __repr__(self) -> str:
+        fields = (f"{name}={value!r}" for name, value in self.__dict__.items())
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+    def data(self) -> dict[str, Any]:
+        """Returns the fields as the record carries them; one that is None, and may be left out,
+        is."""
+        given = self.__dict__.items()
+        return {
+            name: value
+            for name, value in given
+            if value is not None or not hasattr(type(self), name)
+        }
+
+    @classmethod
+    def matches(cls, note: Note) -> bool:
+        """Whether the note is of this kind."""
+        return note.kind == cls.KIND
+
+    @classmethod
+    def among(cls, notes: Iterable[Note]) -> list[Note]:
+        """Returns the notes of this kind."""
+        return [note for note in notes if note.kind == cls.KIND]
+
+    @classmethod
+    def read(cls: type[N], data: Mapping[str, Any]) -> N | None:
+        """None where it is none of this version: records may be damaged, or from elsewhere."""
+        found: dict[str, Any] = {}
+        for name, read in cls._READERS.items():
+            try:
+                found[name] = read(data[name])
+            except (KeyError, TypeError, ValueError, OverflowError):
+                if not hasattr(cls, name):
+                    return None
+        made = cls(**found)
+        return made if made.is_sound() else None
+
+    def is_sound(self) -> bool:
+        """Whether a rank of ours may have written this."""
+        return True
 
 
 class Nature(TypedDict, total=False):
@@ -117,7 +153,6 @@ class Nature(TypedDict, total=False):
     address_in_use: bool
 
 
-@dataclass(frozen=True, slots=True)
 class RaisedNote(NoteData):
     """An exception; the message is its text.
 
@@ -151,27 +186,22 @@ def raised(note: Note) -> RaisedNote:
     return RaisedNote.read(note.data) or RaisedNote()
 
 
-@dataclass(frozen=True, slots=True)
 class ExceptionNote(RaisedNote, kind="exception", level="error"):
     """The process ends with it."""
 
 
-@dataclass(frozen=True, slots=True)
 class ThreadExceptionNote(RaisedNote, kind="thread_exception", level="error"):
     """A thread ended with it, and that thread alone."""
 
 
-@dataclass(frozen=True, slots=True)
 class CaughtExceptionNote(RaisedNote, kind="caught_exception", level="warning"):
     """A test runner caught it."""
 
 
-@dataclass(frozen=True, slots=True)
 class InterruptedNote(RaisedNote, kind="interrupted", level="warning"):
     """A KeyboardInterrupt."""
 
 
-@dataclass(frozen=True, slots=True)
 class UnwindingNote(RaisedNote, kind="unwinding", level="debug"):
     """The call with this number was made while the exception was on its way out; `destroys`: what
     was called destroys the group."""
@@ -182,7 +212,6 @@ class UnwindingNote(RaisedNote, kind="unwinding", level="debug"):
     FOR_DIAGNOSIS = RaisedNote.FOR_DIAGNOSIS | {"call", "destroys"}
 
 
-@dataclass(frozen=True, slots=True)
 class LeftCallNote(NoteData, kind="left_call", level="debug"):
     """An exception of this type has left this function of torch's, when the rank had made so many
     calls; the program may have caught it. The message is its text."""
@@ -194,13 +223,11 @@ class LeftCallNote(NoteData, kind="left_call", level="debug"):
     FOR_DIAGNOSIS = frozenset({"call"})
 
 
-@dataclass(frozen=True, slots=True)
 class FindingRaisedNote(NoteData, kind="finding_raised", level="error"):
     """The rank has raised the verdict, or a finding of its own, of the kind in the message: what it
     does from then on says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
 class OwnFindingNote(NoteData, kind="finding", level="error"):
     """A finding that a rank has made itself. `finding` is its kind; `group`: name and incarnation;
     no `seq`: it is about a message. `headline`: see `diagnosis.findings.Finding`. `elsewhere`: the
@@ -226,12 +253,10 @@ class OwnFindingNote(NoteData, kind="finding", level="error"):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class ExitNote(NoteData, kind="exit", level="debug"):
     """`sys.exit` or `os._exit` was called on this line, or an injected fault kills here."""
 
 
-@dataclass(frozen=True, slots=True)
 class CrashNote(NoteData, kind="crash", level="error"):
     """A fatal signal came on this line, with this stack (see `RaisedNote`). Readers add it, from
     what the process has written as it ended (`last_words`)."""
@@ -239,12 +264,10 @@ class CrashNote(NoteData, kind="crash", level="error"):
     stack: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class DestroyedNote(NoteData, kind="destroyed", level="debug"):
     """The rank has destroyed groups on this line."""
 
 
-@dataclass(frozen=True, slots=True)
 class SplitNote(NoteData, kind="split", level="debug"):
     """The rank has split this group, for the `number`-th time, and is in the part with these global
     ranks; in none: it is in no part."""
@@ -254,7 +277,6 @@ class SplitNote(NoteData, kind="split", level="debug"):
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class ForkedNote(NoteData, kind="forked", level="error"):
     """A forked child called this op on a group of its parent."""
 
@@ -262,14 +284,12 @@ class ForkedNote(NoteData, kind="forked", level="error"):
     op: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class NotInGroupNote(NoteData, kind="not_in_group", level="warning"):
     """The rank called this op on a group that it is not in, which does nothing."""
 
     op: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class OffNote(NoteData, level="warning"):
     """A part of the watching is off in this rank; the message says why. `said`: the user knows."""
 
@@ -277,22 +297,18 @@ class OffNote(NoteData, level="warning"):
     said: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class LayerOffNote(OffNote, kind="layer_off"):
     """The record says less than what happens from here on."""
 
 
-@dataclass(frozen=True, slots=True)
 class PartOffNote(OffNote, kind="part_off"):
     """The record of calls is whole."""
 
 
-@dataclass(frozen=True, slots=True)
 class StoreHostNote(NoteData, kind="store_host", level="debug"):
     """The rank hosts a store that others may need."""
 
 
-@dataclass(frozen=True, slots=True)
 class StaleStoreNote(NoteData, kind="stale_store", level="warning"):
     """The rank joins through a file that was written before this run, or in it by ranks that the
     launcher has replaced (`attempt`), or by something else than a FileStore (`foreign`). `users`:
@@ -306,14 +322,12 @@ class StaleStoreNote(NoteData, kind="stale_store", level="warning"):
     by_count: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class DataExhaustedNote(NoteData, kind="data_exhausted", level="debug"):
     """A DataLoader has ended after so many batches; -1: nobody knows."""
 
     batches: int = -1
 
 
-@dataclass(frozen=True, slots=True)
 class UnwaitedWorkNote(NoteData, kind="unwaited_work"):
     """A number of handles of this op, of calls on one line, were dropped without wait(), or `kept`
     to the end of the program. A later note of the same line has the higher count."""
@@ -323,7 +337,6 @@ class UnwaitedWorkNote(NoteData, kind="unwaited_work"):
     kept: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class UnfinishedNote(NoteData, kind="unfinished", level="debug"):
     """The program has ended, and its GPU was not through with these of its calls (by number), for
     which it had waited: only streams do that, and nobody asked for what came of them."""
@@ -331,14 +344,12 @@ class UnfinishedNote(NoteData, kind="unfinished", level="debug"):
     numbers: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class ReplicasNote(NoteData, kind="replicas"):
     """The digests of an optimiser's parameters are in this file, beside the flight record."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True)
 class WithoutGradientNote(NoteData):
     """DDP waits for gradients of a model, whose group is given by name and incarnation. `count`: of
     how many parameters, only some of which may be named; `call`: how many calls the rank had made
@@ -354,7 +365,6 @@ class WithoutGradientNote(NoteData):
     FOR_DIAGNOSIS = frozenset({"call", "replaced"})
 
 
-@dataclass(frozen=True, slots=True)
 class PairedNote(NoteData, kind="paired", level="debug"):
     """A wrapper of this name has taken tensors, which it pairs by position with those of the
     group's other ranks, when the rank had issued so many collectives of the group. `order`: a hash
@@ -372,22 +382,18 @@ class PairedNote(NoteData, kind="paired", level="debug"):
     FOR_DIAGNOSIS = frozenset({"order", "names", "seq"})
 
 
-@dataclass(frozen=True, slots=True)
 class DdpUnusedNote(WithoutGradientNote, kind="ddp_unused", level="debug"):
     """A backward has ended."""
 
 
-@dataclass(frozen=True, slots=True)
 class DdpFailedNote(WithoutGradientNote, kind="ddp_failed", logged=False):
     """The next forward failed on it, and nobody has caught that; the message is its text."""
 
 
-@dataclass(frozen=True, slots=True)
 class DdpCompleteNote(NoteData, kind="ddp_complete", level="debug"):
     """A later backward has brought what another had left out."""
 
 
-@dataclass(frozen=True, slots=True)
 class DdpTimesNote(NoteData, kind="ddp_times", logged=False):
     """The averages of a model's times over the iterations that torch has sampled so far. `model`:
     the how many-th of its process; `module_name`: its class."""

@@ -14,26 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from .layout import Activity, CallState, GroupState, Phase
+from .layout import CallSite as CallSite
 from .ops import POINT_TO_POINT
 from .signature import ANY_SOURCE, Signature, hash64
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallSite:
-    """A line of the user's own code. `through`: the line of an installed package that it led to,
-    and which made the call (`accelerate/state.py:412`); "" where the user's code made it."""
-
-    file: str
-    line: int
-    function: str
-    through: str = ""
-
-    def __str__(self) -> str:
-        by = f", through {self.through}" if self.through else ""
-        return f"{self.file}:{self.line} in {self.function}{by}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,12 +539,6 @@ def tie_of(rank: int, call: Call, group: GroupKey) -> tuple[Hashable, ...]:
         return ("alone", group, rank, call.number)
     ends = (rank, signature.peer) if signature.op == "send" else (signature.peer, rank)
     return ("message", group, ends, signature.tag, call.seq)
-
-
-def by_device(text: str) -> dict[str, str]:
-    """{"cpu": "gloo", "cuda": "nccl"} for "cpu:gloo,cuda:nccl"; {"": "gloo"} for "gloo"."""
-    parts = (part.strip().rpartition(":") for part in text.split(","))
-    return {device: name for device, _, name in parts}
 
 
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), os.pardir))

@@ -193,3 +193,9 @@ CAUSES = {
     "lock": RankState.WAITS_FOR_LOCK,
 }
 """What a rank does that has not come, by the cause of a `missing_rank`."""
+
+
+def by_device(text: str) -> dict[str, str]:
+    """{"cpu": "gloo", "cuda": "nccl"} for "cpu:gloo,cuda:nccl"; {"": "gloo"} for "gloo"."""
+    parts = (part.strip().rpartition(":") for part in text.split(","))
+    return {device: name for device, _, name in parts}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from ..record.safe_files import append
 from ..record.safe_text import clean
 from ..record.snapshot import Rank
 from ..reports import off
+from .begin import say
 from .finding_command import FindingCommand
 from .limits import NOTICE_EVERY_S
 from .watch import LocalReader, Look, Policy, Watch
@@ -113,12 +113,7 @@ class Announcements:
         self._announced_s: dict[str, float] = {}
         self._recorded: set[tuple[object, ...]] = set()
 
-    @staticmethod
-    def say(sentence: str) -> None:
-        """Prints one line on the terminal."""
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(f"distdebug: {clean(sentence)}\n")
-            sys.stderr.flush()
+    say = staticmethod(say)
 
     def keep(self, kind: str, sentence: str) -> None:
         """Say it, and keep it as an event of that kind."""

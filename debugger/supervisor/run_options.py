@@ -5,24 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import __version__, hook
 from ..diagnosis.limits import Limits
-from ..faults.plan import Plan
-from ..nodes.several import Several
 from ..record.log_file import DEFAULT_MAX_MB, INFO, MAX_MB
 from ..record.runs.run_directory import BASE, RunDirectory
 from ..record.secret_words import masked
-from .ci import Ci
+
+if TYPE_CHECKING:
+    from ..faults.plan import Plan
+    from ..nodes.several import Several
+    from .ci import Ci
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,9 @@ def here() -> tuple[str, Path]:
 
 def about(options: Options) -> dict[str, Any]:
     """The run.json of this run, with the supervisor's versions, host and start."""
+    import platform  # the command starts without them
+    from importlib import metadata
+
     versions = {}
     for name in ("torch", "structlog", "py-spy"):
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -8,14 +8,12 @@ have its ranks on several hosts: `several_nodes` (where ranks are read, looked i
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from .. import hook
@@ -23,23 +21,20 @@ from ..diagnosis.findings import Finding
 from ..diagnosis.judging import slow_ranks
 from ..nodes.job import Job, one_terminal
 from ..nodes.missing import Incomplete, LateMeeting
-from ..record.collection import collect_where_due, no_collection
-from ..record.exits import ExitLog, ExitStatus
+from ..record.collection import collect_where_due
+from ..record.exits import ExitStatus
 from ..record.limits import POLL_EVERY_S
 from ..record.reading.records import Records, newest_ranks, unreadable_ranks
 from ..record.requests.control import ControlServer
-from ..record.requests.lifeline import Lifeline
 from ..record.runs.recorded_runs import kept_small
-from ..record.runs.run_directory import BASE, RunDirectory
 from ..record.safe_text import clean
 from ..record.wording import ranks_text, verb
 from ..reports import document, junit, text
 from ..reports.stored import Document
 from ..system.memory import OomWatch
 from .actions import Actions
-from .ci import defused
-from .command.interrupts import Interrupts
-from .command.launch import Launch, can_raise, find_command
+from .begin import Begun
+from .command.launch import can_raise
 from .command.reach import FromOutside, Reach, early_death
 from .guarded_watch import Announcements, GuardedWatch, OwnFaults, Pauses
 from .injection import Injection
@@ -57,24 +52,23 @@ from .machine.processes import ProcessTable
 from .machine.task_limit import TaskLimit
 from .metrics_file import MetricsFile
 from .output.lines import colour_wanted
-from .output.process import OutputProcess
-from .run_options import Options, about, environment, here, key_variables
+from .run_options import about
 from .several_nodes import JobRanks, JobReader, Orders
 from .stacks.evidence import Evidence
 from .stacks.standstill_watch import StandstillWatch
-from .terminal_app import Beside
 from .watch import Look, Policy, without_deaths_by
 
 
 class Supervisor:
     """Starts the command, watches it, ends it, reports."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.interrupts = Interrupts()
-        self.app = Beside(options.tui)
+    def __init__(self, begun: Begun) -> None:
+        self.options = begun.options
+        self.interrupts, self.app = begun.interrupts, begun.app
+        self.directory, self.started_s = begun.directory, begun.started_s
+        self._begun, self._launch, self._output = begun, begun.launch, begun.output
         self.faults = OwnFaults()
-        self._output: OutputProcess | None = None
+        self.faults.directory = self.directory
         self._unreached_asked_s = 0.0
         self._suspected: Finding | None = None
         self.evidence = Evidence()
@@ -82,37 +76,20 @@ class Supervisor:
 
     def run(self) -> int:
         """Run to the end; returns the exit code of `distdebug`."""
-        with defused(self.options.ci), no_collection():
-            return self._run()
+        for part, error in self._begun.failed:
+            self.faults.note(part, error)
+        self._prepare()
+        look, finding = self._until_it_ends()
+        for why in self._begun.lost:
+            self.faults.say("the log of what the ranks print", why)
+        if finding is None and not self.job.judged_elsewhere:
+            with self.faults.guard("rule stragglers"):
+                slow = slow_ranks(look.snapshots)
+                look = replace(look, findings=[*look.findings, *slow])
+                self.announcements.announce(look)
+        return self._reported(look, finding)
 
-    def _run(self) -> int:
-        options = self.options
-        exits = ExitLog(steady=True)
-        cwd, base = here()
-        find_command(options.command, os.environ, cwd)
-        with (
-            Lifeline() as lifeline,  # let go of when the others have ended all that there is
-            Launch(exits, self.app.aside) as launch,
-            self.interrupts.heard(),
-            self.app,
-        ):
-            self._launch = launch
-            self.directory = RunDirectory.create(base, options.run_dir)
-            self.faults.directory = self.directory
-            with self.faults.guard("the lifeline of the ranks"):
-                lifeline.begin(self.directory.path)
-            exits.follow(self.directory.exits)
-            self.started_s = time.monotonic()
-            self._prepare(exits, base)
-            look, finding = self._until_it_ends(cwd)
-            if finding is None and not self.job.judged_elsewhere:
-                with self.faults.guard("rule stragglers"):
-                    slow = slow_ranks(look.snapshots)
-                    look = replace(look, findings=[*look.findings, *slow])
-                    self.announcements.announce(look)
-            return self._reported(look, finding)
-
-    def _prepare(self, exits: ExitLog, base: Path) -> None:
+    def _prepare(self) -> None:
         """Makes all parts of the run."""
         options, faults, directory = self.options, self.faults, self.directory
         launch = self._launch
@@ -125,7 +102,7 @@ class Supervisor:
         self.injection = Injection(options.faults, directory, self.say, options.own_network)
         self._oom = OomWatch()
         self._task_limit = TaskLimit()
-        table = ProcessTable(exits, launch, self._oom)
+        table = ProcessTable(launch.exits, launch, self._oom)
         self.job = Job(options.several, directory, table.observe, self.say)
         within_s = options.limits.hang_timeout_s
         self._late = LateMeeting(self.job, directory.path, self.say, within_s)
@@ -144,33 +121,16 @@ class Supervisor:
             self._late,
             incomplete if by_torchrun else None,
         )
-        latest = base == BASE and RunDirectory.latest() == directory.path
-        self._pauses = Pauses(directory.path, "" if latest else str(directory.path))
-        with faults.guard("the output of the ranks"):
-            self._output = OutputProcess(
-                directory.path,
-                options.log_max_mb,
-                colour=not options.ci,
-                defuse=options.ci is not None,
-                on_lost=self._output_is_lost,
-            )
-        if options.tui:
-            self.app.start(directory.path)
-        else:
-            self.say(f"watched and recorded; in another terminal: distdebug tui {directory.path}")
+        self._pauses = Pauses(directory.path, self._begun.shown_as)
 
-    def _until_it_ends(self, cwd: str) -> tuple[Look, Finding | None]:
+    def _until_it_ends(self) -> tuple[Look, Finding | None]:
         """The command is run; the last look, and the finding that ended it, if one did."""
         launch = self._launch
         with self._beside() as host:
             self.job.begin(lambda: self.interrupts.signal is not None)
-            launch.start(
-                self.options.command,
-                self._environment(),
-                cwd,
-                network=self.injection.network,
-                scratch=self.options.scratch,
-            )
+            if not self._begun.started:
+                of_parts = {**self.injection.environment, **self.job.environment}
+                self._begun.start(of_parts, self.injection.network)
             look, finding = self._follow(host)
             with self.faults.guard("the limit of processes"):
                 finding = self._task_limit.explained(finding, launch)
@@ -242,17 +202,6 @@ class Supervisor:
                     interrupted = self.interrupts.signal is not None
                     self._output.finish(timeout_s=INTERRUPTED_S if interrupted else 60.0)
 
-    def _environment(self) -> dict[str, str]:
-        aside = self.app.aside
-        found = environment(
-            self.options,
-            self.directory.path,
-            None if aside is None else aside.fileno(),
-            self._output is not None,
-            {**self.injection.environment, **self.job.environment},
-        )
-        return {**found, **key_variables(found, self.directory)}
-
     # -- watching ------------------------------------------------------------------------------
 
     def _follow(self, host: HostSampler) -> tuple[Look, Finding | None]:
@@ -303,11 +252,6 @@ class Supervisor:
             collect_where_due()
             with guard("the other nodes"):
                 self.job.pause(self.watch.pause_s)
-
-    def _output_is_lost(self, why: str) -> None:
-        """Reports that the log of the output is lost, in the thread that listens to the drain."""
-        self.faults.say("the log of what the ranks print", why)
-        self.say(f"what the ranks print is shown, but not kept in {self.directory.logs}: {why}")
 
     def _look_for_unreached(self, look: Look) -> Look:
         """Looks for ranks that the hook cannot reach, and for those on the way, as long as not all

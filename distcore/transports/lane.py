@@ -118,6 +118,9 @@ class Lane:
         self._mine[BELL] = whom | ROOM * self._blocked
         self._fence()
 
+    def wants(self, whom: int) -> bool:
+        return self._want == whom
+
     @property
     def has_news(self) -> bool:
         """Whether something has come, or room for what did not fit. From any thread."""

@@ -120,8 +120,8 @@ class Mailbox:
         self._waiting_thread = 0
         self._in_line: list[Posting] = []
         self._posts = self._posts_seen = 0
-        self._resting = False
-        self._pause_s = 0.0
+        self._resting = self._has_slept = False
+        self._pause_s = self._rest_until = 0.0
         self._spin_s = limits.LANE_SPIN_S if len(ranks) <= (os.cpu_count() or 1) else 0.0
         self._bell_poll = select.poll()
         self._bell_poll.register(self._waiter_bell, select.POLLIN)
@@ -219,8 +219,12 @@ class Mailbox:
                 self._use(lane)
             for one in self._busy:  # a receive from any source may have answered any of them
                 one.ring()
-            if lane is None or (self._resting and self._has_work()):
+            if lane is None and len(self._lanes) < len(self.ranks) - 1:
+                self._rouse()  # it serves the sockets
+            elif not posting.is_over and posting.deadline < self._rest_until:
                 self._rouse()
+            else:
+                self._hand_over()
         return posting
 
     # -- the thread that waits -----------------------------------------------------------------
@@ -236,8 +240,7 @@ class Mailbox:
         if self._busy and not self._lock.locked():
             with self._lock, self._moving:
                 self._advance_all()
-                if self._resting and self._waiter is None and self._has_work():
-                    self._rouse()
+                self._hand_over()
 
     def wait(self, posting: Posting, timeout_s: float | None) -> bool:
         """Move messages until this one is over; whether it was in time."""
@@ -248,6 +251,7 @@ class Mailbox:
                 mine = bool(self._lanes) and self._waiter is None and self._wake >= 0
                 if mine:
                     self._waiter, self._waiting_thread = posting, threading.get_ident()
+                    self._want(NOBODY)
                 else:
                     self._in_line.append(posting)
             try:
@@ -259,9 +263,13 @@ class Mailbox:
             finally:
                 with self._lock, self._moving:
                     if mine:
-                        self._leave_to_others()
+                        self._waiter = None
+                        self._want(NOBODY)
                     else:
                         self._in_line.remove(posting)
+                    if self._waiter is None and self._in_line:
+                        self._in_line[0].give_turn()
+                    self._hand_over()
             if _now() >= until:
                 break
         return posting.is_over
@@ -269,6 +277,7 @@ class Mailbox:
     def _move_until(self, posting: Posting, until: float) -> None:
         """Look into the lanes: for a short while again and again, then when a peer rings."""
         spin_until = _now() + self._spin_s
+        self._has_slept = False
         while True:
             with self._lock, self._moving:
                 self._advance_all()
@@ -281,20 +290,26 @@ class Mailbox:
             with self._lock, self._moving:
                 if not may_sleep(self._busy, WAITER) or posting.is_over:
                     continue
+            self._has_slept = True
             left_s = min(until - now, limits.LONGEST_WAIT_S)
             if self._bell_poll.poll(left_s * 1000):
                 os.eventfd_read(self._waiter_bell)
 
-    def _leave_to_others(self) -> None:
-        """This thread waits no longer: the next one does, or the group's thread sees to the rest
-        that is posted."""
-        self._waiter = None
-        for lane in self._busy:
-            lane.want(NOBODY)
-        if self._in_line:
-            self._in_line[0].give_turn()
-        elif self._resting and self._has_work():
+    def _hand_over(self) -> None:
+        """Have the group's thread see to what is posted, if it rests, until a thread waits for it.
+        Where peers answer while this thread still looks, they would ring in vain for each message:
+        then the thread is to look by itself, later. Else the peers ring it."""
+        if not self._resting or self._waiter is not None or not self._has_work():
+            return
+        if not self._has_slept:
             self._rouse()
+        elif not may_sleep(self._busy, THREAD):
+            self._advance_all()
+
+    def _want(self, whom: int) -> None:
+        for lane in self._busy:
+            if not lane.wants(whom):
+                lane.want(whom)
 
     def _use(self, lane: Lane) -> None:
         if lane not in self._busy and not lane.is_over:
@@ -397,7 +412,7 @@ class Mailbox:
 
     def _serve_lanes(self) -> None:
         """Move what can be moved through lanes. Nothing is to wake this thread for more while one
-        of the program waits, or may be about to: what was posted just now is left to it."""
+        of the program waits, or may be about to: what was posted just now is left to that one."""
         for lane in self._lanes.values():
             if lane.has_news or lane.wants_to_write:
                 self._use(lane)
@@ -623,6 +638,7 @@ class Mailbox:
                 for doubt in self._doubts.values()
             ),
         )
+        self._rest_until = until
         return max(0, int((until - now) * 1000) + 1)
 
 

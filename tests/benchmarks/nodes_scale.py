@@ -47,7 +47,7 @@ from distdebug.record.reading.record_source import Piece, RecordSource
 from distdebug.record.requests.control import ControlError, ask
 from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import Process
-from distdebug.record.writing.slots import CallDescription, GroupSlot, Origin
+from distdebug.record.writing.slots import CallDescription, CallOrigin, GroupSlot
 from distdebug.record.writing.writer import FlightWriter
 from tests.support import runs
 
@@ -124,7 +124,7 @@ class Recorded:
             channel=None,
             volatile=None,
         )
-        return self._writer.begin(self._group, described, Origin(self._site), 0)
+        return self._writer.begin(self._group, described, CallOrigin(self._site), 0)
 
     def first_of(self, node: int, place: int) -> list[Piece]:
         """Told of that rank: it is the same but for who it is."""

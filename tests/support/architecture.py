@@ -169,7 +169,8 @@ def _about_an_import(item: Import, root: Path) -> Iterator[str]:
         ours = target in FOLDERS.values()
         if item.importer == RAISED_IN_RANKS:
             continue
-        if _inside(item.importer, pure) and not ours and target not in sys.stdlib_module_names:
+        known = ours or target in sys.stdlib_module_names or target == "typing_extensions"  # mypy's
+        if _inside(item.importer, pure) and not known:
             yield f"{pure} is standard library only: {why}"
 
 

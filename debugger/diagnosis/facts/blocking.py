@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 from ...record.ops import op_of
 from ...record.signature import Signature
-from ...record.snapshot import by_device
+from ...record.wording import by_device
 
 EAGER_BYTES = 64 << 10
 """What backends that buffer take of a channel: MPI's eager limits, and a socket's buffers, are of

@@ -390,19 +390,19 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         0 if rows.issued[index] == rows.issued[which] else rows.issued[index] - rows.issued[which]
     )
     event = _by_length(event, columns[index], theirs, over)
-    weak = at_first or len(events) > 2 or not event.changes
-    if not event.explained or (weak and not strong):
+    mixes = any(not one.explained for one in events[1:])
+    if not event.explained or not strong or at_first:
         # What an error may still be explained by: few calls around it say so.
-        if not event.what or event.what == "replaced" or not event.changes or len(events) > 2:
+        if not event.what or event.what == "replaced" or not event.changes or mixes:
             return None, False
         if min(at, LOOKAHEAD) + event.calls < WEAK:
             return None, False
-        strong = False
+        strong = strong and event.explained
     if at_first:
         # Lines that roles use in turns are as far apart, but have others among them.
         near = set(theirs[max(0, at - 1) : at + event.calls])
         alone = sum(sizes) > 2 or near.isdisjoint(_straight(rows))
-        strong = strong and event.calls >= FIRST_SHIFT and alone
+        strong = event.explained and event.calls >= FIRST_SHIFT and alone and not mixes
     there = at + event.offset
     ours = columns[index]
     lines = {
@@ -448,6 +448,9 @@ def _slip(
         majority = len(others) > len(ranks)
     row = (rows.own or rows.rows)[at]
     where = {rank: rows.place(row[index]) for index, of in enumerate(rows.classes) for rank in of}
+    if rows.own and odd:
+        names = {one[odd[0]]: own[odd[0]] for one, own in zip(rows.rows, rows.own, strict=True)}
+        lines = [names.get(number, number) for number in lines]
     places = [place for number in lines if (place := rows.place(number)) is not None]
     return Slip(
         rows.seqs[at],
@@ -607,6 +610,8 @@ def _event(
         )
         if best is None or key > best[0]:
             explained = not replaced and changes > 0 and calls >= max(2, min(LOOKAHEAD, cost))
+            # Three calls of a loop are in another order after a slip, too: only what comes tells.
+            explained = explained and (what != "swapped" or calls >= skip + 2)
             pending = bool(ends) and not explained
             best = (
                 key,

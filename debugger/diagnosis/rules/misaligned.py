@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ...record.kinds import KINDS
 from ...record.signature import Signature
 from ...record.snapshot import Call, Group, GroupKey, LineLog
 from ...record.wording import at_site, group_name, numbered, ranks_text
@@ -30,7 +31,6 @@ from ..story import step
 
 LOOKED_AT = 8
 """Calls of a slip of which the op is asked for."""
-BLAMED = frozenset({"op_mismatch", "shape_mismatch", "early_exit", "missing_rank"})
 _OF_MESSAGES = frozenset({"p2p_mismatch", "unmatched_p2p"})
 
 
@@ -150,7 +150,7 @@ def with_parting(world: World, finding: Finding) -> Finding:
     data = {**finding.data, "parted_at": slip.seq, "slip": slip.what}
     finding = replace(finding, details=(text, *finding.details), data=data)
     apart = slip.until is None or (seq is not None and slip.until > seq)
-    if finding.kind not in BLAMED or not slip.majority or not slip.what or not apart:
+    if not KINDS[finding.kind].by_slip or not slip.majority or not slip.what or not apart:
         return finding
     involved = {*finding.culprits, *finding.victims, *slip.odd}
     return replace(

@@ -29,7 +29,9 @@ def reported(world: World) -> list[Candidate]:
         for note in OwnFindingNote.among(world.ranks[number].notes):
             known = OwnFindingNote.read(note.data)
             if known is not None and len(notes) < MOST_REPORTED:
-                key = replace(known, victims=(), headline="")  # who reports it may see others
+                key = OwnFindingNote(
+                    **{**vars(known), "victims": (), "headline": ""}
+                )  # who reports it may see others
                 first = notes.get(key)
                 if first is None or note.time_ns < first[1].time_ns:
                     notes[key] = (number, note)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,70 +22,15 @@ from distcore.tcp.side_channel import SideChannel
 from ...record.dispute import settle
 from ...record.ops import op_type
 from ...record.signature import Signature, hash64, scalar_of
-from ...record.snapshot import by_device
 from ..checks import argument_checks, memory_layout
 from ..limits import JOIN_S
-from ..log.debug_level import DebugLevel
 from ..log.rank_log import is_interruption, say
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from ..torch_private.gloo import GlooSockets
-from . import deferred_work, messages
 from .deferred_work import Deferral, DeferredWork, Grace
-from .monitored_barrier import monitor
 
-UNREACHABLE = frozenset({"fake", "threaded"})
-"""Backends whose ranks are no processes of their own."""
 _LEAVES = hash64("the level is below DETAIL again")
 """What a rank says in the place of its call once its level is below DETAIL."""
-ISSUED_IN = (__file__, deferred_work.__file__, messages.__file__)
-"""The files in which a call enters the backend once its ranks have agreed on it."""
-
-
-class Agreement:
-    """The agreement of the ranks of this process's groups on what they do."""
-
-    def __init__(self, recorder: Recorder, level: DebugLevel, sockets: GlooSockets) -> None:
-        self._recorder = recorder
-        self._level = level
-        self._sockets = sockets
-        self._blocking = messages.BlockingMessages()
-        self._guards: weakref.WeakSet[GroupGuard] = weakref.WeakSet()
-
-    def observe(self) -> None:
-        """Lets the level switch the guards of all groups."""
-
-        def switch_all(on: bool) -> None:
-            for guard in list(self._guards):
-                guard.switch(on, at_once=True)
-
-        self._level.on_detail(switch_all)
-
-    def guard(self, record: GroupRecord, store: Any) -> None:
-        """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""
-        if len(record.ranks) < 2 or not _reaches(record):
-            return
-        made = GroupGuard(self._recorder, record, store, self._sockets)
-        record.keeper = made
-        self._guards.add(made)
-        if self._level.is_detail():
-            made.switch(True)
-            channel = made.open(record.timeout_s)
-            if channel is not None and record.backend == messages.COMPARES:
-                # From the first message on, or never: they are compared by number.
-                pairs = messages.PairGuard(self._recorder, record, channel, self._blocking)
-                record.pairs = pairs.enter
-
-    def monitored_barrier(
-        self, record: GroupRecord, store: Any, backends: Callable[..., None]
-    ) -> Callable[..., None]:
-        """The group's monitored_barrier; `backends`: the one of its backend, for a group without
-        ranks of its own. Nobody is to be waited for there, and no store to do it through."""
-        return monitor(self._recorder, record, store) if _reaches(record) else backends
-
-
-def _reaches(record: GroupRecord) -> bool:
-    """Whether the group's ranks are processes that a network leads to."""
-    return UNREACHABLE.isdisjoint(by_device(record.backend).values())
 
 
 class GroupGuard:

@@ -29,9 +29,12 @@ from ..record.recorder import GroupRecord, OwnFinding, Recorder
 from ..torch_private.probe import dist
 
 
-def monitor(recorder: Recorder, record: GroupRecord, store: Any) -> Callable[..., None]:
-    """Returns the monitored_barrier of one group, on one rank."""
-    name = f"distdebug/monitored/{record.name}/{recorder.namesakes(record)}"
+def monitor(
+    recorder: Recorder, record: GroupRecord, store: Any, namesakes: str
+) -> Callable[..., None]:
+    """Returns the monitored_barrier of one group, on one rank. `namesakes`: of `recorder`, when
+    the group was made."""
+    name = f"distdebug/monitored/{record.name}/{namesakes}"
     own_store: Any = dist.PrefixStore(name, store)
     numbers = itertools.count()
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from ...record.layout import Activity
 from ...record.ops import OP_CODES
 from ...record.requests import breakpoints as standing
+from ...record.requests import pauses
 from ...record.requests.breakpoints import BreakAt, Stop
-from ...record.runs.run_directory import is_live
+from ...record.runs.verdict import is_live
 from ...record.safe_text import whole_number
 from ...record.wording import printable
 from ...system import proc
@@ -31,8 +32,7 @@ from ..process.exceptions import users_site
 from ..process.main_thread import MainThread
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
-from ..torch_private.tools import on_breakpoint
-from . import editors
+from . import BREAK, LookOnce, editors
 from .console import Console
 from .editors import Editors
 
@@ -40,38 +40,38 @@ if TYPE_CHECKING:
     from .prompt import RankPdb
 
 DEBUGGER = "DISTDEBUG_DEBUGGER"
-POST_MORTEM = "DISTDEBUG_PDB"
 _CLAIM = "post-mortem"
-LookOnce = Callable[[Callable[[], None] | None], None]
 
 
 class Breakpoints:
     """The breakpoints of this process. One thread at a time is at the prompt; the others wait for
     their turn."""
 
-    on_demand: OnDemand
-
-    def __init__(self, recorder: Recorder, directory: Path, main_thread: MainThread) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        directory: Path,
+        main_thread: MainThread,
+        owner: int,
+        look_once: LookOnce,
+    ) -> None:
+        """`owner`: the process that is a rank, which may be a parent. `look_once(look)` has each
+        call of a group looked at, until it is called with None."""
         self._recorder = recorder
         self.directory = directory
         self.main_thread = main_thread
         self._supervised = is_live(directory)
-        self.owner = getpid()
+        self.owner = owner
         self._turn = threading.Lock()
         self._local = threading.local()
         self._console = Console(self._look)
         self._editors = Editors()
         self._looked_s = 0.0
         self.places = BreakPlaces.from_environment()
-        self._blind = False
-
-    def observe(self, look_once: LookOnce) -> None:
-        """From now on this process stops at breakpoints. `look_once(look)` has each call of a group
-        looked at, until it is called with None."""
         self.on_demand = OnDemand(self, look_once)
-        if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
-            sys.breakpointhook = self._on_breakpoint
-        on_breakpoint(lambda: _TorchsPdb(self.stop_or_other))
+
+    def observe(self) -> None:
+        """From now on this process stops at breakpoints."""
         self.trace()
         self.main_thread.on_return(self.on_demand.trace_from)
         at_exit(self.end)
@@ -87,16 +87,6 @@ class Breakpoints:
 
     # -- ways to stop --------------------------------------------------------------------------
 
-    def stop_or_other(self, frame: FrameType, *args: Any, **kwargs: Any) -> Any:
-        """Stop here, unless PYTHONBREAKPOINT names another debugger, which gets the arguments, or
-        none (0). Must be the caller's last act."""
-        if os.environ.get("PYTHONBREAKPOINT"):
-            return sys.__breakpointhook__(*args, **kwargs)
-        return self.stop(frame)
-
-    def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
-        return self.stop_or_other(sys._getframe(1), *args, **kwargs)
-
     def stop(self, frame: FrameType) -> None:
         """Stop at this frame, now. Must be the caller's last act."""
         if self._passes():
@@ -110,7 +100,7 @@ class Breakpoints:
         rank that comes here. The others wait for that, so that theirs come later."""
         if error.__traceback__ is None or not isinstance(error, Exception) or self._passes():
             return
-        claim = self.directory / standing.FOLDER / _CLAIM
+        claim = self.directory / pauses.FOLDER / _CLAIM
         try:
             claim.parent.mkdir(mode=0o700, exist_ok=True)
             os.symlink(str(getpid()), claim)  # whole from the beginning, unlike a file
@@ -150,15 +140,6 @@ class Breakpoints:
         """Ends the prompts with the process."""
         if getpid() == self.owner:
             self._console.end(f"{self._prompt()} has ended")
-
-    def look(self) -> None:
-        """Called with every heartbeat: somebody may ask the process to stop."""
-        if not self._blind:
-            try:
-                self.on_demand.look()
-            except Exception as error:
-                self._blind = True
-                report_own_fault("stopping on demand", error)
 
     def allow(self) -> None:
         """Forgets that the prompt was left before, since a stop is asked for."""
@@ -361,15 +342,15 @@ class OnDemand:
         """Called with every heartbeat."""
         of = self._of
         if getpid() != of.owner:
-            standing.withdraw_request(of.directory, getpid())  # it passes over breakpoints
-        elif not standing.is_asked(of.directory, of.owner):
+            pauses.withdraw_request(of.directory, getpid())  # it passes over breakpoints
+        elif not pauses.is_asked(of.directory, of.owner):
             if self._armed or self._asked_s:
                 self._end()
         elif not self._asked_s:
             self._asked_s = time.monotonic()
         elif time.monotonic() - self._asked_s >= ARM_AFTER_S:
             with self._one:  # by now it may have been fulfilled
-                if not self._armed and standing.is_asked(of.directory, of.owner):
+                if not self._armed and pauses.is_asked(of.directory, of.owner):
                     self._armed = True
                     of.allow()
                     self._look_once(self._before_call)
@@ -377,7 +358,7 @@ class OnDemand:
 
     def fulfilled(self) -> None:
         """The process stands, for whatever reason."""
-        if standing.withdraw_request(self._of.directory, self._of.owner) or self._asked_s:
+        if pauses.withdraw_request(self._of.directory, self._of.owner) or self._asked_s:
             self._end()
 
     def _end(self) -> None:
@@ -393,7 +374,7 @@ class OnDemand:
             return False
         with self._one:
             armed, self._armed = self._armed, False
-        return armed and standing.withdraw_request(self._of.directory, self._of.owner)
+        return armed and pauses.withdraw_request(self._of.directory, self._of.owner)
 
     def _before_call(self) -> None:
         frame = call_site.find(sys._getframe(1))
@@ -456,24 +437,6 @@ def _place(frame: FrameType | None, trace: TracebackType | None) -> tuple[str, i
         return "?", 0, "?"
     code = best.tb_frame.f_code
     return code.co_filename, best.tb_lineno, code.co_name
-
-
-class _TorchsPdb:
-    """The object that `torch.distributed.breakpoint` takes for its pdb."""
-
-    def __init__(self, stop: Callable[[FrameType], None]) -> None:
-        self._stop = stop
-
-    def message(self, _text: str) -> None:
-        """Torch's advice to type `up` does not hold: the prompt is at the right frame."""
-
-    def set_trace(self) -> None:
-        frame = sys._getframe(1)
-        self._stop(frame.f_back or frame)
-
-
-BREAK = "DISTDEBUG_BREAK"
-"""The places, one a line, with absolute names of files."""
 
 
 class BreakPlaces:

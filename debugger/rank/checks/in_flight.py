@@ -33,9 +33,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ...errors.in_ranks import FindingRaised
+from ...record.layout import CallSite
 from ...record.ops import OF_METHOD, Operand
 from ...record.signature import SUMS, Signature
-from ...record.snapshot import CallSite
 from ...record.wording import at_site
 from ..record import call_site
 from ..record.describe import METHODS, tensors_in

@@ -14,20 +14,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ...record.dispute import Dispute, vote
 from ...record.ops import OF_METHOD, Operand, Pattern
 from ...record.signature import Signature
-from ...record.snapshot import by_device
-from ...record.wording import ranks_text, verb
+from ...record.wording import by_device, ranks_text, verb
 from ..record.describe import tensors_in
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from . import argument_checks
+
+if TYPE_CHECKING:
+    from ...record.dispute import Dispute
 
 TENSORS = "tensors"
 Range = tuple[int, int]
@@ -190,7 +191,9 @@ def settle(
         parties.setdefault(order, []).append(rank)
     if len(parties) < 2:
         return None
-    result = vote(parties, 0)
+    from ...record import dispute  # what agrees at DETAIL has loaded it
+
+    result = dispute.vote(parties, 0)
     parts = [
         f"{ranks_text(members)} {verb(members, 'has', 'have')} "
         + (f"strides {order[1:-1]}" if order else "a contiguous one")
@@ -200,7 +203,7 @@ def settle(
         f"{call} {place}: gloo takes each rank's tensor as it lies in memory, and they lie in "
         f"different order: {'; '.join(parts[:4])}; use contiguous()"
     )
-    return Dispute("unsafe_tensor", message, result.culprits, result.others)
+    return dispute.Dispute("unsafe_tensor", message, result.culprits, result.others)
 
 
 def _unsafe_for_gloo(group_rank: int, method: str, args: tuple[Any, ...]) -> str | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...record.layout import ASYNC_FLAG
 from ...record.ops import OPS, POINT_TO_POINT, Pattern, op_type
-from ...record.writing.slots import Origin, ThreadSlot
+from ...record.writing.slots import CallOrigin, ThreadSlot
 from ..log.rank_log import report_own_fault
 from ..record import describe
 from ..record.recorder import GroupRecord, Known, Recorder
@@ -159,7 +159,7 @@ class HookedGroup:
                 recorder.writer.take_back(left.number, self.record.slot, left.known)
                 recorder.writer.break_off(left.number, left.thread)
             number, thread = recorder.writer.begin(
-                self.record.slot, known, Origin(site), ASYNC_FLAG
+                self.record.slot, known, CallOrigin(site), ASYNC_FLAG
             )
             self._begun[ident] = _Begun(number, thread, known, told.op_id)
         except Exception as error:
@@ -206,7 +206,7 @@ class HookedGroup:
                 if call.made_ns <= moment_ns:
                     continue
                 writer = recorder.writer
-                place = Origin(call.site)
+                place = CallOrigin(call.site)
                 number, thread = writer.begin(self.record.slot, call.known, place, ASYNC_FLAG)
                 writer.hand_over(number, thread)
                 call.number = number

@@ -33,7 +33,7 @@ _MOST_SPLITS = 64
 class Groups:
     """The observer of the groups of this process, with all that each of them is given.
 
-    `agreement`: see `agreement.collectives`; `in_cleanup`: see `CheckedGroup.attach`.
+    `agreement`: see `agreement.guards`; `in_cleanup`: see `CheckedGroup.attach`.
     """
 
     _recorder: Recorder

@@ -23,7 +23,7 @@ from ...faults.actions import Family
 from ...faults.injected import InjectedLog
 from ...faults.plan import Moment, Plan, When
 from ...record import network
-from ...record.snapshot import by_device
+from ...record.wording import by_device
 from ..group.wrap import Groups
 
 ACTIONS = frozenset(name for name, one in actions.ACTIONS.items() if one.family is Family.LINK)

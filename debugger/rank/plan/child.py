@@ -32,9 +32,9 @@ from distcore.plan.backend import NAME, PlanBackend
 from distcore.torch_private import unwatched
 
 from ...record.requests.plan_request import Outcome, Request
-from ...record.snapshot import by_device
+from ...record.wording import by_device
 from ...record.writing.program_writer import ProgramWriter, program_path
-from ..agreement.collectives import Agreement
+from ..agreement.guards import Agreement
 from ..group import outstanding
 from ..group.checked_group import CPP_NAMES, CheckedGroup
 from ..install import RUN_DIRECTORY, Layer, install, store_watch

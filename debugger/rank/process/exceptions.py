@@ -30,6 +30,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from ...errors.in_ranks import FindingRaised
+from ...record.layout import CallSite
 from ...record.notes import (
     ExceptionNote,
     FindingRaisedNote,
@@ -38,7 +39,6 @@ from ...record.notes import (
     RaisedNote,
     UnwindingNote,
 )
-from ...record.snapshot import CallSite
 from ...record.wording import at_site
 from ..group import checked_group, outstanding
 from ..record import call_site, lost_connections, waiting

@@ -24,10 +24,8 @@ from distcore.base.wrapping import around
 
 from ...errors.in_ranks import FindingRaised
 from ...hook.loading import when_imported
-from ...record.exits import tell_asked
 from ...record.layout import Phase
 from ...record.notes import CaughtExceptionNote, ExitNote, ThreadExceptionNote
-from ...record.runs.run_directory import RunDirectory
 from ...record.wording import FINDING_MARK
 from ..log import rank_log
 from ..log.rank_log import at_exit, is_interruption, report_own_fault
@@ -217,7 +215,9 @@ class Exits:
 
         def terminates(child: Any) -> None:
             with contextlib.suppress(Exception):
-                path = RunDirectory(self._recorder.writer.path.parent.parent).exits
+                from ...record.exits import tell_asked  # most programs end no child
+
+                path = self._recorder.writer.path.parent.parent / "exits.jsonl"
                 tell_asked(path, int(child.pid), signal.SIGTERM)
 
         before(multiprocessing.popen_fork.Popen, "terminate", terminates)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...record.writing.slots import Origin
+from ...record.writing.slots import CallOrigin
 from . import call_site
 from .describe import (
     METHODS,
@@ -198,7 +198,7 @@ Standing = tuple[CodeType, int]
 ANYWHERE = -1
 
 
-class CallLine(Origin):
+class CallLine(CallOrigin):
     """A line of the user's code from which calls come, as its callers do: `fronts`, torch's public
     function that it calls, with all that this one calls until it comes to the group; the `code`
     that the line is in, which must not be freed, for it is known by its address; how many frames

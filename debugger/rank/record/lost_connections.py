@@ -13,7 +13,6 @@ import torch.distributed
 from distcore.errors import GroupFailed
 
 from ...errors.in_ranks import FindingRaised
-from ...record import network
 from ...record.safe_text import whole_number
 from .exception_text import name_of, text_of, titled
 
@@ -89,9 +88,11 @@ def named_by(error: BaseException) -> tuple[int, int] | None:
     """
     if isinstance(error, GroupFailed):
         return error.link
-    rank = whole_number(os.environ.get(network.RANK_VARIABLE))
+    rank = whole_number(os.environ.get("DISTDEBUG_NETWORK_RANK"))
     if rank is None or not isinstance(error, RuntimeError):
         return None
+    from ...record import network  # most runs have none
+
     named = {network.rank_at(text) for text in _ADDRESS.findall(text_of(error))}
     peers = [one for one in named if one is not None and one != rank]
     return (peers[0], rank) if len(peers) == 1 else None

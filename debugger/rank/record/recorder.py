@@ -37,8 +37,7 @@ from ...record.notes import (
 from ...record.ops import OP_CODES, OP_NAMES
 from ...record.secret_words import allowed_variables, masked
 from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
-from ...record.snapshot import by_device
-from ...record.wording import finding_line
+from ...record.wording import by_device, finding_line
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
 from ..log import rank_log

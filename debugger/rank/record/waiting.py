@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.distributed import Work
 
-from ...record.snapshot import by_device
+from ...record.wording import by_device
 from ..log.rank_log import is_interruption
 
 SLICES = tuple(timedelta(milliseconds=ms) for ms in (20, 50, 100, 200))

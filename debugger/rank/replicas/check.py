@@ -154,18 +154,14 @@ class ReplicaCheck:
         self._late = False
         self._hears_forwards = False
 
-    def observe(self, on_own_rank: Callable[[Callable[[], None]], None]) -> None:
-        """From now on the steps of all optimisers are looked at, if the check is asked for.
-        `on_own_rank(adopt)` has `adopt` called in a forked child that becomes a rank."""
-        training.on_model_replicated(self.replicated)
-        on_own_rank(self.adopt)
-        self._is_asked = pipeline.wants(REPLICAS)
-        if self._is_asked:
-            if REPLICAS not in pipeline.asked():
-                self._gradients = None
-            training.on_statistics(self.forward)
-            training.on_models_averaged(self.averaged)
-            training.on_optimizer_steps(self.before_step, self.after_step)
+    def observe(self) -> None:
+        """The check is asked for: from now on the steps of all optimisers are looked at."""
+        self._is_asked = True
+        if REPLICAS not in pipeline.asked():
+            self._gradients = None
+        training.on_statistics(self.forward)
+        training.on_models_averaged(self.averaged)
+        training.on_optimizer_steps(self.before_step, self.after_step)
 
     def look_meanwhile(self) -> Callable[[], None]:
         """Looks at the steps of all optimisers until what is returned is called. Nothing changes

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ...record.snapshot import by_device
+from ...record.wording import by_device
 from .groups import backend_name
 from .groups import is_python_group as is_python_group
 from .probe import after, before, c10d

@@ -20,7 +20,7 @@ import torch
 from distcore.base.wrapping import around
 
 from ...hook.loading import when_imported
-from ...record.snapshot import by_device
+from ...record.wording import by_device
 from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, patch, private
 
 _BY_GROUP = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag")

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from distcore.torch_api import open_operators_to
+from distcore.groups.operators import open_operators_to
 
 from ...record.ops import OF_METHOD
 from .groups import is_python_group

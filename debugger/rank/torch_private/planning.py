@@ -22,7 +22,7 @@ from torch import Tensor
 from distcore.torch_private import rename_backend
 
 from ...hook.loading import when_imported
-from ...record.snapshot import by_device
+from ...record.wording import by_device
 from .planned_devices import DEFAULT_DEVICES
 from .probe import (
     C10D,

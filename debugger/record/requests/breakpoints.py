@@ -34,16 +34,14 @@ from ..ops import OP_CODES
 from ..safe_files import parsed, read_regular, replacing, short_name, user_of
 from ..safe_text import whole_number
 from ..wording import RankState, printable
+from .pauses import FOLDER, STOP, named
 
-FOLDER = "breakpoints"
 BREAKPOINT = "breakpoint"
 TAKEN = "another terminal is at this prompt already"
 """The end that a second terminal is shown."""
 MAX_MESSAGE_BYTES = 1 << 20
-_REQUEST = re.compile(r"break-[1-9]\d{0,9}")
 _CALL = re.compile(r"([A-Za-z]\w*)#(\d{1,18})(?:@(\d{1,9}))?", re.ASCII)
 _LINE = re.compile(r"(.+):(\d{1,9})(?:@(\d{1,9}))?", re.DOTALL | re.ASCII)
-_NAME = re.compile(r"(x|0|[1-9]\d{0,8})-([1-9]\d{0,9})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Stop:
 def stops(directory: Path) -> list[Stop]:
     """Returns the ranks that stand at a breakpoint now, on this host, by rank."""
     found = []
-    for match in _named(directory, _NAME):
+    for match in named(directory, STOP):
         if not proc.exists(match[2]):
             continue
         rank = None if match[1] == "x" else int(match[1])
@@ -97,19 +95,6 @@ def stops(directory: Path) -> list[Stop]:
             words = str(value["why"]), str(value["address"])
             found.append(Stop(rank, int(match[2]), *place, *words))
     return sorted(found, key=lambda one: (one.rank is None, one.rank or 0, one.pid))
-
-
-def any_stop(directory: Path) -> bool:
-    """Whether `stops` would find somebody; asked ten times a second."""
-    return any(proc.exists(match[2]) for match in _named(directory, _NAME))
-
-
-def _named(directory: Path, names: re.Pattern[str]) -> list[re.Match[str]]:
-    """Returns what is in the folder by such names."""
-    try:
-        return list(filter(None, map(names.fullmatch, os.listdir(directory / FOLDER))))
-    except OSError:
-        return []
 
 
 def own_folder(directory: Path) -> Path:
@@ -217,25 +202,6 @@ def ask_to_stop(directory: Path, pid: int) -> None:
     folder = own_folder(directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     os.close(os.open(folder / f"break-{int(pid)}", flags, 0o600))
-
-
-def withdraw_request(directory: Path, pid: int) -> bool:
-    """The process need not stop any more; whether it was asked to."""
-    try:
-        (directory / FOLDER / f"break-{int(pid)}").unlink()
-    except OSError:
-        return False
-    return True
-
-
-def is_asked(directory: Path, pid: int) -> bool:
-    """Whether the process is asked to stop. One system call."""
-    return os.path.lexists(directory / FOLDER / f"break-{int(pid)}")
-
-
-def any_asked(directory: Path) -> bool:
-    """Whether any process of the run is asked to stop."""
-    return bool(_named(directory, _REQUEST))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from typing import Any
 from ..requests.control import ControlError, ask
 from ..safe_files import open_regular
 from ..wording import printable
-from .run_directory import is_live, read_object
+from .run_directory import read_object
+from .verdict import is_live
 
 HEAD = "head.json"
 FOLDER = "job"

@@ -14,12 +14,12 @@ from .run_directory import (
     BASE,
     LATEST,
     RunDirectoryError,
-    is_live,
     read_object,
     reason,
     run_names,
     why_not_ours,
 )
+from .verdict import is_live
 
 MOST_GIB = 2.0
 KEPT = 10

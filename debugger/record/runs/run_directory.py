@@ -15,7 +15,7 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -31,6 +31,7 @@ from ..safe_files import (
     replacing,
 )
 from ..wording import counted, finding_line, printable
+from .verdict import Verdict
 
 SCHEMA = "distdebug.run/1"
 BASE = Path(".distdebug")
@@ -46,26 +47,6 @@ _SUBDIRECTORIES = ("ranks", "logs", "stacks")
 
 class RunDirectoryError(Exception):
     """The directory cannot be used; the message is one sentence for the user."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """verdict.json: what every rank that can run Python raises. `text` is the finding's line."""
-
-    kind: str
-    text: str
-    cause: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def of_json(cls, value: object) -> Verdict | None:
-        """None where it is damaged."""
-        if not isinstance(value, dict) or not {"kind", "text"} <= value.keys():
-            return None
-        cause = value.get("cause")
-        return cls(str(value["kind"]), str(value["text"]), None if cause is None else str(cause))
 
 
 class _Below:
@@ -283,21 +264,6 @@ def run_names(base: Path) -> list[str]:
 def runs_in(folder: Path) -> list[Path]:
     """Returns the runs that a folder of them holds, or one in which there is such a folder."""
     return [base / one for base in (folder, folder / BASE) for one in run_names(base)]
-
-
-def is_live(path: Path) -> bool:
-    """Whether the supervisor that made the directory (or its warden) still runs on this host."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _point_latest(base: Path, path: Path) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 
 from ...system import proc
 from .. import layout
-from ..definitions import packed_ranks, place_of
-from ..layout import Definition, GroupState, Phase, Role
+from ..definitions import place_of
+from ..layout import Definition, GroupState, Phase, Role, packed_ranks
 from ..lost_pages import keep
 from ..notes import NoteData
 from .slots import ChannelSlot, GroupSlot, Surprises

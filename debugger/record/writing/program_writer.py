@@ -39,7 +39,7 @@ from typing import Any
 from .. import layout
 from ..layout import ASYNC_FLAG, UNPLACED_FLAG, Activity, Definition, GroupState
 from .flight_file import described
-from .slots import CallDescription, ChannelSlot, GroupSlot, Origin, ThreadSlot
+from .slots import CallDescription, CallOrigin, ChannelSlot, GroupSlot, ThreadSlot
 from .writer import FlightWriter
 
 FOLDER = "programs"
@@ -147,7 +147,7 @@ class ProgramWriter(FlightWriter):
     # -- events --------------------------------------------------------------------------------
 
     def begin(
-        self, group: GroupSlot, call: CallDescription, place: Origin, flags: int
+        self, group: GroupSlot, call: CallDescription, place: CallOrigin, flags: int
     ) -> tuple[int, ThreadSlot]:
         number, thread = super().begin(group, call, place, flags)
         channel = -1 if call.channel is None else call.channel.index

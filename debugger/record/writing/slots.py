@@ -39,7 +39,7 @@ class CallDescription:
         self.adds = self.has_shapes or self.contribution != 0
 
 
-class Origin:
+class CallOrigin:
     """A line that makes calls of one group, by the id of its `site`, which is its `place`, too, but
     where other ranks' calls may lawfully come from elsewhere (0); and what all slots of the ring
     that they take have in common, as long as they are this `call`, with these `flags` and on this
@@ -56,7 +56,7 @@ class Origin:
         self.common = b""
 
 
-class Step:
+class ExpectedCall:
     """The place of an expected call, and the call that is expected after it."""
 
     __slots__ = ("place", "then")
@@ -66,7 +66,7 @@ class Step:
         self.then = self
 
 
-UNSETTLED = Step(-1)
+UNSETTLED = ExpectedCall(-1)
 """The value of `LineSlot.step` from a call that came from elsewhere until that is on record:
 further calls wait for their turn."""
 
@@ -84,7 +84,7 @@ class Surprises:
     mark: int = 0
     base: int = 0
     period: int = 1
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ExpectedCall] = field(default_factory=list)
     due: int = 0
     dropped: bool = False
     waiting: dict[int, int] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Surprises:
         if self.steps:
             self.steps[-1].then = UNSETTLED  # no circle, which only a garbage collection would free
         self.base, self.period = base, len(places)
-        self.steps = [Step(place) for place in places]
+        self.steps = [ExpectedCall(place) for place in places]
         for index, step in enumerate(self.steps):
             self.steps[index - 1].then = step
 
@@ -105,7 +105,7 @@ class LineSlot:
     """The place from which the next call of a group or channel is expected (`step`). Without
     `surprises` nothing is kept of it."""
 
-    step: Step = field(default=UNSETTLED, kw_only=True)
+    step: ExpectedCall = field(default=UNSETTLED, kw_only=True)
     issued: int = field(default=0, kw_only=True)
     surprises: Surprises | None = field(default=None, kw_only=True)
     lines_at: int = field(init=False)

@@ -29,7 +29,15 @@ from ..signature import CHAIN_STEP, MASK
 from .flight_file import FlightFile
 from .slots import UNSETTLED as _UNSETTLED
 from .slots import WRITTEN as _WRITTEN
-from .slots import CallDescription, ChannelSlot, GroupSlot, LineSlot, Origin, Surprises, ThreadSlot
+from .slots import (
+    CallDescription,
+    CallOrigin,
+    ChannelSlot,
+    GroupSlot,
+    LineSlot,
+    Surprises,
+    ThreadSlot,
+)
 
 _now = time.monotonic_ns
 _ident = threading.get_ident
@@ -94,7 +102,7 @@ class FlightWriter(FlightFile):
     # -- calls ---------------------------------------------------------------------------------
 
     def begin(
-        self, group: GroupSlot, call: CallDescription, place: Origin, flags: int
+        self, group: GroupSlot, call: CallDescription, place: CallOrigin, flags: int
     ) -> tuple[int, ThreadSlot]:
         """Record that a call is about to enter the backend, and that this thread is in it.
 
@@ -610,7 +618,7 @@ class FlightWriter(FlightFile):
 
 
 def _prepare(
-    group: GroupSlot, call: CallDescription, place: Origin, flags: int, thread: ThreadSlot
+    group: GroupSlot, call: CallDescription, place: CallOrigin, flags: int, thread: ThreadSlot
 ) -> bytes:
     """Packs what the slots of such calls have in common, which the place has from now on, too:
     unless each of them has its signature's text to write, for which it must come here again."""

@@ -11,18 +11,20 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from ...errors import DistdebugError, UsageError
 from ...hook import loading
 from ...record import steady_clock
 from ...record.exits import ExitLog, ExitStatus
 from ...record.limits import POLL_EVERY_S
-from ...record.snapshot import Rank
 from ...record.streams import readable
 from ...system.processes import descendants
 from ..limits import GONE_WITHIN_S, SILENT_S, WAKE_AFTER_S
 from . import warden
+
+if TYPE_CHECKING:
+    from ...record.snapshot import Rank
 
 
 class Launch:

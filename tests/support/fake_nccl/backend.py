@@ -45,7 +45,7 @@ def use(*devices: str) -> None:
     messages.StreamLane = ThreadedLane  # type: ignore[misc]
     known: Any = torch.distributed.Backend
     known._plugins.pop("DISTCORE_NCCL", None)
-    backend._registered.pop("distcore_nccl", None)
+    backend.registered.pop("distcore_nccl", None)
     if not devices:
         backend.register(FakeNcclBackend())
     else:

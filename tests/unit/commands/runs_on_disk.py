@@ -10,7 +10,7 @@ from distdebug.record.layout import Definition, GroupState
 from distdebug.record.ops import OP_CODES
 from distdebug.record.runs.run_directory import BASE, RunDirectory
 from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
-from distdebug.record.writing.slots import CallDescription, Origin
+from distdebug.record.writing.slots import CallDescription, CallOrigin
 from distdebug.record.writing.writer import FlightWriter
 from tests.unit.diagnosis.builder import Run, all_reduce, broadcast
 from tests.unit.reports.documents import of_run
@@ -56,7 +56,7 @@ def record(directory: RunDirectory, rank: int, size: int, calls: list[Signature]
             volatile=None,
         )
         site = writer.define(Definition.SITE, json.dumps([SITE, 80 + rank, "step"]))
-        call, thread = writer.begin(group, description, Origin(site), 0)
+        call, thread = writer.begin(group, description, CallOrigin(site), 0)
         if number < len(calls) - 1:
             writer.finish(call, thread)
     return writer

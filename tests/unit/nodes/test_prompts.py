@@ -19,13 +19,12 @@ from distdebug.record.requests.breakpoints import (
     Line,
     Stop,
     announce,
-    any_asked,
-    any_stop,
     connect,
     listen,
     stops,
     withdraw,
 )
+from distdebug.record.requests.pauses import any_asked, any_stop
 from distdebug.supervisor.guarded_watch import Pauses
 from tests.support.waiting import until
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from distdebug.record import definitions
+from distdebug.record import definitions, layout
 from distdebug.record.limits import MOST_RANKS
 
 MESH = tuple(rank for first in (3, 4096) for rank in range(first, first + 2048, 8))
@@ -30,19 +30,19 @@ SHUFFLED = tuple(random.Random(7).sample(range(5000), 500))
     ],
 )
 def test_they_come_back_in_their_order(ranks: tuple[int, ...]) -> None:
-    text = json.dumps(definitions.packed_ranks(ranks))
+    text = json.dumps(layout.packed_ranks(ranks))
     assert definitions.unpacked_ranks(json.loads(text)) == ranks
-    if len(ranks) > definitions.FEW_RANKS and ranks is not SHUFFLED:
+    if len(ranks) > layout.FEW_RANKS and ranks is not SHUFFLED:
         assert len(text) < 60
 
 
 def test_few_ranks_and_ranks_without_order_stay_lists() -> None:
-    assert definitions.packed_ranks(range(64)) == list(range(64))
-    assert definitions.packed_ranks(SHUFFLED) == list(SHUFFLED)
+    assert layout.packed_ranks(range(64)) == list(range(64))
+    assert layout.packed_ranks(SHUFFLED) == list(SHUFFLED)
 
 
 def test_groups_of_the_same_ranks_share_them() -> None:
-    one, other = (definitions.packed_ranks(tuple(range(16384))) for _ in range(2))
+    one, other = (layout.packed_ranks(tuple(range(16384))) for _ in range(2))
     assert definitions.unpacked_ranks(one) is definitions.unpacked_ranks(other)
     assert definitions.unpacked_ranks(list(SHUFFLED)) is definitions.unpacked_ranks(list(SHUFFLED))
 

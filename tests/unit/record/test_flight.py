@@ -22,9 +22,9 @@ from distdebug.record.signature import Signature, agreement_key, exact_key, hash
 from distdebug.record.snapshot import CallSite, Process
 from distdebug.record.writing.slots import (
     CallDescription,
+    CallOrigin,
     ChannelSlot,
     GroupSlot,
-    Origin,
     ThreadSlot,
 )
 from distdebug.record.writing.writer import FlightWriter
@@ -74,7 +74,7 @@ class Author:
         self, signature: Signature = ALL_REDUCE, channel: ChannelSlot | None = None
     ) -> tuple[int, ThreadSlot]:
         return self.writer.begin(
-            self.group, self.describe(signature, channel), Origin(self.site), 0
+            self.group, self.describe(signature, channel), CallOrigin(self.site), 0
         )
 
 
@@ -242,7 +242,7 @@ def test_signatures_that_never_repeat_go_to_the_volatile_area(author: Author) ->
         signature_id=layout.VOLATILE_SIGNATURE,
         volatile=text.to_json().encode(),
     )
-    place = Origin(author.site)  # the same call comes from it again
+    place = CallOrigin(author.site)  # the same call comes from it again
     for _ in range(3):
         author.writer.complete(*author.writer.begin(author.group, description, place, 0))
     reader = read(author)
@@ -538,7 +538,7 @@ def test_any_bytes_can_be_read(author: Author) -> None:
 
 def test_a_place_whose_calls_differ(author: Author) -> None:
     """What its slots have in common is packed once, and anew for another call, flag or thread."""
-    place = Origin(author.site)
+    place = CallOrigin(author.site)
     calls = [author.describe(), author.describe(Signature("barrier"))]
     flags = (0, layout.ASYNC_FLAG)
 

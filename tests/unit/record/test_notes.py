@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from distdebug.record import notes
 from distdebug.record.notes import NoteData, OwnFindingNote, RaisedNote, UnwindingNote
-from distdebug.record.runs.run_directory import Verdict
+from distdebug.record.runs.verdict import Verdict
 from distdebug.record.snapshot import Note
 
 ROOT = Path(__file__).parents[3]
@@ -44,8 +43,10 @@ def test_what_is_written_is_read(kind: type[NoteData]) -> None:
     """Each field with a value that is not its default, through JSON as on a record."""
     known: dict[str, Any] = {"finding": "op_mismatch"}
     given = {
-        one.name: known.get(one.name, VALUES[str(one.type).removesuffix(" | None")])
-        for one in fields(kind)
+        name: known.get(name, VALUES[str(type_).removesuffix(" | None")])
+        for cls in reversed(kind.__mro__)
+        if issubclass(cls, NoteData) and cls is not NoteData
+        for name, type_ in cls.__annotations__.items()
     }
     note = kind(**given)
     data = json.loads(json.dumps(note.data()))

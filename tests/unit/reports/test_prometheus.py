@@ -20,7 +20,7 @@ from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.signature import Signature, agreement_key, hash64
 from distdebug.record.snapshot import Process, Rank
-from distdebug.record.writing.slots import CallDescription, GroupSlot, Origin
+from distdebug.record.writing.slots import CallDescription, CallOrigin, GroupSlot
 from distdebug.record.writing.writer import FlightWriter
 from distdebug.reports import prometheus
 from distdebug.reports.prometheus import CallTotals, ExportedState, FindingLabels
@@ -173,7 +173,7 @@ class Author:
 
     def calls(self, count: int) -> None:
         for _ in range(count):
-            number, thread = self.writer.begin(self.group, self.call, Origin(0), 0)
+            number, thread = self.writer.begin(self.group, self.call, CallOrigin(0), 0)
             self.writer.finish(number, thread)
 
     def rank(self) -> Rank:
@@ -215,7 +215,7 @@ def test_what_was_overwritten_is_counted_as_unseen(author: Author) -> None:
 
 def test_a_call_that_ends_later_has_its_seconds_then(author: Author) -> None:
     totals = CallTotals()
-    number, thread = author.writer.begin(author.group, author.call, Origin(0), 0)
+    number, thread = author.writer.begin(author.group, author.call, CallOrigin(0), 0)
     totals.take([author.rank()])
     (one,) = totals.ops.values()
     assert (one.calls, one.seconds) == (1, 0)

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
@@ -190,3 +191,25 @@ def test_strangers_words_are_no_message() -> None:
             mine.sendall(b"GET / HTTP/1.1\r\n" * 8)
             with pytest.raises(errors.CorruptFrame, match="rank 0"):
                 posting.wait(20)
+
+
+def test_several_threads_wait(mailboxes: Mailboxes) -> None:
+    """One of them moves the messages of all, and another one does when it leaves."""
+    threads, rounds = 4, 50
+
+    def talk(box: Mailbox, tag: int) -> None:
+        mine = box.rank == 0
+        for number in range(rounds):
+            target = into(8)
+            data = memoryview(number.to_bytes(8, "little"))
+            for sends in (mine, not mine):
+                if sends:
+                    assert box.post_send(1 - box.rank, tag, data, soon()).wait(20)
+                else:
+                    assert box.post_receive(1 - box.rank, tag, target, soon()).wait(20)
+            assert target == data
+
+    with mailboxes(2) as boxes, ThreadPoolExecutor(2 * threads) as pool:
+        talks = [pool.submit(talk, box, tag) for box in boxes for tag in range(threads)]
+        for one in talks:
+            one.result(60)

@@ -17,7 +17,7 @@ from distdebug.record.reading.reader import FlightReader
 from distdebug.record.reading.ring import OpenMaps, Window
 from distdebug.record.signature import Signature, agreement_key, exact_key, hash64
 from distdebug.record.snapshot import Call, Process, Rank
-from distdebug.record.writing.slots import CallDescription, Origin
+from distdebug.record.writing.slots import CallDescription, CallOrigin
 
 from ..test_flight import WORLD, Author
 
@@ -36,7 +36,7 @@ def begun(author: Author, elements: int) -> None:
         channel=None,
         volatile=signature.to_json().encode(),
     )
-    author.writer.begin(author.group, description, Origin(author.site), 0)
+    author.writer.begin(author.group, description, CallOrigin(author.site), 0)
 
 
 def resting(path: Path) -> FlightReader:

@@ -13,7 +13,7 @@ from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.signature import Signature, agreement_hash, exact_hash, split_contribution
 from distdebug.record.snapshot import Process, Rank
-from distdebug.record.writing.slots import CallDescription, ChannelSlot, GroupSlot, Origin
+from distdebug.record.writing.slots import CallDescription, CallOrigin, ChannelSlot, GroupSlot
 from distdebug.record.writing.writer import FlightWriter
 
 FLAT = Signature("all_reduce", (("float32", (4,)),), reduce_op="sum")
@@ -74,7 +74,7 @@ class Program:
         else:
             group, channel, signature = self.groups[int(what[0])], None, COLLECTIVES[place]
         call = self.describe(signature, channel)
-        number, thread = self.writer.begin(group, call, Origin(0), 0)
+        number, thread = self.writer.begin(group, call, CallOrigin(0), 0)
         if refused:
             assert self.writer.take_back(number, group, call)
             self.writer.break_off(number, thread)
@@ -123,10 +123,10 @@ def test_a_call_that_a_signal_came_before(what: str, tmp_path: Path) -> None:
     writer.withdraw(group, None)  # it was not even described
     writer.withdraw(group, call)  # nor begun: the one before is not taken for it
     assert counts(program.view()) == counts(before)
-    writer.begin(group, call, Origin(0), 0)
+    writer.begin(group, call, CallOrigin(0), 0)
     writer.withdraw(group, call)
     outer = writer.enter(int(Activity.STORE), 0, 0, 0)
-    writer.begin(group, call, Origin(0), 0)
+    writer.begin(group, call, CallOrigin(0), 0)
     writer.withdraw(group, call)
     assert [wait.activity for wait in program.view().waits] == [Activity.STORE]
     writer.leave(outer)
@@ -142,7 +142,7 @@ def test_another_threads_call_is_not_taken_back(tmp_path: Path) -> None:
     program = Program(tmp_path / "record")
     call = program.describe(FLAT, None)
     other = threading.Thread(
-        target=program.writer.begin, args=(program.groups[0], call, Origin(0), 0)
+        target=program.writer.begin, args=(program.groups[0], call, CallOrigin(0), 0)
     )
     other.start()
     other.join()
@@ -182,7 +182,7 @@ def test_another_group_may_have_made_a_call_since(first: bool, tmp_path: Path) -
             program.make("01")
     group = bad.groups[0]
     call = bad.describe(SPLIT, None)
-    number, thread = bad.writer.begin(group, call, Origin(0), 0)
+    number, thread = bad.writer.begin(group, call, CallOrigin(0), 0)
     for program in (good, bad):
         other = threading.Thread(target=program.make, args=("10",))
         other.start()
@@ -203,7 +203,7 @@ def test_where_the_group_has_made_another_call_since_it_stays(tmp_path: Path) ->
     program = Program(tmp_path / "0")
     group = program.groups[0]
     call = program.describe(FLAT, None)
-    number, thread = program.writer.begin(group, call, Origin(0), 0)
+    number, thread = program.writer.begin(group, call, CallOrigin(0), 0)
     other = threading.Thread(target=program.make, args=("01",))
     other.start()
     other.join()
@@ -229,7 +229,7 @@ def test_the_chains_at_a_checkpoint_are_those_of_the_call_that_counts(tmp_path: 
 def test_a_call_that_the_ring_has_lost_stays(tmp_path: Path) -> None:
     program = Program(tmp_path / "0")
     call = program.describe(FLAT, None)
-    number, _ = program.writer.begin(program.groups[0], call, Origin(0), 0)
+    number, _ = program.writer.begin(program.groups[0], call, CallOrigin(0), 0)
     meanwhile = threading.Thread(
         target=lambda: [program.make("10") for _ in range(layout.RING + 1)]
     )

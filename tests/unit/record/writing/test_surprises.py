@@ -16,7 +16,7 @@ from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.reading.record_source import RecordSource
 from distdebug.record.snapshot import Channel, Group, Place, Process
-from distdebug.record.writing.slots import CallDescription, ChannelSlot, GroupSlot, Origin
+from distdebug.record.writing.slots import CallDescription, CallOrigin, ChannelSlot, GroupSlot
 from distdebug.record.writing.writer import FlightWriter
 
 WORLD = {
@@ -47,14 +47,14 @@ class Rank:
         op = "all_reduce" if channel is None else "send"
         return CallDescription(OP_CODES[op], 1, 5, 5, 0, channel, None)
 
-    def origin(self, line: int, *callers: int) -> Origin:
+    def origin(self, line: int, *callers: int) -> CallOrigin:
         file = f"{self._folder}/train.py"
         row = [file, line, "step", "", [[file, at, "main"] for at in callers]]
         site = self.writer.define(Definition.SITE, json.dumps(row if callers else row[:3]))
-        return Origin(site, placed=line > 0)
+        return CallOrigin(site, placed=line > 0)
 
     def make(self, lines: Iterable[int], group: GroupSlot | None = None) -> None:
-        origins: dict[int, Origin] = {}
+        origins: dict[int, CallOrigin] = {}
         for line in lines:
             origin = origins.get(line) or origins.setdefault(line, self.origin(line))
             call = self.writer.begin(group or self.group, self.call, origin, 0)

@@ -13,7 +13,7 @@ from distdebug.record.layout import Activity, Definition
 from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.snapshot import CallSite, Process, Wait
-from distdebug.record.writing.slots import CallDescription, Origin, ThreadSlot
+from distdebug.record.writing.slots import CallDescription, CallOrigin, ThreadSlot
 from distdebug.record.writing.writer import FlightWriter
 
 ALIVE = Process(alive=True)
@@ -50,7 +50,7 @@ class Rank:
         }
 
     def begin(self) -> tuple[int, ThreadSlot]:
-        return self.writer.begin(self._group, self._call, Origin(self.lines[7]), 0)
+        return self.writer.begin(self._group, self._call, CallOrigin(self.lines[7]), 0)
 
     def hands_over(self) -> int:
         number, thread = self.begin()

@@ -1,0 +1,107 @@
+"""Slips in random programs are found where they were planted; ranks that mix freely have none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from distdebug.diagnosis.facts.slips import Slip, Slips
+from distdebug.record.lines import pack
+from distdebug.record.snapshot import CallSite, Place
+
+SEEDS = 25
+Lines = list[int]
+PLACES: dict[int, Place] = {}
+
+
+def place(line: int) -> Place:
+    return PLACES.setdefault(line, Place((CallSite("/home/user/train.py", line, "step"),)))
+
+
+def found(ranks: Sequence[Lines]) -> Slip | None:
+    logs = {rank: pack(enumerate(map(place, lines))) for rank, lines in enumerate(ranks)}
+    return Slips().of("group", logs, {rank: len(lines) for rank, lines in enumerate(ranks)})[1]
+
+
+def body(random_: random.Random) -> Lines:
+    """A step of three lines at least, one of them perhaps in a loop of its own."""
+    lines = list(range(10, 10 + random_.randint(3, 6)))
+    at = random_.randrange(len(lines))
+    return lines[:at] + lines[at : at + 1] * random_.choice([1, 1, 3]) + lines[at + 1 :]
+
+
+def skipped(lines: Lines, at: int) -> Lines:
+    return lines[:at] + lines[at + 1 :]
+
+
+def repeated(lines: Lines, at: int) -> Lines:
+    return lines[: at + 1] + lines[at:]
+
+
+def swapped(lines: Lines, at: int) -> Lines:
+    return [*lines[:at], *lines[at : at + 2][::-1], *lines[at + 2 :]]
+
+
+@pytest.mark.parametrize("slip", [skipped, repeated, swapped])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_planted_slip_is_found(slip: Callable[[Lines, int], Lines], size: int) -> None:
+    for seed in range(SEEDS):
+        random_ = random.Random(seed)
+        lines, steps = body(random_), random_.randint(20, 40)
+        odd, step = random_.randrange(size), random_.randint(4, 12)
+        at = random_.randrange(len(lines) - 1)
+        while lines[at] == lines[at + 1]:
+            at = random_.randrange(len(lines) - 1)
+        ranks = [lines * steps for _ in range(size)]
+        ranks[odd] = lines * step + slip(lines, at) + lines * (steps - step - 1)
+        parted = next(i for i, pair in enumerate(zip(*ranks, strict=False)) if len({*pair}) > 1)
+        one = found(ranks)
+        assert one is not None, seed
+        assert (one.seq, one.what, one.strong) == (parted, slip.__name__, True), seed
+        assert one.odd == (odd,), seed
+
+
+def stealing(random_: random.Random) -> Lines:
+    return random_.choices(range(10, 10 + 3), k=120)
+
+
+def phases(random_: random.Random) -> Lines:
+    made: Lines = []
+    for turn in range(8):
+        made += ([10, 11], [12, 13, 14], [15])[turn % 3] * random_.randint(3, 20)
+    return made
+
+
+def tasks(random_: random.Random) -> Lines:
+    return [line for task in random_.choices([[10, 11, 12], [13], [14, 15]], k=40) for line in task]
+
+
+def joins(random_: random.Random) -> Lines:
+    made: Lines = []
+    for _ in range(3):
+        steps = random_.randint(3, 40)
+        made += [10, 11] * steps + [20, 21] * (41 - steps) + [30]
+    return made
+
+
+@pytest.mark.parametrize("kind", [stealing, phases, tasks, joins])
+def test_ranks_that_mix_freely_do_not_slip(kind: Callable[[random.Random], Lines]) -> None:
+    for seed in range(SEEDS):
+        random_ = random.Random(seed)
+        ranks = [kind(random_) for _ in range(random_.randint(2, 4))]
+        for until in (20, 50, 90, 1000):
+            one = found([lines[:until] for lines in ranks])
+            assert one is None or not one.strong, (seed, until)
+
+
+def test_a_slip_behind_a_million_calls_is_found() -> None:
+    lines = [10, 11, 12, 12, 13]
+    many = 200_000
+    log = pack(enumerate(map(place, lines * 40)))
+    odd = pack(enumerate(map(place, [*lines * 20, 10, 12, 12, 13, *lines * 19])))
+    logs = {0: log, 1: log, 2: odd}
+    one = Slips().of("group", logs, dict.fromkeys(logs, many))[1]
+    assert one is not None
+    assert (one.seq, one.what, one.odd, one.until) == (101, "skipped", (2,), None)
