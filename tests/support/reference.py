@@ -33,7 +33,8 @@ TYPES = {
 }
 CODES: dict[int | str, str] = {
     0: "nothing is wrong. Warnings do not change this, unless `--strict` is given",
-    1: "the program failed by itself; `--strict`: there was a warning; `compare`: the runs differ",
+    1: "the program failed by itself; `--strict`: a warning without a code of its own; `compare`: "
+    "the runs differ",
     2: "the command line is wrong, no rank was seen, or an injected fault never happened",
     91: "calls of the ranks do not match. If the shapes differ and the number of elements does "
     "not, it is only a warning, unless `--debug-level DETAIL` is given",
