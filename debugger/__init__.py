@@ -41,13 +41,13 @@ __version__ = "0.1.0"
 
 
 def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = None) -> None:
-    """Watch every process group that this process makes from now on.
+    """Watch every process group that this process creates from now on.
 
-    `level` is "OFF", "INFO" or "DETAIL", by default that of TORCH_DISTRIBUTED_DEBUG, or INFO. In
-    `run_dir`, which all ranks of a host should share, the flight records are kept; by default they
-    go with the processes. Below `distdebug run`, and when called again, only the level changes.
-    Raises `distdebug.errors.UsageError` for another level, where the directory cannot be made, and
-    after init_process_group.
+    `level` is "OFF", "INFO" or "DETAIL" (default: TORCH_DISTRIBUTED_DEBUG, or INFO). The flight
+    records are written to `run_dir`, the same folder for all ranks of a host; without it they are
+    deleted when the process ends. Below `distdebug run`, or in a second call, only the level
+    changes. Raises `distdebug.errors.UsageError` if there is no such level, if the folder cannot
+    be made, or if it is called after init_process_group.
     """
     from .rank import torch_first  # noqa: F401 - it says why
     from .rank.api import install as begin
@@ -58,7 +58,7 @@ def install(level: str | None = None, run_dir: str | os.PathLike[str] | None = N
 def monitored_barrier(
     group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """`torch.distributed.monitored_barrier`, which `install` opens to every backend."""
+    """Do what `torch.distributed.monitored_barrier` does, on every backend."""
     from .rank.api import barrier
 
     barrier(group, timeout, wait_all_ranks)
@@ -67,10 +67,11 @@ def monitored_barrier(
 def precheck() -> AbstractContextManager[None]:
     """`with distdebug.precheck():` around an iteration: debug level DETAIL and all checks inside.
 
-    What the run was asked for holds again behind it. All ranks put it around the same calls; where
-    one makes a call outside that others make inside, its group goes on without the agreement of
-    DETAIL. Point-to-point messages are compared as at the level outside. Replicas are compared
-    before and after each optimizer step inside. In a program that is not watched it does nothing.
+    After the block the run goes on with its own level and checks. All ranks put the block around
+    the same calls. If one rank makes a call outside that others make inside, its group goes on
+    without comparing calls before they are made. The block does not change how sends and receives
+    are compared. Replicas are compared before and after each optimizer step inside. In a program
+    that distdebug does not watch, it does nothing.
     """
     from .rank.api import precheck as begin
 
@@ -80,11 +81,11 @@ def precheck() -> AbstractContextManager[None]:
 def breakpoint(  # noqa: A001 - as torch's
     rank: int = 0, condition: bool | Callable[[], object] | None = None
 ) -> None:
-    """Stop on one rank of the world, at the line of the call; `distdebug attach` leads there.
+    """Stop one rank of the world at this line; `distdebug attach` opens a prompt there.
 
-    `condition`, or what it returns when it is called, decides on that rank whether to stop. The
-    other ranks go on until they need it, and wait then for as long as it stands. PYTHONBREAKPOINT
-    is honoured as by Python's own `breakpoint()`.
+    The rank stops only if `condition` is true; it may be a function, which is then called. The
+    other ranks go on until they need this rank, and then wait for it. PYTHONBREAKPOINT works as
+    for Python's own `breakpoint()`.
     """
     from .rank.api import stop, stops_on
 
@@ -93,11 +94,11 @@ def breakpoint(  # noqa: A001 - as torch's
 
 
 def inject(spec: str) -> None:
-    """Make it go wrong: `distdebug.inject("kill(rank=1) @ all_reduce#5")`, as `--inject` takes it.
+    """Make a fault happen, as `--inject` does: `distdebug.inject("kill(rank=1) @ all_reduce#5")`.
 
-    Below `distdebug run`, and in a program that calls `distdebug.install()`: before
-    init_process_group, and on every rank alike. Raises `distdebug.errors.UsageError` for what is no
-    fault, and where it comes too late.
+    Call it on every rank before init_process_group, below `distdebug run` or after
+    `distdebug.install()`. Raises `distdebug.errors.UsageError` if the text is not a fault, or if
+    the process group exists already.
     """
     from .rank import torch_first  # noqa: F401 - it says why
     from .rank.api import inject as ask

@@ -77,14 +77,14 @@ def add_link_flags(parser: argparse.ArgumentParser | argparse._ArgumentGroup) ->
         type=number,
         default=10.0,
         metavar="US",
-        help="time of an empty message between two ranks, for the table of traffic (default: 10)",
+        help="for the times in the table of traffic: the latency between two ranks (default: 10)",
     )
     parser.add_argument(
         "--bandwidth-gbs",
         type=number,
         default=25.0,
         metavar="GB/S",
-        help="10**9 bytes that pass between two ranks in a second (default: 25)",
+        help="the bandwidth between two ranks, in 10**9 bytes a second (default: 25)",
     )
 
 
@@ -104,7 +104,7 @@ def add_ci(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help=(
             "for CI: no colour, annotations and a job summary in GitHub Actions, and the run "
-            "packed into one file; breakpoint() is passed over (never implied: $CI changes nothing)"
+            "packed into one file; breakpoint() does not stop ($CI alone changes nothing)"
         ),
     )
     group.add_argument(
@@ -112,7 +112,7 @@ def add_ci(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FILE",
         help=(
-            "with --ci: where to pack the run, which `tui`, `report`, `stacks` and `logs` open "
+            "with --ci: the name of the packed file; `tui`, `report`, `stacks` and `logs` open it "
             f"(default: NAME{SUFFIX} in the current directory)"
         ),
     )

@@ -31,29 +31,29 @@ def add(parser: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="SPEC",
         help=(
-            "make it go wrong: ACTION(rank=N, ...) @ MOMENT, such as "
+            "make a fault happen: ACTION(rank=N, ...) @ MOMENT, such as "
             "'kill(rank=1) @ all_reduce#5' (may be repeated)"
         ),
     )
     parser.add_argument(
-        "--inject-file", type=Path, metavar="FILE", help="faults from a TOML file: [[fault]] spec="
+        "--inject-file", type=Path, metavar="FILE", help="read faults from a TOML file"
     )
     parser.add_argument(
         "--inject-random",
         type=flags.between(1, MOST_RANDOM, f"from 1 to {MOST_RANDOM} faults"),
         metavar="N",
-        help="N faults drawn from the --seed, printed as specs",
+        help="draw N faults from --seed, and print them as --inject flags",
     )
     parser.add_argument(
         "--inject-backend",
         metavar="NAME",
-        help="the program's backend: what cannot be injected there is refused before the start",
+        help="the backend of the program: a fault that is not possible on it is refused at once",
     )
     parser.add_argument(
         "--netns",
         action="store_true",
         help=(
-            "give each rank a network namespace of its own (needs root): faults of links then work "
+            "give each rank its own network namespace (needs root), so that faults of links work "
             "on every backend"
         ),
     )
@@ -61,7 +61,7 @@ def add(parser: argparse._ArgumentGroup) -> None:
         "--seed",
         type=flags.seed,
         metavar="S",
-        help="of what is random in faults (default: a new one)",
+        help="the seed for everything random in faults (default: a new one)",
     )
 
 

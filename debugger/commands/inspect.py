@@ -32,7 +32,7 @@ class InspectCommand(Command):
         "examples:\n"
         "  distdebug inspect                       the job on this host\n"
         "  distdebug inspect --job 4711 --stacks   what runs below torchrun, process 4711\n"
-        "  distdebug inspect --watch               until something stands still\n"
+        "  distdebug inspect --watch               until the job hangs\n"
         "  distdebug inspect --slurm 1234          a job of Slurm's, on all its nodes\n"
         "  distdebug inspect --install --watch     record its calls from now on, and judge them"
     )
@@ -59,36 +59,35 @@ class InspectCommand(Command):
             metavar="SECONDS",
             type=flags.seconds,
             const=5.0,
-            help="look again every so many seconds (5), until something stands still or the job "
-            "has ended",
+            help="look again every SECONDS (5), until the job hangs or has ended",
         )
         parser.add_argument(
             "--still",
             metavar="SECONDS",
             type=flags.seconds,
             default=5.0,
-            help="a rank that sleeps at one place while others wait is late after so long (5), one "
-            "that goes round there after twice that",
+            help="others wait for a rank: report it if it sleeps at one line for SECONDS (5), or "
+            "polls there for twice as long",
         )
         parser.add_argument(
             "--hang-timeout",
             metavar="SECONDS",
             type=flags.seconds,
             default=60.0,
-            help="any rank is late after so long (60)",
+            help="report any other rank for which others wait after SECONDS (60)",
         )
         parser.add_argument(
             "--native",
             action="store_true",
-            help="C and C++ frames, too; each rank stands still while py-spy finds their names, "
-            "for seconds on a busy host",
+            help="show C and C++ frames, too; py-spy stops each rank meanwhile, for seconds on a "
+            "busy host",
         )
         parser.add_argument(
             "--dump",
             action="store_true",
-            help="ask the ranks for what torch's flight recorder has: torch's debug server, where "
-            "the program has started it, or the FIFO that makes a rank write its dump "
-            "(TORCH_NCCL_DEBUG_INFO_PIPE_FILE); dumps that are there are read in any case",
+            help="make the ranks write dumps of torch's flight recorder, if the program has "
+            "started torch's debug server, or TORCH_NCCL_DEBUG_INFO_PIPE_FILE is set; dumps that "
+            "exist are always read",
         )
         parser.add_argument(
             "--install",
@@ -96,24 +95,24 @@ class InspectCommand(Command):
             metavar="SECONDS",
             type=flags.seconds,
             const=30.0,
-            help="put the checking layer into the ranks, which run on: from then on their calls "
-            "are recorded and judged (torch 2.14 or newer; gdb, or Python 3.14). Each rank has so "
-            "many seconds (30) to come back to its interpreter; with --watch, stay, and say what "
-            "is found",
+            help="load distdebug into the ranks, which go on: from then on their calls are "
+            "recorded and compared (needs torch 2.14 or newer, and gdb or Python 3.14). A rank "
+            "must run Python code within SECONDS (30). With --watch, stay, and print what is "
+            "found",
         )
         parser.add_argument(
             "--run-dir",
             metavar="DIR",
             type=Path,
-            help="where --install has the calls recorded (.distdebug/<time>-<id>)",
+            help="the folder for the record of --install (default: a new one below .distdebug/)",
         )
         parser.add_argument("--stacks", action="store_true", help="show all stacks as one tree")
         form = add_form_arguments(parser)
         form.add_argument(
-            "--html", metavar="FILE", type=Path, help="into one HTML file, with all stacks"
+            "--html", metavar="FILE", type=Path, help="write one HTML file, with all stacks"
         )
         parser.add_argument(
-            "--exit-code", action="store_true", help="end with the exit code of what was found"
+            "--exit-code", action="store_true", help="end with the exit code of the finding"
         )
 
     def run(self, args: argparse.Namespace) -> int:

@@ -109,14 +109,14 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=flags.seconds,
         default=60.0,
         metavar="S",
-        help="suspect a rank that is late by this many seconds (default 60)",
+        help="report a rank as late when others have waited this many seconds for it (default 60)",
     )
     group.add_argument(
         "--notice-after",
         type=flags.seconds,
         default=10.0,
         metavar="S",
-        help="say who is late after this many seconds (default 10)",
+        help="print a notice that names a late rank after this many seconds (default 10)",
     )
     group.add_argument(
         "--on-finding",
@@ -129,35 +129,37 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=_words_of_a_program,
         default=(),
         metavar="CMD",
-        help="run this program for each finding, which is JSON on its standard input; no shell "
-        "reads CMD, and it has 30 s",
+        help="start this program for each finding, with the finding as JSON on its standard "
+        "input; no shell reads CMD, and it may take 30 s",
     )
     group.add_argument(
         "--debug-level",
         choices=DEBUG_LEVELS,
         type=str.upper,
-        help="as TORCH_DISTRIBUTED_DEBUG, which it overrides (default INFO)",
+        help="OFF records calls, INFO also compares them, DETAIL compares them before they are "
+        "made; overrides TORCH_DISTRIBUTED_DEBUG (default INFO)",
     )
     group.add_argument(
         "--check",
         default="",
         metavar="NAMES",
-        help=f"look at the data: {', '.join(kinds.CHECKS)}, or all (then replicas of DDP "
-        "models only)",
+        help=f"check the data that are communicated: {', '.join(kinds.CHECKS)}, or all (which "
+        "compares replicas of DDP models only)",
     )
     group.add_argument(
         "--check-every",
         type=flags.steps,
         default=1,
         metavar="K",
-        help="with --check replicas: look after one step in K (default 1)",
+        help="with --check replicas: compare at one step in K (default 1)",
     )
     group.add_argument(
         "--log-max-mb",
         type=flags.mebibytes(0.01, 1e6),
         default=DEFAULT_MAX_MB,
         metavar="MB",
-        help=f"keep at most the last MB MiB of each rank's records (default {DEFAULT_MAX_MB:.0f})",
+        help="keep only the last MB MiB of each rank's stdout, of its stderr, and of its log "
+        f"(default {DEFAULT_MAX_MB:.0f})",
     )
     group.add_argument(
         "--break",
@@ -166,8 +168,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="PLACE",
         help=(
-            "stop before FILE:LINE, or before the call OP#SEQ of any group, such as all_reduce#12; "
-            "every rank that comes there, or with @RANK that one (may be repeated)"
+            "stop before FILE:LINE, or before call #SEQ of any group if it is an OP, such as "
+            "all_reduce#12; with @RANK at the end only that rank stops (may be repeated)"
         ),
     )
     group.add_argument(
@@ -182,7 +184,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="what breakpoints wait for: `distdebug attach` (default), or an editor",
     )
     inject_flags.add(group)
-    group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")
+    group.add_argument("--run-dir", type=Path, metavar="DIR", help="the folder for the record")
     group.add_argument(
         "--keep-runs", type=flags.count, metavar="N", help="remove older runs without findings"
     )
@@ -190,33 +192,35 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--interface",
         default="",
         metavar="NAME",
-        help="where the nodes' supervisors speak (default: the one that leads to the other nodes)",
+        help="the network interface on which the supervisors of the nodes connect (default: the "
+        "one that leads to the other nodes)",
     )
     group.add_argument(
         "--head",
         metavar="HOST:PORT",
         help=(
-            "where the supervisors of the job's nodes meet that have no store in common: the same "
-            "on all nodes, and the one that is HOST listens (needs --job-key or DISTDEBUG_JOB_KEY)"
+            "where the supervisors of the nodes connect if the job has no store that all nodes "
+            "reach: the same on all nodes; the node that is HOST listens (needs --job-key or "
+            "DISTDEBUG_JOB_KEY)"
         ),
     )
     group.add_argument(
         "--job-key",
         type=Path,
         metavar="FILE",
-        help="with --head: a secret that all nodes share, which only its owner can read",
+        help="with --head: a file with a secret that all nodes share; only its owner may read it",
     )
-    group.add_argument("--strict", action="store_true", help="a warning fails the run too")
+    group.add_argument("--strict", action="store_true", help="a warning makes the run fail, too")
     group.add_argument(
         "--allow-unwatched",
         action="store_true",
-        help="a run in which no rank was seen may pass (else it ends with exit code 2)",
+        help="do not fail a run in which no rank was seen (without this flag: exit code 2)",
     )
     group.add_argument(
         "--prom",
         type=Path,
         metavar="FILE",
-        help="keep FILE, a Prometheus textfile, up to date: written anew every 10 s",
+        help="write metrics into FILE, a Prometheus textfile, every 10 s",
     )
     flags.add_ci(group)
     group.add_argument("--tui", action="store_true", help="open the terminal app on the run")
@@ -226,7 +230,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ptrace-any",
         action="store_true",
-        help="any process of yours may read the ranks' stacks, though ptrace_scope is 1",
+        help="allow all your processes to read the stacks of the ranks even if ptrace_scope is 1",
     )
 
 

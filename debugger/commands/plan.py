@@ -203,13 +203,13 @@ class PlanCommand(Command):
             type=flags.count,
             default=0,
             metavar="K",
-            help="end each rank after K steps of an optimiser (default: where it ends by itself)",
+            help="end each rank after K steps of an optimizer (default: run the whole program)",
         )
         group.add_argument(
             "--ranks",
             default="",
             metavar="LIST",
-            help="plan these only, such as 0-7,1016-1023; nothing is known of the others",
+            help="plan only these ranks, such as 0-7,1016-1023",
         )
         group.add_argument(
             "--jobs", type=flags.count, default=0, metavar="J", help="run J ranks at a time"
@@ -225,37 +225,37 @@ class PlanCommand(Command):
             "--undecided",
             choices=UNDECIDED,
             default="likely",
-            help="which way to go where a decision depends on a value that a plan does not have: "
-            "the likely one (default), or as if every such condition were true, or false",
+            help="which branch to take if a condition depends on a value that the plan does not "
+            "know: the likely one (default), or as if all such conditions were true, or false",
         )
         group.add_argument(
             "--time-limit",
             type=flags.seconds,
             default=120.0,
             metavar="S",
-            help="give a rank up that runs for longer than S seconds (default 120)",
+            help="stop a rank that runs for longer than S seconds (default 120)",
         )
         group.add_argument(
             "--memory",
             type=flags.mebibytes(1, 1e8),
             default=0.0,
             metavar="MB",
-            help="what all ranks that wait for others may have together (default: half of what "
-            "is free, up to 2.5 GiB, or an eighth of it); those beyond it are run again later",
+            help="memory for all ranks that wait for others (default: half of what is free, up to "
+            "2.5 GiB, or an eighth of it); ranks beyond that are run again later",
         )
         group.add_argument(
             "--accelerator",
             choices=ACCELERATORS,
             default="auto",
-            help="answer calls for cuda, on the CPU: where the program, as its script and its own "
-            "modules say, is for GPUs (default), never, or always",
+            help="pretend on the CPU that there are GPUs: if the program is written for GPUs "
+            "(default), never, or always",
         )
         group.add_argument(
             "--buffered-sends",
             type=flags.size_bytes,
             metavar="N",
-            help="sends of up to N bytes a channel do not wait for their receives (default: as the "
-            "backend does: none on gloo and tcp, which never send before, 65536 on others)",
+            help="let sends return before their receives, up to N bytes for each pair of ranks "
+            "(default: 0 on gloo and tcp, 65536 on other backends)",
         )
         group.add_argument("--strict", action="store_true", help="fail for warnings, too")
         group.add_argument(
@@ -264,7 +264,7 @@ class PlanCommand(Command):
             action="append",
             default=[],
             metavar="SPEC",
-            help="what would it do if: ACTION(rank=N, ...) @ MOMENT, such as "
+            help="plan with a fault: ACTION(rank=N, ...) @ MOMENT, such as "
             "'skip(rank=7) @ all_reduce#5' (may be repeated)",
         )
         flags.add_ci(group)
@@ -272,14 +272,14 @@ class PlanCommand(Command):
             "--scale",
             type=Scale.parse,
             metavar="A:B",
-            help="run A ranks for real, plan B, and tell where the program depends on their number",
+            help="run A ranks for real, plan B ranks, and print where their calls differ",
         )
         group.add_argument(
             "--sizes",
             type=plan_sizes.parse,
             metavar="LIST",
-            help="plan each size, such as 2..16 ranks, or dp=1..8,tp=1,2,4, where the script's "
-            "arguments have {dp} and {tp} in place of the numbers, and tell the smallest to fail",
+            help="plan many sizes, such as 2..16 ranks, or dp=1..8,tp=1,2,4 with {dp} and {tp} "
+            "in the arguments of the script, and name the smallest that fails",
         )
         add_link_flags(group)
         group.add_argument("--run-dir", type=Path, metavar="DIR", help="where to keep the record")

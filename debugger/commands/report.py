@@ -46,29 +46,29 @@ class ReportCommand(Command):
         parser.add_argument(
             "--exit-code",
             action="store_true",
-            help="end with the exit code of what was found, for scripts",
+            help="end with the exit code of the finding, for scripts",
         )
         parser.add_argument(
             "--traffic",
             action="store_true",
-            help="the calls and bytes of the ranks by group, op and step instead (--json: as JSON)",
+            help="print calls and bytes by group, op and step instead (--json: as JSON)",
         )
         parser.add_argument(
             "--calls",
             type=flags.seed,
             metavar="SEQ",
-            help="what each rank called before and behind collective #SEQ instead",
+            help="print what each rank called before and after collective #SEQ instead",
         )
-        parser.add_argument("--group", metavar="NAME", default="", help="with --calls: of this one")
+        parser.add_argument("--group", metavar="NAME", default="", help="with --calls: the group")
         parser.add_argument(
             "--around",
             type=flags.seed,
             metavar="N",
             default=3,
-            help="with --calls: so many calls before and behind it (3)",
+            help="with --calls: how many calls before and after it (3)",
         )
         parser.add_argument(
-            "--schema", action="store_true", help="the JSON Schema of report.json instead"
+            "--schema", action="store_true", help="print the JSON Schema of report.json instead"
         )
         add_link_flags(parser)
         form = add_form_arguments(parser)
@@ -76,14 +76,14 @@ class ReportCommand(Command):
             "--html",
             metavar="FILE",
             type=Path,
-            help="into one HTML file, to look at and to share: timeline, calls, stacks, logs",
+            help="write one HTML file to look at and to share: timeline, calls, stacks, logs",
         )
         form.add_argument(
             "--story",
             dest="form",
             action="store_const",
             const="story",
-            help="which rule made each finding, and what has changed it since",
+            help="print which rule made each finding, and what changed it afterwards",
         )
 
     def run(self, args: argparse.Namespace) -> int:

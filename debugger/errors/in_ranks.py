@@ -23,8 +23,8 @@ __all__ = [
 
 
 class FindingRaised(DistError):
-    """A finding. `kind` is its kind, as in a report; the text is the finding. `own`: this rank has
-    found it itself, and the supervisor may say it, too."""
+    """A finding, raised in a rank. `kind` is its kind, as in a report; the text is its sentence.
+    `own`: this rank found it itself."""
 
     def __init__(self, kind: str, message: str, own: bool = False) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class FindingRaised(DistError):
 
 
 class MismatchError(FindingRaised, DistBackendError):
-    """Ranks make calls that do not fit each other."""
+    """Ranks make calls that do not match."""
 
 
 class DeadlockError(FindingRaised, DistBackendError):
@@ -45,7 +45,7 @@ class AbsentRankError(FindingRaised, DistNetworkError):
 
 
 class StoreWaitError(FindingRaised, DistStoreError):
-    """A rank that others wait for waits itself, for a key of a store that nobody sets."""
+    """A rank that others wait for is itself waiting for a key of a store that nobody sets."""
 
 
 class DataError(FindingRaised):

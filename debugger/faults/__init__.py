@@ -1,4 +1,4 @@
-"""Faults on purpose: what is to go wrong, where and when, and what of it happened.
+"""Faults on purpose: which fault, on which rank, at which moment, and whether it happened.
 
 In code: `faults.parse(SPEC)` reads a fault as `--inject` does, and says in a `SpecError` what is
 wrong with it; `faults.read_file(PATH)` reads a plan file, `faults.draw(N, SEED, WORLD_SIZE)` gives

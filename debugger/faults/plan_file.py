@@ -26,10 +26,10 @@ _NAMES = ("fault", "faults", "inject")
 def read(
     path: Path, world_size: int | None = None, backend: str | None = None
 ) -> tuple[list[Fault], int | None]:
-    """The faults of the file, in its order, and its seed where it has one.
+    """Returns the faults of the file, in its order, and its seed, or None.
 
-    Raises OSError, SpecError for a fault that cannot be, and ValueError with one sentence for
-    anything else that is wrong.
+    Raises OSError, SpecError for a fault that is wrong or impossible, and ValueError with one
+    sentence for anything else.
     """
     with open(path, "rb") as file:
         raw = file.read(MOST_BYTES + 1)

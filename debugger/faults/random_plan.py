@@ -19,8 +19,8 @@ _ERRORS = ("RuntimeError: injected fault", "ValueError: injected fault", "KeyErr
 def draw(
     count: int, seed: int, world_size: int, backend: str | None = None, first: int = 0
 ) -> list[Fault]:
-    """`count` faults, numbered from `first`, that can be in a run of this size on this backend.
-    Without a backend only such as work on every one."""
+    """Draws `count` faults, numbered from `first`, that are possible with this number of ranks on
+    this backend (without one: on every backend)."""
     source = random.Random(f"distdebug {seed} {world_size} {backend or ''}")
     fit = [one for one in ACTIONS.values() if fits(one, world_size, backend)]
     return [_fault(source, source.choice(fit), first + n, world_size) for n in range(count)]

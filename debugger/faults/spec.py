@@ -440,10 +440,10 @@ __all__ = ["SpecError", "parse"]
 def parse(
     text: str, number: int = 0, world_size: int | None = None, backend: str | None = None
 ) -> Fault:
-    """The fault that this text asks for, as the `number`-th of its plan.
+    """Reads a fault from its text; `number` is its place in the plan.
 
-    `world_size` and `backend`: those of the run, where they are known; what names a rank beyond,
-    or cannot work on that backend, is refused, too. Raises SpecError.
+    If `world_size` or `backend` is given, a fault of a rank that does not exist, or that is not
+    possible on this backend, is refused. Raises SpecError.
     """
     return _Parser(text, number, world_size, backend).fault()
 

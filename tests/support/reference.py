@@ -33,11 +33,14 @@ TYPES = {
 }
 CODES: dict[int | str, str] = {
     0: "nothing is wrong. Warnings do not change this, unless `--strict` is given",
-    1: "the program failed by itself; `--strict`: there was a warning; `compare`: the runs differ",
+    1: "the program failed by itself; `--strict`: a warning without a code of its own; `compare`: "
+    "the runs differ",
     2: "the command line is wrong, no rank was seen, or an injected fault never happened",
-    91: "calls of the ranks do not match",
+    91: "calls of the ranks do not match. If the shapes differ and the number of elements does "
+    "not, it is only a warning, unless `--debug-level DETAIL` is given",
     92: "deadlock: ranks wait for each other in a cycle",
-    93: "other ranks wait for a rank that is late, has left, or never came",
+    93: "other ranks wait for a rank that is late, has left, or never came; or nothing "
+    "moves at all",
     94: "a rank or a node died",
     95: "the data are wrong (found by `--check`)",
     96: "distdebug itself failed",

@@ -12,12 +12,11 @@ from . import rank_log
 
 
 class Log:
-    """Events of the program, each with its rank, its step and its line of code.
+    """Log events of the program, each with its rank, its step and its line of code.
 
-    From info on they are always in the rank's file; trace and debug as the levels of
-    TORCH_CPP_LOG_LEVEL and TORCH_DISTRIBUTED_DEBUG say, which also say what stderr shows. A field
-    that is named like one that every record has gets a `_` behind its name. In a program that is
-    not watched the events go nowhere.
+    Events from info on are always recorded; for trace and debug, and for what stderr shows,
+    TORCH_CPP_LOG_LEVEL and TORCH_DISTRIBUTED_DEBUG decide. A field whose name every record has
+    gets a `_` behind its name. In a program that distdebug does not watch, nothing is logged.
     """
 
     def __init__(self, fields: Mapping[str, Any] | None = None) -> None:
@@ -87,7 +86,7 @@ of_program = NamedSteps()
 
 
 def step(number: int) -> None:
-    """Step `number` begins now, in all threads of this process."""
+    """Say that step `number` begins now, in all threads of this process."""
     of_program.current = number
     if of_program.observer is not None:
         of_program.observer(number)
