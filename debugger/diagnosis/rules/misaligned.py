@@ -143,9 +143,9 @@ def with_parting(world: World, finding: Finding) -> Finding:
         return finding
     if finding.kind in _OF_MESSAGES:
         about = {*finding.culprits, *finding.victims}
-        for slip, ends, group in _slips_of_messages(world):
+        for of_messages, ends, group in _slips_of_messages(world):
             if about.issuperset(ends) and group_evidence(group) == finding.group:
-                return _carrying(finding, slip)
+                return _carrying(finding, of_messages)
         return finding
     view, seq = _view(world, finding), finding.seq
     if view is None:
