@@ -58,7 +58,6 @@ def __dir__() -> list[str]:
 # a program that has not asked for it sets `_for_itself` before the module is executed, and executes
 # it again, without, for a program that does.
 if not globals().get("_for_itself"):
-    from . import algorithms as _algorithms
     from .backend import register_all as _register_all
     from .backend import unavailable
     from .errors import (
@@ -80,4 +79,6 @@ if not globals().get("_for_itself"):
     )
 
     _register_all()
+    # Imported by its whole name: `from . import` would ask `__getattr__`, and get torch's.
+    _algorithms = _importlib.import_module(f"{__name__}.algorithms")
     _algorithms.__dict__.setdefault("__getattr__", lambda name: _of_torch(_torch.algorithms, name))

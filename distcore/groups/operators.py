@@ -36,7 +36,7 @@ def _all_gather_into_tensor_out(
     *,
     out: Tensor,
 ) -> Tensor:
-    options = torch_private.dist.AllgatherOptions()
+    options = torch_private.c10d.AllgatherOptions()
     options.asyncOp = True
     work = group._allgather_base(out, input.contiguous(), options)
     torch_private.register_work(out, work)

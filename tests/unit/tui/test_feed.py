@@ -159,7 +159,7 @@ def test_damaged_records_are_told_and_the_others_are_shown(tmp_path: Path) -> No
     assert sorted(fault.split(": ", 1)[1][:24] for fault in picture.faults) == [
         "is a flight record of ve",
         "is not a flight record o",
-        "is truncated: 5000 of 25",
+        "is truncated: 5000 of 27",
     ]
     assert picture.states[0] is State.UNSEEN
 

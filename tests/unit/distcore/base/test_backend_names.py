@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distcore.base.backend_names import by_device
-from distdebug.record import snapshot
+from distdebug.record import wording
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from distdebug.record import snapshot
     ],
 )
 def test_a_backend_is_read_the_same_everywhere(text: str, found: dict[str, str]) -> None:
-    assert snapshot.by_device(text) == by_device(text) == found
+    assert wording.by_device(text) == by_device(text) == found
