@@ -57,11 +57,10 @@ class Predictor(Generic[T]):
         """Returns how long ago the latest call from this place was before which most was as now; 1,
         so that the place itself is expected, where there was none."""
         past, found, longest, at = self._past, 0, -1, -1
-        for _ in range(_MOST_TRIES):
-            try:
-                at = past.index(place, at + 1)
-            except ValueError:
-                break
+        # Counted first: to catch the ValueError of a search would swallow one that the handler of
+        # a signal has raised meanwhile.
+        for _ in range(min(past.count(place), _MOST_TRIES)):
+            at = past.index(place, at + 1)
             alike = 0
             while alike < _CONTEXT and at + alike + 1 < len(past):
                 if past[alike] != past[at + alike + 1]:
