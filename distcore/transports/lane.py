@@ -108,6 +108,11 @@ class Lane:
         """Give the descriptors and the memory back."""
         while self._bells:
             os.close(self._bells.pop())
+        # Both mappings have a descriptor each, and would wait for a garbage collection. Who is late
+        # looks into memory of its own, in which nothing ever comes.
+        blank = memoryview(bytearray(LANE_BYTES))
+        self._mine = self._theirs = blank[:WORDS_BYTES].cast("Q")
+        self._out = self._in = blank[WORDS_BYTES:]
 
     # -- what both ranks say to each other -----------------------------------------------------
 
