@@ -24,7 +24,7 @@ crowded machine a computing rank is runnable at every look and yet gets little."
 
 
 @dataclass(slots=True)
-class _Seen:
+class _SeenProcess:
     """The facts of one process that are kept between two looks at it."""
 
     start_ticks: int
@@ -53,7 +53,7 @@ class ProcessTable:
     proc: Path = PROC
     standstills: Mapping[int, Standstill] = field(default_factory=dict)
     """By pid, of those that stand still: whoever looks at them puts it here."""
-    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _seen: dict[int, _SeenProcess] = field(default_factory=dict)
     _young_ticks: dict[int, int] = field(default_factory=dict)
     _booted_ns: int = field(
         default_factory=lambda: steady_clock.now_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -87,7 +87,7 @@ class ProcessTable:
             ticks = start_ticks or (stat.start_ticks if stat is not None else 0)
             # The start is known to a tick, and the wall clock may have been set meanwhile.
             since_boot_ns = ticks * (1_000_000_000 // TICKS_PER_S) - 1_000_000_000
-            seen = _Seen(ticks, self._booted_ns + since_boot_ns if ticks else 0)
+            seen = _SeenProcess(ticks, self._booted_ns + since_boot_ns if ticks else 0)
             self._seen[pid] = seen
         if seen.ended_ns is not None:
             return self._ended(pid, seen)
@@ -109,7 +109,7 @@ class ProcessTable:
         still = self.standstills.get(pid)
         return Process(alive=True, state=stat.state, cpu_busy=seen.busy, standstill=still)
 
-    def _ended(self, pid: int, seen: _Seen) -> Process:
+    def _ended(self, pid: int, seen: _SeenProcess) -> Process:
         status = self.exits.find(pid, seen.started_ns) or seen.zombie_status
         ended_ns = seen.ended_ns
         if status is None:
@@ -131,7 +131,7 @@ class ProcessTable:
             replaced=status.replaced,
         )
 
-    def _measure(self, seen: _Seen, stat: Stat) -> None:
+    def _measure(self, seen: _SeenProcess, stat: Stat) -> None:
         now_s = time.monotonic()
         elapsed_s = now_s - seen.sampled_s
         seen.looks += 1
