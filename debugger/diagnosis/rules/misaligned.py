@@ -141,21 +141,12 @@ def with_parting(world: World, finding: Finding) -> Finding:
     the group of its last calls."""
     if finding.kind == "misaligned":
         return finding
-    if finding.kind in _OF_MESSAGES:
-        about = {*finding.culprits, *finding.victims}
-        for of_messages, ends, group in _slips_of_messages(world):
-            if about.issuperset(ends) and group_evidence(group) == finding.group:
-                return _carrying(finding, of_messages)
-        return finding
-    view, seq = _view(world, finding), finding.seq
-    if view is None:
-        return finding
-    if finding.kind == "rank_exception":
-        seq = max(state.issued for state in view.states.values())
-    slip = slip_of(world, view)[1] if seq is None else parting_before(world, view, seq)
+    slip, seq = _slip_before(world, finding)
     if slip is None:
         return finding
-    finding = _carrying(finding, slip)
+    text = f"the ranks' lines part at #{slip.seq}: {slip_text(slip)}"
+    data = {**finding.data, "parted_at": slip.seq, "slip": slip.what}
+    finding = replace(finding, details=(text, *finding.details), data=data)
     apart = slip.until is None or (seq is not None and slip.until > seq)
     if not KINDS[finding.kind].by_slip or not slip.majority or not slip.what or not apart:
         return finding
@@ -168,10 +159,21 @@ def with_parting(world: World, finding: Finding) -> Finding:
     )
 
 
-def _carrying(finding: Finding, slip: Slip) -> Finding:
-    text = f"the ranks' lines part at #{slip.seq}: {slip_text(slip)}"
-    data = {**finding.data, "parted_at": slip.seq, "slip": slip.what}
-    return replace(finding, details=(text, *finding.details), data=data)
+def _slip_before(world: World, finding: Finding) -> tuple[Slip | None, int | None]:
+    """Returns what came before the finding in its group, or between its two ranks, and at which
+    call of the group that was found."""
+    if finding.kind in _OF_MESSAGES:
+        about = {*finding.culprits, *finding.victims}
+        for slip, ends, group in _slips_of_messages(world):
+            if about.issuperset(ends) and group_evidence(group) == finding.group:
+                return slip, None
+        return None, None
+    view, seq = _view(world, finding), finding.seq
+    if view is None:
+        return None, None
+    if finding.kind == "rank_exception":
+        seq = max(state.issued for state in view.states.values())
+    return slip_of(world, view)[1] if seq is None else parting_before(world, view, seq), seq
 
 
 def _view(world: World, finding: Finding) -> GroupView | None:
