@@ -351,6 +351,8 @@ def _run_sizes(sizes: Sequence[tuple[plan_sizes.Size, Asked]]) -> int:
         verdict = text.verdict_of(report)
         said = f"{verdict['title']}  {verdict['headline']}" if verdict else report["outcome"]
         print(f"{size!s:{width}}  {said}", file=sys.stderr)
+        for failure in directory.failures:
+            _say(failure)
         outcomes.append((size, int(report["exit_code"])))
         plan_sizes.settle(directory, report, own)
         if report["exit_code"] and smallest is None:
