@@ -210,6 +210,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="with --head: a file with a secret that all nodes share; only its owner may read it",
     )
+    group.add_argument(
+        "--why",
+        action=argparse.BooleanOptionalAction,
+        help="keep which branches of the program's own files each rank takes, so that a report "
+        "says why a rank decided otherwise (default: on from Python 3.12 on, where it costs "
+        "little; before, it makes a program's own code ten times as slow)",
+    )
     group.add_argument("--strict", action="store_true", help="a warning makes the run fail, too")
     group.add_argument(
         "--allow-unwatched",
@@ -246,7 +253,7 @@ def _words_of_a_program(text: str) -> tuple[str, ...]:
 
 _AS_GIVEN = (
     *("run_dir", "keep_runs", "log_max_mb", "debugger", "check_every", "on_finding", "strict"),
-    *("allow_unwatched", "tui", "ptrace_any", "on_finding_run"),
+    *("allow_unwatched", "tui", "ptrace_any", "on_finding_run", "why"),
 )
 """The flags whose values are options of a run as they are."""
 

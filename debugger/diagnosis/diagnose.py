@@ -23,6 +23,7 @@ from .rules.collective_mismatch import mismatches, split_mismatches
 from .rules.ddp_unused_parameters import explained_by_unused, unused_parameters
 from .rules.deadlock import deadlocks
 from .rules.deaths_and_exceptions import endings, lost_threads, with_exceptions
+from .rules.decision import with_decision
 from .rules.divergence import differing_replicas
 from .rules.early_exit import departures, expected_elsewhere, store_hosts_that_left
 from .rules.group_creation import creation_mismatches, different_splits
@@ -131,6 +132,7 @@ def diagnose(
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
     found = [rule(with_parting, finding, world, finding) for finding in found]
     found = rule(without_carried, found, found)
+    found = [rule(with_decision, finding, world, finding) for finding in found]
     found = [rule(_of_attempt, finding, world, finding) for finding in found]
     notices = candidates_of(late_notices, world, needs) if has_clock else []
     return Diagnosis(tuple(found), tuple(notices))

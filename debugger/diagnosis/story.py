@@ -25,6 +25,7 @@ STEPS: Mapping[str, str] = {
     "exceptions": "exceptions that the ranks had before, and went on after, were added",
     "expected elsewhere": "the call in which others expect the rank was added",
     "lines": "where the ranks' lines part was added, and who slipped is to blame",
+    "decision": "the branch at which ranks went different ways was added",
     "attempt": "the launcher's attempt that it is of was added",
     # Of a look at a job that is not watched.
     "stacks alone": "it was told in words of the stacks, which have no sequence numbers",

@@ -62,6 +62,7 @@ from .torch_private.stores import on_store_waits
 from .torch_private.training import on_data_end, on_model_replicated
 
 if TYPE_CHECKING:
+    from .branches.watch import BranchWatch
     from .inject.injector import Injector
     from .replicas.check import ReplicaCheck
     from .replicas.reduced_gradients import ReducedGradients
@@ -73,6 +74,8 @@ FAULTS = "DISTDEBUG_FAULTS"
 """`faults.plan.VARIABLE`, of which a run without a plan loads nothing."""
 MEET = "DISTDEBUG_MEET"
 """`process.meeting.VARIABLE`, of which a run on one node loads nothing."""
+WHY = "DISTDEBUG_WHY"
+"""Asks for the branches that ranks take: "1" by all means, "auto" where that costs little."""
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
@@ -157,8 +160,13 @@ class Layer:
         post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
         self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
         # Its groups, and what stands before their calls.
+        self.branches = _branch_watch(recorder, directory)
         self.pipeline = Pipeline(
-            recorder, self.level, self.breakpoints.before_calls, self._look_at_gradients
+            recorder,
+            self.level,
+            self.breakpoints.before_calls,
+            self._look_at_gradients,
+            self.branches.at_calls if self.branches is not None else lambda _record: None,
         )
         self.precheck: Precheck | None = Precheck(
             lambda: self.replicas.look_meanwhile(),
@@ -243,12 +251,19 @@ class Layer:
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching init_rpc": initialisations.observe_rpc,
             "watching the end of data": lambda: on_data_end(_note_data_end(recorder)),
+            "watching branches": self._watch_branches,
         }
         for what, begin in parts.items():
             try:
                 begin()
             except Exception as error:
                 report_own_fault(what, error)
+
+    def _watch_branches(self) -> None:
+        if self.branches is not None:
+            self.forks.on_own_rank(self.branches.begin)
+            os.register_at_fork(after_in_child=self.branches.detach)
+            self.branches.begin()
 
     def _meet_nodes(self) -> None:
         if os.environ.get(MEET):
@@ -331,6 +346,8 @@ class Layer:
         self.verdict.look()
         self.timeouts.look()
         self.breakpoints.look()
+        if self.branches is not None:
+            self.branches.look()
         if self.injector is not None:
             self.injector.look()
 
@@ -338,6 +355,8 @@ class Layer:
         """The process ends, and has run all else that was to run then."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
+        if self.branches is not None:
+            self.branches.rest()
         ended_well = not (self.exits.failed or self.verdict.was_raised)
         if ended_well:
             # A program that never asks for what its GPU does ends well: no other rank would tell.
@@ -346,6 +365,16 @@ class Layer:
             if numbers:
                 self.recorder.note(UnfinishedNote(numbers), "ended before its GPU was through")
         self.unwaited.last_report(ended_well)
+
+
+def _branch_watch(recorder: Recorder, directory: Path) -> BranchWatch | None:
+    """What follows the branches of the program; None where nobody asks for that, or it is dear."""
+    asked = os.environ.get(WHY)
+    if not asked or (asked != "1" and sys.version_info < (3, 12)):
+        return None
+    from .branches.watch import BranchWatch
+
+    return BranchWatch(recorder, directory)
 
 
 def _part_off(recorder: Recorder) -> Callable[[probe.WatchedPart], None]:

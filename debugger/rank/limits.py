@@ -52,3 +52,5 @@ CONNECT_S = 2.0
 """How long it may take to connect to a store, or to a node's head."""
 SELF_TEST_S = 10.0
 """How long the trial of torch's insides may take, in a child: one that hangs is killed."""
+BRANCHES_OFF_S = 1.0
+"""How long a branch that is taken too often is not followed; twice as long each time."""

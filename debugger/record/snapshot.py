@@ -302,6 +302,64 @@ class Replicas(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A place in the user's code at which it goes on in one of several ways: the `source` line, and
+    the `part` of it that decides ("": all of it). `names`: what its condition reads, as it is
+    written; `shown`: the texts before, between and behind these in the condition (nothing where it
+    is no comparison)."""
+
+    file: str
+    line: int
+    function: str
+    source: str
+    part: str = ""
+    names: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """The same on all hosts, wherever the program lies there."""
+        return (*re.split(r"[/\\]", self.file)[-2:], self.line, self.function, self.part)
+
+
+OFF_AND_ON = "off"
+"""The outcome of a branch that is taken too often to be followed: nothing is known of it in that
+interval."""
+
+
+class Taken(NamedTuple):
+    """A branch that a rank took, and the values of its names then: each None where nothing but the
+    user's code could tell it; None where they are not on record."""
+
+    branch: Branch
+    outcome: str
+    values: tuple[str | None, ...] | None
+
+
+class Interval(NamedTuple):
+    """The branches that a thread took up to a call: of a `group`, with this sequence number, or a
+    message (`seq`: None). Without `called` it has made none yet."""
+
+    group: GroupKey | None
+    seq: int | None
+    thread: int
+    called: bool
+    taken: tuple[Taken, ...]
+
+
+class Branches(Protocol):
+    """The branches that a rank took between its calls: see `record.branches`."""
+
+    @property
+    def on_record(self) -> bool:
+        """Whether there are any."""
+
+    def intervals(self, group: GroupKey, after: int) -> Sequence[Interval] | None:
+        """Those after call `after` of the group (-1: from the start), oldest first; None where they
+        are not all on record."""
+
+
+@dataclass(frozen=True, slots=True)
 class Standstill:
     """The look of a process from outside while no process of its run uses a core or moves.
 
@@ -449,6 +507,7 @@ class Rank:
     notes: Sequence[Note] = ()
     replicas: Sequence[Replicas] = ()
     history: History | None = None
+    branches: Branches | None = None
     node: int = 0
 
 

@@ -25,8 +25,8 @@ from .stored import SCHEMA, Document
 _MOST_NESTING = 6
 _OF_DIVERGENCE = ("quantity", "name", "axis", "step", "max_difference")
 """What a divergence has of its own, beside `data`."""
-_OF_SLIPS = ("slip", "parted_at")
-"""What a finding has of a group in which lines part."""
+_OF_SLIPS = ("slip", "parted_at", "decision")
+"""What a finding has of a group in which lines part, or of the branch that decided it."""
 
 
 def build(

@@ -50,13 +50,15 @@ LooksAt = Callable[[GroupRecord], Inspect | None]
 class Pipeline:
     """The looks at the calls of this process's groups.
 
-    `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced.
+    `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced, `branches` by
+    which ways the program came to the call.
     """
 
     _recorder: Recorder
     _level: DebugLevel
     _at_calls: LooksAt
     _gradients: LooksAt
+    _branches: LooksAt
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
     _once: Callable[[], None] | None = None
@@ -107,6 +109,7 @@ class Pipeline:
         sums = several and (self._all or REPLICAS in asked())
         replicas = self._gradients(record) if sums else None
         looks: dict[str, Inspect | None] = {
+            "watching branches": self._branches(record),
             "the log of calls": _log_of_calls(record),
             "the check of tensors": tensors,
             "the check of replicas": replicas,

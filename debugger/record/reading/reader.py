@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import layout, steady_clock
+from .. import branches, layout, steady_clock
 from ..definitions import Budget, Definitions
 from ..layout import Activity, CallState, GroupState, Phase, Role
 from ..limits import MOST_RANKS
@@ -130,6 +130,8 @@ class FlightReader(RingReader):
         """Whether the calls that threads were in at the last `view` are kept from there: of records
         that are mapped for a moment only, and do not change before the next one."""
         self.refresh_header()
+        name = copies.prefix(self.node) + branches.file_name(self.pid)
+        self._branches = branches.BranchFile(path.parent / name)
 
     def close(self) -> None:
         """Unmap the file."""
@@ -244,6 +246,7 @@ class FlightReader(RingReader):
             notes=tuple(self._definitions.notes),
             replicas=self._replicas(),
             history=self,
+            branches=self._branches,
             node=self.node,
         )
         made.__class__ = Rank

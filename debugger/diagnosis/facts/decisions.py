@@ -1,0 +1,235 @@
+"""The branch at which two ranks went different ways before their calls parted.
+
+1. Of each rank the branches are taken from the last call of the group that all have made to the
+   next one, or to now.
+2. Two such sequences are aligned as `diff` does it, equal branches as early as may be. What comes
+   before ranks meet again, as turns of a loop that waits, decided nothing: the last difference
+   counts that is in a function from which one of the calls comes.
+3. In that difference the last branch decided to which both came and that they left in different
+   ways, or the exception that one side caught: in the function where the stacks of the calls part.
+4. Where that is the end of a loop, the ranks may have made as many turns, and one of them with a
+   call less, somewhere before: the first call counts to which they came by another number of turns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ...record.snapshot import OFF_AND_ON, Branch, Branches, GroupKey, Interval, Taken
+
+MOST_TAKEN = 400
+"""Branches of an interval that are compared: the last ones, for to align takes their square."""
+LOOKED_BACK = 2000
+"""Calls before the parting in which a loop may have made another number of turns."""
+RAISED, NOT_RAISED = "raised", "raised nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A branch that two ranks left in different ways, `ours` and `theirs`, when each had come to it
+    `nth` times before in the interval that begins after call `after`."""
+
+    branch: Branch
+    ours: Taken | None
+    theirs: Taken | None
+    nth: tuple[int, int]
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The way to calls of a `group`: the `functions` that lead to them, and those of these in which
+    the calls come from different lines (`parts`)."""
+
+    group: GroupKey
+    functions: Collection[str]
+    parts: Collection[str]
+
+
+def parted(ours: Branches, theirs: Branches, way: Way, after: int) -> Parted | None:
+    """Returns what decided it between two ranks; None where it is not on record."""
+    found = _between(ours, theirs, way, after)
+    if found is None or found.ours is None or found.theirs is None:
+        return found
+    if not found.branch.source.startswith(("for ", "while ")):
+        return found
+    earlier = _other_turns(found.branch, ours, theirs, way.group, after)
+    return found if earlier is None else _between(ours, theirs, way, earlier, found.branch) or found
+
+
+def up_to_call(rank: Branches, group: GroupKey, after: int) -> list[Taken] | None:
+    """The branches between that call of the group and the next one; None: not on record."""
+    intervals = rank.intervals(group, after)
+    if intervals is None:
+        return None
+    end = next((i for i, one in enumerate(intervals) if _ends(one, group)), len(intervals) - 1)
+    kept = intervals[: end + 1]
+    threads = {one.thread for one in kept if one.taken}
+    thread = kept[-1].thread if kept else 0
+    # An engine's thread, which calls for the program, has taken no branch of the user's code.
+    return [
+        taken
+        for one in kept
+        if one.thread == thread or thread not in threads
+        for taken in one.taken
+    ]
+
+
+def nth_of(taken: Sequence[Taken], key: Hashable, nth: int) -> Taken | None:
+    """That one of those which are of this branch."""
+    return next(iter([one for one in taken if one.branch.key == key][nth : nth + 1]), None)
+
+
+def _ends(one: Interval, group: GroupKey) -> bool:
+    return one.called and one.group == group and one.seq is not None
+
+
+def _between(
+    ours: Branches, theirs: Branches, way: Way, after: int, loop: Branch | None = None
+) -> Parted | None:
+    """`loop`: what filters the things that it goes through decided it, if that did."""
+    both = up_to_call(ours, way.group, after), up_to_call(theirs, way.group, after)
+    if both[0] is None or both[1] is None:
+        return None
+    off = {one.branch.key for side in both for one in side or () if one.outcome == OFF_AND_ON}
+    left, right = (
+        [one for one in side or () if one.branch.key not in off][-MOST_TAKEN:] for side in both
+    )
+    found: list[Parted] = []
+    filters: list[Parted] = []
+    for i, j, left_end, right_end in _differences(left, right):
+        here = [*_candidates(left, right, i, j, left_end, right_end, after)]
+        filters += [one for one in here if loop is not None and _fills(one.branch, loop)]
+        taken = (*left[i:left_end], *right[j:right_end])
+        if here and (not found or any(one.branch.function in way.functions for one in taken)):
+            found = here
+    return filters[-1] if filters else _chosen(found, way)
+
+
+def _chosen(found: Sequence[Parted], way: Way) -> Parted | None:
+    """The last branch to which both came in the function where their stacks part, for what they
+    left in different ways before that led both to it. Where its condition is the answer of a
+    function, or what a comprehension has left, that decided it."""
+    of = [
+        [one for one in found if one.branch.function in names]
+        for names in (way.parts, way.functions)
+    ]
+    chosen = next((rows[-1] for rows in (*of, found) if rows), None)
+    if chosen is None or chosen.ours is None or chosen.theirs is None:
+        return chosen
+    for one in reversed(found[: found.index(chosen)]):
+        at = one.branch
+        called = at.function != chosen.branch.function and f"{at.function}(" in chosen.branch.source
+        if called or _fills(at, chosen.branch):
+            return one
+    return chosen
+
+
+def _fills(one: Branch, other: Branch) -> bool:
+    """Whether it filters, in a comprehension, what the other one reads."""
+    if not one.part or " for " not in one.source or " else " in one.source:
+        return False
+    names = [re.match(r"\w+", name) for name in other.names]
+    reads = any(name and one.source.startswith(f"{name[0]} = ") for name in names)
+    return reads or one.line == other.line
+
+
+def _differences(
+    left: Sequence[Taken], right: Sequence[Taken]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yields where each difference begins and ends in both."""
+    ours = [(one.branch.key, one.outcome) for one in left]
+    theirs = [(one.branch.key, one.outcome) for one in right]
+    start = 0
+    while start < min(len(ours), len(theirs)) and ours[start] == theirs[start]:
+        start += 1
+    common = [[0] * (len(theirs) + 1 - start) for _ in range(len(ours) + 1 - start)]
+    for i in range(len(ours) - 1, start - 1, -1):
+        row, below = common[i - start], common[i - start + 1]
+        for j in range(len(theirs) - 1, start - 1, -1):
+            at = j - start
+            row[at] = below[at + 1] + 1 if ours[i] == theirs[j] else max(row[at + 1], below[at])
+    i = j = start
+    while i < len(ours) or j < len(theirs):
+        begin = i, j
+        while i < len(ours) or j < len(theirs):
+            if i < len(ours) and j < len(theirs) and ours[i] == theirs[j]:
+                break
+            down = (
+                i < len(ours) and common[i - start + 1][j - start] == common[i - start][j - start]
+            )
+            i, j = (i + 1, j) if down else (i, j + 1)
+        if (i, j) != begin:
+            yield (*begin, i, j)
+        while i < len(ours) and j < len(theirs) and ours[i] == theirs[j]:
+            i, j = i + 1, j + 1
+
+
+def _candidates(
+    left: Sequence[Taken],
+    right: Sequence[Taken],
+    i: int,
+    j: int,
+    left_end: int,
+    right_end: int,
+    after: int,
+) -> Iterator[Parted]:
+    """Yields the branches of a difference to which both sides came and that they left in different
+    ways, and the exceptions that one has caught."""
+
+    def at(ours: int, theirs: int) -> Parted:
+        mine = left[ours] if ours < len(left) else None
+        other = right[theirs] if theirs < len(right) else None
+        for_one = [each for each in (mine, other) if each and each.outcome.startswith(RAISED)]
+        if for_one:
+            mine, other = (each if each in for_one else None for each in (mine, other))
+        branch = (for_one or [each for each in (mine, other) if each])[0].branch
+        nth = [
+            sum(each.branch.key == branch.key for each in side[:end])
+            for side, end in ((left, ours), (right, theirs))
+        ]
+        return Parted(branch, mine, other, (nth[0], nth[1]), after)
+
+    # What follows the difference on one side may be the other way on: a loop that ends earlier.
+    last = min(len(right), max(right_end, j + 1))
+    for one in range(i, min(len(left), max(left_end, i + 1))):
+        if left[one].outcome.startswith(RAISED) and one < left_end:
+            yield at(one, len(right))
+            continue
+        same = (k for k in range(j, last) if right[k].branch.key == left[one].branch.key)
+        other = next(same, None)
+        if other is not None:
+            if left[one].outcome != right[other].outcome:
+                yield at(one, other)
+            j = other + 1
+    for other in range(right_end - 1, -1, -1):
+        if right[other].outcome.startswith(RAISED) and other >= j:
+            yield at(len(left), other)
+
+
+def _other_turns(
+    loop: Branch, ours: Branches, theirs: Branches, group: GroupKey, after: int
+) -> int | None:
+    """The call after which the ranks made another number of turns of the loop first, or left other
+    things for it to go through, though the calls are still the same."""
+    start = max(-1, after - LOOKED_BACK)
+    turns: list[list[list[Hashable]]] = []
+    for side in (ours, theirs):
+        intervals = side.intervals(group, start)
+        if intervals is None:
+            return None
+        counts: list[list[Hashable]] = [[]]
+        for one in intervals:
+            for taken in one.taken:
+                if taken.branch.key == loop.key:
+                    counts[-1].append(loop.key)
+                elif _fills(taken.branch, loop):
+                    counts[-1].append((taken.branch.key, taken.outcome))
+            if _ends(one, group):
+                counts.append([])
+        turns.append(counts)
+    pairs = zip(*turns, strict=False)
+    found = (start + at for at, (one, other) in enumerate(pairs) if one != other)
+    return next((number for number in found if number < after), None)

@@ -1,0 +1,409 @@
+"""Follows the branches that the user's code takes, and puts them on record with each call.
+
+From Python 3.12 on the interpreter tells of branches (`sys.monitoring`), of code objects that are
+the user's and of no others. Before that `sys.settrace` tells of every instruction in the user's
+frames, which costs ten times as much, and stands aside for a debugger.
+
+An event costs about a microsecond, so a loop over many small things would cost more than it tells.
+A thread has a budget of `BUDGET` of the time since its last call; the branches that use most of it
+are off for a while, longer each time, and the record says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import chain, count
+from pathlib import Path
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any
+
+from ...record.branches import MESSAGE, PART, BranchWriter, file_name
+from ...record.snapshot import OFF_AND_ON
+from ..checks.non_finite import Inspect
+from ..limits import BRANCHES_OFF_S
+from ..log.rank_log import report_own_fault
+from ..record import call_site, frames
+from ..record.recorder import GroupRecord, Known, Recorder
+from .conditions import Condition, conditions, source_line
+from .variables import Reader, summary, title_of
+
+BUDGET, EVENT_S = 0.03, 2e-6
+"""Of the time; and what an event takes with two values, measured on a slow core."""
+BURST, MOST = 2048, 1024
+"""Events that may come at once; and of one interval."""
+_MOST_STRAYS = 4096
+_TOOL = 4
+_WHAT = "watching branches"
+_NOTHING = Condition(0, "", "", ("", ""), 0)
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A way on from a branch: its number on record, and what its condition reads; `off`: the branch
+    is taken too often."""
+
+    number: int
+    branch: int
+    code: CodeType
+    readers: tuple[Reader, ...] = ()
+    off: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """The events of a thread since its last call. `budget`: how many more it may have."""
+
+    index: int
+    events: list[tuple[Event, list[Any] | None]] = field(default_factory=list)
+    budget: float = BURST
+    since_s: float = field(default_factory=time.monotonic)
+    seen: int = 0
+
+
+class BranchWatch:
+    """Follows the branches of this process, from `begin` on. What fails by its own fault is off
+    from then on."""
+
+    def __init__(self, recorder: Recorder, directory: Path) -> None:
+        self._recorder = recorder
+        self._folder = directory / "ranks"
+        self._writer: BranchWriter | None = None
+        self._lock = threading.RLock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._events: dict[tuple[int, int, int], Event] = {}
+        self._conditions: dict[int, tuple[CodeType, dict[int, Condition]]] = {}
+        self._branches: dict[tuple[int, int], int] = {}
+        self._raised: dict[tuple[int, int, str], Event] = {}
+        self._groups: dict[GroupRecord, int] = {}
+        self._main = Stream(0)
+        self._streams = {threading.main_thread().ident or 0: self._main}
+        self._indices = count(1)
+        self._strays = 0
+        self._off: dict[int, Event] = {}
+        """By the number of their branch."""
+        self._again_s, self._pause_s = 0.0, BRANCHES_OFF_S
+
+    def begin(self) -> None:
+        """Begin, or begin anew in a forked child that is a rank of its own."""
+        self._forget()
+        try:
+            self._writer = BranchWriter(self._folder / file_name(os.getpid()))
+            if sys.version_info >= (3, 12):
+                self._monitor()
+            else:
+                self._trace()
+        except Exception as error:
+            self._failed(error)
+
+    def detach(self) -> None:
+        """In a forked child, whose branches are not its parent's."""
+        if self._writer is not None:
+            self._stop()
+
+    def _failed(self, error: BaseException) -> None:
+        if self._writer is not None:
+            with contextlib.suppress(Exception):
+                self._stop()
+        report_own_fault(_WHAT, error)
+
+    def _stop(self) -> None:
+        self._writer = None
+        if sys.version_info >= (3, 12):
+            sys.monitoring.set_events(_TOOL, 0)
+            sys.monitoring.free_tool_id(_TOOL)
+        elif getattr(sys.gettrace(), "__self__", None) is self:
+            sys.settrace(None)
+
+    # -- what the interpreter tells ------------------------------------------------------------
+
+    if sys.version_info >= (3, 12):
+
+        def _monitor(self) -> None:
+            tool = sys.monitoring
+            tool.use_tool_id(_TOOL, "distdebug")
+            of = tool.events
+            self._told = getattr(of, "BRANCH_LEFT", 0) | getattr(of, "BRANCH_RIGHT", 0) or of.BRANCH
+            for event in (getattr(of, name, 0) for name in ("BRANCH_LEFT", "BRANCH_RIGHT")):
+                if event:
+                    tool.register_callback(_TOOL, event, self._taken)
+            if self._told == of.BRANCH:
+                tool.register_callback(_TOOL, of.BRANCH, self._taken)
+            tool.register_callback(_TOOL, of.PY_START, self._started)
+            tool.register_callback(_TOOL, of.EXCEPTION_HANDLED, self._handled)
+            for frame in [sys._getframe(0), *frames.of_other_threads().values()]:
+                above: FrameType | None = frame
+                while above is not None:
+                    self._started(above.f_code, 0)
+                    above = above.f_back
+            tool.set_events(_TOOL, of.PY_START | of.EXCEPTION_HANDLED)
+
+        def _started(self, code: CodeType, _offset: int) -> Any:
+            """A code object begins for the first time."""
+            if self._writer is not None and _is_users(code):
+                sys.monitoring.set_local_events(_TOOL, code, self._told)
+            return sys.monitoring.DISABLE
+
+        def _follow_again(self, codes: set[CodeType]) -> None:
+            for code in codes:
+                sys.monitoring.set_local_events(_TOOL, code, 0)
+                sys.monitoring.set_local_events(_TOOL, code, self._told)
+
+        _NO_MORE: Any = sys.monitoring.DISABLE
+    else:
+        _NO_MORE: Any = None
+
+        def _trace(self) -> None:
+            if sys.gettrace() is not None:
+                raise RuntimeError("a debugger or a coverage tool traces this program")
+            frame: FrameType | None = sys._getframe(0)
+            while frame is not None:
+                frame.f_trace = self._entered(frame, "call", None)
+                frame = frame.f_back
+            sys.settrace(self._entered)
+
+        def _entered(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+            code = frame.f_code
+            if self._writer is None or not _is_users(code):
+                return None
+            frame.f_trace_lines, frame.f_trace_opcodes = False, True
+            known = self._conditions_of(code)
+            before = -1
+            error: Any = None
+
+            def told(frame: FrameType, event: str, argument: Any) -> Any:
+                nonlocal before, error
+                if event == "opcode":
+                    at = frame.f_lasti
+                    if error is not None:
+                        self._handled(code, at, error)
+                        error = None
+                    elif before in known:
+                        self._taken(code, before, at, frame)
+                    before = at
+                elif event == "exception":
+                    error = (
+                        None if argument[0] in (StopIteration, StopAsyncIteration) else argument[1]
+                    )
+                    before = -1
+                return told
+
+            return told
+
+        def _follow_again(self, codes: set[CodeType]) -> None:
+            """All are followed, and left out where they are off."""
+
+    def _taken(
+        self, code: CodeType, offset: int, destination: int, frame: FrameType | None = None
+    ) -> Any:
+        """The code goes on from its branch at this offset at that destination."""
+        if self._writer is None:
+            return self._NO_MORE
+        try:
+            event = self._events.get((id(code), offset, destination))
+            if event is None:
+                event = self._event(code, offset, destination)
+            if event.off:
+                return self._NO_MORE
+            stream = self._streams.get(get_ident())
+            if stream is None:
+                return self._strayed(event)
+            values = None
+            if event.readers:
+                frame = frame or sys._getframe(1)
+                values = []
+                for read in event.readers:
+                    try:
+                        values.append(summary(read(frame)))
+                    except LookupError:
+                        values.append([])
+            events = stream.events
+            events.append((event, values))
+            if len(events) > MOST:
+                self._leave_out(event)
+                return self._NO_MORE
+        except Exception as error:
+            self._failed(error)
+        return None
+
+    def _strayed(self, event: Event) -> Any:
+        """A thread that has made no call; most of these never do."""
+        self._strays += 1
+        if self._strays <= _MOST_STRAYS:
+            return None
+        self._leave_out(event)
+        return self._NO_MORE
+
+    def _handled(self, code: CodeType, _offset: int, error: BaseException) -> None:
+        """The code catches an exception that it, or what it has called, has raised."""
+        if self._writer is None or not _is_users(code):
+            return
+        try:
+            stream = self._streams.get(get_ident())
+            line = _raised_at(code, error)
+            if stream is None or not line or len(stream.events) > MOST:
+                return
+            name = f"{title_of(type(error))}{_innermost(code, error)}"
+            event = self._raised.get((id(code), line, name))
+            if event is None:
+                number = self._branch(
+                    code, -line, Condition(line, source_line(code, line), "", ("", ""), 0)
+                )
+                number_of_event = self._define("event", number, f"raised {name}")
+                event = Event(number_of_event, number, code)
+                self._raised[id(code), line, name] = event
+            stream.events.append((event, None))
+        except Exception as fault:
+            self._failed(fault)
+
+    # -- what they are -------------------------------------------------------------------------
+
+    def _conditions_of(self, code: CodeType) -> dict[int, Condition]:
+        known = self._conditions.get(id(code))
+        if known is None:
+            known = self._conditions[id(code)] = (code, conditions(code))
+        return known[1]
+
+    def _event(self, code: CodeType, offset: int, destination: int) -> Event:
+        found = self._conditions_of(code).get(offset, _NOTHING)
+        branch = self._branch(code, offset, found) if found.line else 0
+        outcome = found.outcomes[destination != found.next_at]
+        number = self._define("event", branch, outcome) if branch else 0
+        event = Event(number, branch, code, found.readers, off=not number)
+        self._events[id(code), offset, destination] = event
+        return event
+
+    def _branch(self, code: CodeType, at: int, one: Condition) -> int:
+        number = self._branches.get((id(code), at))
+        if number is None:
+            place = (code.co_filename, one.line, code.co_name, one.source, one.part)
+            number = self._define("branch", *place, one.names, one.shown)
+            self._branches[id(code), at] = number
+        return number
+
+    def _define(self, kind: str, *row: Any) -> int:
+        with self._lock:
+            return self._writer.define(kind, *row) if self._writer is not None else 0
+
+    # -- calls ---------------------------------------------------------------------------------
+
+    def at_calls(self, record: GroupRecord) -> Inspect:
+        """What is to be called before each call of the group."""
+
+        def before(_method: str, _args: tuple[Any, ...], known: Known, seq: int) -> None:
+            if self._writer is not None:
+                self._called(record, MESSAGE if known.channel is not None else seq)
+
+        return before
+
+    def _called(self, record: GroupRecord, seq: int) -> None:
+        ident = get_ident()
+        stream = self._streams.get(ident)
+        if stream is None:
+            stream = self._streams[ident] = Stream(next(self._indices))
+        if stream is not self._main and self._main.events:
+            self._put(self._main, 0, PART)  # an engine's thread calls for the main one
+        group = self._groups.get(record)
+        if group is None:
+            group = self._define("group", record.name, record.incarnation)
+            self._groups[record] = group
+        self._put(stream, group, seq)
+        self._keep_to_budget(stream)
+
+    def look(self) -> None:
+        """Put on record what threads have done that have not called since the last look."""
+        for stream in list(self._streams.values()) if self._writer is not None else ():
+            pending = len(stream.events)
+            if pending and pending == stream.seen:
+                self._put(stream, 0, PART)
+            stream.seen = len(stream.events)
+
+    def rest(self) -> None:
+        """The process ends: put on record what there is."""
+        for stream in list(self._streams.values()) if self._writer is not None else ():
+            if stream.events:
+                self._put(stream, 0, PART)
+
+    def _put(self, stream: Stream, group: int, seq: int) -> None:
+        taken, stream.events = stream.events, []
+        stream.budget -= len(taken)
+        path = tuple(chain((one.number for one, _ in taken), self._off_numbers()))
+        with self._lock:
+            if self._writer is not None:
+                values = [values or 0 for _, values in taken]
+                self._writer.interval(group, seq, min(stream.index, 0xFFFF), path, values)
+        if stream.budget < 0:
+            often = Counter(one for one, _ in taken).most_common(2)
+            for event, times in often:
+                if times > 1:
+                    self._leave_out(event)
+
+    def _off_numbers(self) -> list[int]:
+        return [one.number for one in self._off.values()]
+
+    def _leave_out(self, event: Event) -> None:
+        """The branch is off for a while, with all ways on from it; the record says so with each
+        interval."""
+        if event.branch in self._off:
+            return
+        for one in list(self._events.values()):
+            if one.branch == event.branch:
+                one.off = True
+        number = self._define("event", event.branch, OFF_AND_ON)
+        self._off[event.branch] = Event(number, event.branch, event.code)
+        self._again_s = time.monotonic() + self._pause_s
+
+    def _keep_to_budget(self, stream: Stream) -> None:
+        now_s = time.monotonic()
+        earned = (now_s - stream.since_s) * BUDGET / EVENT_S
+        stream.budget, stream.since_s = min(BURST, stream.budget + earned), now_s
+        if self._off and now_s > self._again_s:
+            self._pause_s = min(64.0, 2 * self._pause_s)
+            self._strays = 0
+            codes, off = {one.code for one in self._off.values()}, self._off
+            self._off = {}
+            for one in list(self._events.values()):
+                one.off &= one.branch not in off
+            self._follow_again(codes)
+
+
+def _is_users(code: CodeType) -> bool:
+    return call_site.frame_kind(code.co_filename) == call_site.USER and not call_site.is_compiled(
+        code
+    )
+
+
+def _raised_at(code: CodeType, error: BaseException) -> int:
+    """The line of this code from which the exception came; 0: not known."""
+    trace = _traceback_of(error)
+    line = 0
+    while trace is not None:
+        if trace.tb_frame.f_code is code:
+            line = trace.tb_lineno or 0
+            break
+        trace = trace.tb_next
+    return line
+
+
+def _innermost(code: CodeType, error: BaseException) -> str:
+    """` at data.py:12`, where another function of the user's has raised it."""
+    trace, found = _traceback_of(error), None
+    while trace is not None:
+        if _is_users(trace.tb_frame.f_code):
+            found = trace
+        trace = trace.tb_next
+    if found is None or found.tb_frame.f_code is code:
+        return ""
+    return f" at {os.path.basename(found.tb_frame.f_code.co_filename)}:{found.tb_lineno}"
+
+
+_traceback_of: Callable[[BaseException], Any] = BaseException.__dict__["__traceback__"].__get__
