@@ -21,10 +21,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
+from ..record.lines import LinesOfCalls
 from ..record.ops import Pattern, op_of
 from ..record.signature import Signature, call_bytes, item_bytes, tensors_bytes
 from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Rank
@@ -83,10 +84,15 @@ def of_program(program: Program) -> RankCalls:
         rank=program.rank,
         world_size=program.world_size,
         calls=calls,
-        groups=dict(program.groups),
+        groups={key: _with_lines(group, calls) for key, group in program.groups.items()},
         sites=sites,
         end=end,
     )
+
+
+def _with_lines(group: Group, calls: Sequence[Call]) -> Group:
+    made = [one.place for one in calls if one.group == group.key and one.signature.peer is None]
+    return replace(group, issued=len(made), lines=LinesOfCalls(partial(enumerate, made)))
 
 
 def of_rank(rank: Rank) -> RankCalls:

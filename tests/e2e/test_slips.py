@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 
 from distdebug.record.reading.records import Records
 from tests.support import runs
+from tests.support.forked_nodes import ForkedNodes
+from tests.support.nodes import Nodes
+from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
@@ -181,6 +185,21 @@ def test_slip_at_detail_and_strict(name: str, tmp_path: Path, zygote: Zygote) ->
     script = f"buggy/{name}.py"
     done = started(zygote, tmp_path, script, expected.size, "DETAIL", expected.wrong, "--strict")
     check(name, done, strict=True)
+
+
+@pytest.mark.long
+@pytest.mark.root
+@needs_one_verdict
+@pytest.mark.parametrize("name", ["swapped_by_dict_order", "skipped_then_end"])
+def test_slip_over_two_nodes(
+    name: str, make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    expected, nodes = Expected(name), make_nodes(2)
+    program, wrong = [str(SLIPS / "buggy" / f"{name}.py")], {"WRONG_RANK": str(expected.wrong)}
+    layout = Layout.over(2, expected.size)
+    for done in forked_nodes.run(nodes, layout, program, ["--strict"], wrong):
+        check(name, done, strict=True, timed=False)
+    check_nothing_is_left(nodes)
 
 
 @pytest.mark.long

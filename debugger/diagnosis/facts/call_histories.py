@@ -11,7 +11,7 @@ is unknown; the checkpoints of a chain, every 64th call, still narrow it down.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...record.dispute import vote
@@ -110,12 +110,12 @@ def site_of(slip: Slip, place: Place | None) -> CallSite | None:
 MOST_NAMED = 3
 
 
-def slip_text(slip: Slip) -> str:
-    """`rank 1 skipped train.py:10 in step`."""
-    who, others = ranks_text(slip.odd), ranks_text(slip.usual)
+def slip_text(slip: Slip, name: Callable[[Sequence[int]], str] = ranks_text) -> str:
+    """`rank 1 skipped train.py:10 in step`; `name` is what ranks are called."""
+    who, others = name(slip.odd), name(slip.usual)
     if slip.what is None:
         sides = ((who, slip.odd), (others, slip.usual))
-        return ", ".join(f"{name}{at_site(site_of(slip, slip.at[of[0]]))}" for name, of in sides)
+        return ", ".join(f"{side}{at_site(site_of(slip, slip.at[of[0]]))}" for side, of in sides)
     names = [site_text(site) for place in slip.lines if (site := site_of(slip, place))]
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
