@@ -50,13 +50,12 @@ def test_a_mismatch_has_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def steps(rank: int, wrong: list[int], first: int = 0) -> list[dict[str, Any]]:
-    """Calls from three lines in each of 24 steps, but in one of rank 1's."""
-    lines = [
-        line for step in range(24) for line in (wrong if (rank, step) == (1, 10) else [7, 8, 9])
-    ]
+    """Calls from three lines in each of 24 steps, but in one of rank 1's. All make 72."""
+    made = [wrong if (rank, step) == (1, 10) else [7, 8, 9] for step in range(24)]
+    lines = [line for step in made for line in step]
     return [
         entry(seq, "nccl:all_reduce", seq + 1, line, state="completed")
-        for seq, line in enumerate(lines)
+        for seq, line in enumerate([*lines, 30][:72])
     ][first:]
 
 
@@ -89,7 +88,7 @@ def test_a_mismatch_says_where_lines_parted(
     for rank in range(3):
         made = steps(rank, [7, 9])
         op = "nccl:broadcast" if rank == 1 else "nccl:all_reduce"
-        write(tmp_path / f"rank_{rank}", [*made[:71], entry(71, op, 72)])
+        write(tmp_path / f"rank_{rank}", [*made[:71], entry(71, op, 72, 40)])
     assert main(["report", str(tmp_path), "--json", "--exit-code"]) == 91
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert (found["kind"], found["culprits"], found["parted_at"]) == ("op_mismatch", [1], 31)
