@@ -235,8 +235,8 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         lines=tuple(f"{one.function} ({one.file}:{one.line})" for one in frames),
     )
     if torchs is not None and not sight.stopped:
-        doing, op, call, arguments = torchs
-        return replace(seen, doing=doing, op=op, call=call, arguments=arguments)
+        state, name, shown, given = torchs
+        return replace(seen, doing=state, op=name, call=shown, arguments=given)
     seen = replace(
         seen,
         computes=_is_in_a_call(thread),
