@@ -86,9 +86,8 @@ def test_a_mismatch_says_where_lines_parted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank in range(3):
-        made = steps(rank, [7, 9])
-        op = "nccl:broadcast" if rank == 1 else "nccl:all_reduce"
-        write(tmp_path / f"rank_{rank}", [*made[:71], entry(71, op, 72, 40)])
+        usual, odd = entry(71, "nccl:all_reduce", 72, 9), entry(71, "nccl:broadcast", 72, 40)
+        write(tmp_path / f"rank_{rank}", [*steps(rank, [7, 9])[:71], odd if rank == 1 else usual])
     assert main(["report", str(tmp_path), "--json", "--exit-code"]) == 91
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert (found["kind"], found["culprits"], found["parted_at"]) == ("op_mismatch", [1], 31)
