@@ -100,16 +100,18 @@ class Expected:
         self.error_culprits: list[int] | None = culprits
         self.who = self.wrong if row.get("told", True) else None
         skipped = marked(name, "skipped") or self.usual
-        line = {"skipped": skipped, "repeated": self.odd}.get(self.slip)
+        lines = {"skipped": skipped, "repeated": self.odd}
         self.sentence = f"rank {self.who} {self.slip}"
-        if line:
-            self.sentence += f" {name}.py:{line}"
+        if self.slip in lines:
+            self.sentence += f" {name}.py:{lines[self.slip]}"
+        self.instead = f", or {row['or']} {name}.py:{lines[row['or']]} " if "or" in row else ""
 
     def check_names(self, text: str, done: runs.Run) -> None:
         """The sentence says where lines part and, where that can be known, what who has done."""
         assert re.search(rf"#{self.seq}\b", text), done.explain()
         if self.who is not None:
             assert re.search(rf"\b{re.escape(self.sentence)}\b", text), (text, done.explain())
+        assert self.instead in text, (text, done.explain())
 
     def check_finding(
         self, found: dict[str, Any], script: Path, done: runs.Run, timed: bool

@@ -121,10 +121,11 @@ def slip_text(slip: Slip, name: Callable[[Sequence[int]], str] = ranks_text) -> 
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     what = (" and " if len(names) == 2 else ", ").join(names[:MOST_NAMED]) + more
     text = f"{who} {slip.what} {what}"
-    if slip.certain:
-        return text
     instead = {"skipped": "repeated", "repeated": "skipped", "swapped": "swapped"}[slip.what]
-    return f"{text}, or {others} {instead} {'it' if len(names) == 1 else 'them'}"
+    if not slip.certain:
+        return f"{text}, or {others} {instead} {'it' if len(names) == 1 else 'them'}"
+    other = site_of(slip, slip.instead)
+    return f"{text}, or {instead} {site_text(other)}" if other is not None else text
 
 
 def _calls(world: World, view: GroupView, rank: int, seq: int) -> list[Call]:
