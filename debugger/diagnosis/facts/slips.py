@@ -420,8 +420,8 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
     other = _other_reading(event, columns[index], theirs)
     if other is not None and (over > 0 if event.what == "skipped" else over < 0):
         event, other = other, event
-    if over < 0:
-        other = None  # it has made fewer calls in all
+    if over <= 0:
+        other = None  # without more calls in all, one that was skipped says it best
     sure = [one for one in events if not one.pending]
     again = len(sure) > 2 and len({one.kind for one in sure}) == 1
     mixes = any(not one.explained for one in (sure if again else events)[1:])
