@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...record.dispute import vote
+from ...record.layout import GroupState
 from ...record.ops import OPS
 from ...record.signature import Signature, agreement_key, exact_key
 from ...record.snapshot import Call, CallSite, Place
@@ -76,7 +77,9 @@ def slip_of(world: World, view: GroupView) -> tuple[Rows | None, Slip | None]:
     if len(logs) < len(view.ranks) or len(logs) < 2 or not least:
         return None, None
     # How many calls a rank has made in the end says more; before, it is one more for a moment.
-    over = any(map(world.ended, states))
+    over = any(
+        world.ended(rank) or state.state is GroupState.DESTROYED for rank, state in states.items()
+    )
     issued = {rank: state.issued if over else least for rank, state in states.items()}
     owner = (view.key, view.ranks, *(world.ranks[rank].pid for rank in view.ranks))
     return world.slips.of(owner, logs, issued)

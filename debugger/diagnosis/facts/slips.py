@@ -384,8 +384,8 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         if len(fits) == 1:
             usual, certain = fits[0], True
     which = max((i for i, place in enumerate(row) if place == usual), key=lambda i: sizes[i])
-    if at_first and sizes[which] < 2 and sum(sizes) > 2:
-        return None, False
+    if at_first and sum(sizes) > 2 and 2 * sizes[which] <= sum(sizes):
+        return None, False  # ranks may take turns
     theirs = columns[which]
     changes = sum(one != other for one, other in pairwise(theirs))
     irregular = rows.tracks[which].irregular(rows.seqs) * 8 > changes + 24
@@ -439,7 +439,11 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         # Ranks that have kept step until then may leave a loop one after the other.
         together = any(row.count(row[0]) == len(row) for row in rows.rows[:at])
         strong = event.explained and event.calls >= FIRST_SHIFT and (strong or not together)
-        strong = strong and alone and not mixes
+        shift = max(event.ours, event.theirs)
+        near_by = theirs[at : at + 4 * shift]
+        # Two parties that take turns at more than a line are half a round apart.
+        turns = shift > 1 and near_by[2 * shift :] == near_by[: len(near_by) - 2 * shift]
+        strong = strong and alone and not mixes and not turns
     there = at + event.offset
     ours = columns[index]
     lines = {
