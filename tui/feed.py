@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
+from ..diagnosis.facts.slips import Slips
 from ..diagnosis.facts.waits import Waits, waits
+from ..diagnosis.facts.world import World
+from ..diagnosis.findings import Finding
 from ..diagnosis.limits import Limits
+from ..diagnosis.rules.misaligned import parting_of
 from ..record import steady_clock
 from ..record.exits import ExitLog
 from ..record.layout import RING
@@ -27,7 +31,7 @@ from ..record.reading.records import Records, newest_ranks
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import RunDirectory, RunDirectoryError, read_object
 from ..record.runs.verdict import is_live
-from ..record.snapshot import Process, Snapshot
+from ..record.snapshot import GroupKey, Process, Snapshot
 from ..system.proc import DEAD_STATES, read_stat
 from . import files, rows
 from .files import source_of, told_in_report
@@ -207,6 +211,7 @@ class _Run:
         self._events = files.Events(directory.events)
         self._logs = files.RankLogs(directory.logs)
         self._judge: LiveJudge | None = None
+        self._slips = Slips()
         self._own: tuple[list[Problem], list[str]] = ([], [])
         self._judged_s = (0.0, 0.0)
         self._documents: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}
@@ -462,7 +467,8 @@ class _Run:
             key = focus.group if focus.group in names else picture.groups[0][0]
             assert key is not None
             first = [*sorted(picture.culprits), *picture.rows]
-            return replace(picture, matrix=rows.matrix_of(key, names[key], picture.ranks, first))
+            parted = self._parting(Snapshot(seen_ns, picture.world_size, ranks), key)
+            return replace(picture, matrix=rows.matrix_of(key, names[key], ranks, first, parted))
         if focus.view in ("rank", "stacks"):
             path = self.directory.stacks_json
             stacks = files.stacks_of(self._document(path), files.mark_of(path)[0])
@@ -472,6 +478,15 @@ class _Run:
             detail = rows.detail_of(focus.rank, rank, self._logs)
             return replace(picture, stacks=stacks, detail=detail)
         return picture
+
+    def _parting(self, snapshot: Snapshot, key: GroupKey) -> Finding | None:
+        world = World(snapshot, None, Limits(), self._slips)
+        try:
+            found = (parting_of(world, view) for view in world.groups if view.key == key)
+            return next(filter(None, found), None)
+        except Exception as error:
+            self._failed("where lines part", error)
+            return None
 
     def _rate(self, picture: Picture, calls: int) -> float | None:
         """Calls per second of all ranks, over the last seconds; of a run that is over, in all."""

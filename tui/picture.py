@@ -210,6 +210,15 @@ class Matrix:
     issued: Mapping[int, int]
     odd: Mapping[int, frozenset[int]]
     """Per sequence number: the ranks whose call differs from that of most."""
+    parted: tuple[int, str] | None = None
+    """The call at which the ranks' lines part, and who has done what there."""
+
+    @property
+    def first_wrong(self) -> int | None:
+        """The call shown at which lines part, or else the first one that differs."""
+        if self.parted is not None and self.parted[0] in self.seqs:
+            return self.parted[0]
+        return min(self.odd, default=None)
 
 
 @dataclass(frozen=True, slots=True)

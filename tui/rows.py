@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ..diagnosis.facts.call_histories import odd_ranks
 from ..diagnosis.facts.waits import Waits
 from ..diagnosis.facts.world import DEFAULT_GROUP, exit_status
+from ..diagnosis.findings import Finding
 from ..record.kinds import kind_of
 from ..record.layout import Activity, GroupState, Phase
 from ..record.limits import SHOWN_RANKS
@@ -246,9 +247,14 @@ RECENT = 64
 
 
 def matrix_of(
-    key: GroupKey, name: str, ranks: Mapping[int, Rank], first: Sequence[int]
+    key: GroupKey,
+    name: str,
+    ranks: Mapping[int, Rank],
+    first: Sequence[int],
+    parting: Finding | None = None,
 ) -> Matrix | None:
-    """The last collectives of the group; of a large one the ranks `first`, then the lowest."""
+    """The last collectives of the group; of a large one the ranks `first`, then the lowest.
+    `parting`: the warning that its lines part."""
     states = {number: rank.groups[key] for number, rank in ranks.items() if key in rank.groups}
     if not states:
         return None
@@ -280,6 +286,7 @@ def matrix_of(
         calls=calls,
         issued={number: group.issued for number, group in states.items()},
         odd=odd,
+        parted=(parting.seq or 0, safe(parting.headline)) if parting is not None else None,
     )
 
 

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from ..diagnosis.findings import Finding
 from ..errors import UsageError
 from ..foreign import dump_files, flight_recorder, judging
 from ..foreign.as_snapshot import as_snapshot, write_records
@@ -53,7 +53,7 @@ def judged(path: Path) -> JudgedDumps:
             f"The others are {places}{', ...' if len(others) > 3 else ''}: put each in a folder of "
             "its own to have it judged"
         )
-    if not findings and (if_still := judging.judge(trace)):
+    if not _errors(findings) and (if_still := _errors(judging.judge(trace))):
         notes.append(
             f"the newest call was {job.age_s or 0:.1f} s old when the dumps were written: of a job "
             "at work nothing is concluded. If it stands still all the same, "
@@ -96,21 +96,28 @@ def _source(trace: Trace) -> str:
     libraries = ", ".join(flight_recorder.libraries(trace.dumps.values())) or "no call"
     versions = ", ".join(sorted({dump.version for dump in trace.dumps.values()} - {""}))
     messages = ", messages" if MESSAGES in not_in_record(trace) else ""
+    found = (entry.place for dump in trace.dumps.values() for entry in dump.entries)
     return (
         f"read from {len(trace.dumps)} flight recorder dumps ({libraries}; version "
         f"{clean(versions) or 'unknown'}); {', '.join(OF_A_CALL)} of a call{messages} and groups "
         "that never formed are not in this kind of record"
+        f"{'' if any(found) else '; lines are not in this record'}"
     )
 
 
-def _built(path: Path, trace: Trace, findings: Sequence[Any], notes: Sequence[str]) -> Document:
+def _errors(findings: Sequence[Finding]) -> list[Finding]:
+    return [one for one in findings if one.severity == "error"]
+
+
+def _built(path: Path, trace: Trace, findings: Sequence[Finding], notes: Sequence[str]) -> Document:
+    verdict = next(iter(_errors(findings)), None)
     made = document.build(
         command=[],
         run_dir=path,
         world_size=trace.world_size,
         duration_s=0.0,
-        outcome=findings[0].kind if findings else "ok",
-        exit_code=findings[0].exit_code if findings else 0,
+        outcome=verdict.kind if verdict else "ok",
+        exit_code=verdict.exit_code if verdict else 0,
         findings=[(finding, None) for finding in findings],
         ranks={},
         notes=notes,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from typing import Any
 
 from .actions import ACTIONS, CHANGES, Action, Argument, Kind, Target
-from .plan import Fault, Moment, When
-from .spec import parse, written
+from .plan import Fault, When
+from .spec import parse
 
 LAST_CALL = 20
 """A drawn fault happens at one of so many first calls: most programs make that many."""
 _SIGNALS = ("KILL", "SEGV", "TERM", "STOP", "ABRT")
-_ERRORS = ("RuntimeError: injected fault", "ValueError: injected fault", "KeyError: injected")
+_ERRORS = ('"RuntimeError: injected fault"', '"ValueError: injected fault"', '"KeyError: injected"')
 
 
 def draw(
@@ -34,46 +32,45 @@ def fits(action: Action, world_size: int, backend: str | None) -> bool:
 
 
 def _fault(source: random.Random, action: Action, number: int, world_size: int) -> Fault:
-    ranks, arguments = _whom(source, action, world_size)
-    for argument in action.arguments:
-        if action.target is Target.RANKS:
-            arguments[argument.key] = _value(source, argument)
+    """A fault is drawn as its user would write it, so that what is printed is what is done."""
+    parts = [_whom(source, action, world_size)]
+    for argument in action.arguments if action.target is Target.RANKS else ():
+        value = _value(source, argument)
+        if value != str(argument.default):
+            parts.append(value if argument.positional else f"{argument.name}={value}")
     if action.target is Target.LINK:
-        arguments.update(_link(source, action))
-    fault = Fault(number, "", action.name, ranks, _moment(source, action), arguments)
-    text = written(fault)
-    # Read again, so that what is printed is what is done.
-    return replace(parse(text, number, world_size), text=text)
+        what = source.choice(action.arguments[0].choices)
+        measures = {"delay": ("delay=5ms", "delay=50ms"), "rate": ("rate=100000", "rate=2000000")}
+        parts.append(source.choice(measures[what]) if what in measures else what)
+    return parse(f"{action.name}({', '.join(parts)}){_moment(source, action)}", number, world_size)
 
 
-def _whom(
-    source: random.Random, action: Action, world_size: int
-) -> tuple[tuple[int, ...], dict[str, Any]]:
+def _whom(source: random.Random, action: Action, world_size: int) -> str:
     match action.target:
         case Target.RANKS:
-            return (source.randrange(world_size),), {}
+            return f"rank={source.randrange(world_size)}"
         case Target.LINK:
             sender, receiver = source.sample(range(world_size), 2)
-            return (sender,), {"pairs": [[sender, receiver]]}
+            return f"{sender}->{receiver}"
         case Target.SIDES:
             ranks = source.sample(range(world_size), world_size)
             size = source.randrange(1, world_size)
-            sides = [sorted(ranks[:size]), sorted(ranks[size:])]
-            return tuple(range(world_size)), {"sides": sides}
+            sides = (sorted(ranks[:size]), sorted(ranks[size:]))
+            return "|".join("{" + ",".join(map(str, side)) + "}" for side in sides)
 
 
-def _value(source: random.Random, argument: Argument) -> Any:
+def _value(source: random.Random, argument: Argument) -> str:
     match argument.kind:
         case Kind.SIGNAL:
             return source.choice(_SIGNALS)
         case Kind.ERROR:
             return source.choice(_ERRORS)
         case Kind.SECONDS:
-            return source.choice((0.05, 0.2, 1.0))
+            return source.choice(("50ms", "200ms", "1s"))
         case Kind.INT if argument.name == "code":
-            return source.choice((0, 1, 3))
+            return source.choice(("0", "1", "3"))
         case Kind.INT:
-            return source.choice((0, 12, 22, 30))
+            return source.choice(("0", "12", "22", "30"))
         case Kind.CHOICE if argument.choices == CHANGES:
             return source.choice(("shape", "dtype", "reduce_op", "group"))
         case Kind.CHOICE if argument.name == "in":
@@ -81,24 +78,11 @@ def _value(source: random.Random, argument: Argument) -> Any:
         case Kind.CHOICE:  # what takes the machine's memory would harm a bystander
             return source.choice([one for one in argument.choices if one != "killer"])
         case _:
-            return argument.default
+            return str(argument.default)
 
 
-def _link(source: random.Random, action: Action) -> dict[str, Any]:
-    what = source.choice(action.arguments[0].choices)
-    if what == "delay":
-        return {"what": what, "delay_s": source.choice((0.005, 0.05))}
-    if what == "rate":
-        return {"what": what, "bytes_per_s": source.choice((100_000.0, 2_000_000.0))}
-    return {"what": what}
-
-
-def _moment(source: random.Random, action: Action) -> Moment:
-    if When.FRAME in action.moments:
-        start = source.randrange(LAST_CALL)
-        last = source.choice((start, None))
-        return Moment(When.FRAME, first=start, last=last)
+def _moment(source: random.Random, action: Action) -> str:
     number = source.randrange(LAST_CALL)
-    if source.random() < 0.3:
-        return Moment(When.SEQ, first=number, last=number)
-    return Moment(When.CALL, first=number, last=number)
+    if When.FRAME in action.moments:
+        return f" @ frame {number}{source.choice(('', '..'))}"
+    return f" @ {'seq' if source.random() < 0.3 else 'call'} {number}"

@@ -6,8 +6,7 @@
              | rank ( "->" | "<->" ) rank                        of link
              | "{" ranks "}" "|" "{" ranks "}" ...               of partition
 
-`actions.py` says what each action takes. Only the form is known here: no rank, no torch. `written`
-is the way back, for plans from a seed.
+`actions.py` says what each action takes. Only the form is known here: no rank, no torch.
 """
 
 from __future__ import annotations
@@ -324,29 +323,6 @@ def _op(cursor: Cursor, action: Action) -> tuple[Moment, bool]:
     return Moment(When.OP, op=op, first=first, last=last), True
 
 
-def written(fault: Fault) -> str:
-    """The spec of this fault: `kill(rank=1, signal=SEGV) @ all_reduce#5`. Arguments that have
-    their default are left out."""
-    action = ACTIONS[fault.action]
-    match action.target:
-        case Target.RANKS:
-            parts = [f"rank={fault.ranks[0] if len(fault.ranks) == 1 else _list(fault.ranks)}"]
-        case Target.LINK:
-            (sender, receiver), *more = fault.arguments["pairs"]
-            parts = [f"{sender}{'<->' if more else '->'}{receiver}"]
-        case Target.SIDES:
-            sides = fault.arguments["sides"]
-            parts = ["|".join("{" + ",".join(map(str, side)) + "}" for side in sides)]
-    for argument in action.arguments:
-        value = fault.arguments.get(argument.key, argument.default)
-        measured = argument.kind is Kind.CHOICE and action.argument(value) is not None
-        if measured or (value == argument.default and not argument.required):
-            continue
-        parts.append(_argument(argument, value))
-    moment, every = _moment(fault.moment, action)
-    return f"{action.name}({', '.join(parts + every)}){moment}"
-
-
 def of_fields(fields: Mapping[str, Any]) -> str:
     """The spec of a fault that a plan file gives in fields: `action`, `at`, and its arguments;
     `link` and `sides` for whom a link fault is about. Raises ValueError for no such fields."""
@@ -378,60 +354,8 @@ def _field(value: Any, *, text: bool) -> str:
     return quoted(value) if isinstance(value, str) and text else str(value)
 
 
-def _argument(argument: Argument, value: Any) -> str:
-    match argument.kind:
-        case Kind.SECONDS | Kind.RATE:
-            shown = seconds(value) if argument.kind is Kind.SECONDS else _number(value)
-        case Kind.ERROR | Kind.TEXT:
-            shown = quoted(str(value))
-        case Kind.VALUE:
-            shown = _list(value) if isinstance(value, list | tuple) else quoted(str(value))
-            if isinstance(value, int):
-                shown = str(value)
-        case _:
-            shown = str(value)
-    return shown if argument.positional else f"{argument.name}={shown}"
-
-
-def seconds(value: float) -> str:
-    """`200ms`, `1.5s`: exactly this number of seconds, when it is read again."""
-    thousand = round(value * 1000)
-    if value < 1 and thousand and thousand / 1000 == value:
-        return f"{thousand}ms"
-    return f"{_number(value)}s"
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(float(value))
-
-
 def _list(values: Sequence[Any]) -> str:
     return "[" + ",".join(map(str, values)) + "]"
-
-
-def _moment(moment: Moment, action: Action) -> tuple[str, list[str]]:
-    """Writes the words behind the `@`, with it, and the argument `every` where that is needed."""
-    if moment.when is When.TIME:
-        lasting = "" if moment.for_s is None else f" for {seconds(moment.for_s)}"
-        return f" @ {seconds(moment.at_s)}{lasting}", []
-    if moment == Moment(When.FRAME, last=None):
-        return "", []
-    every: list[str] = []
-    first, last = moment.first, moment.last
-    count = str(first) if last == first else f"{first}..{'' if last is None else last}"
-    if moment.stride > 1:
-        every = [f"every={moment.stride}"]
-    whole = last is None and first == 0 and (moment.stride > 1 or action.repeats)
-    match moment.when:
-        case When.OP:
-            return f" @ {moment.op}" + ("" if whole else f"#{count}"), every
-        case When.SEQ:
-            of_group = f" of {quoted(moment.group)}" if moment.group else ""
-            return f" @ seq {count}{of_group}", every
-        case When.CALL if whole:
-            return "", every
-        case _:
-            return f" @ {moment.when.value} {count}", every
 
 
 __all__ = ["SpecError", "parse"]

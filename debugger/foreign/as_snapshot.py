@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from ..record.layout import Activity, CallState, GroupState
+from ..record.lines import LinesOfCalls
 from ..record.signature import ANY_SOURCE, MASK, Signature, agreement_key
 from ..record.snapshot import (
     Call,
@@ -26,6 +27,7 @@ from ..record.snapshot import (
     Group,
     GroupKey,
     Knows,
+    Place,
     Process,
     Rank,
     RecalledHistory,
@@ -65,6 +67,7 @@ class _Ranks:
         self._taken_ns = taken_ns
         self._keys = _keys(trace.groups)
         self._partings = {id(group): parting(trace, group) for group in trace.groups}
+        self._lines = {id(group): lines_of(group) for group in trace.groups}
         self._groups: dict[int, list[TracedGroup]] = {rank: [] for rank in trace.dumps}
         for group in trace.groups:
             for rank in group.ranks:
@@ -116,6 +119,7 @@ class _Ranks:
     def _state(self, number: int, key: GroupKey, group: TracedGroup, front: Entry | None) -> Group:
         calls, part = group.calls.get(number), self._partings[id(group)]
         issued = begun = completed = self._issued(group, number)
+        lines = self._lines[id(group)].get(number)
         if calls is not None and calls.first_pending is not None and front is not None:
             completed = calls.first_pending.seq or 0
             lost, edge, launch = number in self._trace.lost, front.record_id, launch_of(front)
@@ -137,6 +141,7 @@ class _Ranks:
             begun=begun,
             completed=completed,
             members_known=not group.derived or self._has_all_calls(group),
+            lines=lines if calls is not None and issued == calls.reached + 1 else None,
         )
 
     def _has_all_calls(self, group: TracedGroup) -> bool:
@@ -264,6 +269,27 @@ def parting(trace: Trace, group: TracedGroup) -> Parting | None:
         if len(numbers) > 1:
             return Parting(seq, signatures, parties)
     return None
+
+
+def lines_of(group: TracedGroup) -> dict[int, LinesOfCalls]:
+    """Returns where the calls of each rank come from, as far back as all of them have theirs on
+    record. Empty where calls of a rank are left out, or have no stacks."""
+    made: dict[int, list[tuple[int, Place | None]]] = {}
+    for rank, calls in group.calls.items():
+        if not any(entry.place for entry in calls.entries):
+            return {}
+        rows = made[rank] = [(seq, many[-1].place) for seq, many in sorted(calls.by_seq.items())]
+        if rows[-1][0] - rows[0][0] >= len(rows):
+            return {}
+    first = max((rows[0][0] for rows in made.values()), default=0)
+    # Most ranks have made the very same calls: those are packed once.
+    logs: dict[Hashable, LinesOfCalls] = {}
+    found = {}
+    for rank, rows in made.items():
+        del rows[: first - rows[0][0]]
+        same = (len(rows), *(id(place) for _, place in rows))
+        found[rank] = logs.setdefault(same, LinesOfCalls(partial(list, rows)))
+    return found
 
 
 def _is_past(entry: Entry) -> bool:

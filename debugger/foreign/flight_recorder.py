@@ -16,15 +16,15 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter, itemgetter, lt
 from typing import Any, NamedTuple, TypeAlias
 
 from ..record.limits import MOST_RANKS
 from ..record.ops import OPS
 from ..record.signature import Signature, Tensor, name_of
-from ..record.snapshot import CallSite
-from .limits import LAGS_NS
+from ..record.snapshot import CallSite, Place
+from .limits import LAGS_NS, MOST_LEVELS
 from .plain_pickle import NotPlain, loads, may_be_deep, survives
 
 MOST_ENTRIES = 1 << 20
@@ -33,6 +33,7 @@ _DIGITS = re.compile(r"\d+")
 _RANK_LIST = re.compile(r"\[[\d,\s]*\]")
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+|\?)")
 _NOT_THE_USERS = re.compile(r"/(?:site|dist)-packages/|/torch/|^<|/lib/python3[^/]*/")
+_JOIN = "/torch/distributed/algorithms/join.py"
 
 _OPS = {
     name.lower(): op
@@ -68,7 +69,7 @@ class Entry(NamedTuple):
     says that it is complete, or cannot say but has put it away. `started`: that it has begun
     (recorded only where timing is on). `timed_out`: it was put away without being complete, or
     reads complete no sooner than its timeout, at which torch has aborted it. `completed_ns`: when
-    torch found it complete (0: never).
+    torch found it complete (0: never). `place`: see `Call.place`.
     """
 
     record_id: int
@@ -88,6 +89,7 @@ class Entry(NamedTuple):
     stack: tuple[str, ...] = ()
     completed_ns: int = 0
     timeout_ms: int = 0
+    place: Place | None = None
 
     @property
     def tells_completion(self) -> bool:
@@ -233,7 +235,7 @@ def _entry(row: Any) -> Entry | None:
     aborted = tells_completion and not retired and _is_aborted(created_ns, completed_ns, timeout_ms)
     done = (state == "completed" or completed_ns > 0) and not aborted
     launch = _number(get("p2p_seq_id")) if is_message else seq
-    site, stack = _stack(get("frames"))
+    site, stack, place = _stack(get("frames"))
     return Entry._make(
         (
             _number(get("record_id")) or 0,
@@ -253,6 +255,7 @@ def _entry(row: Any) -> Entry | None:
             stack,
             completed_ns,
             timeout_ms,
+            place,
         )
     )
 
@@ -364,21 +367,33 @@ def _tensors(sizes: _Sizes, dtypes: tuple[Any, ...]) -> tuple[Tensor, ...]:
     )
 
 
-def _stack(frames: Any) -> tuple[CallSite | None, tuple[str, ...]]:
-    """The user's own line, and all lines, innermost first."""
+_Stack: TypeAlias = tuple[CallSite | None, tuple[str, ...], Place | None]
+
+
+def _stack(frames: Any) -> _Stack:
+    """The user's own line; all lines, innermost first; and the place."""
     if not isinstance(frames, list | tuple):
-        return None, ()
+        return None, (), None
     try:
         return _stack_of(tuple(map(_FRAME, frames[:MOST_FRAMES])))
     except (KeyError, TypeError):
-        return None, ()
+        return None, (), None
 
 
 @lru_cache(maxsize=1 << 16)
-def _stack_of(frames: tuple[tuple[Any, Any, Any], ...]) -> tuple[CallSite | None, tuple[str, ...]]:
+def _stack_of(frames: tuple[tuple[Any, Any, Any], ...]) -> _Stack:
     sites = [CallSite(_text(file), _number(line) or 0, _text(name)) for file, line, name in frames]
-    own = next((site for site in sites if not _NOT_THE_USERS.search(site.file)), None)
-    return own or next(iter(sites), None), tuple(map(str, sites))
+    begin = next((at for at, site in enumerate(sites) if _is_the_users(site)), len(sites))
+    levels = list(takewhile(_is_the_users, sites[begin : begin + MOST_LEVELS]))
+    if len({(site.file, site.function) for site in levels}) < len(levels):
+        del levels[1:]  # at each depth of a recursion the call comes from the same place
+    stands_for_others = any(site.file.endswith(_JOIN) for site in sites)
+    place = Place(tuple(levels)) if levels and not stands_for_others else None
+    return next(iter([*levels, *sites]), None), tuple(map(str, sites)), place
+
+
+def _is_the_users(site: CallSite) -> bool:
+    return not _NOT_THE_USERS.search(site.file)
 
 
 def _ranks(given: Any) -> tuple[int, ...]:

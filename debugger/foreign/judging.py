@@ -1,9 +1,9 @@
 """Judges what the dumps of a job prove, and what they only suggest: they are judged as a snapshot,
 by the rules of every other.
 
-A disagreement on a call is proven. All else is suspected: a record has no clock that says "now",
-and of a job at work nothing is concluded. What the record cannot hold (reduce op, root, splits,
-tag) is named in each finding.
+A disagreement on a call is proven, and that lines part (a warning) is read from stacks. All else is
+suspected: a record has no clock that says "now", and of a job at work nothing is concluded. What
+the record cannot hold (reduce op, root, splits, tag) is named in each finding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def judge(trace: Trace, age_s: float | None = None) -> list[Finding]:
     newest_ns = max((dump.newest_ns for dump in trace.dumps.values()), default=0)
     limits = Limits(hang_timeout_s=AT_WORK_S)
     snapshot = as_snapshot(trace, newest_ns + int((age_s or 0) * 1e9))
-    found = [one for one in diagnose(snapshot, None, limits).findings if one.severity == "error"]
+    found = [
+        one
+        for one in diagnose(snapshot, None, limits).findings
+        if one.severity == "error" or one.kind == "misaligned"
+    ]
     if age_s is not None and _is_at_work(trace, age_s):
         found = [one for one in found if one.about.family is Family.MISMATCH]
     lacks = not_in_record(trace)

@@ -1,4 +1,4 @@
-"""Limits of time: how far apart the dumps of one job are, how long a job is without a call."""
+"""Limits: how far apart the dumps of one job are, how long a job is without a call; of stacks."""
 
 from __future__ import annotations
 
@@ -14,3 +14,5 @@ CLOCKS_APART_S = 5.0
 AT_WORK_S = 5.0
 """Calls that were younger than this when the dump was written are a job at work; or twice as long
 as it has been without a call, or in one, more than once, up to a minute and a call's timeout."""
+MOST_LEVELS = 3
+"""So many of the user's frames tell from where a call comes."""

@@ -227,33 +227,28 @@ def _runs_for_another(thread: Thread) -> bool:
 def _of_thread(thread: Thread, sight: Sight) -> Stance:
     frames = thread.stack.python_frames
     found = users_frame(frames)
-    still_s, running = thread.still_s, thread.running
-    lines = tuple(f"{one.function} ({one.file}:{one.line})" for one in frames)
+    torchs = _call_below(frames) if found is None else None
+    seen = Stance(
+        RankState.CODE,
+        still_s=thread.still_s,
+        running=thread.running,
+        lines=tuple(f"{one.function} ({one.file}:{one.line})" for one in frames),
+    )
+    if torchs is not None and not sight.stopped:
+        state, name, shown, given = torchs
+        return replace(seen, doing=state, op=name, call=shown, arguments=given)
+    seen = replace(
+        seen,
+        computes=_is_in_a_call(thread),
+        moves_data=sight.moves_data,
+        at_work=sight.at_work,
+        serves=sight.serves,
+        wakes_in_s=thread.wakes_in_s,
+    )
     if found is None:
-        torchs = _call_below(frames)
-        if torchs is not None and not sight.stopped:
-            return Stance(
-                torchs[0],
-                op=torchs[1],
-                call=torchs[2],
-                still_s=still_s,
-                running=running,
-                arguments=torchs[3],
-                lines=lines,
-            )
         at_end = any(one.function in ("_shutdown", "_exit_function") for one in frames)
-        return Stance(
-            RankState.ENDING if at_end else RankState.CODE,
-            still_s=still_s,
-            running=running,
-            cause="stopped" if sight.stopped else "unknown",
-            computes=_is_in_a_call(thread),
-            moves_data=sight.moves_data,
-            at_work=sight.at_work,
-            serves=sight.serves,
-            wakes_in_s=thread.wakes_in_s,
-            lines=lines,
-        )
+        doing = RankState.ENDING if at_end else RankState.CODE
+        return replace(seen, doing=doing, cause="stopped" if sight.stopped else "unknown")
     frame, through = found
     site = CallSite(frame.file, frame.line, frame.function, through)
     below = frames[: next(at for at, one in enumerate(frames) if one is frame)]
@@ -272,13 +267,12 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         cause = "lock" if waits_for_lock(thread.stack) else "user_code"
         if thread.stack.holds_gil and thread.still_s:
             cause = "gil_held"
-    return Stance(
+    return replace(
+        seen,
         doing=doing,
         op=op,
         call=call,
         site=site,
-        still_s=still_s,
-        running=running,
         group=sources.group_argument(frame, (call or op).partition("(")[0]),
         peers=sources.peers_around(frame) if doing is RankState.MESSAGE and op == "wait" else (),
         way=calls_made(frame, COLLECTIVES) if doing is RankState.HANDLE else (),
@@ -286,12 +280,6 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         keys=sources.store_keys(below[0] if below else frame) if doing is RankState.STORE else (),
         arguments=arguments,
         cause=cause,
-        computes=_is_in_a_call(thread),
-        moves_data=sight.moves_data,
-        at_work=sight.at_work,
-        serves=sight.serves,
-        wakes_in_s=thread.wakes_in_s,
-        lines=lines,
     )
 
 

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
+from ..record.lines import LinesOfCalls
 from ..record.ops import Pattern, op_of
 from ..record.signature import Signature, call_bytes, item_bytes, tensors_bytes
-from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Rank
+from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Place, Rank
 from ..record.wording import UNDEFINED, counted, group_name, site_text
 from .limits import MOST_PERIODS
 from .program import CutOff, Ended, Made, Program
@@ -79,11 +80,20 @@ def of_program(program: Program) -> RankCalls:
                 creation = getattr(event, "creation", None)
                 if isinstance(creation, Creation) and creation.site is not None:
                     sites[creation.group] = creation.site
+    made: dict[GroupKey, list[Place | None]] = defaultdict(list)
+    for call in calls:
+        if call.signature.peer is None:
+            made[call.group].append(call.place)
     return RankCalls(
         rank=program.rank,
         world_size=program.world_size,
         calls=calls,
-        groups=dict(program.groups),
+        groups={
+            key: replace(
+                group, issued=len(made[key]), lines=LinesOfCalls(partial(enumerate, made[key]))
+            )
+            for key, group in program.groups.items()
+        },
         sites=sites,
         end=end,
     )

@@ -89,7 +89,10 @@ class BodyJudge:
     def last_look(self) -> Finding | None:
         """All ranks are through with the body: whatever the records show is true."""
         self.look()
-        found = verdict(one for one in self._look.findings if one.kind not in self._wanted.ignore)
+        allowed = [one for one in self._look.findings if one.kind not in self._wanted.ignore]
+        found = verdict(allowed)
+        if found is None and self._wanted.strict:
+            return next(iter(allowed), None)  # there are warnings alone
         if found is not None and found.kind == "rank_exception":
             return None  # the traceback says it, and more
         return found

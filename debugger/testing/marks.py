@@ -22,7 +22,7 @@ MARK = "distributed"
 NPROC, BACKEND = "distdebug_nproc", "distdebug_backend"
 """The parameters that lists in the mark become."""
 MOST_FORKED = 1024
-_NAMES = ("nproc", "backend", "timeout", "hang_timeout", "level", "check", "ignore")
+_NAMES = ("nproc", "backend", "timeout", "hang_timeout", "level", "check", "ignore", "strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Wanted:
     level: str | None
     check: str
     ignore: tuple[str, ...]
+    strict: bool = False
 
 
 def generate(metafunc: pytest.Metafunc) -> None:
@@ -87,6 +88,9 @@ def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) ->
     for kind in ignores:
         if kind not in KINDS:
             raise ValueError(f"cannot ignore {kind!r}, which is no kind of finding")
+    strict = given.get("strict", False)
+    if not isinstance(strict, bool):
+        raise ValueError(f"wants strict as True or False, not {strict!r}")
     return Wanted(
         nproc,
         backend,
@@ -95,6 +99,7 @@ def wanted(item: pytest.Item, timeout_s: float, hang_timeout_s: float | None) ->
         None if level is None else str(level).upper(),
         checks,
         ignores,
+        strict,
     )
 
 

@@ -62,12 +62,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "distributed(nproc=2, backend='gloo', timeout=60, hang_timeout=None, level=None, check='', "
-        "ignore=()): run the body of the test in nproc ranks, whose default group is made. nproc "
-        "and backend may be lists, which parametrise the test. timeout: seconds for the whole "
-        "test; hang_timeout: seconds after which a late rank ends it; level, check: as `distdebug "
-        "run --debug-level` and `--check`; ignore: kinds of findings that do not fail the test by "
-        "themselves; what a check raises at its line is raised all the same.",
+        "distributed(nproc=2, backend='gloo', timeout=60, hang_timeout=None, level=None, "
+        "check='', ignore=(), strict=False): run the body of the test in nproc ranks, whose "
+        "default group is made. nproc and backend may be lists, which parametrise the test. "
+        "timeout: seconds for the whole test; hang_timeout: seconds after which a late rank "
+        "ends it; level, check: as `distdebug run --debug-level` and `--check`; ignore: kinds "
+        "of findings that do not fail the test by themselves; what a check raises at its line "
+        "is raised all the same; strict: a warning fails the test.",
     )
     config.addinivalue_line(
         "markers",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 
 from distdebug.record.reading.records import Records
 from tests.support import runs
+from tests.support.forked_nodes import ForkedNodes
+from tests.support.nodes import Nodes
+from tests.support.on_nodes import Layout, check_nothing_is_left, needs_one_verdict
 from tests.support.planned import plan
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
@@ -96,16 +100,18 @@ class Expected:
         self.error_culprits: list[int] | None = culprits
         self.who = self.wrong if row.get("told", True) else None
         skipped = marked(name, "skipped") or self.usual
-        line = {"skipped": skipped, "repeated": self.odd}.get(self.slip)
+        lines = {"skipped": skipped, "repeated": self.odd}
         self.sentence = f"rank {self.who} {self.slip}"
-        if line:
-            self.sentence += f" {name}.py:{line}"
+        if self.slip in lines:
+            self.sentence += f" {name}.py:{lines[self.slip]}"
+        self.instead = f", or {row['or']} {name}.py:{lines[row['or']]} " if "or" in row else ""
 
     def check_names(self, text: str, done: runs.Run) -> None:
         """The sentence says where lines part and, where that can be known, what who has done."""
         assert re.search(rf"#{self.seq}\b", text), done.explain()
         if self.who is not None:
             assert re.search(rf"\b{re.escape(self.sentence)}\b", text), (text, done.explain())
+        assert self.instead in text, (text, done.explain())
 
     def check_finding(
         self, found: dict[str, Any], script: Path, done: runs.Run, timed: bool
@@ -181,6 +187,21 @@ def test_slip_at_detail_and_strict(name: str, tmp_path: Path, zygote: Zygote) ->
     script = f"buggy/{name}.py"
     done = started(zygote, tmp_path, script, expected.size, "DETAIL", expected.wrong, "--strict")
     check(name, done, strict=True)
+
+
+@pytest.mark.long
+@pytest.mark.root
+@needs_one_verdict
+@pytest.mark.parametrize("name", ["swapped_by_dict_order", "skipped_then_end"])
+def test_slip_over_two_nodes(
+    name: str, make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    expected, nodes = Expected(name), make_nodes(2)
+    program, wrong = [str(SLIPS / "buggy" / f"{name}.py")], {"WRONG_RANK": str(expected.wrong)}
+    layout = Layout.over(2, expected.size)
+    for done in forked_nodes.run(nodes, layout, program, ["--strict"], wrong):
+        check(name, done, strict=True, timed=False)
+    check_nothing_is_left(nodes)
 
 
 @pytest.mark.long

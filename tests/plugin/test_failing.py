@@ -75,6 +75,13 @@ def test_the_culprit_is_named_with_its_line(session: Session) -> None:
     assert f"test_it.py:{line_of('# culprit')} in test_mismatch   <- look here" in said
 
 
+def test_a_strict_test_fails_where_lines_part(session: Session) -> None:
+    said = session.failure("test_lines_part")
+    assert said.startswith("LINES PART"), said
+    assert f"rank 1 skipped test_it.py:{line_of('# loss')}" in said
+    assert "at #30" in said
+
+
 def test_a_rank_that_dies_takes_nobody_with_it(session: Session) -> None:
     killed = session.failure("test_killed")
     assert killed.startswith("RANK DIED"), killed

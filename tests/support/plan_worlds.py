@@ -13,7 +13,7 @@ from distdebug.plan.program import Created, Event, Made, Program
 from distdebug.plan.traffic import RankCalls, of_programs
 from distdebug.record.layout import CallState, GroupState
 from distdebug.record.signature import Signature
-from distdebug.record.snapshot import Call, CallSite, Creation, Group, GroupKey
+from distdebug.record.snapshot import Call, CallSite, Creation, Group, GroupKey, Place
 
 WORLD: GroupKey = ("0", 0)
 
@@ -57,6 +57,7 @@ class World:
                 site=site(line),
                 thread=1,
                 state=CallState.COMPLETED,
+                place=Place((site(line),)),
             )
             self.events[rank].append(Made(call))
 

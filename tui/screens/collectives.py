@@ -58,6 +58,16 @@ def head(matrix: Matrix, columns: range, width: int) -> Line:
     return ((text, "dim"),)
 
 
+def parting(matrix: Matrix, columns: range, width: int) -> list[Line]:
+    """The call at which lines part, below its number if it is in sight."""
+    if matrix.parted is None:
+        return []
+    seq, text = matrix.parted
+    shown = [matrix.seqs[column] for column in columns]
+    at, sign = (shown.index(seq) * CELL, "▼") if seq in shown else (0, "◂")
+    return [clip(line((" " * (LABEL + at), ""), (f"{sign} {text}", "mark")), width)]
+
+
 def grid_lines(matrix: Matrix, columns: range, cursor: tuple[int, int] | None) -> list[Line]:
     """A line a rank; `cursor` is (row, column)."""
     found = []
@@ -89,7 +99,8 @@ class CollectivesView(View):
     title = "Collectives"
     explained = (
         "A column a collective of one group, a row a rank: who has left it, who is inside, who is "
-        "still to come, and whose call differs. Below, the calls under the cursor as a diff."
+        "still to come, whose call differs, and where lines part. Below, the calls under the "
+        "cursor as a diff."
     )
     keys: ClassVar = (
         Key("left_square_bracket", "[", "group", "the previous group"),
@@ -135,6 +146,7 @@ class CollectivesView(View):
                 *self._tabs(picture, width),
                 clip(legend(), width),
                 head(matrix, columns, width),
+                *parting(matrix, columns, width),
             ],
             lines=grid_lines(matrix, columns, (row, column)),
             below=below[: max(4, height // 2)],
@@ -152,8 +164,8 @@ class CollectivesView(View):
     def _column(self, matrix: Matrix) -> int:
         if self._seq is None:
             # The first collective that is wrong is where to look, else the newest.
-            odd = sorted(matrix.odd)
-            return matrix.seqs.index(odd[0]) if odd else len(matrix.seqs) - 1
+            wrong = matrix.first_wrong
+            return matrix.seqs.index(wrong) if wrong is not None else len(matrix.seqs) - 1
         return max(0, min(len(matrix.seqs) - 1, self._seq - matrix.seqs[0]))
 
     def _row(self, matrix: Matrix) -> int:
@@ -177,7 +189,8 @@ class CollectivesView(View):
             step = -1 if key in ("left", "h") else 1
             at = self._column(matrix) + step
             at = max(0, min(len(matrix.seqs) - 1, at))
-            self._seq = None if at == len(matrix.seqs) - 1 and not matrix.odd else matrix.seqs[at]
+            newest = at == len(matrix.seqs) - 1 and matrix.first_wrong is None
+            self._seq = None if newest else matrix.seqs[at]
             return True
         to = moved(self._row(matrix), key, len(matrix.ranks), page)
         if to is not None:

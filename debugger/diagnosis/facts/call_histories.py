@@ -11,10 +11,11 @@ is unknown; the checkpoints of a chain, every 64th call, still narrow it down.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...record.dispute import vote
+from ...record.layout import GroupState
 from ...record.ops import OPS
 from ...record.signature import Signature, agreement_key, exact_key
 from ...record.snapshot import Call, CallSite, Place
@@ -76,7 +77,9 @@ def slip_of(world: World, view: GroupView) -> tuple[Rows | None, Slip | None]:
     if len(logs) < len(view.ranks) or len(logs) < 2 or not least:
         return None, None
     # How many calls a rank has made in the end says more; before, it is one more for a moment.
-    over = any(map(world.ended, states))
+    over = any(
+        world.ended(rank) or state.state is GroupState.DESTROYED for rank, state in states.items()
+    )
     issued = {rank: state.issued if over else least for rank, state in states.items()}
     owner = (view.key, view.ranks, *(world.ranks[rank].pid for rank in view.ranks))
     return world.slips.of(owner, logs, issued)
@@ -110,21 +113,22 @@ def site_of(slip: Slip, place: Place | None) -> CallSite | None:
 MOST_NAMED = 3
 
 
-def slip_text(slip: Slip) -> str:
-    """`rank 1 skipped train.py:10 in step`."""
-    who, others = ranks_text(slip.odd), ranks_text(slip.usual)
+def slip_text(slip: Slip, name: Callable[[Sequence[int]], str] = ranks_text) -> str:
+    """`rank 1 skipped train.py:10 in step`; `name` is what ranks are called."""
+    who, others = name(slip.odd), name(slip.usual)
     if slip.what is None:
         sides = ((who, slip.odd), (others, slip.usual))
-        return ", ".join(f"{name}{at_site(site_of(slip, slip.at[of[0]]))}" for name, of in sides)
+        return ", ".join(f"{side}{at_site(site_of(slip, slip.at[of[0]]))}" for side, of in sides)
     names = [site_text(site) for place in slip.lines if (site := site_of(slip, place))]
     names = list(dict.fromkeys(names))
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     what = (" and " if len(names) == 2 else ", ").join(names[:MOST_NAMED]) + more
     text = f"{who} {slip.what} {what}"
-    if slip.certain:
-        return text
     instead = {"skipped": "repeated", "repeated": "skipped", "swapped": "swapped"}[slip.what]
-    return f"{text}, or {others} {instead} {'it' if len(names) == 1 else 'them'}"
+    if not slip.certain:
+        return f"{text}, or {others} {instead} {'it' if len(names) == 1 else 'them'}"
+    other = site_of(slip, slip.instead)
+    return f"{text}, or {instead} {site_text(other)}" if other is not None else text
 
 
 def _calls(world: World, view: GroupView, rank: int, seq: int) -> list[Call]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import lcm
 
-from ...record.snapshot import LineLog, Place
+from ...record.snapshot import CallSite, LineLog, Place
 
 MOST_ROWS, MOST_CELLS = 8192, 65_536
 MOST_PERIOD = 2048
@@ -62,7 +62,8 @@ class Slip:
     places of those calls, `at`: of each rank's call there. `majority`: the usual ranks are the
     most; `certain`: they are, or they alone have gone on as both had before. `until`: from this
     call on lines belong together again; None: they do not. `strong`: it is known without an error.
-    `crosses`: the lines are straight.
+    `crosses`: the lines are straight. `instead`: in a loop of two lines one that was skipped looks
+    like the other one made twice; which that would be.
     """
 
     seq: int
@@ -76,6 +77,7 @@ class Slip:
     until: int | None
     strong: bool
     crosses: bool
+    instead: Place | None = None
 
 
 class _Track:
@@ -126,7 +128,8 @@ class Rows:
     full: bool
     horizon: int
     own: Sequence[Row] = ()
-    """Of messages: the same before lines of both ends were given one number."""
+    """The same before places were given one number: lines of both ends of messages, and ways to one
+    line."""
 
     def place(self, number: int) -> Place | None:
         return self.places[number - 1] if number else None
@@ -282,6 +285,7 @@ def find(rows: Rows) -> tuple[Slip | None, bool]:
     """The first slip, if lines cross and enough speaks for it; and whether the ranks are known to
     mix freely, so that there is no point in looking again."""
     straight = _straight(rows)
+    rows = _by_any_way(rows, straight)
     found, mixed = _judged(rows, straight)
     if found is not None or mixed or _crossing(rows, straight) is not None:
         return found, mixed
@@ -289,6 +293,22 @@ def find(rows: Rows) -> tuple[Slip | None, bool]:
     shared = set.intersection(*map(set, zip(*rows.rows, strict=True))) - _RULED_OUT
     found, _ = _judged(rows, straight | shared, at_first=True)
     return found, False
+
+
+def _by_any_way(rows: Rows, straight: set[int]) -> Rows:
+    """The same with one number for a line of which one place alone is straight, by whatever way a
+    rank has come to it: a `return finish()` in a branch that only some take."""
+    ends: dict[CallSite, list[int]] = {}
+    for number in straight:
+        ends.setdefault(rows.places[number - 1].sites[0], []).append(number)
+    names = [0]
+    for number, place in enumerate(rows.places, 1):
+        same = ends.get(place.sites[0], ())
+        names.append(same[0] if len(same) == 1 and number not in straight else number)
+    if rows.own or names == list(range(len(names))):
+        return rows
+    renamed = [tuple(names[number] for number in row) for row in rows.rows]
+    return replace(rows, rows=renamed, own=rows.rows)
 
 
 def _crossing(rows: Rows, straight: set[int]) -> int | None:
@@ -340,6 +360,10 @@ class _Event:
     changes: int = 0
     calls: int = 0
 
+    @property
+    def kind(self) -> tuple[str | None, int, int]:
+        return self.what, self.ours, self.theirs
+
 
 def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[Slip | None, bool]:
     crossing = _crossing(rows, straight)
@@ -360,8 +384,8 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         if len(fits) == 1:
             usual, certain = fits[0], True
     which = max((i for i, place in enumerate(row) if place == usual), key=lambda i: sizes[i])
-    if at_first and sizes[which] < 2 and sum(sizes) > 2:
-        return None, False
+    if at_first and sum(sizes) > 2 and 2 * sizes[which] <= sum(sizes):
+        return None, False  # ranks may take turns
     theirs = columns[which]
     changes = sum(one != other for one, other in pairwise(theirs))
     irregular = rows.tracks[which].irregular(rows.seqs) * 8 > changes + 24
@@ -381,7 +405,11 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         strong = strong and evidence * (sizes[index] + sizes[which] - 1) >= needed
         if events:
             firsts.append((events[0].at, index, events))
-    mixed = not strong and any(len(events) >= MOST_EVENTS for _, _, events in firsts)
+    # One that does the same in each epoch, such as a batch less, never comes back into step.
+    mixed = not strong and any(
+        len(events) >= MOST_EVENTS and len({one.kind for one in events if not one.pending}) > 1
+        for _, _, events in firsts
+    )
     if not firsts or mixed:
         return None, mixed
     at, index, events = min(firsts, key=lambda one: one[0])
@@ -389,8 +417,14 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
     over = (
         0 if rows.issued[index] == rows.issued[which] else rows.issued[index] - rows.issued[which]
     )
-    event = _by_length(event, columns[index], theirs, over)
-    mixes = any(not one.explained for one in events[1:])
+    other = _other_reading(event, columns[index], theirs)
+    if other is not None and (over > 0 if event.what == "skipped" else over < 0):
+        event, other = other, event
+    if over <= 0:
+        other = None  # without more calls in all, one that was skipped says it best
+    sure = [one for one in events if not one.pending]
+    again = len(sure) > 2 and len({one.kind for one in sure}) == 1
+    mixes = any(not one.explained for one in (sure if again else events)[1:])
     if not event.explained or not strong or at_first:
         # What an error may still be explained by: few calls around it say so.
         if not event.what or event.what == "replaced" or not event.changes or mixes:
@@ -405,7 +439,11 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         # Ranks that have kept step until then may leave a loop one after the other.
         together = any(row.count(row[0]) == len(row) for row in rows.rows[:at])
         strong = event.explained and event.calls >= FIRST_SHIFT and (strong or not together)
-        strong = strong and alone and not mixes
+        shift = max(event.ours, event.theirs)
+        near_by = theirs[at : at + 4 * shift]
+        # Two parties that take turns at more than a line are half a round apart.
+        turns = shift > 1 and near_by[2 * shift :] == near_by[: len(near_by) - 2 * shift]
+        strong = strong and alone and not mixes and not turns
     there = at + event.offset
     ours = columns[index]
     lines = {
@@ -414,6 +452,9 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         "swapped": ours[at : at + event.ours],
     }[event.what or ""]
     odd = [one for first, one, _ in firsts if first == at]
+    instead = None
+    if other is not None:
+        instead = rows.place(theirs[there] if other.what == "skipped" else ours[at])
     back = [one for one in events if one.offset + one.theirs - one.ours == 0]
     closed = events[-1].offset + events[-1].theirs - events[-1].ours == 0
     until = back[-1].at + back[-1].ours if closed and back else None
@@ -429,7 +470,7 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         majority=majority,
         crosses=not at_first,
     )
-    return found, False
+    return replace(found, instead=instead), False
 
 
 def _slip(
@@ -452,7 +493,8 @@ def _slip(
     row = (rows.own or rows.rows)[at]
     where = {rank: rows.place(row[index]) for index, of in enumerate(rows.classes) for rank in of}
     if rows.own and odd:
-        names = {one[odd[0]]: own[odd[0]] for one, own in zip(rows.rows, rows.own, strict=True)}
+        both = zip(reversed(rows.rows), reversed(rows.own), strict=True)
+        names = {one[odd[0]]: own[odd[0]] for one, own in both}
         lines = [names.get(number, number) for number in lines]
     places = [place for number in lines if (place := rows.place(number)) is not None]
     return Slip(
@@ -605,8 +647,8 @@ def _event(
             enough,
             -cost if enough else 0,
             replaced and enough,
-            changes,
-            calls,
+            changes > 0,
+            calls - 2 * cost,
             replaced,
             -cost,
             what == "skipped",
@@ -672,15 +714,15 @@ def _next(column: Sequence[int], place: int, at: int) -> Iterator[int]:
         yield index - at
 
 
-def _by_length(event: _Event, ours: Sequence[int], theirs: Sequence[int], over: int) -> _Event:
-    """In a loop of two lines, one that was skipped looks like the other one made twice. Where the
-    class has made `over` calls more than the usual one in the end, it was that."""
-    if event.what == "skipped" and event.ours == 0 and event.theirs == 1 and over > 0:
-        at, there = event.at, event.at + event.offset
-        if at + 1 < len(ours) and ours[at + 1] == theirs[there]:
-            event.what, event.ours, event.theirs = "repeated", 1, 0
-    elif event.what == "repeated" and event.ours == 1 and over < 0:
-        at, there = event.at, event.at + event.offset
-        if there + 1 < len(theirs) and ours[at] == theirs[there + 1]:
-            event.what, event.ours, event.theirs = "skipped", 0, 1
-    return event
+def _other_reading(event: _Event, ours: Sequence[int], theirs: Sequence[int]) -> _Event | None:
+    """In a loop of two lines, one that was skipped looks like the other one made twice."""
+    at, there, count = event.at, event.at + event.offset, max(2, event.calls - 1)
+    if (event.what, event.ours, event.theirs) == ("skipped", 0, 1):
+        other = replace(event, what="repeated", ours=1, theirs=0)
+    elif (event.what, event.ours, event.theirs) == ("repeated", 1, 0):
+        other = replace(event, what="skipped", ours=0, theirs=1)
+    else:
+        return None
+    at, there = at + other.ours, there + other.theirs
+    same = ours[at : at + count] == theirs[there : there + count]
+    return other if same and at < len(ours) and there < len(theirs) else None

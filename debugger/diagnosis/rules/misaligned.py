@@ -36,12 +36,16 @@ _OF_MESSAGES = frozenset({"p2p_mismatch", "unmatched_p2p"})
 
 def misaligned(world: World) -> list[Candidate]:
     """At most one warning for each group, and for each pair of ranks that exchange messages."""
-    found = []
-    for view in world.groups:
-        _, slip = slip_of(world, view)
-        if slip is not None and slip.strong and _matters(world, view, slip):
-            found.append(Candidate(_finding(world, view, slip)))
-    return found + _messages(world)
+    found = (parting_of(world, view) for view in world.groups)
+    return [Candidate(one) for one in found if one is not None] + _messages(world)
+
+
+def parting_of(world: World, view: GroupView) -> Finding | None:
+    """The warning for one group."""
+    _, slip = slip_of(world, view)
+    if slip is None or not slip.strong or not _matters(world, view, slip):
+        return None
+    return _finding(world, view, slip)
 
 
 def _matters(world: World, view: GroupView, slip: Slip) -> bool:

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...diagnosis.facts.call_histories import slip_text
+from ...diagnosis.facts.slips import Slips
 from ...record.ops import OPS
 from ...record.signature import ANY_SOURCE, Signature
 from ...record.snapshot import Call, CallSite, Group, GroupKey
@@ -161,8 +163,10 @@ class _Pairs:
             self.other_loops.get(other),
             self.exact,
         )
-        kept = tuple(one for one in found.found if one.kind not in self.ignored)
-        return Walk(found.alike, kept)
+        kept = [one for one in found.found if one.kind not in self.ignored]
+        if self.exact and "line" not in self.ignored:
+            kept += partings(self.left[rank], self.right[other])
+        return Walk(found.alike, tuple(kept))
 
 
 _Placement = tuple[tuple[str, str], ...]
@@ -201,7 +205,7 @@ def _alike(found: Walk) -> object:
         found.alike if found.hard is not None else None,
         tuple(
             (one.kind, one.number, one.other_number, _text(one.one), _text(one.other), one.times,
-             one.other_times)
+             one.other_times, one.text)
             for one in found.found
         ),
     )  # fmt: skip
@@ -246,6 +250,7 @@ def _groups(tables: tuple[Traffic, Traffic], exact: bool) -> list[str]:
 ENDS = ("ends", "goes_on")
 BEFORE = "before"
 STEPS = "steps"
+PARTED = "parted"
 HARD = ("op", "group", "dtype", "reduce_op", "root", "peer", "tag")
 """Differences after which the calls that follow are not looked at: from there on the ranks do
 something else. After others (shape, world, line, async) they may be the same still. `world`: one
@@ -261,7 +266,9 @@ class Difference:
 
     `kind`: a field of the calls (see `HARD`); `ends`: the second rank makes
     no more calls, `goes_on`: the first one; `steps`: the same step comes another number of times,
-    `times` and `other_times`; `before`: they differ where the calls are no longer on record.
+    `times` and `other_times`; `before`: they differ where the calls are no longer on record;
+    `parted`: one has skipped, repeated or swapped calls, as `text` says, from this one of the
+    group on.
     """
 
     kind: str
@@ -275,6 +282,7 @@ class Difference:
     other_times: int = 0
     group: str = ""
     other_group: str = ""
+    text: str = ""
 
     @property
     def is_hard(self) -> bool:
@@ -387,6 +395,22 @@ def _tails(
     if exact and (parted := _parted_before(row, another)) is not None:
         return Walk(0, (parted,))
     return found
+
+
+def partings(one: Actor, other: Actor) -> Iterator[Difference]:
+    """Yields for each group the call at which the two ranks came from lines that do not belong
+    together, however long ago: a record has the lines of all calls."""
+    theirs = {label: other.calls.groups[key] for key, label in other.labels.items()}
+    for key, label in one.labels.items():
+        sides = (one.calls.groups[key], theirs.get(label))
+        issued = {at: side.issued for at, side in enumerate(sides) if side is not None}
+        logs = {at: side.lines for at, side in enumerate(sides) if side is not None and side.lines}
+        if len(logs) < len(sides) or not all(issued.values()):
+            continue
+        _, slip = Slips().of(label, logs, issued)
+        if slip is not None and slip.strong:
+            text = slip_text(slip, lambda side: "AB"[side[0]])
+            yield Difference(PARTED, slip.seq, slip.seq, group=label, other_group=label, text=text)
 
 
 def _turns(

@@ -10,7 +10,17 @@ from ...record.snapshot import Call
 from ...record.wording import printable, ranks_text, site_text
 from ..traffic import Amount, GroupRole, Traffic, aligned, bytes_text, role_text, span_text
 from ..traffic import as_json as traffic_json
-from .comparison import BEFORE, ENDS, HARD, STEPS, UNLIKE_ANY, Comparison, Difference, Pairing
+from .comparison import (
+    BEFORE,
+    ENDS,
+    HARD,
+    PARTED,
+    STEPS,
+    UNLIKE_ANY,
+    Comparison,
+    Difference,
+    Pairing,
+)
 
 SCHEMA = "distdebug.compare/1"
 MOST_PAIRINGS = 6
@@ -32,6 +42,7 @@ _WHAT = {
     ENDS[1]: "A makes no more calls",
     STEPS: "another number of steps",
     BEFORE: "they differ before the calls that are on record",
+    PARTED: "a call from the line of another one",
     UNLIKE_ANY: "no rank of B does what these do",
 }
 
@@ -87,6 +98,7 @@ def _difference(difference: Difference) -> dict[str, Any]:
         "after": _call(difference.after),
         "a": _made(difference.number, difference.one, difference.group),
         "b": _made(difference.other_number, difference.other, difference.other_group),
+        **({"text": printable(difference.text)} if difference.text else {}),
     }
 
 
@@ -156,7 +168,9 @@ def _told(one: Difference) -> Iterator[str]:
     if one.kind == STEPS:
         yield f"    A {one.times:,} times, B {one.other_times:,} times the same step"
         return
-    if one.kind == UNLIKE_ANY:
+    if one.kind == PARTED:
+        yield f'    {printable(one.text)}, from #{one.number} of group "{one.group}" on'
+    if one.kind in (PARTED, UNLIKE_ANY):
         return
     step = f" (step {one.step})" if one.step is not None else ""
     if one.after is not None and one.kind in (*HARD, *ENDS):

@@ -79,17 +79,6 @@ CPP_NAMES = {
     "splitGroup": "split_group",
 }
 """By what name torch's C++ code looks for a method in a group that is written in Python."""
-HARMLESS = {
-    "_device_types _get_backend get_backend _backend_id": "the same backends are registered",
-    "_get_backend_name bound_device_id group_name group_desc": "copied, or the same backend's",
-    "_register_backend _set_default_backend _set_group_name _set_group_desc": "of the making",
-    "_id unbox": "for the registry of torch's C++ code: it is to find the group in front",
-    "supports_abort_hooks supports_completion_hooks": "asks the default backend, the same one",
-    "supports_reconfigure supports_window": "asks the default backend, the same one",
-    "use_pg_for_symm_mem_rendezvous": "a flag that is read from the group in front alone",
-    "BackendType": "a type",
-}
-"""All other names that a ProcessGroup has, and why they may stay what torch makes of them."""
 
 
 class CheckedGroup(ProcessGroup):

@@ -178,7 +178,8 @@ _MOST_TRIES = 16
 _MOST_ABOVE = 64
 """To compare more frames than that takes as long as to search."""
 _MOST_CALLERS = 2
-"""To look at one costs 0.1 µs with every call."""
+"""One costs 0.1 to 0.2 µs with every call, two 0.24 to 0.31 (measured in one process). With one,
+calls behind two layers of the user's own could not be told apart."""
 _JUMPS = frozenset({*dis.hasjabs, *dis.hasjrel})
 _MOST_ALIKE = 8
 _JOIN = f"{os.sep}torch{os.sep}distributed{os.sep}algorithms{os.sep}join.py"

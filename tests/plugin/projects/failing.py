@@ -36,6 +36,22 @@ def test_mismatch(dist_rank):
     dist.barrier()
 
 
+@pytest.mark.distributed(nproc=3, strict=True)
+def test_lines_part(dist_rank):
+    for step in range(24):
+        sums = [
+            lambda: dist.all_reduce(torch.ones(1)),  # loss
+            lambda: dist.all_reduce(torch.ones(1)),  # count
+            lambda: dist.all_reduce(torch.ones(1)),
+        ]
+        if (dist_rank.rank, step) == (1, 10):
+            del sums[0]
+        for one in sums:
+            one()
+    if dist_rank.rank == 1:
+        dist.all_reduce(torch.ones(1))
+
+
 @pytest.mark.distributed(nproc=3, timeout=100)
 def test_one_leaves_early(dist_rank):
     if dist_rank.rank != 1:

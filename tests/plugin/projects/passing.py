@@ -102,6 +102,22 @@ def test_expected_finding(dist_rank):
         dist.all_reduce(torch.ones(2, dtype=(torch.float32, torch.int32)[dist_rank.rank]))
 
 
+@pytest.mark.distributed(nproc=3)
+def test_a_warning_fails_no_test_that_is_not_strict(dist_rank):
+    for step in range(24):
+        sums = [
+            lambda: dist.all_reduce(torch.ones(1)),  # loss
+            lambda: dist.all_reduce(torch.ones(1)),  # count
+            lambda: dist.all_reduce(torch.ones(1)),
+        ]
+        if (dist_rank.rank, step) == (1, 10):
+            del sums[0]
+        for one in sums:
+            one()
+    if dist_rank.rank == 1:
+        dist.all_reduce(torch.ones(1))
+
+
 @pytest.mark.distributed(nproc=2)
 def test_properties(record_property):
     record_property("same", "x")

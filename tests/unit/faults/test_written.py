@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from distdebug.faults import plan_file, random_plan
 from distdebug.faults.actions import ACTIONS, Action, Argument, Kind, Target
 from distdebug.faults.plan import Fault, Moment, Plan, When
-from distdebug.faults.spec import REDUCE_OPS, SpecError, parse, written
+from distdebug.faults.spec import REDUCE_OPS, SpecError, parse
 from distdebug.record.ops import OPS
 from distdebug.record.safe_text import clean
 from distdebug.record.signature import DTYPES
 
 from .test_spec import ACTIONS_READ, WRONG
+from .writing import written
 
 WORLD = 8
 RANKS = st.integers(0, WORLD - 1)

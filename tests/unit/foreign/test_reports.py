@@ -49,6 +49,63 @@ def test_a_mismatch_has_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     }
 
 
+def steps(rank: int, wrong: list[int], first: int = 0) -> list[dict[str, Any]]:
+    """Calls from three lines in each of 24 steps, but in one of rank 1's. All make 72."""
+    made = [wrong if (rank, step) == (1, 10) else [7, 8, 9] for step in range(24)]
+    lines = [line for step in made for line in step]
+    return [
+        entry(seq, "nccl:all_reduce", seq + 1, line, state="completed")
+        for seq, line in enumerate([*lines, 30][:72])
+    ][first:]
+
+
+@pytest.mark.parametrize("first", [0, 14])
+@pytest.mark.parametrize(
+    ("wrong", "said", "seq"),
+    [([7, 9], "skipped train.py:8", 31), ([8, 7, 9], "swapped train.py:8", 30)],
+)
+def test_lines_that_part_are_a_warning(
+    wrong: list[int],
+    said: str,
+    seq: int,
+    first: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for rank in range(3):
+        write(tmp_path / f"rank_{rank}", steps(rank, wrong, first + rank if first else 0))
+    assert main(["report", str(tmp_path), "--json", "--exit-code"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (found,) = report["findings"]
+    assert (report["outcome"], found["kind"], found["severity"]) == ("ok", "misaligned", "warning")
+    assert (found["seq"], found["culprits"]) == (seq, [1])
+    assert found["message"].startswith(f"rank 1 {said}")
+
+
+def test_a_mismatch_says_where_lines_parted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(3):
+        usual, odd = entry(71, "nccl:all_reduce", 72, 9), entry(71, "nccl:broadcast", 72, 40)
+        write(tmp_path / f"rank_{rank}", [*steps(rank, [7, 9])[:71], odd if rank == 1 else usual])
+    assert main(["report", str(tmp_path), "--json", "--exit-code"]) == 91
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["kind"], found["culprits"], found["parted_at"]) == ("op_mismatch", [1], 31)
+    assert found["details"][0].startswith("the ranks' lines part at #31: rank 1 skipped train.py:8")
+
+
+def test_without_stacks_lines_are_not_in_the_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in range(3):
+        made = [{**one, "frames": []} for one in steps(rank, [7, 9])]
+        write(tmp_path / f"rank_{rank}", made[:71])
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["findings"] == []
+    assert "lines are not in this record" in report["notes"][0]
+
+
 def test_a_job_that_is_done_is_not_accused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,6 @@ import pytest
 from distdebug.errors import UsageError
 from distdebug.launch import torchrun_flags as parser_module
 from distdebug.launch.torchrun_flags import (
-    NotTakenError,
-    PackageSource,
     RunRequest,
     expected_world_size,
     free_port_arguments,
@@ -242,14 +240,14 @@ def test_a_definition_that_needs_its_package_is_not_taken(tmp_path: Path) -> Non
         "def get_args_parser():\n    return torch.parser(flags)\n"
         "def unused(kind: torch.Tensor) -> int:\n    return 7 if kind is None else torch.x\n",
     )
-    source = PackageSource("torch", tmp_path / "torch")
-    assert source.take("torch.distributed.run", "unused")(None) == 7
-    maker = source.take("torch.distributed.run", "get_args_parser")
-    with pytest.raises(NotTakenError, match=r"torch\.distributed\.run\.torch is needed"):
-        maker()
-    for module, name in [("torch.distributed.run", "absent"), ("torch.distributed.absent", "x")]:
-        with pytest.raises(NotTakenError):
-            source.take(module, name)
+    names = parser_module._Names(tmp_path / "torch", "torch.distributed.run")
+    assert names["unused"](None) == 7
+    with pytest.raises(ImportError, match="torch is needed"):
+        names["get_args_parser"]()
+    with pytest.raises(KeyError):
+        names["absent"]
+    with pytest.raises(OSError, match="absent"):
+        parser_module._Names(tmp_path / "torch", "torch.distributed.absent")
 
 
 def test_another_torch_is_imported_after_all(

@@ -72,6 +72,28 @@ def test_more_steps_are_the_same_step() -> None:
     assert compare(training(4, 100).ranks(), training(4, 2).ranks(), ["steps"]).equal
 
 
+def test_a_call_that_was_skipped_among_equal_ones() -> None:
+    def summing(wrong: int) -> list[RankCalls]:
+        world = World(2)
+        for step in range(24):
+            for line in (5, 6, 7):
+                for rank in range(2):
+                    if (rank, step, line) != (wrong, 10, 6):
+                        world.calls(rank, all_reduce(8), line=line)
+        return world.ranks()
+
+    found = compare(summing(-1), summing(1))
+    assert [one.other_ranks for one in found.pairings if one.differences] == [(1,)]
+    said = 'B skipped train.py:6 in main, from #31 of group "default_pg" on'
+    assert said in text(found)
+    assert "parted" not in {
+        one.kind
+        for pairing in compare(summing(-1), summing(1), ["line"]).pairings
+        for one in pairing.differences
+    }
+    assert compare(summing(1), summing(1)).equal
+
+
 def test_a_run_that_stops_in_the_middle_of_a_step() -> None:
     """As one that hangs: the others wait in their next call."""
     cut = training(4, 100)

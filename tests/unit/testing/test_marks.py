@@ -25,8 +25,8 @@ def asked(*args: Any, **kwargs: Any) -> Wanted:
 
 def test_defaults_and_positions() -> None:
     assert asked(nproc=4) == Wanted(4, "gloo", 60.0, None, None, "", ())
-    found = asked(3, "tcp", 5, level="detail", ignore="nan", hang_timeout=2)
-    assert found == Wanted(3, "tcp", 5.0, 2.0, "DETAIL", "", ("nan",))
+    found = asked(3, "tcp", 5, level="detail", ignore="nan", hang_timeout=2, strict=True)
+    assert found == Wanted(3, "tcp", 5.0, 2.0, "DETAIL", "", ("nan",), True)
 
 
 def test_lists_are_given_by_parameters() -> None:
@@ -48,6 +48,7 @@ def test_lists_are_given_by_parameters() -> None:
         ({"ignore": ["nonsense"]}, "cannot ignore 'nonsense'"),
         ({"check": "nan,heat"}, "'heat' is none of nan, overflow, inflight, replicas, tensors, "),
         ({"check": ["nan"]}, "wants check as --check takes it"),
+        ({"strict": 1}, "wants strict as True or False, not 1"),
     ],
 )
 def test_wrong_arguments(given: dict[str, Any], words: str) -> None:

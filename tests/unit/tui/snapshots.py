@@ -60,6 +60,7 @@ RECORDED: dict[str, dict[str, tuple[str, ...]]] = {
     "p2p": {"overview": (), "findings": ("d",), "rank": ("r",), "collectives": ("c",)},
     "straggler": {"overview": (), "findings": ("d",), "collectives": ("c",)},
     "join": {"overview": (), "waits": ("w",)},
+    "parted": {"collectives": ("c",)},
     "killed": {"overview": (), "rank": ("r",), "waits": ("w",)},
     "many": {"overview": (), "collectives": ("c",), "waits": ("w",)},
 }

@@ -105,3 +105,50 @@ def test_a_slip_behind_a_million_calls_is_found() -> None:
     one = Slips().of("group", logs, dict.fromkeys(logs, many))[1]
     assert one is not None
     assert (one.seq, one.what, one.odd, one.until) == (101, "skipped", (2,), None)
+
+
+@pytest.mark.parametrize("epochs", [3, 6, 8, 13, 20])
+def test_a_batch_less_in_each_epoch_is_found_behind_an_error(epochs: int) -> None:
+    usual = [*[10] * 5, 20] * epochs
+    one = found([usual, usual, [*[10] * 4, 20] * epochs])
+    assert one is not None
+    assert (one.seq, one.what, one.odd, one.strong) == (4, "skipped", (2,), False)
+    assert one.lines == (place(10),)
+
+
+def test_in_a_loop_of_two_lines_the_number_of_calls_decides_and_both_readings_are_told() -> None:
+    usual = [10, 11] * 40
+    longer = found([usual, [*[10, 11] * 3, 11, *[10, 11] * 37]])
+    assert longer is not None
+    assert (longer.seq, longer.what, longer.lines) == (6, "repeated", (place(11),))
+    assert longer.instead == place(10)
+    shorter = found([usual, [*[10, 11] * 3, 11, *[10, 11] * 36]])
+    assert shorter is not None
+    assert (shorter.seq, shorter.what, shorter.lines) == (6, "skipped", (place(10),))
+    assert shorter.instead is None
+
+
+def test_a_line_is_the_same_by_whatever_way_a_rank_comes_to_it() -> None:
+    def way(line: int, caller: int) -> Place:
+        return Place((*place(line).sites, CallSite("/home/user/train.py", caller, "tick")))
+
+    usual = [way(10, 1), way(11, 2), way(12, 4)]
+    odd = [*usual * 10, way(10, 1), way(12, 3), *usual * 13]
+    ranks = [usual * 24, usual * 24, odd]
+    logs = {rank: pack(enumerate(places)) for rank, places in enumerate(ranks)}
+    one = Slips().of("group", logs, {rank: len(places) for rank, places in enumerate(ranks)})[1]
+    assert one is not None
+    assert (one.seq, one.what, one.lines) == (31, "skipped", (way(11, 2),))
+    assert one.at[2] == way(12, 3)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("parties", [2, 3, 4])
+def test_ranks_that_take_turns_do_not_slip(size: int, parties: int) -> None:
+    for others in ([], [20], [20, 21]):
+        ranks = [
+            [line for step in range(60) for line in (10 + ((step + rank) % parties > 0), *others)]
+            for rank in range(size)
+        ]
+        one = found(ranks)
+        assert one is None or not one.strong, others
