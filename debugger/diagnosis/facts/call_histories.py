@@ -97,6 +97,17 @@ def lines_known(view: GroupView) -> bool:
     return all(state.lines is not None for state in view.states.values())
 
 
+def lines_agree(view: GroupView, seq: int) -> bool:
+    """Whether all calls before this one came from the same places on all ranks: where they do not,
+    one of them is a surprise."""
+    logs = {state.lines.mark: state.lines for state in view.states.values() if state.lines}
+    made = {
+        tuple((one.seq, one.place) for one in log.surprises if one.seq < seq)
+        for log in logs.values()
+    }
+    return len(made) < 2
+
+
 def site_of(slip: Slip, place: Place | None) -> CallSite | None:
     """The line of a place that tells it from the one that it met: where a layer makes all calls
     from one line, that which called it."""

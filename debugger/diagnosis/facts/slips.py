@@ -643,12 +643,14 @@ def _event(
         changes, calls = changes + inner, calls + (skip if what == "swapped" else 0)
         cost, replaced = max(skip, skip_theirs), what == "replaced"
         enough = changes >= 3 and calls >= max(4, cost)
+        # Where slips follow one another, more of them explain it better than one that is larger.
+        size = 0 if what == "swapped" else 2 * (cost - 1)
         key = (
             enough,
             -cost if enough else 0,
             replaced and enough,
             changes > 0,
-            calls - 2 * cost,
+            calls - size,
             replaced,
             -cost,
             what == "skipped",

@@ -43,6 +43,7 @@ from ..facts.call_histories import (
     Story,
     compare_histories,
     first_divergence,
+    lines_agree,
     lines_known,
     parting_before,
 )
@@ -278,6 +279,8 @@ def _agreed(world: World, view: GroupView, divergence: Divergence) -> str:
         return f"their calls agree on {calls}, their lines {lines}"
     if not lines_known(view):
         return f"their calls agree on {calls}; lines are not in this record"
+    if not lines_agree(view, divergence.seq):  # those of roles, which belong together
+        return f"their calls agree on {calls}"
     return f"they agree on {calls}"
 
 

@@ -152,3 +152,17 @@ def test_ranks_that_take_turns_do_not_slip(size: int, parties: int) -> None:
         ]
         one = found(ranks)
         assert one is None or not one.strong, others
+
+
+@pytest.mark.parametrize("slip", [skipped, repeated, swapped])
+@pytest.mark.parametrize("lines", [[10, 11], [10, 11, 12], [10, 10, 11, 12]])
+def test_what_is_told_first_is_right(slip: Callable[[Lines, int], Lines], lines: Lines) -> None:
+    if slip is repeated and len(lines) == 2:
+        pytest.skip("it looks like the other one skipped")
+    at = len(lines) - 2
+    odd = [*lines * 10, *slip(lines, at), *lines * 9]
+    told = set()
+    for until in range(10 * len(lines), 18 * len(lines)):
+        one = found([(lines * 20)[:until], (lines * 20)[:until], odd[:until]])
+        told |= {one.what} if one is not None and one.strong else set()
+    assert told == {slip.__name__}

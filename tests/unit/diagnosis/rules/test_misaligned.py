@@ -104,3 +104,14 @@ def test_nothing_is_said_of_barriers_of_roles_and_of_turns() -> None:
         for rank in (0, 1):
             turns[rank].calls(broadcast(8, root=step % 2), line=20 if step % 2 == rank else 22)
     assert found_of(turns) == []
+
+
+def test_of_roles_with_lines_of_their_own_the_calls_alone_agree() -> None:
+    run = Run(3)
+    for _ in range(6):
+        run[0].calls(all_reduce(8), line=10)
+        run[1, 2].calls(all_reduce(8), line=20)
+    run[0].calls(all_reduce(4), line=11, waits=True)
+    run[1, 2].calls(broadcast(4), line=21, waits=True)
+    (found,) = [one for one in run.diagnose().findings if one.severity == "error"]
+    assert "their calls agree on #0 to #5" in found.details
