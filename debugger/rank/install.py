@@ -62,8 +62,8 @@ from .torch_private.stores import on_store_waits
 from .torch_private.training import on_data_end, on_model_replicated
 
 if TYPE_CHECKING:
-    from .branches.watch import BranchWatch
     from .inject.injector import Injector
+    from .record.branches import BranchWatch
     from .replicas.check import ReplicaCheck
     from .replicas.reduced_gradients import ReducedGradients
 
@@ -368,11 +368,11 @@ class Layer:
 
 
 def _branch_watch(recorder: Recorder, directory: Path) -> BranchWatch | None:
-    """What follows the branches of the program; None where nobody asks for that, or it is dear."""
+    """Returns what follows the branches of the program; None where nobody asks, or it is dear."""
     asked = os.environ.get(WHY)
     if not asked or (asked != "1" and sys.version_info < (3, 12)):
         return None
-    from .branches.watch import BranchWatch
+    from .record.branches import BranchWatch
 
     return BranchWatch(recorder, directory)
 

@@ -348,15 +348,15 @@ class Interval(NamedTuple):
 
 
 class Branches(Protocol):
-    """The branches that a rank took between its calls: see `record.branches`."""
+    """The branches that a rank took between its calls: see `record.writing.branch_writer`."""
 
     @property
     def on_record(self) -> bool:
         """Whether there are any."""
 
     def intervals(self, group: GroupKey, after: int) -> Sequence[Interval] | None:
-        """Those after call `after` of the group (-1: from the start), oldest first; None where they
-        are not all on record."""
+        """Returns those after call `after` of the group (-1: from the start), oldest first; None
+        where they are not all on record."""
 
 
 @dataclass(frozen=True, slots=True)

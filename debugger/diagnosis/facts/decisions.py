@@ -78,7 +78,7 @@ def up_to_call(rank: Branches, group: GroupKey, after: int) -> list[Taken] | Non
 
 
 def nth_of(taken: Sequence[Taken], key: Hashable, nth: int) -> Taken | None:
-    """That one of those which are of this branch."""
+    """Returns that one of those which are of this branch."""
     return next(iter([one for one in taken if one.branch.key == key][nth : nth + 1]), None)
 
 

@@ -170,8 +170,8 @@ def _shown(branch: Branch, values: tuple[str | None, ...]) -> str:
 
 
 def _in_a_package(world: World, view: GroupView, after: int) -> dict[str, Any] | None:
-    """Where an installed package made the call on one side, it decided: the user's line that has
-    called it, and who called by it."""
+    """Returns the decision of an installed package that made the call on one side: the user's line
+    that has called it, and who called by it."""
     made: dict[CallSite | None, list[int]] = {}
     for rank in view.ranks:
         history = world.ranks[rank].history if rank in world.ranks else None

@@ -1,5 +1,5 @@
-"""What a tensor is, and a few of its numbers, read behind the back of every mode that a program may
-have put in front of torch's functions."""
+"""Reads what a tensor is, and a few of its numbers, past every mode that a program may have put in
+front of torch's functions."""
 
 from __future__ import annotations
 

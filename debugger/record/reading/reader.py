@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .. import branches, layout, steady_clock
+from .. import layout, steady_clock
 from ..definitions import Budget, Definitions
 from ..layout import Activity, CallState, GroupState, Phase, Role
 from ..limits import MOST_RANKS
@@ -38,7 +38,9 @@ from ..snapshot import (
     Timing,
     Wait,
 )
+from ..writing.branch_writer import file_name
 from . import copies
+from .branch_file import BranchFile
 from .ring import MESSAGES, OpenMaps, RingReader
 from .ring import FlightError as FlightError
 
@@ -130,8 +132,8 @@ class FlightReader(RingReader):
         """Whether the calls that threads were in at the last `view` are kept from there: of records
         that are mapped for a moment only, and do not change before the next one."""
         self.refresh_header()
-        name = copies.prefix(self.node) + branches.file_name(self.pid)
-        self._branches = branches.BranchFile(path.parent / name)
+        name = copies.prefix(self.node) + file_name(self.pid)
+        self._branches = BranchFile(path.parent / name)
 
     def close(self) -> None:
         """Unmap the file."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.record import branches
-from distdebug.record.branches import MESSAGE, PART, BranchFile, BranchWriter
+from distdebug.record.reading.branch_file import BranchFile
+from distdebug.record.writing import branch_writer as branches
+from distdebug.record.writing.branch_writer import MESSAGE, PART, BranchWriter
 
 WORLD = ("0", 0)
 

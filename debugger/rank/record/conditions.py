@@ -118,7 +118,7 @@ def _parsed(text: str, of: Callable[[Any], ast.expr]) -> ast.expr | None:
 
 
 def _subject(code: CodeType, line: int) -> str:
-    """What the `match` above this line compares."""
+    """Returns what the `match` above this line compares."""
     for above in range(line - 1, max(0, line - 200), -1):
         match = re.fullmatch(r"match\s+(.+):", source_line(code, above))
         if match:

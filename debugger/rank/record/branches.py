@@ -25,14 +25,13 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
-from ...record.branches import MESSAGE, PART, BranchWriter, file_name
 from ...record.snapshot import OFF_AND_ON
-from ..checks.non_finite import Inspect
+from ...record.writing.branch_writer import MESSAGE, PART, BranchWriter, file_name
 from ..limits import BRANCHES_OFF_S
 from ..log.rank_log import report_own_fault
-from ..record import call_site, frames
-from ..record.recorder import GroupRecord, Known, Recorder
+from . import call_site, frames
 from .conditions import Condition, conditions, source_line
+from .recorder import GroupRecord, Known, Recorder
 from .variables import Reader, summary, title_of
 
 BUDGET, EVENT_S = 0.03, 2e-6
@@ -296,8 +295,8 @@ class BranchWatch:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def at_calls(self, record: GroupRecord) -> Inspect:
-        """What is to be called before each call of the group."""
+    def at_calls(self, record: GroupRecord) -> Callable[..., None]:
+        """Returns what is to be called before each call of the group."""
 
         def before(_method: str, _args: tuple[Any, ...], known: Known, seq: int) -> None:
             if self._writer is not None:

@@ -29,7 +29,6 @@ _CLOCKS = tuple(
     getattr(time, name)
     for name in ("time", "monotonic", "perf_counter", "process_time", "time_ns", "monotonic_ns")
 )
-_MOST_KNOWN = 1000
 _OPTIMIZED = 1
 _dict_of = object.__getattribute__
 _mro_of = type.__dict__["__mro__"].__get__
@@ -39,7 +38,7 @@ title_of = type.__dict__["__name__"].__get__
 
 
 def summary(value: Any) -> Any:
-    """What is kept of a value: a number, a text, None; of all else a list of one text."""
+    """Returns what is kept of a value: a number, a text, None; of all else a list of one text."""
     kind = type(value)
     if kind is int:
         return value if -(1 << 63) <= value < 1 << 63 else [f"an int of {value.bit_length()} bits"]
@@ -61,7 +60,7 @@ def summary(value: Any) -> Any:
 
 
 def reader_of(node: ast.expr, code: CodeType) -> Reader | None:
-    """What reads this expression in a frame of the code; None where nothing may."""
+    """Returns what reads this expression in a frame of the code; None where nothing may."""
     match node:
         case ast.Name(id=name):
             return _of_name(name, code)
@@ -122,21 +121,11 @@ else:
         return frame.f_locals[name]  # which `sys.settrace` has written already
 
 
-_places: dict[tuple[int, str], tuple[type, Any]] = {}
-"""Where objects of a type have an attribute: in a slot, in their dictionary (None), or nobody can
-tell (False). By the type's address, for a hash of it may be the user's code."""
-
-
 def _attribute(owner: Any, name: str) -> Any:
     kind = type(owner)
     if kind is ModuleType:
         return _dict_of(owner, "__dict__")[name]
-    known = _places.get((id(kind), name))
-    if known is None:
-        if len(_places) > _MOST_KNOWN:
-            _places.clear()
-        known = _places[id(kind), name] = (kind, _place(kind, name))
-    place = known[1]
+    place = _place(kind, name)
     if place is None:
         return _dict_of(owner, "__dict__")[name]
     if place is False:
@@ -148,7 +137,8 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _place(kind: type, name: str) -> Any:
-    """A class may say itself what its objects' attributes are, or that they have no dictionary."""
+    """Returns the slot in which objects of a class have an attribute; None: in their dictionary;
+    False: the class itself says what they have, which is the user's code."""
     has_dictionary = False
     for base in _mro_of(kind):
         names = _names_of(base)

@@ -1,1 +1,0 @@
-"""Keeps which branches of the user's own code a rank takes between its calls."""
