@@ -25,7 +25,7 @@ from typing import Any
 from ..record import layout, steady_clock
 from ..record.reading import copies
 from ..record.reading.last_words import LastWords, WrittenLastWords
-from ..record.reading.record_source import RecordSource, ReplicaSource
+from ..record.reading.record_source import BranchSource, RecordSource, ReplicaSource
 from ..record.reading.ring import FlightError
 from ..record.replicas import MOST_REPLICA_BYTES
 from ..record.safe_files import whole
@@ -168,13 +168,8 @@ class Sampler:
         return found
 
     def _open(self, name: str) -> None:
-        make = (
-            RecordSource
-            if RECORD.fullmatch(name)
-            else ReplicaSource
-            if REPLICAS.fullmatch(name)
-            else None
-        )
+        makers = ((RECORD, RecordSource), (REPLICAS, ReplicaSource), (BRANCHES, BranchSource))
+        make = next((maker for form, maker in makers if form.fullmatch(name)), None)
         if make is None:
             return
         path = self._folder / name
@@ -191,6 +186,7 @@ class Sampler:
 
 RECORD = re.compile(r"(\d{1,7}|pid-\d{1,10}|\d{1,7}\.before-\d{1,10})\.flight")
 REPLICAS = re.compile(r"pid-\d{1,10}-\d{1,6}\.replicas")
+BRANCHES = re.compile(r"pid-\d{1,10}\.branches")
 MOST_FILES = 4096
 """The most files of one node."""
 
@@ -258,7 +254,7 @@ class Mirror:
         if number in self._left_out:
             return
         is_record = RECORD.fullmatch(name) is not None
-        if not is_record and not REPLICAS.fullmatch(name):
+        if not (is_record or REPLICAS.fullmatch(name) or BRANCHES.fullmatch(name)):
             raise MirrorError("a node reports a file that is no record")
         if is_record:
             size = layout.FILE_BYTES

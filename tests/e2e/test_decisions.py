@@ -45,7 +45,7 @@ def _programs() -> list[object]:
 
 @pytest.mark.parametrize("program", _programs())
 def test_the_decision_is_named(zygote: Zygote, tmp_path: Path, program: Path) -> None:
-    done = zygote.run(2, [str(program)], tmp_path / "run", ["--why", "--strict"])
+    done = zygote.run(2, [str(program)], tmp_path, ["--why", "--strict"])
     lines = program.read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if text.endswith("# decides"))
     errors = [one for one in done.report["findings"] if "decision" in one]
@@ -62,6 +62,6 @@ def test_the_decision_is_named(zygote: Zygote, tmp_path: Path, program: Path) ->
 @pytest.mark.parametrize("program", _programs())
 def test_the_twin_has_no_finding(zygote: Zygote, tmp_path: Path, program: Path) -> None:
     words = [str(program), "correct"]
-    done = zygote.run(2, words, tmp_path / "run", ["--why", "--strict"])
+    done = zygote.run(2, words, tmp_path, ["--why", "--strict"])
     found = {one["kind"] for one in done.report["findings"]}
     assert (done.exit_code, found - ({"straggler"} if busy() else set())) == (0, set())

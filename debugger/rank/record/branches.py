@@ -34,8 +34,8 @@ from .conditions import Condition, conditions, source_line
 from .recorder import GroupRecord, Known, Recorder
 from .variables import Reader, summary, title_of
 
-BUDGET, EVENT_S = 0.03, 2e-6
-"""Of the time; and what an event takes with two values, measured on a slow core."""
+BUDGET, EVENT_S = 0.025, 6e-6
+"""Of the time; and what an event takes in all, with what a call writes of it, on a slow core."""
 BURST, MOST = 2048, 1024
 """Events that may come at once; and of one interval."""
 _MOST_STRAYS = 4096

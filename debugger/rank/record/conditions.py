@@ -78,6 +78,8 @@ def _line(code: CodeType, one: dis.Instruction) -> int:
 
 
 def _jump(code: CodeType, one: dis.Instruction, made: dis.Instruction, next_at: int) -> Condition:
+    # Of `x is None` the jump itself compares.
+    made = one if "NONE" in one.opname else made
     at = getattr(made, "positions", None)  # from Python 3.11 on
     line = _line(code, made)
     source = source_line(code, line)

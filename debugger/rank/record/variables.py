@@ -65,7 +65,7 @@ def reader_of(node: ast.expr, code: CodeType) -> Reader | None:
         case ast.Name(id=name):
             return _of_name(name, code)
         case ast.Attribute(value=owner, attr=name):
-            return _then(reader_of(owner, code), lambda found: _attribute(found, name))
+            return _of_attribute(reader_of(owner, code), name)
         case ast.Subscript(value=owner, slice=ast.Constant(value=int() | str() as key)):
             return _then(reader_of(owner, code), lambda found: _element(found, key))
         case ast.Call(func=ast.Name(id="len"), args=[one], keywords=[]):
@@ -121,19 +121,31 @@ else:
         return frame.f_locals[name]  # which `sys.settrace` has written already
 
 
-def _attribute(owner: Any, name: str) -> Any:
-    kind = type(owner)
-    if kind is ModuleType:
-        return _dict_of(owner, "__dict__")[name]
-    place = _place(kind, name)
-    if place is None:
-        return _dict_of(owner, "__dict__")[name]
-    if place is False:
-        raise LookupError(name)
-    try:
-        return place.__get__(owner)
-    except AttributeError:
-        raise LookupError(name) from None
+def _of_attribute(owner_of: Reader | None, name: str) -> Reader | None:
+    if owner_of is None:
+        return None
+    known: tuple[type | None, Any] = (None, False)
+    """Of the newest object's class: to look through all its bases costs some microseconds."""
+
+    def read(frame: FrameType) -> Any:
+        nonlocal known
+        owner = owner_of(frame)
+        kind = type(owner)
+        if kind is ModuleType:
+            return _dict_of(owner, "__dict__")[name]
+        if kind is not known[0]:
+            known = (kind, _place(kind, name))
+        place = known[1]
+        if place is None:
+            return _dict_of(owner, "__dict__")[name]
+        if place is False:
+            raise LookupError(name)
+        try:
+            return place.__get__(owner)
+        except AttributeError:
+            raise LookupError(name) from None
+
+    return read
 
 
 def _place(kind: type, name: str) -> Any:

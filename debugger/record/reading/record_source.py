@@ -20,6 +20,7 @@ from pathlib import Path
 from .. import layout
 from ..replicas import MOST_REPLICA_BYTES
 from ..safe_files import open_regular
+from ..writing.branch_writer import FILE_BYTES, HEADER
 from .ring import RingReader
 
 FEW_CALLS = 8
@@ -30,6 +31,8 @@ STILL_CALLS = 256
 STILL_GROUP_CALLS = 16
 COARSE = 16
 """A rank that does not stand still tells of every 16th checkpoint, and of the newest."""
+MOST_NEW = 256
+"""Intervals between calls whose branches are told of a rank that does not stand still."""
 _CHUNK = 4096
 _LINE = 64
 
@@ -288,9 +291,36 @@ class ReplicaSource:
     def sample(self, still_calls: int = 0) -> list[tuple[int, bytes]]:
         """Returns what has changed."""
         del still_calls  # there are none here
+        return list(self._changed()) if self._still_whole() else []
+
+    def _still_whole(self) -> bool:
+        """Whether reading what is mapped would not end this process: the file is not cut short."""
         try:
-            if os.stat(self.path).st_size < self.size:
-                return []  # cut short: reading what is mapped would end us
+            return os.stat(self.path).st_size >= self.size
         except OSError:
-            pass  # it has no name any more: what is mapped stays
-        return list(changed(self._map, self._told, 0, self.size))
+            return True  # it has no name any more: what is mapped stays
+
+    def _changed(self) -> Iterator[Piece]:
+        return changed(self._map, self._told, 0, self.size)
+
+
+class BranchSource(ReplicaSource):
+    """A file of branches. Of a rank that calls without pause they are told as soon as it stands
+    still, for they are more than all else that is told of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._count = self._count_told = 0
+        if self.size != FILE_BYTES:
+            raise ValueError(f"{path} holds no branches")
+
+    def sample(self, still_calls: int = 0) -> list[tuple[int, bytes]]:
+        """Returns what has changed, where that is not too much yet."""
+        if not self._still_whole():
+            return []
+        count = int(HEADER.unpack_from(self._map, 0)[4])
+        still, self._count = count == self._count, count
+        if not still and count - self._count_told > MOST_NEW:
+            return []
+        self._count_told = count
+        return super().sample(still_calls)
