@@ -212,10 +212,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--why",
-        action=argparse.BooleanOptionalAction,
+        action="store_true",
         help="keep which branches of the program's own files each rank takes, so that a report "
-        "says why a rank decided otherwise (default: on from Python 3.12 on, where it costs "
-        "little; before, it makes a program's own code ten times as slow)",
+        "says why a rank decided otherwise; costs little from Python 3.12 on, and makes a "
+        "program's own code many times slower before",
     )
     group.add_argument("--strict", action="store_true", help="a warning makes the run fail, too")
     group.add_argument(

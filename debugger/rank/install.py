@@ -75,7 +75,7 @@ FAULTS = "DISTDEBUG_FAULTS"
 MEET = "DISTDEBUG_MEET"
 """`process.meeting.VARIABLE`, of which a run on one node loads nothing."""
 WHY = "DISTDEBUG_WHY"
-"""Asks for the branches that ranks take: "1" by all means, "auto" where that costs little."""
+"""Asks for the branches that ranks take."""
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
@@ -368,9 +368,8 @@ class Layer:
 
 
 def _branch_watch(recorder: Recorder, directory: Path) -> BranchWatch | None:
-    """Returns what follows the branches of the program; None where nobody asks, or it is dear."""
-    asked = os.environ.get(WHY)
-    if not asked or (asked != "1" and sys.version_info < (3, 12)):
+    """Returns what follows the branches of the program; None where nobody asks."""
+    if not os.environ.get(WHY):
         return None
     from .record.branches import BranchWatch
 

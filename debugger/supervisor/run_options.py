@@ -47,7 +47,7 @@ class Options:
     on_finding: str = "stop"
     on_finding_run: Sequence[str] = ()
     strict: bool = False
-    why: bool | None = None
+    why: bool = False
     native_stacks: bool = False
     ptrace_any: bool = False
     max_restarts: int = 0
@@ -125,7 +125,7 @@ def environment(
     found["DISTDEBUG_DEBUGGER"] = options.debugger
     found["DISTDEBUG_CHECK"] = ",".join(options.checks)
     found["DISTDEBUG_CHECK_EVERY"] = str(options.check_every)
-    found["DISTDEBUG_WHY"] = {True: "1", False: "", None: "auto"}[options.why]
+    found["DISTDEBUG_WHY"] = "1" if options.why else ""
     found["DISTDEBUG_ON_FINDING"] = options.on_finding
     if found.get("TORCH_DISTRIBUTED_DEBUG", "").upper() not in ("", options.level):
         found["TORCH_DISTRIBUTED_DEBUG"] = options.level  # which a flag overrides
