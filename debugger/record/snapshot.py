@@ -507,7 +507,7 @@ class Rank:
     notes: Sequence[Note] = ()
     replicas: Sequence[Replicas] = ()
     history: History | None = None
-    branches: Branches | None = None
+    branches: Branches | None = field(default=None, compare=False, repr=False)
     node: int = 0
 
 

@@ -39,7 +39,7 @@ class Parted:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CallPath:
     """The way to calls of a `group`: the `functions` that lead to them, and those of these in which
     the calls come from different lines (`parts`)."""
 
@@ -48,7 +48,7 @@ class Way:
     parts: Collection[str]
 
 
-def parted(ours: Branches, theirs: Branches, way: Way, after: int) -> Parted | None:
+def parted(ours: Branches, theirs: Branches, way: CallPath, after: int) -> Parted | None:
     """Returns what decided it between two ranks; None where it is not on record."""
     found = _between(ours, theirs, way, after)
     if found is None or found.ours is None or found.theirs is None:
@@ -87,7 +87,7 @@ def _ends(one: Interval, group: GroupKey) -> bool:
 
 
 def _between(
-    ours: Branches, theirs: Branches, way: Way, after: int, loop: Branch | None = None
+    ours: Branches, theirs: Branches, way: CallPath, after: int, loop: Branch | None = None
 ) -> Parted | None:
     """`loop`: what filters the things that it goes through decided it, if that did."""
     both = up_to_call(ours, way.group, after), up_to_call(theirs, way.group, after)
@@ -108,7 +108,7 @@ def _between(
     return filters[-1] if filters else _chosen(found, way)
 
 
-def _chosen(found: Sequence[Parted], way: Way) -> Parted | None:
+def _chosen(found: Sequence[Parted], way: CallPath) -> Parted | None:
     """The last branch to which both came in the function where their stacks part, for what they
     left in different ways before that led both to it. Where its condition is the answer of a
     function, or what a comprehension has left, that decided it."""

@@ -11,7 +11,7 @@ from typing import Any
 from ...record.kinds import KINDS, Family
 from ...record.snapshot import Branch, Branches, CallSite, Taken
 from ...record.wording import printable, ranks_text
-from ..facts.decisions import NOT_RAISED, Parted, Way, nth_of, parted, up_to_call
+from ..facts.decisions import NOT_RAISED, CallPath, Parted, nth_of, parted, up_to_call
 from ..facts.world import GroupView, World
 from ..findings import Finding
 from ..story import step
@@ -113,7 +113,7 @@ def _of_pairs(
 
 def _way(
     world: World, finding: Finding, view: GroupView, after: int, ours: int, theirs: int
-) -> Way:
+) -> CallPath:
     stacks = []
     for rank in (ours, theirs):
         history = world.ranks[rank].history
@@ -128,7 +128,9 @@ def _way(
     deeper = [stack for stack in stacks if len(stack) > 1]
     if len(outer) == len(deeper) == 1:
         outer = {site.function for site in deeper[0]}  # which the other rank has returned from
-    return Way(view.key, functions, outer if (outer and len(deeper) < 2) or len(outer) == 1 else ())
+    return CallPath(
+        view.key, functions, outer if (outer and len(deeper) < 2) or len(outer) == 1 else ()
+    )
 
 
 def _described(

@@ -45,7 +45,7 @@ _NOTHING = Condition(0, "", "", ("", ""), 0)
 
 
 @dataclass(slots=True, eq=False)
-class Event:
+class BranchOutcome:
     """A way on from a branch: its number on record, and what its condition reads; `off`: the branch
     is taken too often."""
 
@@ -61,7 +61,7 @@ class Stream:
     """The events of a thread since its last call. `budget`: how many more it may have."""
 
     index: int
-    events: list[tuple[Event, list[Any] | None]] = field(default_factory=list)
+    events: list[tuple[BranchOutcome, list[Any] | None]] = field(default_factory=list)
     budget: float = BURST
     since_s: float = field(default_factory=time.monotonic)
     seen: int = 0
@@ -79,16 +79,16 @@ class BranchWatch:
         self._forget()
 
     def _forget(self) -> None:
-        self._events: dict[tuple[int, int, int], Event] = {}
+        self._events: dict[tuple[int, int, int], BranchOutcome] = {}
         self._conditions: dict[int, tuple[CodeType, dict[int, Condition]]] = {}
         self._branches: dict[tuple[int, int], int] = {}
-        self._raised: dict[tuple[int, int, str], Event] = {}
+        self._raised: dict[tuple[int, int, str], BranchOutcome] = {}
         self._groups: dict[GroupRecord, int] = {}
         self._main = Stream(0)
         self._streams = {threading.main_thread().ident or 0: self._main}
         self._indices = count(1)
         self._strays = 0
-        self._off: dict[int, Event] = {}
+        self._off: dict[int, BranchOutcome] = {}
         """By the number of their branch."""
         self._again_s, self._pause_s = 0.0, BRANCHES_OFF_S
 
@@ -234,7 +234,7 @@ class BranchWatch:
             self._failed(error)
         return None
 
-    def _strayed(self, event: Event) -> Any:
+    def _strayed(self, event: BranchOutcome) -> Any:
         """A thread that has made no call; most of these never do."""
         self._strays += 1
         if self._strays <= _MOST_STRAYS:
@@ -258,7 +258,7 @@ class BranchWatch:
                     code, -line, Condition(line, source_line(code, line), "", ("", ""), 0)
                 )
                 number_of_event = self._define("event", number, f"raised {name}")
-                event = Event(number_of_event, number, code)
+                event = BranchOutcome(number_of_event, number, code)
                 self._raised[id(code), line, name] = event
             stream.events.append((event, None))
         except Exception as fault:
@@ -272,12 +272,12 @@ class BranchWatch:
             known = self._conditions[id(code)] = (code, conditions(code))
         return known[1]
 
-    def _event(self, code: CodeType, offset: int, destination: int) -> Event:
+    def _event(self, code: CodeType, offset: int, destination: int) -> BranchOutcome:
         found = self._conditions_of(code).get(offset, _NOTHING)
         branch = self._branch(code, offset, found) if found.line else 0
         outcome = found.outcomes[destination != found.next_at]
         number = self._define("event", branch, outcome) if branch else 0
-        event = Event(number, branch, code, found.readers, off=not number)
+        event = BranchOutcome(number, branch, code, found.readers, off=not number)
         self._events[id(code), offset, destination] = event
         return event
 
@@ -349,7 +349,7 @@ class BranchWatch:
     def _off_numbers(self) -> list[int]:
         return [one.number for one in self._off.values()]
 
-    def _leave_out(self, event: Event) -> None:
+    def _leave_out(self, event: BranchOutcome) -> None:
         """The branch is off for a while, with all ways on from it; the record says so with each
         interval."""
         if event.branch in self._off:
@@ -358,7 +358,7 @@ class BranchWatch:
             if one.branch == event.branch:
                 one.off = True
         number = self._define("event", event.branch, OFF_AND_ON)
-        self._off[event.branch] = Event(number, event.branch, event.code)
+        self._off[event.branch] = BranchOutcome(number, event.branch, event.code)
         self._again_s = time.monotonic() + self._pause_s
 
     def _keep_to_budget(self, stream: Stream) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from distdebug.diagnosis.facts.decisions import Parted, Way, parted
+from distdebug.diagnosis.facts.decisions import CallPath, Parted, parted
 from distdebug.record.snapshot import OFF_AND_ON, Branch, GroupKey, Interval, Taken
 
 WORLD: GroupKey = ("0", 0)
@@ -38,7 +38,7 @@ class Made:
 def decided(
     ours: Sequence[str], theirs: Sequence[str], after: int, parts: str = ""
 ) -> Parted | None:
-    return parted(Made(*ours), Made(*theirs), Way(WORLD, {"main"}, parts.split()), after)
+    return parted(Made(*ours), Made(*theirs), CallPath(WORLD, {"main"}, parts.split()), after)
 
 
 CASES = {
