@@ -20,7 +20,7 @@ from tests.support.programs import Programs
 from tests.unit.diagnosis.builder import all_reduce, all_to_all, broadcast, recv, send
 
 START_NS = 1_773_152_102_000_000_000
-AS_READ = {"history", "layer_serial", "process", "replicas"}
+AS_READ = {"branches", "history", "layer_serial", "process", "replicas"}
 """Fields that are something else, and no less, when they are read."""
 
 
