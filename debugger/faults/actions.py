@@ -116,6 +116,8 @@ rank), tag: int; None: something else than it was, chosen by whoever performs it
 LINK_FAULTS = ("drop", "delay", "rate", "corrupt", "truncate", "duplicate", "reset", "blackhole")
 """The faults of frames with data: lost one by one; late by `delay_s`; at most `bytes_per_s`; one
 bit changed; cut short; sent twice; the connection reset; nothing arrives from then on."""
+MOST_HELD = 10**12
+"""The largest rank and call that `hold` waits for."""
 DEFAULT_ERROR = "RuntimeError: injected fault"
 
 _LINK_MOMENTS = frozenset({When.FRAME, When.TIME})
@@ -185,6 +187,16 @@ _TABLE = (
         every=True,
         lasts=True,
         leads_to=_LATENESS,
+    ),
+    Action(
+        "hold",
+        Family.PROCESS,
+        "the rank waits here until rank M comes to its call K",
+        (
+            Argument("until", Kind.INT, required=True, high=MOST_HELD),
+            Argument("call", Kind.INT, required=True, high=MOST_HELD),
+        ),
+        leads_to=_LATENESS | frozenset({"deadlock", "early_exit", "unmatched_p2p", "stalled"}),
     ),
     Action("skip", Family.CALL, "the call is left out", every=True),
     Action("duplicate", Family.CALL, "the call is made twice", every=True),

@@ -108,13 +108,15 @@ class Tree:
 
 @dataclass(slots=True)
 class Posted:
-    """A send or a receive that has not met its other side. `order`: in which all were posted."""
+    """A send or a receive that has not met its other side. `order`: in which all were posted;
+    `number`: of the call, as its rank has made them."""
 
     end: End
     rank: int
     time_ns: int
     order: int
     size_bytes: int = 0
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -174,6 +176,10 @@ class MeetingPlace:
         channel = (sent.rank, destination, tag)
         self._waiting_bytes[channel] = self._waiting_bytes.get(channel, 0) + sent.size_bytes
         return self._waiting_bytes[channel]
+
+    def buffer(self, sent: Posted) -> None:
+        """There is room for this message in a buffer."""
+        sent.end.done_ns = sent.time_ns
 
     def post_receive(self, received: Posted, source: int, tag: int) -> None:
         """A receive for which nothing was sent yet."""
@@ -437,13 +443,14 @@ class Calls:
         end = End()
         if self._model.strict and call.number in rank.lost:
             return seq, end
-        posted = Posted(end, own, now_ns, next(self._order), call_bytes(signature))
+        size_bytes = call_bytes(signature)
+        posted = Posted(end, own, now_ns, next(self._order), size_bytes, number)
         if signature.op == "send":
             other = place.receive_for(own, peer, tag)
             if other is None:
                 waiting_bytes = place.post_send(posted, peer, tag)
                 if waiting_bytes <= self._model.room_bytes(kind.backend):
-                    end.done_ns = now_ns
+                    place.buffer(posted)
         else:
             other = place.send_for(peer, own, tag)
             if other is None:
