@@ -14,3 +14,5 @@ MOST_PERIODS = 48
 """The most lengths of a step that are tried: those by which most calls come again."""
 MOST_STATES = 20_000
 """The most states of a plan that are kept while its orders are looked at."""
+ORDERS_S = 200.0
+"""The time in which the orders of a plan are looked at."""

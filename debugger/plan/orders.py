@@ -25,7 +25,7 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -109,7 +109,7 @@ class OpenPlace(MeetingPlace):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Choice:
     """One of `ways` to go on where all stand still. `source`: whose message the first receive from
     any source of `destination` takes, with this tag in this place of the simulation's; None: none
     of those that are there. Without a place see `STAY`, `BUFFER`, `LEAVE`. `orders`: by how many
@@ -123,8 +123,13 @@ class Step:
     orders: Fraction = Fraction(1)
     exact: bool = True
 
+    @property
+    def stays(self) -> bool:
+        """Whether nobody goes on after it."""
+        return self.place < 0 and self.tag == STAY.tag
 
-STAY, BUFFER, LEAVE = (Step(tag=tag) for tag in range(3))
+
+STAY, BUFFER, LEAVE = (Choice(tag=tag) for tag in range(3))
 """Nothing is buffered, and nobody goes on; the sends that wait are buffered; ranks end that have
 messages under way."""
 
@@ -149,7 +154,7 @@ def is_any(call: Call) -> bool:
     return call.signature.op == "recv" and call.signature.peer == ANY_SOURCE
 
 
-class Reach:
+class MostSends:
     """What can be sent at best: no send waits, nor a receive from any source but one, and a message
     is for each receive that it may be for. So no order has more."""
 
@@ -217,7 +222,7 @@ class OpenSimulation(Simulation):
 
     place_type = OpenPlace
 
-    def __init__(self, programs: Mapping[int, Program], model: Model, reach: Reach) -> None:
+    def __init__(self, programs: Mapping[int, Program], model: Model, reach: MostSends) -> None:
         self._leaving: list[PlannedThread] = []
         self._slept: dict[tuple[int, int], frozenset[int]] = {}
         """The sources whose messages a receive, by rank and call, does not take."""
@@ -225,8 +230,9 @@ class OpenSimulation(Simulation):
         """The source of what each receive from any source has taken, by rank and call."""
         self.holds: dict[tuple[int, int], Hold] = {}
         """Those that bring the same about in a run, by the call that is held."""
+        programs = {rank: replace(one, came_from={}) for rank, one in programs.items()}
         super().__init__(programs, model, SECOND_NS)
-        self._open = [one for one in self._places.values() if isinstance(one, OpenPlace)]
+        self.places = [one for one in self._places.values() if isinstance(one, OpenPlace)]
         self._reach = reach
 
     def _end(self, thread: PlannedThread, doing: Ended) -> bool:
@@ -236,12 +242,12 @@ class OpenSimulation(Simulation):
             return False
         return super()._end(thread, doing)
 
-    def steps(self) -> list[Step]:
+    def choices(self) -> list[Choice]:
         """Returns what may happen now that all stand still: nothing at the end of an order, nor
         where there is none, since a receive has not taken what it must take."""
         able = []
         impossible = False
-        for number, place in enumerate(self._open):
+        for number, place in enumerate(self.places):
             for destination, tag in place.undecided():
                 slept = self._slept.get((destination, place.pending(destination, tag)[0].number))
                 arrived = place.arrived(destination, tag)
@@ -249,9 +255,9 @@ class OpenSimulation(Simulation):
                 impossible = impossible or len(sources) < len(arrived)
                 if sources:
                     able.append((number, place, destination, tag, sources, arrived))
-        several: list[Step] = []
+        several: list[Choice] = []
         for number, place, destination, tag, sources, arrived in able:
-            step = Step(number, destination, tag, sources[0])
+            step = Choice(number, destination, tag, sources[0])
             fits = self._take_all(place, destination, tag)
             if fits is not None and len(sources) == len(arrived):
                 queues = [*map(len, arrived.values())]
@@ -265,7 +271,7 @@ class OpenSimulation(Simulation):
             several = several or [*found, replace(step, source=None, ways=ways)]
         if several:
             return several
-        if any(self._is_awaited(one) for place in self._open for one in place.fitting):
+        if any(self._is_awaited(one) for place in self.places for one in place.fitting):
             return [BUFFER] if impossible else [replace(one, ways=2) for one in (STAY, BUFFER)]
         return [LEAVE] if self._leaving and not impossible else []
 
@@ -274,15 +280,15 @@ class OpenSimulation(Simulation):
         """Whether this is an order, at its end."""
         return all(
             slept.isdisjoint(place.arrived(destination, tag))
-            for place in self._open
+            for place in self.places
             for destination, tag in place.undecided()
             if (slept := self._slept.get((destination, place.pending(destination, tag)[0].number)))
         )
 
-    def take(self, step: Step) -> None:
+    def take(self, step: Choice) -> None:
         """Lets that happen; nothing goes on before `run`."""
         if step.place < 0:
-            for place in self._open if step.tag == BUFFER.tag else ():
+            for place in self.places if step.tag == BUFFER.tag else ():
                 for sent in place.fitting:
                     self._over(sent)
                 place.fitting.clear()
@@ -290,7 +296,7 @@ class OpenSimulation(Simulation):
                 self._runnable.push(thread)
             self._leaving = [] if step.tag == LEAVE.tag else self._leaving
             return
-        place = self._open[step.place]
+        place = self.places[step.place]
         receive = place.pending(step.destination, step.tag)[0]
         arrived = place.arrived(step.destination, step.tag)
         own = (step.destination, receive.number)
@@ -346,7 +352,7 @@ class OpenSimulation(Simulation):
     def _coming(
         self, place: OpenPlace, destination: int, tag: int, before: tuple[Program, int] | None
     ) -> dict[int, int]:
-        """Returns how many messages may come there still, by source (see `Reach.sends`)."""
+        """Returns how many messages may come there still, by source (see `MostSends.sends`)."""
         where = (place.key, "send", destination, tag)
         found = {}
         for source, count in self._reach.sends(place, destination, tag, before).items():
@@ -388,13 +394,13 @@ class OpenSimulation(Simulation):
         threads = (one for threads in self.threads.values() for one in threads)
         return (
             tuple((thread.at, thread.stop is not None) for thread in threads),
-            tuple(place.state() for place in self._open),
+            tuple(place.state() for place in self.places),
             tuple(sorted(self._slept.items())),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class OrderCount:
     """How many orders there are, and in how many of them somebody is stuck; at least, unless
     `exact`. `shortest`: the steps of one of these with the fewest decisions. `unknown`: of one
     after which not all is known of a rank."""
@@ -402,19 +408,19 @@ class Orders:
     total: int
     stuck: int
     exact: bool
-    shortest: tuple[Step, ...] | None = None
-    unknown: tuple[Step, ...] | None = None
+    shortest: tuple[Choice, ...] | None = None
+    unknown: tuple[Choice, ...] | None = None
 
 
-def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> Orders:
+def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> OrderCount:
     """Executes the orders of the programs, those with the fewest decisions that differ from the
     first one's first: all, or those that there is time for (`time.monotonic()`) and room."""
-    reach = Reach(programs, model)
-    nodes: dict[Hashable, list[tuple[Step, Hashable]]] = {}
-    ends: dict[Hashable, tuple[int, int, int, tuple[Step, ...]]] = {}
+    reach = MostSends(programs, model)
+    nodes: dict[Hashable, list[tuple[Choice, Hashable]]] = {}
+    ends: dict[Hashable, tuple[int, int, int, tuple[Choice, ...]]] = {}
     """Of a state: orders, those that are stuck, the decisions of the shortest one, its steps."""
-    unknown: tuple[Step, ...] | None = None
-    todo: deque[tuple[tuple[Step, ...], Hashable]] = deque([((), None)])
+    unknown: tuple[Choice, ...] | None = None
+    todo: deque[tuple[tuple[Choice, ...], Hashable]] = deque([((), None)])
     exact = True
     while todo and len(nodes) < MOST_STATES and (time.monotonic() < until_s or not nodes):
         steps, parent = todo.popleft()
@@ -424,21 +430,21 @@ def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> Or
             simulation.take(step)
         while True:
             simulation.run()
-            stays = bool(steps) and steps[-1].place < 0 and steps[-1].tag == STAY.tag
+            stays = bool(steps) and steps[-1].stays
             state = (simulation.state(), stays)
             if steps:
                 nodes[parent].append((steps[-1], state))
             if state in nodes:
                 break
             nodes[state] = []
-            found = [] if stays else simulation.steps()
+            found = [] if stays else simulation.choices()
             if not found:
                 ranks = simulation.ranks.values()
                 is_cut = any(rank.cut is not None for rank in ranks)
                 unknown = unknown or (steps if is_cut else None)
                 possible = simulation.possible
-                stuck = possible and not is_cut and any(rank.exit is None for rank in ranks)
-                ends[state] = (int(possible), int(stuck), 0, ())
+                ended = is_cut or all(rank.exit is not None for rank in ranks)
+                ends[state] = (int(possible), int(possible and not ended), 0, ())
                 break
             exact = exact and all(step.exact for step in found)
             todo += [((*steps, step), state) for step in found[1:]]
@@ -447,14 +453,14 @@ def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> Or
     first = next(iter(nodes))
     total, stuck, _, shortest = _sum(first, nodes, ends)
     exact = exact and not todo and unknown is None
-    return Orders(total, stuck, exact, shortest if stuck else None, unknown)
+    return OrderCount(total, stuck, exact, shortest if stuck else None, unknown)
 
 
 def _sum(
     first: Hashable,
-    nodes: Mapping[Hashable, Sequence[tuple[Step, Hashable]]],
-    ends: dict[Hashable, tuple[int, int, int, tuple[Step, ...]]],
-) -> tuple[int, int, int, tuple[Step, ...]]:
+    nodes: Mapping[Hashable, Sequence[tuple[Choice, Hashable]]],
+    ends: dict[Hashable, tuple[int, int, int, tuple[Choice, ...]]],
+) -> tuple[int, int, int, tuple[Choice, ...]]:
     """Adds up the ends of all orders from the state `first` on, into `ends`."""
     todo = [first]
     while todo:
@@ -463,13 +469,13 @@ def _sum(
         if state in ends or left:
             todo.pop() if state in ends else todo.extend(left)
             continue
-        total = stuck = 0
-        best: tuple[int, tuple[Step, ...]] | None = None
+        total, stuck = 0, 0
+        best: tuple[int, tuple[Choice, ...]] | None = None
         for step, one in nodes[state]:
             its_total, its_stuck, decisions, steps = ends[one]
             total += int(step.orders * its_total)
             stuck += int(step.orders * its_stuck)
-            decisions += step.ways > 1
+            decisions += MOST_STATES if step.stays else step.ways > 1
             if its_stuck and (best is None or decisions < best[0]):
                 best = (decisions, (step, *steps))
         ends[state] = (total, stuck, *(best or (0, ())))
@@ -477,7 +483,7 @@ def _sum(
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Order:
     """An order. `programs`: with the sources of what receives from any source take; `holds`: they
     bring it about in a run; `buffered`: unless sends wait for their receives."""
 
@@ -486,14 +492,20 @@ class Way:
     buffered: bool
 
 
-def follow(programs: Mapping[int, Program], model: Model, steps: Sequence[Step]) -> Way:
-    """Executes this one order."""
-    simulation = OpenSimulation(programs, model, Reach(programs, model))
-    for step in steps:
-        simulation.run()
-        simulation.take(step)
+def follow(
+    programs: Mapping[int, Program],
+    model: Model,
+    choose: Callable[[OpenSimulation], Choice | None],
+) -> Order:
+    """Executes the order of these choices; None ends it."""
+    simulation = OpenSimulation(programs, model, MostSends(programs, model))
+    buffered = True
     simulation.run()
-    named = {}
+    while (choice := choose(simulation)) is not None:
+        simulation.take(choice)
+        buffered = buffered and not choice.stays
+        simulation.run()
+    found = {}
     for rank, program in programs.items():
         calls = simulation.ranks[rank].calls
         sources = {
@@ -501,9 +513,25 @@ def follow(programs: Mapping[int, Program], model: Model, steps: Sequence[Step])
             for (one, number), source in simulation.taken.items()
             if one == rank
         }
-        named[rank] = with_sources(program, sources)
-    stays = any(step.place < 0 and step.tag == STAY.tag for step in steps)
-    return Way(named, tuple(simulation.holds.values()), not stays)
+        found[rank] = with_sources(program, sources)
+    return Order(found, tuple(simulation.holds.values()), buffered)
+
+
+def in_turn(choices: Sequence[Choice]) -> Callable[[OpenSimulation], Choice | None]:
+    """For `follow`: these choices, one after the other."""
+    left = iter(choices)
+    return lambda _: next(left, None)
+
+
+def last_first(simulation: OpenSimulation) -> Choice | None:
+    """Returns what makes each receive take the message of the last rank, whether that matters or
+    not."""
+    found = simulation.choices()
+    if not found or found[0].place < 0:
+        return found[-1] if found else None
+    one = found[0]
+    arrived = simulation.places[one.place].arrived(one.destination, one.tag)
+    return replace(one, source=max(arrived), ways=len(arrived))
 
 
 def with_sources(program: Program, sources: Mapping[int, int]) -> Program:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from distdebug.diagnosis.facts.blocking import Model
-from distdebug.plan.orders import Orders, explore, follow
+from distdebug.plan.orders import OrderCount, explore
 from tests.support.programs import Programs
 from tests.unit.diagnosis.builder import all_reduce, recv, send
 
@@ -21,7 +21,7 @@ Matching = frozenset[tuple[int, int, int, int]]
 """Receiver and its call, sender and its call."""
 
 
-def orders_of(rows: Sequence[Sequence[Action]], model: Model | None = None) -> Orders:
+def orders_of(rows: Sequence[Sequence[Action]], model: Model | None = None) -> OrderCount:
     return explore(programs(rows).programs(), model or Model(), math.inf)
 
 
@@ -175,14 +175,12 @@ def drawn(chance: random.Random) -> list[list[Action]]:
 def _with_waits(row: list[Action], chance: random.Random) -> list[Action]:
     found: list[Action] = []
     late: list[int] = []
-    calls = 0
-    for op, peer, tag in row:
+    for calls, (op, peer, tag) in enumerate(row):
         if op != "meet" and chance.random() < 0.2:
             found.append((f"i{op}", peer, tag))
             late.append(calls)
         else:
             found.append((op, peer, tag))
-        calls += 1
         if late and chance.random() < 0.5:
             found.append(("wait", late.pop(0), 0))
     return found + [("wait", number, 0) for number in late]
