@@ -110,7 +110,7 @@ class OpenPlace(MeetingPlace):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of `ways` to go on where all stand still. `source`: whose message the first receive from
+    """A choice is one of `ways` to go on where all stand still. `source`: whose message the first receive from
     any source of `destination` takes, with this tag in this place of the simulation's; None: none
     of those that are there. Without a place see `STAY`, `BUFFER`, `LEAVE`. `orders`: by how many
     there are more, since others are equivalent to it; at least, unless `exact`."""
@@ -155,8 +155,8 @@ def is_any(call: Call) -> bool:
 
 
 class MostSends:
-    """What can be sent at best: no send waits, nor a receive from any source but one, and a message
-    is for each receive that it may be for. So no order has more."""
+    """An upper bound of what can be sent: no send waits, nor a receive from any source but one, and
+    a message is for each receive that it may be for."""
 
     def __init__(self, programs: Mapping[int, Program], model: Model) -> None:
         self._model = replace(model, buffered_bytes=sys.maxsize)
@@ -401,8 +401,7 @@ class OpenSimulation(Simulation):
 
 @dataclass(frozen=True, slots=True)
 class OrderCount:
-    """How many orders there are, and in how many of them somebody is stuck; at least, unless
-    `exact`. `shortest`: the steps of one of these with the fewest decisions. `unknown`: of one
+    """The numbers of all orders, and of those in which somebody is stuck; at least, unless `exact`. `shortest`: the steps of one of these with the fewest decisions. `unknown`: of one
     after which not all is known of a rank."""
 
     total: int
