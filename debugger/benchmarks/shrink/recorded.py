@@ -7,9 +7,10 @@ stays in the call that it was in, or, without one, in its own code.
 
 from __future__ import annotations
 
+import signal
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import UsageError
@@ -26,6 +27,8 @@ BACKEND = "gloo"
 _STAYS = Ending(kind_of("deadlock"))
 """Whatever was found, the calls at the end are kept as they were."""
 _NOT_OF_GLOO = ("avg", "premul_sum")
+_ENDS = {"early_exit": Ended(0), "rank_exception": Ended(1)}
+"""How a culprit ends, by kind; one that died ends as is on record."""
 _BY_CODE = frozenset({"rank_died", "rank_exception"})
 """Kinds that are no matter of calls, and that a line of code brings about all the same."""
 
@@ -35,7 +38,7 @@ class Aim:
     """What the small program has to lead to: the finding of a run, as report.json has it.
 
     `parted`: the ranks' lines had parted before, or that is what was found, so it counts which
-    calls come from one line. `until_ns`: when it was found (Unix time).
+    calls come from one line. `until_ns`: when it was found (Unix time). `ends`: how ranks ended.
     """
 
     kind: Kind
@@ -43,6 +46,7 @@ class Aim:
     cause: str
     parted: bool
     until_ns: int
+    ends: Mapping[int, Ended] = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Aim:
@@ -70,6 +74,11 @@ class Aim:
             str(found[0].get("cause") or ""),
             kind.name == "misaligned" or found[0].get("parted_at") is not None,
             min(times, default=1 << 63),
+            {
+                int(rank): Ended(row["exit"]["code"], row["exit"]["signal"])
+                for rank, row in report.get("ranks", {}).items()
+                if any(one is not None for one in row["exit"].values())
+            },
         )
 
     def said_of(self, culprits: Collection[int]) -> str:
@@ -138,19 +147,20 @@ class _Known:
 
 
 def _program(rank: Rank, calls: Sequence[Call], aim: Aim, known: _Known) -> Program:
-    is_culprit = rank.rank in aim.culprits
     ended_ns = rank.exiting_ns or rank.process.ended_ns or 0
-    code, signal = rank.process.exit_code, rank.process.signal
-    if code is None and signal is None:
-        code = rank.exit_code or 0
-    left = 0 < ended_ns <= aim.until_ns and not rank.process.alive and code == 0
+    is_away = aim.kind.stack_tells and rank.rank in aim.culprits
+    end: Ended | None = aim.ends.get(rank.rank, Ended(None, signal.SIGKILL))
+    if is_away and aim.kind.ends_culprits:
+        end = _ENDS.get(aim.kind.name, end)
+    elif rank.process.alive or not 0 < ended_ns <= aim.until_ns or end != Ended(0):
+        end = None
     moments = sorted({one for call in calls for one in (call.issued_ns, call.completed_ns)})
     several = len({call.thread for call in calls}) > 1
     rows: list[tuple[bool, int, Event]] = []
     for call in calls:
         done_ns = call.completed_ns if call.completed_ns <= aim.until_ns else 0
         failed = call.state is CallState.FAILED
-        if failed and done_ns and is_culprit:
+        if failed and done_ns and is_away:
             continue  # it went on with an exception, and nothing was exchanged
         if failed or call.state is not CallState.COMPLETED:
             done_ns = 0
@@ -168,7 +178,7 @@ def _program(rank: Rank, calls: Sequence[Call], aim: Aim, known: _Known) -> Prog
             place=known.place(call.place) if aim.parted else None,
         )
         rows.append((not is_async and not done_ns, call.issued_ns, Made(made)))
-        if is_async and (done_ns or not (left or is_culprit)):
+        if is_async and (done_ns or (end is None and not is_away)):
             rows.append((not done_ns, done_ns or aim.until_ns, Waited(call.number, call.site)))
     rows += [
         (False, one.time_ns, Created(replace(one, backend=BACKEND)))
@@ -177,19 +187,14 @@ def _program(rank: Rank, calls: Sequence[Call], aim: Aim, known: _Known) -> Prog
     ]
     rows.sort(key=lambda row: row[:2])
     events = [event for _, _, event in rows]
-    stays = not (rows and rows[-1][0])
     notes = []
-    if left or (is_culprit and aim.kind.ends_culprits):
-        events += [
-            Destroyed(key)
-            for key, group in rank.groups.items()
-            if group.state is GroupState.DESTROYED
-        ]
-        raised = ExceptionNote.among(rank.notes)[-1:]
-        if raised and aim.kind.name == "rank_exception" and is_culprit:
-            notes = [(len(events), raised[0])]
-        events.append(Ended(code, signal))
-    elif not stays:
+    if end is not None:
+        groups = rank.groups.items()
+        events += [Destroyed(key) for key, group in groups if group.state is GroupState.DESTROYED]
+        if end == _ENDS["rank_exception"]:
+            notes = [(len(events), one) for one in ExceptionNote.among(rank.notes)[-1:]]
+        events.append(end)
+    elif rows and rows[-1][0]:  # else it stays in its own code
         events.append(Ended(0))
     return Program(
         rank=rank.rank,

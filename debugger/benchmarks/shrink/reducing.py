@@ -92,7 +92,6 @@ class Reducer:
         self._model = model
         self._end_s = time.monotonic() + limit_s
         self._first: Finding | None = None
-        self._calls = False
 
     @property
     def is_late(self) -> bool:
@@ -103,7 +102,6 @@ class Reducer:
         """Whether the programs as they were recorded come to the finding. It must be asked first:
         smaller ones have to come to one that is like theirs."""
         self._first = self._found(first)
-        self._calls = first.calls > 0
         return self._first is not None
 
     def _found(self, one: Reduced) -> Finding | None:
@@ -121,9 +119,9 @@ class Reducer:
 
     def fails(self, one: Reduced) -> bool:
         """Whether the ranks come to the finding, the same are to blame, and it is about such calls
-        as at first: of other ops, or of none, it would be another fault of the same kind. Where
-        ranks made calls, one is left."""
-        if self._calls and not one.calls:
+        as at first: of other ops, or of none, it would be another fault of the same kind. Where it
+        is not about calls, one is left, so that it still is a matter of ranks."""
+        if not self._aim.kind.by_calls and not one.calls:
             return False
         found, first = self._found(one), self._first
         return (
