@@ -629,6 +629,8 @@ class _Parser:
     def _is_missing(self, argument: Argument) -> str:
         if argument.kind is Kind.SECONDS:
             return f"{self.action.name} needs a time, such as 200ms"
+        if not argument.choices:
+            return f"{self.action.name} needs {argument.name}=N"
         return f"{self.action.name} needs to know what: {', '.join(argument.choices)}"
 
 

@@ -110,10 +110,11 @@ class OpenPlace(MeetingPlace):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A choice is one of `ways` to go on where all stand still. `source`: whose message the first receive from
-    any source of `destination` takes, with this tag in this place of the simulation's; None: none
-    of those that are there. Without a place see `STAY`, `BUFFER`, `LEAVE`. `orders`: by how many
-    there are more, since others are equivalent to it; at least, unless `exact`."""
+    """A choice is one of `ways` to go on where all stand still. `source`: whose message the first
+    receive from any source of `destination` takes, with this tag in this place of the
+    simulation's; None: none of those that are there. Without a place see `STAY`, `BUFFER`, `LEAVE`.
+    `orders`: by how many there are more, since others are equivalent to it; at least, unless
+    `exact`."""
 
     place: int = -1
     destination: int = -1
@@ -401,8 +402,9 @@ class OpenSimulation(Simulation):
 
 @dataclass(frozen=True, slots=True)
 class OrderCount:
-    """The numbers of all orders, and of those in which somebody is stuck; at least, unless `exact`. `shortest`: the steps of one of these with the fewest decisions. `unknown`: of one
-    after which not all is known of a rank."""
+    """The numbers of all orders, and of those in which somebody is stuck; at least, unless `exact`.
+    `shortest`: the choices of one of these with the fewest decisions. `unknown`: of one after which
+    not all is known of a rank."""
 
     total: int
     stuck: int

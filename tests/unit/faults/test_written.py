@@ -85,6 +85,8 @@ def _values(argument: Argument, before: dict[str, Any]) -> st.SearchStrategy[Any
         case Kind.ERROR:
             messages = TEXTS.map(str.strip).filter(bool)
             return st.just("KeyError") | messages.map(lambda text: f"ValueError: {text}")
+        case Kind.RANK:
+            return RANKS
         case Kind.TEXT:
             return st.none() | TEXTS
         case _:
