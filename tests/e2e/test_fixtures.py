@@ -117,7 +117,8 @@ def test_success_on_tcp(name: str, tmp_path: Path, zygote: Zygote) -> None:
     done = run_forked(expected, tmp_path, zygote, extra)
     assert (done.report["outcome"], done.exit_code) == ("ok", 0), done.explain()
     lucky = [one for one in done.report["findings"] if "needs luck" in one["message"]]
-    assert [one["kind"] for one in lucky] == [LUCKY_ON_TCP[name]] if name in LUCKY_ON_TCP else []
+    kinds = [LUCKY_ON_TCP[name]] if name in LUCKY_ON_TCP else []
+    assert [one["kind"] for one in lucky] == kinds, done.explain()
     for one in lucky:
         check_finding(one, done, expected, FIXTURES / "scripts" / expected["script"])
 

@@ -42,8 +42,8 @@ from ...record.signature import Signature
 from ...record.wording import by_device
 
 EAGER_BYTES = 64 << 10
-"""What backends that buffer take of a channel: MPI's eager limits, and a socket's buffers, are of
-this size or larger."""
+"""What backends that do not say what they buffer take of a channel: MPI's eager limits, and a
+socket's buffers, are of this size or larger."""
 
 
 class WaitsFor(enum.Enum):
