@@ -47,6 +47,9 @@ class _Stuck(NamedTuple):
     place: int
 
 
+_NOBODY = _Stuck(0, -1, _NEVER)
+
+
 def lucky_sends(snapshot: Snapshot) -> list[Finding]:
     """Returns warnings about a run in which every rank has ended with status 0."""
     ranks = snapshot.ranks.values()
@@ -127,7 +130,7 @@ def _findings(world: World, rows: _Rows, stuck: Mapping[int, _Stuck]) -> Iterato
         for number in waiting:
             call, target = calls[number], stuck[number].peer
             what = f"in {call_text(call)}"
-            detail = f"rank {number} {what}{at_site(call and call.site)} waits for rank {target}"
+            detail = f"rank {number} {what}{at_site(call.site)} waits for rank {target}"
             steps.append(Step(number, what, target, detail))
         shown = [f"rank {one.rank} {one.doing} waits for rank {one.waits_for}" for one in steps[:6]]
         group = rows[waiting[0]][stuck[waiting[0]].at].group
@@ -140,7 +143,7 @@ def _findings(world: World, rows: _Rows, stuck: Mapping[int, _Stuck]) -> Iterato
             proven=False,
             group=group_evidence(world.ranks[waiting[0]].groups[group]),
             ranks={
-                one: of_call("called", calls[one], calls[one] and calls[one].site, CallIs.OBJECT)
+                one: of_call("called", calls[one], calls[one].site, CallIs.OBJECT)
                 for one in waiting
             },
             details=[one.detail for one in steps],
@@ -149,17 +152,18 @@ def _findings(world: World, rows: _Rows, stuck: Mapping[int, _Stuck]) -> Iterato
             observable_ns=max(rows[one][stuck[one].at].completed_ns for one in waiting),
         )
 
-    calls = {number: call_of(number, one.at) for number, one in stuck.items()}
+    own = {number: call_of(number, one.at) for number, one in stuck.items()}
+    calls = {number: call for number, call in own.items() if call is not None}
     seen: set[int] = set()
     for number, one in stuck.items():
-        if one.place == _NEVER:
+        if one.place == _NEVER and number in calls:
             headline = f"rank {one.peer} never receives what rank {number} sends"
             yield finding("unmatched_p2p", headline, [number], [one.peer])
         way = [number]
-        while way[-1] in stuck and way[-1] not in seen:
+        while way[-1] not in seen and stuck.get(way[-1], _NOBODY).place != _NEVER:
             seen.add(way[-1])
             way.append(stuck[way[-1]].peer)
         cycle = way[way.index(way[-1]) : -1]
-        ends = [(calls[stuck[one].peer], call_of(*stuck[one][1:])) for one in cycle]
+        ends = [(own[stuck[one].peer], call_of(*stuck[one][1:])) for one in cycle]
         if cycle and all(mine and its and mine.thread == its.thread for mine, its in ends):
             yield finding("deadlock", "ranks wait for each other in a cycle", cycle, cycle)

@@ -93,6 +93,14 @@ def test_a_message_that_nobody_receives() -> None:
     assert one.ranks[0].location.line == 7
 
 
+def test_who_waits_for_the_sender_of_such_a_message_is_not_told_of() -> None:
+    made = Programs(2, "tcp")
+    sends_first(made[0], 1, 1)
+    made[1].makes(send(0, 8))
+    (one,) = found(made)
+    assert (one.kind, one.culprits) == ("unmatched_p2p", (1,))
+
+
 def in_turn(made: Programs) -> None:
     for _ in range(3):
         sends_first(made[0], 1, 1)
