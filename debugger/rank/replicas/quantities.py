@@ -34,6 +34,7 @@ from ...record.replicas import (
 )
 from ...record.signature import hash64
 from ...record.snapshot import Column
+from ..torch_private.training import living
 
 ODD = 0x9E3779B97F4A7C15
 _ABSENT = 0
@@ -60,6 +61,18 @@ class Axis:
         return self.mesh.get_group(self.dim)
 
 
+def axis_name(group: Any) -> str:
+    """Returns what the program calls the dimension of a device mesh along which this group's ranks
+    are, "" where it calls it nothing: torch says so only of groups that it has made for a mesh."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    for mesh in living(module.DeviceMesh) if module is not None else ():
+        names = mesh.mesh_dim_names or ()
+        for dim, name in enumerate(names if mesh.get_coordinate() is not None else ()):
+            if getattr(mesh.get_group(dim), "_record", None) is group:
+                return str(name)
+    return ""
+
+
 def axes_of(tensor: Any) -> Iterator[Axis]:
     """The axes of its mesh along which a DTensor is replicated; none for any other tensor."""
     if _is_dtensor(tensor):
@@ -77,6 +90,15 @@ def part(tensor: Any, axis: Axis | None) -> Tensor | None:
     elif axis is not None or _is_dtensor(tensor):
         return None
     return tensor if _is_readable(tensor) else None
+
+
+def local(tensor: Any) -> Tensor | None:
+    """Returns this rank's part of a tensor, whatever its placements are; None where that is nothing
+    that can be read."""
+    if _is_dtensor(tensor):
+        with torch.no_grad():
+            tensor = tensor.to_local()
+    return tensor if _is_readable(tensor) and tensor.numel() else None
 
 
 def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
