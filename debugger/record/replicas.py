@@ -51,10 +51,11 @@ HEADER = Struct("<8sIIII")
 ENTRY = Struct("<QQQQQQQ")
 """number + 1, collectives of the group before it, how many-th of that moment, step and its flags,
 site, time (ns, CLOCK_MONOTONIC), digest of the digests"""
-ALONE, APART, BUSY = 1 << 63, 1 << 62, 1 << 61
-"""Flags of a step: it was made by this rank alone; so was this one or one before it; and: since the
-first entry the group has carried tensors that may have made the columns equal."""
-_STEP = BUSY - 1
+ALONE, APART, BUSY, NO_SYNC = 1 << 63, 1 << 62, 1 << 61, 1 << 60
+"""Flags of a step: it was made by this rank alone; so was this one or one before it; since the
+first entry, or the first step alone, ranks may have made the columns equal themselves; and: it was
+alone since all forwards were below DDP's no_sync()."""
+_STEP = NO_SYNC - 1
 PASSING, SUMMING, UNUSED = "passing", "summing", "unused"
 """What a group does in a training step: it passes activations, or sums up gradients alone, or
 carries no more than small numbers."""
@@ -234,7 +235,7 @@ class ReplicaReader:
         newest = self._last
         while self._read(newest + 1) is not None:
             newest += 1
-        if newest == self._last and self._read(newest) is None:
+        if MARK.unpack_from(self._map, self._at(newest + 1))[0] > newest + 1:
             # It has been round since the last look: find the newest by their marks.
             places = (self._start + slot * self._size for slot in range(self._entries))
             newest = max(int(MARK.unpack_from(self._map, at)[0]) for at in places)
@@ -296,6 +297,7 @@ class ReplicaReader:
             alone=bool(step & ALONE),
             apart=bool(step & APART),
             busy=bool(step & BUSY),
+            no_sync=bool(step & NO_SYNC),
         )
 
 

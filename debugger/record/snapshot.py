@@ -253,7 +253,8 @@ class Digest:
     `moment`: how many collectives of the group had been issued, and how many-th digest since then
     it is: the same on all ranks, whatever steps they have left out. `step`: steps made so far.
     `alone`: the rank made this step without the others; `apart`: this one, or one before it.
-    `busy`: the group has carried more than small numbers since the first digest.
+    `busy`: ranks may have made it equal themselves since the first digest, or since the first step
+    that they made alone. `no_sync`: alone since it was below DDP's no_sync().
     """
 
     moment: tuple[int, int]
@@ -264,6 +265,7 @@ class Digest:
     alone: bool = False
     apart: bool = False
     busy: bool = False
+    no_sync: bool = False
 
 
 class Column(NamedTuple):

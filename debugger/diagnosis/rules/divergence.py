@@ -19,9 +19,9 @@ are some, a rank that has made one on its own is compared with them (`_compared`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
+from math import isnan, prod
 
 from ...record.dispute import vote
 from ...record.replicas import (
@@ -48,6 +48,9 @@ from ..limits import ROUNDING, SECOND_NS, Candidate
 
 Moment = tuple[int, int]
 MOST_PARTIES = 4
+_MOST_CALLS = 256
+_SMALL = 8
+"""Elements of a loss, or of a count."""
 PATIENCE = 8
 """After so many more moments at which they are apart, what may be replicas is no longer thought to
 be averaged now and then."""
@@ -82,6 +85,7 @@ def differing_replicas(world: World) -> list[Candidate]:
     for number, rank in sorted(world.ranks.items()):
         for replicas in rank.replicas:
             members.setdefault((replicas.group, replicas.key), {})[number] = replicas
+    _join_models(members)
     several = [replicas for replicas in members.values() if len(replicas) > 1]
     tables = [one for one in several if next(iter(one.values())).use]
     found = [_first_difference(world, one) for one in several if one not in tables]
@@ -92,12 +96,26 @@ def differing_replicas(world: World) -> list[Candidate]:
         for name in finding.data.get("parameters", ())
     }
     for table in tables:
-        parted = _parted(world, table, tables)
+        parted = _parted(world, table)
         if parted is not None and told.isdisjoint(
             (parted.group.name if parted.group else "", name) for name in parted.data["parameters"]
         ):
             found.append(parted)
     return [Candidate(finding) for finding in found if finding is not None]
+
+
+def _join_models(members: dict[tuple[GroupKey, str], dict[int, Replicas]]) -> None:
+    """Joins those of one DDP model of which ranks have other parameters: one that was tied, say."""
+    models: dict[tuple[GroupKey, str], list[tuple[GroupKey, str]]] = {}
+    for group, key in members:
+        model, _, _ = key.rpartition(".")
+        if model[:1].isdigit():
+            models.setdefault((group, model), []).append((group, key))
+    for keys in models.values():
+        ranks = [rank for key in keys for rank in members[key]]
+        if len(keys) > 1 and len(ranks) == len(set(ranks)):
+            for key in keys[1:]:
+                members[keys[0]] |= members.pop(key)
 
 
 def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | None:
@@ -121,7 +139,68 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
                 continue
             if difference is not None:
                 return _finding(world, replicas, rows_of, difference)
-    return None
+    return _apart_by_mistake(world, replicas, moments)
+
+
+def _apart_by_mistake(
+    world: World, replicas: dict[int, Replicas], moments: Mapping[Moment, Mapping[int, Digest]]
+) -> Finding | None:
+    """Returns a finding where all ranks have made a step of a DDP model alone, and no choice shows
+    in that: they go on together as if they were equal, or they never do anything together.
+
+    Ranks that average their parameters from time to time do so (`Digest.busy`), or at the end.
+    """
+    group = _group(world, replicas)
+    is_ddp = next(iter(replicas.values())).key[:1].isdigit()
+    every = [row for rows in moments.values() for row in rows.values()]
+    if group is None or replicas.keys() != set(group.ranks) or any(row.busy for row in every):
+        return None
+    whole = [one for one in sorted(moments) if len(moments[one]) == len(replicas)]
+    alone = [one for one in whole if all(row.alone for row in moments[one].values())]
+    if not (is_ddp and alone):
+        return None
+    rows = dict(moments[alone[0]])
+    differing = [one for one in whole if len({row.total for row in moments[one].values()}) > 1]
+    difference = _difference(replicas, alone[0], rows) if alone[0] in differing else None
+    if difference is None:
+        return None
+    together = [
+        one
+        for one in differing
+        if one > alone[0] and not any(row.alone for row in moments[one].values())
+    ]
+    if together and (world.snapshot.finished or whole[-1] > together[0]):
+        cause = "DDP's forward was not called before this step: the module that it wraps was"
+        if all(row.no_sync for row in rows.values()):
+            cause = "this step was below no_sync(), and later ones reduce gradients again"
+    elif (
+        world.snapshot.finished
+        and len(alone) > 1
+        and whole[-1] in differing
+        and all(row.alone for row in every if row.step)
+        and not _exchanged_since(world, replicas, moments[whole[-1]])
+    ):
+        cause = "DDP never reduced a gradient: always below no_sync()"
+    else:
+        return None
+    finding = _finding(world, replicas, rows, difference)
+    details = tuple(_details(difference, cause))
+    return replace(finding, details=details, data={**finding.data, "likely_cause": cause})
+
+
+def _exchanged_since(world: World, ranks: Collection[int], rows: Mapping[int, Digest]) -> bool:
+    """Whether one of these ranks has made a call with more than small numbers after its digest, or
+    may have: it is not on record any more."""
+    for rank in ranks:
+        history = world.ranks[rank].history
+        calls = list(history.recent(_MOST_CALLS)) if history is not None else []
+        since = [call for call in calls if call.issued_ns > rows[rank].time_ns]
+        if history is None or (since and len(since) == len(calls) == _MOST_CALLS):
+            return True
+        shapes = [shape for call in since for _, shape in call.signature.tensors]
+        if any(prod(shape) >= _SMALL for shape in shapes):
+            return True
+    return False
 
 
 def _were_equal(
@@ -135,9 +214,7 @@ def _were_equal(
     return {row.step for row in rows.values()} == {0} and len({r.total for r in rows.values()}) == 1
 
 
-def _parted(
-    world: World, table: dict[int, Replicas], tables: Sequence[dict[int, Replicas]]
-) -> Finding | None:
+def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
     """Returns a warning of what may be replicas by a table and has parted, and still is apart."""
     digests = {rank: one.digests() for rank, one in table.items()}
     moments: dict[Moment, dict[int, Digest]] = {}
@@ -153,19 +230,16 @@ def _parted(
     if {row.step for row in moments[first].values()} != {0} or len(start) < len(table):
         return None
     one_of = next(iter(table.values()))
-    places = _candidates(world, table, tables, start, moments[last])
+    places = _candidates(world, table, start, moments[last])
     now = _values(table, last)
     apart = [place for place in places if len({row[place] for row in now.values()}) > 1]
     for moment in [one for one in sorted(moments) if one > first and apart]:
         values = _values(table, moment)
-        differing = [
-            place
-            for place in apart
-            if len({row[place] for row in values.values()}) > 1
-            and not _is_small(table, moment, one_of.columns[place])
-        ]
+        differing = [place for place in apart if len({row[place] for row in values.values()}) > 1]
+        if all(_is_small(table, moment, one_of.columns[place]) for place in differing):
+            continue
         since = sum(moment < one <= last for one in together)
-        if differing and (world.snapshot.finished or since >= PATIENCE):
+        if world.snapshot.finished or since >= PATIENCE:
             columns = [one_of.columns[place] for place in differing]
             values_of = {rank: row[differing[0]] for rank, row in values.items()}
             largest = _largest_difference(
@@ -189,7 +263,6 @@ def _values(table: dict[int, Replicas], moment: Moment) -> dict[int, Sequence[in
 def _candidates(
     world: World,
     table: dict[int, Replicas],
-    tables: Sequence[dict[int, Replicas]],
     start: Mapping[int, Sequence[int]],
     last: Mapping[int, Digest],
 ) -> dict[int, str]:
@@ -235,9 +308,13 @@ def _candidates(
         found |= dict.fromkeys([place for place in crossed if place in random], beside)
     group = _group(world, table)
     if idle and group is not None and not {*alike}.isdisjoint(random):
-        like = [one for each in tables for one in each.items() if one[1].use == SUMMING]
-        views = [view for rank, one in like if (view := world.view(rank, one.group)) is not None]
-        if any(view.any.desc == group.desc.strip() != "" for view in views):
+        siblings = [
+            view.any.desc
+            for rank, of_rank in world.ranks.items()
+            for one in of_rank.replicas
+            if not one.use and (view := world.view(rank, one.group)) is not None
+        ]
+        if group.desc.startswith(OF_MESH) and group.desc in siblings:
             cause = "other ranks reduce gradients along axis {axis}, and these do not"
             found |= dict.fromkeys(alike, cause)
     return found

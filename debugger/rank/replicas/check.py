@@ -16,6 +16,7 @@ it has been on its own, and the diagnosis, which sees all ranks, tells the one f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.notes import ReplicasNote
-from ...record.replicas import ALONE, APART, BUSY, ReplicaWriter, file_name
+from ...record.replicas import ALONE, APART, BUSY, NO_SYNC, ReplicaWriter, file_name
 from ...record.signature import hash64
 from ...record.snapshot import Column
 from ..checks import pipeline
@@ -113,6 +114,9 @@ class Replica:
     every: int = 1
     brought_together: set[int] = field(default_factory=set)
     """For a table: the places of parameters that its group has summed up, or their gradients."""
+    exchanges: int = -1
+    """The count of other exchanges of its ranks when it was left alone."""
+    is_busy: bool = False
     carried: int = 0
     """For a table: the tensors that its group had carried at its begin."""
 
@@ -165,6 +169,9 @@ class ReplicaCheck:
         self._is_asked = False
         self._late = False
         self._hears_forwards = False
+        self._axes: weakref.WeakKeyDictionary[GroupRecord, str] = weakref.WeakKeyDictionary()
+        """What the program calls the dimension of a mesh along which a group's ranks are: torch
+        describes only those groups so that it has made for one."""
 
     def observe(self) -> None:
         """The check is asked for: from now on the steps of all optimisers are looked at."""
@@ -173,6 +180,7 @@ class ReplicaCheck:
             self._gradients = None
         training.on_statistics(self.forward)
         training.on_models_averaged(self.averaged)
+        training.on_mesh(self.meshed)
         training.on_optimizer_steps(self.before_step, self.after_step)
 
     def look_meanwhile(self) -> Callable[[], None]:
@@ -229,7 +237,7 @@ class ReplicaCheck:
         """A DDP model was made."""
         group: Any = getattr(model, "process_group", None)
         issued = group._record.slot.issued if isinstance(group, CheckedGroup) else None
-        named = model.module.named_parameters()
+        named = model.module.named_parameters(remove_duplicate=False)
         trained = frozenset(name for name, one in named if one.requires_grad)
         self._models.append(DdpModel(weakref.ref(model), issued, trained))
         if self._gradients is not None:
@@ -240,6 +248,14 @@ class ReplicaCheck:
         for known in self._models:
             if getattr(known.reference(), "logger", None) is logger:
                 known.synchronised += 1
+
+    def meshed(self, mesh: Any) -> None:
+        """A device mesh was made."""
+        with contextlib.suppress(Exception):  # a mesh without groups, or that this rank is not in
+            for dim, name in enumerate(mesh.mesh_dim_names or ()):
+                group: Any = mesh.get_group(dim)
+                if isinstance(group, CheckedGroup):
+                    self._axes.setdefault(group._record, str(name))
 
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
@@ -291,14 +307,20 @@ class ReplicaCheck:
                 replica.withheld = None
                 if not self._is_left_alone(replica):
                     replica.left_alone = True
+                    if self._gradients is not None:
+                        self._gradients.keep_sums()
                     if replica.model >= 0:
                         self._local.add(replica.model)
                     rank_log.write("the check of replicas is off: steps without synchronisation")
             if self._is_left_alone(replica):
                 replica.withheld = None
-                if made and replica.apart < MOST_APART:
+                was_busy = replica.is_busy
+                replica.is_busy = was_busy or self._may_be_averaged(replica, tensors)
+                if made and (replica.apart < MOST_APART or replica.is_busy is not was_busy):
                     replica.apart += 1
-                    flags = APART | ALONE * alone
+                    model = self._models[replica.model].reference() if replica.model >= 0 else None
+                    below = alone and not getattr(model, "require_forward_param_sync", True)
+                    flags = APART | ALONE * alone | BUSY * replica.is_busy | NO_SYNC * below
                     self._add(replica, optimizer, tensors, steps.made, site, flags)
             elif made or replica.fresh:
                 if replica.model == BY_EQUALITY:
@@ -428,6 +450,17 @@ class ReplicaCheck:
             return False  # nobody has ever brought this model together, DDP included
         return before == issued
 
+    def _may_be_averaged(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether, since its first step alone, ranks may have made the parameters equal."""
+        gradients = self._gradients
+        if gradients is None:
+            return True
+        if replica.exchanges < 0:
+            replica.exchanges = gradients.exchanges(replica.group)
+            replica.reduced = gradients.count
+        exchanged = gradients.exchanges(replica.group) > replica.exchanges
+        return exchanged or any(gradients.held(replica.group, tensors, replica.reduced))
+
     def _were_reduced(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether all gradients that this step has used were summed up since the step before."""
         gradients = self._gradients
@@ -503,7 +536,7 @@ class ReplicaCheck:
         text = f"{number}.{namesake}.{key[-1]:016x}"
         group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
-        axis = axis or quantities.axis_name(group) or ("dp" if number >= 0 else "")
+        axis = axis or self._axes.get(group) or ("dp" if number >= 0 else "")
         models = self._models[number : number + 1] if number >= 0 else []
         unreduced = [name[:200] for one in models for name, _ in named if name not in one.trained]
         while True:

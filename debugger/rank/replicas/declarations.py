@@ -188,14 +188,15 @@ def _traits(one: torch.Tensor, group: GroupRecord, gradients: ReducedGradients) 
 
 def replicated_by(known: DdpModel, mine: Collection[int]) -> Named:
     """The parameters that must be equal by a DDP model: those whose gradients it brings together,
-    and those that an optimiser trains (`mine`: their ids) though it did not do so at first."""
+    and those that an optimiser trains (`mine`: their ids) though it did not do so at first. One
+    that is tied comes by each of its names: a rank may have untied it."""
     model = known.reference()
     if model is None:
         return []
     ignored = getattr(model, "parameters_to_ignore", ())
     return [
         (name, one)
-        for name, one in model.module.named_parameters()
+        for name, one in model.module.named_parameters(remove_duplicate=False)
         if name not in ignored and (id(one) in mine or name in known.trained)
     ]
 

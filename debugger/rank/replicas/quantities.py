@@ -34,7 +34,6 @@ from ...record.replicas import (
 )
 from ...record.signature import hash64
 from ...record.snapshot import Column
-from ..torch_private.training import living
 
 ODD = 0x9E3779B97F4A7C15
 _ABSENT = 0
@@ -59,18 +58,6 @@ class Axis:
     def group(self) -> Any:
         """The process group of this rank along it."""
         return self.mesh.get_group(self.dim)
-
-
-def axis_name(group: Any) -> str:
-    """Returns what the program calls the dimension of a device mesh along which this group's ranks
-    are, "" where it calls it nothing: torch says so only of groups that it has made for a mesh."""
-    module = sys.modules.get("torch.distributed.device_mesh")
-    for mesh in living(module.DeviceMesh) if module is not None else ():
-        names = mesh.mesh_dim_names or ()
-        for dim, name in enumerate(names if mesh.get_coordinate() is not None else ()):
-            if getattr(mesh.get_group(dim), "_record", None) is group:
-                return str(name)
-    return ""
 
 
 def axes_of(tensor: Any) -> Iterator[Axis]:
@@ -265,6 +252,10 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
     NaNs count as one: which of them an addition gives depends on the order of its operands.
     """
     with torch.no_grad():
+        by_id = {id(one): one for one in tensors}  # one that is tied comes several times
+        if len(by_id) < len(tensors):
+            once = dict(zip(by_id, digests(list(by_id.values())), strict=True))
+            return [once[id(one)] for one in tensors]
         found = _values([_digest(tensor) for tensor in tensors])
         sums = _values([_not_a_number(tensor) for tensor in tensors])
         for index, has_nan in enumerate(sums):

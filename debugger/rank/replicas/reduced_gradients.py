@@ -11,6 +11,8 @@ parameters in one flat tensor, and what came of that is now in the gradients: th
 
 from __future__ import annotations
 
+import sys
+import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -18,7 +20,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from ..log.rank_log import report_own_fault
 from ..record.describe import tensors_in
 from ..record.recorder import GroupRecord, Known
 from ..torch_private.operator_calls import WeakStorage
-from ..torch_private.training import capturing, current_backward
+from ..torch_private.training import capturing, current_backward, in_function
 
 METHODS = methods_of(Pattern.ALL_REDUCE)
 GIVEN_BY_ONE = "broadcast"
@@ -63,12 +64,31 @@ class ReducedGradients:
         """The storages of what the last backward of this process has summed up."""
         self._moved_in_backward: set[GroupRecord] = set()
         """The groups that have moved, and not summed up, tensors in the last backward."""
+        self._in_forward: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
+        """The groups that autograd functions use in a forward."""
         self._scattered: dict[Any, set[GroupRecord]] = {}
         """By the storage of one's own part of a sum, the groups that have summed it up."""
-        self.carried: WeakKeyDictionary[GroupRecord, int] = WeakKeyDictionary()
+        self.carried: weakref.WeakKeyDictionary[GroupRecord, int] = weakref.WeakKeyDictionary()
         """The tensors that each group of this process has carried, but for small ones."""
+        self._moved: weakref.WeakKeyDictionary[GroupRecord, int] = weakref.WeakKeyDictionary()
+        """The larger tensors that each group has neither summed up nor broadcast."""
+        self._messages = 0
         self.peers: set[int | None] = set()
         """The ranks with which this one has exchanged messages."""
+
+    def keep_sums(self) -> None:
+        """Keeps again what comes of reductions."""
+        self._keeps_sums = True
+
+    def exchanges(self, record: GroupRecord) -> int:
+        """Returns a count that grows with each exchange by which the ranks of this group may have
+        made something equal, but for sums and broadcasts of its own."""
+        others = [
+            count
+            for one, count in self.carried.items()
+            if one is not record and len({*one.ranks} & {*record.ranks}) > 1
+        ]
+        return sum(others) + self._moved.get(record, 0) + self._messages
 
     def keep_no_sums(self) -> None:
         """Keeps from now on only what was reduced, and not what came of it."""
@@ -83,6 +103,7 @@ class ReducedGradients:
         def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
             signature = _signature(known.text)
             if signature.peer is not None:
+                self._messages += 1
                 self.peers.add(signature.peer)
                 return None
             large = any(may_tell(one) for one in tensors_in(args[:2]))
@@ -92,8 +113,12 @@ class ReducedGradients:
                 return None
             scattered = method in SCATTERED
             summed = (scattered or method in METHODS) and signature.reduce_op in SUMS
-            if large and not summed and self._is_in_backward():
-                self._moved_in_backward.add(record)
+            if large and not summed:
+                self._moved[record] = self._moved.get(record, 0) + (method != GIVEN_BY_ONE)
+                if self._is_in_backward():
+                    self._moved_in_backward.add(record)
+            if large and record not in self._in_forward and in_function(sys._getframe(1)):
+                self._in_forward.add(record)
             if not (summed or method == GIVEN_BY_ONE):
                 return None
             tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
@@ -134,7 +159,7 @@ class ReducedGradients:
 
     def moves_activations(self, record: GroupRecord, gradients: Sequence[Tensor | None]) -> bool:
         """The same, where the group may as well have gathered them, or exchanged them."""
-        moved = record in self._moved_in_backward
+        moved = record in self._moved_in_backward or record in self._in_forward
         return moved or self.passes_activations(record, gradients)
 
     def sums_elsewhere(self, record: GroupRecord, gradient: Tensor | None) -> bool:
@@ -208,9 +233,10 @@ class ReducedGradients:
 
     def forget(self) -> None:
         """Leave out what exists no more."""
-        for kept in (self._reduced, self._scattered):
+        by_storage: tuple[dict[Any, Any], ...] = (self._reduced, self._scattered)
+        for kept in by_storage:
             for storage in [one for one in kept if one.expired()]:
-                del kept[storage]  # type: ignore[attr-defined]
+                del kept[storage]
 
 
 MOST_ELEMENTS = 64
@@ -239,8 +265,9 @@ class Sum:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it has a storage with elements that can be read."""
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
+    """Whether it has a storage with elements that can be read, and is no DTensor."""
+    known = type(tensor) in (Tensor, torch.nn.Parameter)
+    return known and tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
 def may_tell(tensor: Tensor) -> bool:
