@@ -114,8 +114,9 @@ def _join_models(members: dict[tuple[GroupKey, str], dict[int, Replicas]]) -> No
     for keys in models.values():
         ranks = [rank for key in keys for rank in members[key]]
         if len(keys) > 1 and len(ranks) == len(set(ranks)):
-            for key in keys[1:]:
-                members[keys[0]] |= members.pop(key)
+            first, *others = keys
+            for other in others:
+                members[first] |= members.pop(other)
 
 
 def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | None:
