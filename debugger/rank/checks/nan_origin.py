@@ -275,8 +275,8 @@ def _line_above() -> str:
 
 
 def _autograd_text() -> str:
-    """`SqrtBackward0 at train.py:12 in forward`, with the user's line in the forward; "" where no function
-    of autograd runs."""
+    """`SqrtBackward0 at train.py:12 in forward`, with the user's line in the forward; "" where
+    autograd runs no function."""
     name, told = backward_function() or ("", [])
     frames = _FRAME.findall("".join(told))
     users = [one for one in frames if call_site.frame_kind(one[0]) == call_site.USER]
