@@ -130,7 +130,8 @@ class NanOrigin:
             self._forwards.append(forward)
             for index, one in enumerate(_tensors(output)):
                 if one.grad_fn is not None:
-                    one.register_hook(partial(forward.gradients.__setitem__, index))
+                    hook: Any = one.register_hook  # which torch's stubs leave untyped
+                    hook(partial(forward.gradients.__setitem__, index))
 
     def calls(self, frame: FrameType) -> None:
         """The program makes a call of a group; `frame` is one of ours."""
@@ -247,11 +248,11 @@ class NanOrigin:
         return f", by {mode.found}" if mode.found else ""
 
 
-class _FirstWrong(TorchDispatchMode):
+class _FirstWrong(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The first operation whose result is wrong and whose arguments are not."""
 
     def __init__(self, wrong: _Wrong, backward: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._is_wrong = wrong
         self._backward = backward
         self.found = ""
