@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
@@ -25,13 +25,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ...record.snapshot import CallSite
 from ...record.wording import at_site
 from ..log.rank_log import report_own_fault
 from ..record import call_site
+from ..torch_private.operator_calls import calls_with, tensors_of
 from ..torch_private.training import DDP, backward_function, current_backward
 
 NAN_ORIGIN = "nan-origin"
@@ -128,7 +127,7 @@ class NanOrigin:
         if outermost:
             forward.args, forward.kwargs, forward.returned = args, kwargs, wrong
             self._forwards.append(forward)
-            for index, one in enumerate(_tensors(output)):
+            for index, one in enumerate(tensors_of(output)):
                 if one.grad_fn is not None:
                     hook: Any = one.register_hook  # which torch's stubs leave untyped
                     hook(partial(forward.gradients.__setitem__, index))
@@ -196,10 +195,10 @@ class NanOrigin:
     def _operation(
         self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], wrong: _Wrong
     ) -> str:
-        mode = _FirstWrong(wrong)
-        with _kept(module), mode:
+        first = _FirstWrong(wrong)
+        with _kept(module), first.looks():
             module.forward(*args, **kwargs)
-        return f", by {mode.found}" if mode.found else "; its input and parameters were sound"
+        return f", by {first.found}" if first.found else "; its input and parameters were sound"
 
     def _from_backward(self, nan: bool) -> str:
         behind: Forward | None = None
@@ -236,36 +235,39 @@ class NanOrigin:
             on.enter_context(torch.enable_grad())
             on.enter_context(torch.autograd.detect_anomaly(check_nan=False))
             torch.set_rng_state(forward.random)
-            outputs = [*_tensors(root(*forward.args, **forward.kwargs))]
-            given = [*_tensors((forward.args, forward.kwargs)), *root.parameters()]
-            mode = on.enter_context(_FirstWrong(_not_finite, backward=True))
+            outputs = tensors_of(root(*forward.args, **forward.kwargs))
+            given = [*tensors_of((forward.args, forward.kwargs)), *root.parameters()]
+            first = _FirstWrong(_not_finite, backward=True)
+            on.enter_context(first.looks())
             torch.autograd.grad(
                 [outputs[index] for index in forward.gradients],
                 [one for one in given if one.requires_grad],
                 [*forward.gradients.values()],
                 allow_unused=True,
             )
-        return f", by {mode.found}" if mode.found else ""
+        return f", by {first.found}" if first.found else ""
 
 
-class _FirstWrong(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _FirstWrong:
     """The first operation whose result is wrong and whose arguments are not."""
 
     def __init__(self, wrong: _Wrong, backward: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._is_wrong = wrong
         self._backward = backward
+        self._sound = False
         self.found = ""
 
-    def __torch_dispatch__(
-        self, func: Any, _types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        sound = not self.found and not _holds(self._is_wrong, (args, kwargs))
-        result = func(*args, **(kwargs or {}))
-        if sound and _holds(self._is_wrong, result):
+    def looks(self) -> Any:
+        """Returns the mode in which it looks at each operation."""
+        return calls_with(self._before, self._after) or nullcontext()
+
+    def _before(self, _operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._sound = not self.found and not _holds(self._is_wrong, (args, kwargs))
+
+    def _after(self, operator: Any, result: Any) -> None:
+        if self._sound and _holds(self._is_wrong, result):
             text = _autograd_text() if self._backward else ""
-            self.found = text or f"{func.overloadpacket.__name__}{_line_above()}"
-        return result
+            self.found = text or f"{operator.overloadpacket.__name__}{_line_above()}"
 
 
 def _line_above() -> str:
@@ -297,12 +299,8 @@ def _kept(module: Module) -> Iterator[None]:
                 one.copy_(was)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    return (one for one in tree_leaves(value) if isinstance(one, Tensor))
-
-
 def _holds(wrong: _Wrong, value: Any) -> bool:
-    return any(wrong(one) for one in _tensors(value))
+    return any(wrong(one) for one in tensors_of(value))
 
 
 def _not_finite(one: Tensor) -> bool:
@@ -320,7 +318,7 @@ def _nan(one: Tensor) -> bool:
 def _batch(forward: Forward) -> str:
     """`batch 12: float32[8, 16] from -3.1 to 4.2`."""
     texts = []
-    for one in _tensors((forward.args, forward.kwargs)):
+    for one in tensors_of((forward.args, forward.kwargs)):
         text = f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}"
         if one.is_floating_point() and one.numel() and one.layout is torch.strided:
             sound = one.detach().float()
