@@ -53,6 +53,12 @@ BACKWARD = WatchedPart(
     Private("torch", "_C._current_graph_task_id"),
 )
 
+FUNCTION = WatchedPart(
+    "backward_function",
+    "which function of autograd has made a NaN is not told",
+    Private("torch", "_C._current_autograd_node"),
+)
+
 
 @DATA_END
 def on_data_end(note: Callable[[int], None]) -> None:
@@ -163,6 +169,16 @@ def _shadowing() -> CodeType | None:
 def current_backward() -> int | None:
     """A number of the backward that runs on this thread; negative where none does."""
     return int(torch._C._current_graph_task_id())
+
+
+@FUNCTION
+def backward_function() -> tuple[str, list[str]] | None:
+    """The function of autograd that runs on this thread, and the traceback of its forward, where
+    anomaly detection was on; None outside of a backward."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return None
+    return node.name(), [str(one) for one in node.metadata.get("traceback_", ())]
 
 
 def capturing() -> bool:
