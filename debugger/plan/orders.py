@@ -47,12 +47,16 @@ class OpenPlace(MeetingPlace):
         super().__post_init__()
         self.fitting: list[Posted] = []
         """Sends that a backend may buffer."""
+        self.room_bytes = 0
 
-    def buffer(self, sent: Posted) -> None:
-        if sent.size_bytes:
-            self.fitting.append(sent)
-        else:
-            super().buffer(sent)
+    def buffered(self, sent: Posted, room_bytes: int) -> Iterator[Posted]:
+        """The sends that are over, as they send nothing; others that fit are kept in mind."""
+        self.room_bytes = room_bytes
+        for one in super().buffered(sent, room_bytes):
+            if one.size_bytes:
+                self.fitting.append(one)
+            else:
+                yield one
 
     def receive_for(self, source: int, destination: int, tag: int) -> Posted | None:
         row = self._receives.get((destination, tag, source))
@@ -305,11 +309,12 @@ class OpenSimulation(Simulation):
             self._slept[own] = frozenset(arrived)
             return
         if step.ways > 1:
-            self._hold([one[0] for rank, one in arrived.items() if rank != step.source], own)
+            others = [one[0] for rank, one in arrived.items() if rank != step.source]
+            self._hold(others, own, arrived[step.source][0])
         self._slept.pop(own, None)
         self.taken[own] = step.source
         for pair in place.take(step.destination, step.tag, step.source):
-            for one in pair:
+            for one in (*pair, *place.buffered(pair[1], place.room_bytes)):
                 self._over(one)
 
     def _over(self, posted: Posted) -> None:
@@ -319,21 +324,30 @@ class OpenSimulation(Simulation):
     def _is_awaited(self, sent: Posted) -> bool:
         return not sent.end.done_ns and self._runnable.is_awaited(sent.end)
 
-    def _hold(self, sent: Sequence[Posted], receive: tuple[int, int]) -> None:
-        """These messages come after the receive is over: when its rank makes its next call."""
-        number, rank = receive[1], self.ranks[receive[0]]
-        for thread in self.threads[receive[0]]:
-            over = thread.stop is not None and thread.stop.number == number
-            its = len(rank.calls)
-            for doing in thread.doings[thread.at :]:
-                if isinstance(doing, Waited) and rank.own_number(doing.number) == number:
+    def _hold(self, sent: Sequence[Posted], receive: tuple[int, int], taken: Posted) -> None:
+        """These messages come after the receive has taken its own: its rank makes its next call
+        then, if it waits for that, else the sender, if it does."""
+        own = self._next_call(*receive, at_once=True)
+        if own is None and (after := self._next_call(taken.rank, taken.number, at_once=True)):
+            receive, own = (taken.rank, taken.number), after
+        own = own or self._next_call(*receive, at_once=False)
+        for one in sent if own is not None else ():
+            self.holds[one.rank, one.number] = Hold(one.rank, one.number, receive[0], own)
+
+    def _next_call(self, number: int, call: int, *, at_once: bool) -> int | None:
+        """Returns the number of the next call that this rank makes after this one of its calls is
+        over; None where there is none, or (`at_once`) where no thread waits for that now."""
+        rank = self.ranks[number]
+        for thread in self.threads[number]:
+            over = thread.stop is not None and thread.stop.number == call
+            following = len(rank.calls)
+            for doing in thread.doings[thread.at :] if over or not at_once else ():
+                if isinstance(doing, Waited) and rank.own_number(doing.number) == call:
                     over = True
                 elif isinstance(doing, Made) and over:
-                    for one in sent:
-                        hold = Hold(one.rank, one.number, receive[0], its)
-                        self.holds[one.rank, one.number] = hold
-                    return
-                its += isinstance(doing, Made)
+                    return following
+                following += isinstance(doing, Made)
+        return None
 
     def _before(self, destination: int, receive: Posted) -> tuple[Program, int]:
         rank = self.ranks[destination]

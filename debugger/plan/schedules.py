@@ -16,7 +16,7 @@ from ..diagnosis.facts.blocking import Model
 from ..diagnosis.findings import Finding
 from ..diagnosis.story import step
 from ..record.wording import at_site, counted
-from .judgement import Judgement, judge_programs
+from .judgement import Judgement, as_warning, judge_programs
 from .orders import Order, OrderCount, explore, follow, in_turn, last_first, with_sources
 from .program import CutOff, Event, Made, Program, Waited
 
@@ -39,7 +39,7 @@ class Schedule:
     def __str__(self) -> str:
         """Returns how many there are, and in how many of them ranks are stuck."""
         if self.depends:
-            return f"of {counted(self.planned, 'order')} that were planned"
+            return f"1 of {counted(self.planned, 'order')} that were planned"
         least = "" if self.count.exact else "at least "
         stuck = f"{least if self.count.stuck else ''}{self.count.stuck:,}"
         return f"{stuck} of {least}{counted(self.count.total, 'order')}"
@@ -52,13 +52,15 @@ def look_for_orders(
     tried: set[tuple[str, ...]] = set()
     depends = False
     while True:
-        count = explore(programs, model, until_s)
+        now_s = time.monotonic()
+        count = explore(programs, model, now_s + (until_s - now_s) / 3)
         schedule = Schedule(count, len(tried) + 1, depends)
+        if count.exact and (count.total == 1 or count.stuck == count.total):
+            return schedule  # nothing depends on the order
         known = count.unknown or count.shortest
         order = follow(programs, model, in_turn(known) if known else last_first)
         faults = tuple(map(str, order.holds))
-        always = count.exact and count.stuck == count.total
-        if not faults or faults in tried or always or time.monotonic() >= until_s:
+        if not faults or faults in tried or time.monotonic() >= until_s:
             return schedule
         tried.add(faults)
         again = plan_again(faults)
@@ -71,6 +73,10 @@ def look_for_orders(
             if verdict(found.findings) is not None:
                 schedule = replace(schedule, depends=depends or more is None, faults=faults)
                 findings = [_with_order(one, schedule, order, again) for one in found.findings]
+                return replace(schedule, judgement=replace(found, findings=findings))
+            if more is not None and known:
+                found = judge_programs(order.programs, its)
+                findings = [as_warning(one, f"perhaps, in {schedule}:") for one in found.findings]
                 return replace(schedule, judgement=replace(found, findings=findings))
         if more is not None and count.unknown is None:
             return schedule
