@@ -331,7 +331,9 @@ class OpenSimulation(Simulation):
         if own is None and (after := self._next_call(taken.rank, taken.number, at_once=True)):
             receive, own = (taken.rank, taken.number), after
         own = own or self._next_call(*receive, at_once=False)
-        for one in sent if own is not None else ():
+        if own is None:
+            return
+        for one in sent:
             self.holds[one.rank, one.number] = Hold(one.rank, one.number, receive[0], own)
 
     def _next_call(self, number: int, call: int, *, at_once: bool) -> int | None:
