@@ -51,7 +51,7 @@ class Pipeline:
     """The looks at the calls of this process's groups.
 
     `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced, `branches` by
-    which ways the program came to the call.
+    which ways the program came to the call, `values` what it returned.
     """
 
     _recorder: Recorder
@@ -59,6 +59,7 @@ class Pipeline:
     _at_calls: LooksAt
     _gradients: LooksAt
     _branches: LooksAt
+    _values: LooksAt
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
     _once: Callable[[], None] | None = None
@@ -114,6 +115,7 @@ class Pipeline:
             "the check of tensors": tensors,
             "the check of replicas": replicas,
             "the check of data": non_finite.inspector(names, recorder, record, self._scaling),
+            "recording values": self._values(record),
             "breakpoints at calls": self._at_calls(record),
             ON_DEMAND: None if self._once is None else _looking(self._once),
         }
