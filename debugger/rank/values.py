@@ -122,7 +122,7 @@ class ValueRecorder:
     def before(self, record: GroupRecord) -> Inspect:
         """Returns what looks at the calls of this group."""
 
-        def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
+        def look(_method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
             if not self._looks():
                 return None
             signature = Signature.from_json(known.text)

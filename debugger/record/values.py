@@ -7,10 +7,10 @@ One file for each process, `pid-<pid>.values`, of lines of JSON: first what is r
     {"rank", "world_size", "started_ns", "every"}
 
 then columns, as they are met, {"columns": [[quantity, name, dtype, numel, whole, site], ...]}, and
-steps {"step", "precision", "depth", "summands", "columns": [numbers], "values": base64 of a ROW for
-each}. `numel` is of the part of the tensor that this rank has, `whole` of all of it. The rows of a
-step stand in the order in which they came about. Half of the bytes that a file may have are those of
-`pid-<pid>.values.1`, which the file becomes when it is full: then the oldest steps are lost.
+steps {"step", "precision", "depth", "summands", "columns": [numbers], "values": base64 of a ROW
+for each}. `numel` is of the part of the tensor that this rank has, `whole` of all of it. The rows
+of a step stand in the order in which they came about. A file that is full becomes
+`pid-<pid>.values.1`, in the place of the one before it: then the oldest steps are lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 
 
 class ValueColumn(NamedTuple):
-    """What a value is of. `site`: where the program made the call, or "". """
+    """What a value is of. `site`: where the program made the call, or ""."""
 
     quantity: str
     name: str
