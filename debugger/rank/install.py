@@ -257,13 +257,17 @@ class Layer:
             "watching init_rpc": initialisations.observe_rpc,
             "watching the end of data": lambda: on_data_end(_note_data_end(recorder)),
             "watching branches": self._watch_branches,
-            "recording values": lambda: self.values and self.values.observe(),
+            "recording values": self._record_values,
         }
         for what, begin in parts.items():
             try:
                 begin()
             except Exception as error:
                 report_own_fault(what, error)
+
+    def _record_values(self) -> None:
+        if self.values is not None:
+            self.values.observe()
 
     def _watch_branches(self) -> None:
         if self.branches is not None:

@@ -211,18 +211,19 @@ class ValueRecorder:
             for name, one in known.trained:
                 if one.grad is not None:
                     yield from _readings(GRADIENT, name, one.grad, site)
-            for name, value in quantities.hyperparameters(optimizer):
-                number = torch.tensor(value, dtype=torch.float64)
-                yield from _readings(HYPERPARAMETER, name, number, site)
+            for name, number in quantities.hyperparameters(optimizer):
+                yield from _readings(
+                    HYPERPARAMETER, name, torch.tensor(number, dtype=torch.float64), site
+                )
         for name, one in known.trained:
             kept = optimizer.state.get(one) or {}
             for key in sorted(kept, key=str) if isinstance(kept, dict) else ():
-                value = kept[key]
+                value: Any = kept[key]
                 if isinstance(value, (int, float)):
                     value = torch.tensor(value, dtype=torch.float64)
                 if isinstance(value, Tensor):
                     yield from _readings(OPTIMIZER_STATE, f"{name}: {key}", value, site)
-        root = known.root and known.root()
+        root = known.root() if known.root is not None else None
         frozen = root.named_parameters() if before and root is not None else ()
         for name, one in (*known.trained, *(row for row in frozen if not row[1].requires_grad)):
             yield from _readings(PARAMETER, name, one, site)

@@ -157,8 +157,10 @@ class RankValues:
                 os.close(descriptor)
             rows = ROW.iter_unpack(base64.b64decode(line["values"]))
             for number, (digest, nonfinite, *numbers) in zip(line["columns"], rows, strict=True):
-                sketch = tuple(numbers[4:])
-                yield Value(columns[whole(number)], digest, nonfinite, *numbers[:4], sketch)
+                total, squares, least, most, *sketch = numbers
+                column = columns[whole(number)]
+                few = digest, nonfinite, total, squares
+                yield Value(column, *few, least, most, tuple(sketch))
 
 
 def _column(row: Any) -> ValueColumn:

@@ -32,6 +32,8 @@ from ...record.values import BUFFER, COLLECTIVE, LOSS, RankValues, Value, ValueC
 
 SAFETY = 4.0
 HYPERPARAMETER_TOLERANCE = 1e-6
+READING = 8.0
+"""Norms and sums are read in float32, whose roundoff they may be off by so many times."""
 ROUNDOFF = {
     "float64": 2.0**-53,
     "complex128": 2.0**-53,
@@ -46,6 +48,10 @@ EIGHT_BITS = 2.0**-3
 _PHASES = (GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER, BUFFER)
 """The quantities in causal order, behind losses and collectives, which stand as they came."""
 Ranks = Mapping[int, RankValues]
+
+
+Pair = tuple[int, tuple[int, int], Value, Value]
+"""What is compared: the rank that is named, the rank in each run (-1: all together), the values."""
 
 
 class NoCommonStepError(ValueError):
@@ -91,8 +97,8 @@ class Furthest:
 
 @dataclass(slots=True)
 class ValuesComparison:
-    """`beyond`: how many values of each quantity are further apart than rounding explains in the
-    step in which the runs part. `without_effect`: collectives that returned something else, and
+    """`beyond`: by quantity, the names of the values that are further apart than rounding explains
+    in the step in which the runs part. `without_effect`: collectives that returned something else, and
     nothing else differs."""
 
     dtypes: tuple[str, str]
@@ -103,7 +109,7 @@ class ValuesComparison:
     is_exact: bool = True
     values: int = 0
     steps: dict[int, dict[str, Furthest]] = field(default_factory=dict)
-    beyond: Counter[str] = field(default_factory=Counter)
+    beyond: dict[str, list[str]] = field(default_factory=dict)
     without_effect: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
@@ -164,8 +170,9 @@ class _Comparing:
         self._names: dict[str, str] = {}
         """The names of parameters in `b`, by which they are called in `a`."""
         self._largest: dict[tuple[str, str], float] = {}
-        self._before: dict[tuple[str, int], tuple[float, ...]] = {}
-        self._way: dict[tuple[str, int], float] = {}
+        self._before: dict[tuple[int, str, int], tuple[float, ...]] = {}
+        self._way: dict[tuple[int, str, int], float] = {}
+        """By run, name and rank."""
         self._apart: dict[str, float] = {}
         """How far the gradients of a parameter were apart at most."""
         self._parameters: dict[str, float] = {}
@@ -180,7 +187,7 @@ class _Comparing:
             left = _of_step(self._a, step + self._shift)
             right = self._called_alike(_of_step(self._b, step), left, step)
             self._gradients = _norm_of_all((left, right))
-            self._move(step, left)
+            self._move(step, left, right)
             self._parameters.clear()
             beyond: list[ValueDifference] = []
             collectives: list[ValueDifference] = []
@@ -193,7 +200,8 @@ class _Comparing:
                 keys = list(left)
                 early = [one for one in collectives if self._counts(one, beyond[0], keys)]
                 found.first = (early or beyond)[0]
-                found.beyond.update(one.key.quantity for one in beyond)
+                for one in beyond:
+                    found.beyond.setdefault(one.key.quantity, []).append(one.key.name)
             else:
                 found.without_effect.update(one.key.name for one in collectives)
             self._model_apart = math.hypot(*self._parameters.values())
@@ -208,7 +216,7 @@ class _Comparing:
         return first.key.quantity != LOSS or keys.index(one.key) < keys.index(first.key)
 
     def _called_alike(
-        self, right: dict[Key, dict[int, Value]], left: Mapping[Key, object], step: int
+        self, right: dict[Key, dict[int, Value]], left: dict[Key, dict[int, Value]], step: int
     ) -> dict[Key, dict[int, Value]]:
         """Returns the values of `b` under the names that `a` has for them. In the first step it is
         found out what was renamed: parameters of other names that are equal bit for bit."""
@@ -274,12 +282,12 @@ class _Comparing:
             return self._only_in_one(step, key, mine or theirs, bool(mine))
         ranks: list[int] = []
         worst: tuple[float, float, Value, Value] | None = None
-        for rank, place, one, other in self._pairs(step, key, mine, theirs):
+        for rank, places, one, other in self._pairs(step, key, mine, theirs):
             found.values += 1
             found.is_exact = found.is_exact and one.digest == other.digest and bool(one.sketch)
             scale = self._scale(key, one, other)
             apart = _apart(one, other)
-            allowed = max(self._allowed(step, key, place, one, other, scale), self._rtol * scale)
+            allowed = max(self._allowed(step, key, places, one, other, scale), self._rtol * scale)
             relative = apart / scale if scale else apart
             bound = allowed / scale if scale else allowed
             if key.quantity == GRADIENT:
@@ -311,26 +319,25 @@ class _Comparing:
 
     def _pairs(
         self, step: int, key: Key, mine: dict[int, Value], theirs: dict[int, Value]
-    ) -> Iterator[tuple[int, int, Value, Value]]:
-        """Yields what is compared: the rank that is named and that of `a` (-1: all together), and
-        its values in both runs."""
+    ) -> Iterator[Pair]:
+        """Yields what is compared."""
         same_world = len(self._a) == len(self._b)
         if key.quantity == LOSS:
             yield from self._losses(step, same_world)
             return
         sizes = [{rank: one.column.numel for rank, one in side.items()} for side in (mine, theirs)]
         if same_world and sizes[0] == sizes[1]:
-            yield from ((rank, rank, mine[rank], theirs[rank]) for rank in mine)
+            yield from ((rank, (rank, rank), mine[rank], theirs[rank]) for rank in mine)
         elif len({*sizes[0].values(), *sizes[1].values()}) == 1:
             lists = sorted(mine), sorted(theirs)
             for number in range(max(map(len, lists))):
                 rank, other = (ranks[number % len(ranks)] for ranks in lists)
                 named = other if len(lists[0]) < len(lists[1]) else rank
-                yield named, rank, mine[rank], theirs[other]
+                yield named, (rank, other), mine[rank], theirs[other]
         elif (both := _combined(list(mine.values()), list(theirs.values()))) is not None:
-            yield -1, -1, *both
+            yield -1, (-1, -1), *both
 
-    def _losses(self, step: int, same_world: bool) -> Iterator[tuple[int, int, Value, Value]]:
+    def _losses(self, step: int, same_world: bool) -> Iterator[Pair]:
         """The losses of each rank, or where there are others or more of them, their mean; or the
         mean of their sums, where gradients of parts of a batch are added up."""
         sides: list[dict[int, list[Value]]] = []
@@ -345,14 +352,16 @@ class _Comparing:
         counts = [{rank: len(values) for rank, values in side.items()} for side in sides]
         if same_world and counts[0] == counts[1]:
             for rank, values in mine.items():
-                yield from ((rank, rank, *both) for both in zip(values, theirs[rank], strict=True))
+                yield from (
+                    (rank, (rank, rank), *both) for both in zip(values, theirs[rank], strict=True)
+                )
             return
         sums = [[sum(one.sum for one in values) for values in side.values()] for side in sides]
         of_sums = [sum(one) / len(one) for one in sums]
         means = [sum(one) / sum(count.values()) for one, count in zip(sums, counts, strict=True)]
         least = min((means, of_sums), key=lambda one: abs(one[0] - one[1]))
         columns = [next(iter(side.values()))[0].column for side in sides]
-        yield -1, -1, _number(least[0], columns[0]), _number(least[1], columns[1])
+        yield -1, (-1, -1), _number(least[0], columns[0]), _number(least[1], columns[1])
 
     def _scale(self, key: Key, one: Value, other: Value) -> float:
         """The largest norm that the value has had, in either run."""
@@ -362,7 +371,7 @@ class _Comparing:
         return scale
 
     def _allowed(
-        self, step: int, key: Key, rank: int, one: Value, other: Value, scale: float
+        self, step: int, key: Key, places: tuple[int, int], one: Value, other: Value, scale: float
     ) -> float:
         """The largest difference that rounding explains."""
         found, quantity = self.found, key.quantity
@@ -376,7 +385,7 @@ class _Comparing:
         own = max(ROUNDOFF.get(dtype, EIGHT_BITS) for dtype in dtypes)
         steps = 1 + max(0, step - self._common[0])
         if quantity in (OPTIMIZER_STATE, PARAMETER):
-            stored = 2 * own * scale * steps
+            stored = (2 * own * steps + READING * min(own, ROUNDOFF["float32"])) * scale
             parameter = key.name.partition(": ")[0]
             if step == self._common[0] and not self._shift:
                 return stored  # nothing was computed yet
@@ -384,7 +393,7 @@ class _Comparing:
             apart = self._first_step(own) + self._drift() if known is None else known
             share = 4 * math.sqrt(min(1.0, apart)) + 16 * own
             return stored + share * (
-                scale if quantity == OPTIMIZER_STATE else self._way_of(key.name, rank)
+                scale if quantity == OPTIMIZER_STATE else self._way_of(key.name, places)
             )
         allowed = (self._first_step(own) + self._drift()) * scale
         return allowed + SAFETY * found.roundoff * self._gradients * (quantity == GRADIENT)
@@ -399,29 +408,31 @@ class _Comparing:
 
     # -- how far the model has gone, and how far both are apart ----------------------------------
 
-    def _move(self, step: int, left: Mapping[Key, dict[int, Value]]) -> None:
-        """Adds to the ways that the parameters of `a` have gone, by rank, and finds out how far the
-        whole model goes in a step at most."""
-        squares = 0.0
-        for key, values in left.items():
-            if key.quantity != PARAMETER:
-                continue
-            gone = 0.0
-            for rank, one in values.items():
-                place = key.name, rank
-                far = math.dist(self._before.get(place, one.sketch), one.sketch)
-                self._before[place] = one.sketch
-                self._way[place] = self._way.get(place, 0.0) + far
-                gone += far * far
-            squares += gone / len(values)
-        length = math.sqrt(squares) / max(1, step - self._previous)
+    def _move(self, step: int, *sides: Mapping[Key, dict[int, Value]]) -> None:
+        """Adds to the ways that parameters have gone, and finds out how far the whole model goes in
+        a step at most."""
+        squares = [0.0, 0.0]
+        for side, rows in enumerate(sides):
+            for key, values in rows.items():
+                for rank, one in values.items() if key.quantity == PARAMETER else ():
+                    place = side, key.name, rank
+                    far = math.dist(self._before.get(place, one.sketch), one.sketch)
+                    self._before[place] = one.sketch
+                    if math.isfinite(far):
+                        self._way[place] = self._way.get(place, 0.0) + far
+                        squares[side] += far * far / len(values)
+        length = math.sqrt(min(squares)) / max(1, step - self._previous)
         self._step_length, self._previous = max(self._step_length, length), step
 
-    def _way_of(self, name: str, rank: int) -> float:
-        """The way of a parameter on a rank, or (-1) that of all its shards together."""
-        if rank >= 0:
-            return self._way.get((name, rank), 0.0)
-        return math.hypot(*(way for (one, _), way in self._way.items() if one == name))
+    def _way_of(self, name: str, places: tuple[int, int]) -> float:
+        """The way of a parameter, of the run in which it is longer; that of all shards together
+        where its place is -1."""
+        if places[0] >= 0:
+            both = enumerate(places)
+            return max(self._way.get((side, name, rank), 0.0) for side, rank in both)
+        ways = ([way for (side, one, _), way in self._way.items() if (side, one) == (this, name)]
+                for this in (0, 1))  # fmt: skip
+        return max(math.hypot(*one) for one in ways)
 
 
 def bound_of_first_step(roundoff: float, depth: int, summands: int) -> float:
@@ -440,7 +451,8 @@ def _apart(one: Value, other: Value) -> float:
         return 0.0
     apart = [abs(one.norm - other.norm), abs(one.least - other.least), abs(one.most - other.most)]
     apart.append(abs(one.sum - other.sum) / math.sqrt(max(1, one.column.numel)))
-    if one.sketch and other.sketch:
+    # A flat tensor of gradients may have them in another order.
+    if one.sketch and other.sketch and one.column.quantity != COLLECTIVE:
         apart.append(math.dist(one.sketch, other.sketch))
     return max(apart) if all(map(math.isfinite, apart)) else math.inf
 

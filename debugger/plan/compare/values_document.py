@@ -77,8 +77,12 @@ def _parting(first: ValueDifference, found: ValuesComparison) -> Iterator[str]:
         yield (
             f"    relative difference {first.difference:.1e}; rounding explains {first.bound:.1e}"
         )
-    others = ", ".join(f"{count} of {one}" for one, count in found.beyond.items())
-    yield f"  beyond rounding in this step: {others.replace('_', ' ')}"
+    others = "; ".join(
+        f"{quantity.replace('_', ' ')} {names[0]}"
+        + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        for quantity, names in found.beyond.items()
+    )
+    yield f"  beyond rounding in this step: {printable(others)}"
 
 
 def _value_text(value: Value) -> str:
@@ -105,8 +109,8 @@ def _bounds(found: ValuesComparison) -> Iterator[str]:
             if quantity not in worst or worst[quantity][1].share < one.share:
                 worst[quantity] = (step, one)
     for quantity in QUANTITIES:
-        step, one = worst.get(quantity, (0, None))
-        if one is not None and one.difference:
+        if quantity in worst and worst[quantity][1].difference:
+            step, one = worst[quantity]
             name = "" if quantity == one.name else f" {printable(one.name, 60)}"
             yield (
                 f"  furthest {'before it' if found.first else 'apart'}: "
@@ -144,7 +148,7 @@ def as_json(found: ValuesComparison, sides: tuple[ValuesSide, ValuesSide]) -> di
             "a": _value_json(first.one),
             "b": _value_json(first.other),
         },
-        "beyond_rounding": dict(found.beyond),
+        "beyond_rounding": found.beyond,
         "bounds": {
             "roundoff": found.roundoff,
             "depth": found.depth,
