@@ -98,8 +98,8 @@ class Furthest:
 @dataclass(slots=True)
 class ValuesComparison:
     """`beyond`: by quantity, the names of the values that are further apart than rounding explains
-    in the step in which the runs part. `without_effect`: collectives that returned something else, and
-    nothing else differs."""
+    in the step in which the runs part. `without_effect`: collectives that returned something else
+    where nothing else differs."""
 
     dtypes: tuple[str, str]
     roundoff: float
