@@ -42,7 +42,7 @@ _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoi
 
 
 class ValueColumn(NamedTuple):
-    """What a value is of. `site`: where the program made the call, or ""."""
+    """The tensor that a value belongs to. `site`: where the program made the call, or ""."""
 
     quantity: str
     name: str
@@ -54,8 +54,9 @@ class ValueColumn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What is kept of a tensor. The sketch has the sums of its parts, each element by a sign of its
-    own: the squares of the difference of two sketches add up to about those of the tensors'."""
+    """The numbers that are kept of a tensor. The sketch has the sums of its parts, each element
+    times a sign of its own: the difference of two sketches is about as long as that of the
+    tensors."""
 
     column: ValueColumn
     digest: int

@@ -4,9 +4,10 @@ A bound for each quantity follows from what may make it differ, and from how far
 
 - losses, gradients and results of collectives of the first step: from the unit roundoff `u` of
   the least precise dtype in which either run computes. Each of `depth` operations rounds its
-  result, and adds up to `summands` numbers in at least float32, pairwise: `SAFETY * sqrt(depth) *
-  (u + u_accumulated * log2(summands))` of its largest norm so far. A gradient that is zero but for
-  rounding has as much of the norm of all gradients as `SAFETY * u`;
+  result, and adds up to `summands` numbers in at least float32, pairwise: `sqrt(depth) * (u +
+  u_accumulated * log2(summands))` of its largest norm so far. (In small transformers it was 1e-2 to
+  1e-1 of that.) A gradient that is zero but for rounding, as that of the bias of an attention's
+  keys, may have as much of the norm of all gradients as `CANCELLATION * u`;
 - optimiser state and parameters: from how far their own gradients were apart until then (`r`).
   Optimisers that normalise make a full step of a gradient near zero: of normally distributed ones,
   apart by r, the steps are apart by about 2 sqrt(r). With the sketch's own error, and rounding with
@@ -30,7 +31,7 @@ from typing import NamedTuple
 from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from ...record.values import BUFFER, COLLECTIVE, LOSS, RankValues, Value, ValueColumn, renamed
 
-SAFETY = 4.0
+CANCELLATION = 4.0
 HYPERPARAMETER_TOLERANCE = 1e-6
 READING = 8.0
 """Norms and sums are read in float32, whose roundoff they may be off by so many times."""
@@ -91,7 +92,7 @@ class Furthest:
 
     @property
     def share(self) -> float:
-        """How much of its bound it is apart."""
+        """The difference in shares of its bound."""
         return self.difference / self.bound if self.bound else math.inf if self.difference else 0.0
 
 
@@ -198,22 +199,23 @@ class _Comparing:
                 (collectives if key.quantity == COLLECTIVE else beyond).append(difference)
             if beyond:
                 keys = list(left)
-                early = [one for one in collectives if self._counts(one, beyond[0], keys)]
+                early = [one for one in collectives if self._counts(one, keys)]
                 found.first = (early or beyond)[0]
-                for one in beyond:
+                for one in (*beyond, *collectives):
                     found.beyond.setdefault(one.key.quantity, []).append(one.key.name)
             else:
                 found.without_effect.update(one.key.name for one in collectives)
             self._model_apart = math.hypot(*self._parameters.values())
         return found
 
-    def _counts(self, one: ValueDifference, first: ValueDifference, keys: Sequence[Key]) -> bool:
-        """Whether a collective is where the runs part: not a number that is of each run alone, as a
-        time that was measured, and made before what differs."""
+    def _counts(self, one: ValueDifference, keys: Sequence[Key]) -> bool:
+        """Whether a collective may be where the runs part: it came before the loss, and is no
+        number that is of each run alone, as a time that was measured. What comes after the loss is
+        gradients, which have names of their own."""
+        losses = [place for place, key in enumerate(keys) if key.quantity == LOSS]
         is_tensor = one.one is not None and one.one.column.numel > 1
-        if not is_tensor or one.key.name in self.found.without_effect:
-            return False
-        return first.key.quantity != LOSS or keys.index(one.key) < keys.index(first.key)
+        early = keys.index(one.key) < min(losses, default=len(keys))
+        return is_tensor and early and one.key.name not in self.found.without_effect
 
     def _called_alike(
         self, right: dict[Key, dict[int, Value]], left: dict[Key, dict[int, Value]], step: int
@@ -284,7 +286,9 @@ class _Comparing:
         worst: tuple[float, float, Value, Value] | None = None
         for rank, places, one, other in self._pairs(step, key, mine, theirs):
             found.values += 1
-            found.is_exact = found.is_exact and one.digest == other.digest and bool(one.sketch)
+            if key.quantity != COLLECTIVE:
+                same = one.digest == other.digest and bool(one.sketch)
+                found.is_exact = found.is_exact and same
             scale = self._scale(key, one, other)
             apart = _apart(one, other)
             allowed = max(self._allowed(step, key, places, one, other, scale), self._rtol * scale)
@@ -295,9 +299,10 @@ class _Comparing:
                 share = min(1.0, apart / own) if own else 0.0
                 self._apart[key.name] = max(self._apart.get(key.name, 0.0), share)
             made = Furthest(key.name, relative, bound)
-            known = found.steps.setdefault(step, {}).setdefault(key.quantity, made)
-            if known.share < made.share:
-                found.steps[step][key.quantity] = made
+            of_step = found.steps.setdefault(step, {})
+            known = of_step.get(key.quantity, made)
+            if key.quantity != COLLECTIVE and known.share <= made.share:
+                of_step[key.quantity] = made
             if key.quantity == PARAMETER and math.isfinite(apart):
                 self._parameters[key.name] = max(self._parameters.get(key.name, 0.0), apart)
             if apart > allowed:
@@ -374,7 +379,7 @@ class _Comparing:
         self, step: int, key: Key, places: tuple[int, int], one: Value, other: Value, scale: float
     ) -> float:
         """The largest difference that rounding explains."""
-        found, quantity = self.found, key.quantity
+        quantity = key.quantity
         dtypes = one.column.dtype, other.column.dtype
         if quantity == HYPERPARAMETER:
             return HYPERPARAMETER_TOLERANCE * scale
@@ -396,7 +401,7 @@ class _Comparing:
                 scale if quantity == OPTIMIZER_STATE else self._way_of(key.name, places)
             )
         allowed = (self._first_step(own) + self._drift()) * scale
-        return allowed + SAFETY * found.roundoff * self._gradients * (quantity == GRADIENT)
+        return allowed + CANCELLATION * self._roundoff * self._gradients * (quantity == GRADIENT)
 
     def _first_step(self, own: float) -> float:
         """The bound of the first step for a value whose dtype has this roundoff."""
@@ -439,7 +444,7 @@ def bound_of_first_step(roundoff: float, depth: int, summands: int) -> float:
     """Returns by how much of its norm a value may be off in the first step: after `depth`
     operations in a dtype of this unit roundoff, which add up to so many numbers."""
     accumulated = min(roundoff, ROUNDOFF["float32"])
-    return SAFETY * math.sqrt(depth) * (roundoff + accumulated * math.log2(max(2, summands)))
+    return math.sqrt(depth) * (roundoff + accumulated * math.log2(max(2, summands)))
 
 
 def _apart(one: Value, other: Value) -> float:

@@ -20,8 +20,8 @@ _HEADLINE = {"equal": "EQUAL  bit for bit", "rounding": "EQUAL  within rounding"
 
 @dataclass(frozen=True, slots=True)
 class ValuesSide:
-    """One of the runs: where it lies, its ranks of how many, its steps, and whether the oldest of
-    them are lost."""
+    """A run that is compared: its place, its ranks of how many, its steps, and whether the oldest
+    of them are lost."""
 
     place: str
     ranks: int
