@@ -10,8 +10,10 @@ does, whatever the number of ranks.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 BASELINE = "gloo"
@@ -93,6 +95,11 @@ def size_text(size_bytes: int) -> str:
 
 
 ELEMENT_BYTES = 4
+WAKE_UP, COPY = "wake_up", "copy"
+"""What a ping-pong is compared with: a sleeping process woken, and the data copied, each way."""
+PING_PONG = "ping_pong"
+"""Rank 0 sends to rank 1, which sends it back; so do 2 and 3, and so on. The last of an odd number
+of ranks does nothing."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,11 @@ OPS = {
             lambda rank, ranks: [neighbours(rank, ranks)[1] + 1.0],
             target="whole",
         ),
+        MeasuredOp(
+            PING_PONG,
+            lambda rank, ranks: [-1.0 if rank ^ 1 >= ranks else 1.0],
+            target="whole",
+        ),
         MeasuredOp("barrier", lambda _rank, _ranks: [0.0]),
     )
 }
@@ -156,6 +168,21 @@ def elements(op: str, size_bytes: int, ranks: int) -> tuple[int, int | None]:
     counts = {"whole": size_bytes // ELEMENT_BYTES, "share": size_bytes // ELEMENT_BYTES // ranks}
     row = OPS[op]
     return counts[row.source], None if row.target is None else counts[row.target]
+
+
+def timed(
+    run: Callable[[], object], times: int, finish: Callable[[], object] = lambda: None
+) -> tuple[float, float, list[float]]:
+    """Measures `times` runs in a row, as a `forked.Way` does; `finish` waits for what they leave to
+    a GPU."""
+    cpu_began, began = time.process_time(), time.perf_counter()
+    ends = [began]
+    for _ in range(times):
+        run()
+        ends.append(time.perf_counter())
+    finish()
+    spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+    return spent / times, cpu / times, [end - start for start, end in pairwise(ends)]
 
 
 def neighbours(rank: int, ranks: int) -> tuple[int, int]:

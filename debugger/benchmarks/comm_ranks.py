@@ -3,8 +3,8 @@ others, every backend in turn.
 
 python -m distdebug.benchmarks.comm_ranks REQUEST
 
-REQUEST has `backends`, `ops`, `sizes` (in bytes), `ranks` and `budget_s`, as `forked.program` takes
-it. A call is checked to give what it must: a fast wrong answer is no figure.
+REQUEST has `backends`, `ops`, `sizes` (in bytes), `ranks`, `latency` and `budget_s`, as
+`forked.program` takes it. A call is checked to give what it must: a fast wrong answer is no figure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from .arguments import GPU_BACKENDS, OPEN_MPI, OUR_MPI
-from .comm_figures import OPS, elements, neighbours, true_size
+from .comm_figures import COPY, OPS, PING_PONG, WAKE_UP, elements, neighbours, true_size
 from .forked import Row, Turns, Way, here, measure, program
 
 TRANSPORT_VARIABLE = "DISTCORE_TRANSPORT"
@@ -103,7 +103,9 @@ def make(
     newer = op.replace("_into_tensor", "_single").replace("_tensor", "_single")
     function: Any = getattr(dist, newer, None) or getattr(dist, op, None)
     run: Callable[[Any], None]
-    if op == "send_recv":
+    if op == PING_PONG:
+        run = partial(_ping_pong, source, target, rank, ranks)
+    elif op == "send_recv":
         run = partial(_send_recv, source, target, *neighbours(rank, ranks))
     elif op == "barrier":
         run = lambda group: function(group=group)  # noqa: E731
@@ -138,6 +140,42 @@ def _send_recv(
         work.wait()
 
 
+def _ping_pong(
+    source: torch.Tensor, target: torch.Tensor, rank: int, ranks: int, group: Any
+) -> None:
+    other = rank ^ 1
+    if other >= ranks:
+        return
+    if rank < other:
+        dist.send(source, group_dst=other, group=group)
+        dist.recv(target, group_src=other, group=group)
+    else:
+        dist.recv(target, group_src=other, group=group)
+        dist.send(target, group_dst=other, group=group)
+
+
+def _least(call: MeasuredCall, bells: Sequence[int], rank: int) -> dict[str, Way]:
+    """Returns the ways of what a ping-pong cannot do without, or only while it spins: one copy of
+    the data each way, and one wake-up each way. `bells`: an eventfd of each rank."""
+    other = rank ^ 1
+
+    def wake_up() -> None:
+        if other >= len(bells):
+            return
+        if rank < other:
+            os.eventfd_write(bells[other], 1)
+        os.eventfd_read(bells[rank])
+        if rank > other:
+            os.eventfd_write(bells[other], 1)
+
+    def copy() -> None:
+        if rank < other < len(bells):  # one of the two at a time, as the data goes
+            call.target.copy_(call.source)
+            call.source.copy_(call.target)
+
+    return {WAKE_UP: here(wake_up), COPY: here(copy)}
+
+
 MOST_ROUNDS = 15
 Prepare = Callable[[str, str, int], tuple[bool, Way]]
 """`prepare(backend, op, size_bytes)`: whether it gives right data once, and the way to measure."""
@@ -149,13 +187,14 @@ own."""
 def rows(
     request: dict[str, Any],
     elsewhere: Elsewhere | None,
+    bells: Sequence[int],
     rank: int,
     size: int,
     directory: Path,
     ends_at: float,
 ) -> Iterator[dict[str, Any]]:
     """The rows, as `comm_figures.summarise` takes them; done by `ends_at` (monotonic). Each backend
-    has given right data once before it is measured."""
+    has given right data once before it is measured. `bells`: an eventfd of each rank."""
     names = request["backends"]
     on_gpu = set(names) <= set(GPU_BACKENDS)
     # On the CPU a call is over when it returns.
@@ -185,8 +224,10 @@ def rows(
                     right, ways[name] = prepare(name, op, size_bytes)
                 if not right:
                     raise RuntimeError(f"{name} gives wrong data for {op} of {size_bytes} B")
-            measured = turns.measure(ways, ends_by, MOST_ROUNDS)
-            yield {"op": op, "ranks": size, "size_bytes": size_bytes, "backends": measured}
+            least = _least(call, bells, rank) if request["latency"] else {}
+            measured = turns.measure(ways | least, ends_by, MOST_ROUNDS)
+            row = {"op": op, "ranks": size, "size_bytes": size_bytes, "backends": measured}
+            yield row | {name: measured.pop(name) for name in least}
 
 
 def place_on_gpu(rank: int, size: int) -> tuple[Callable[[int], torch.Tensor], Callable[[], None]]:
@@ -212,8 +253,13 @@ def all_rows(
     for index, size in enumerate(sizes):
         now = time.monotonic()
         share = (4 + size) / sum(4 + later for later in sizes[index:])
-        body = partial(rows, request, elsewhere)
-        yield from measure(body, size, now + max(0.0, ends_at - now) * share)
+        bells = [os.eventfd(0, os.EFD_CLOEXEC) for _ in range(size)]
+        body = partial(rows, request, elsewhere, bells)
+        try:
+            yield from measure(body, size, now + max(0.0, ends_at - now) * share)
+        finally:
+            for bell in bells:
+                os.close(bell)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -28,6 +28,7 @@ import torch.distributed as dist
 import distcore
 
 from .arguments import GPU_BACKENDS
+from .comm_figures import timed
 from .limits import END_S, SILENCE_S, TURN_S, WARM_UP_BELOW_S
 
 Row = dict[str, Any]
@@ -168,9 +169,10 @@ def _print(record: Row) -> None:
     sys.stdout.flush()
 
 
-Way = Callable[[int, bool], tuple[float, float]]
+Way = Callable[[int, bool], tuple[float, float, list[float]]]
 """`way(times, warm_up)` does it `times` times in a row, after once more that does not count where
-`warm_up`; seconds and this process' CPU seconds (all threads) that one execution took."""
+`warm_up`; seconds and this process' CPU seconds (all threads) that one execution took, and the
+seconds of each until the call returned."""
 ENOUGH_ROUNDS = 5
 """Before there are so many, shorter turns are taken."""
 MOST_EXECUTIONS = 5000
@@ -180,18 +182,18 @@ def here(run: Callable[[], None], finish: Callable[[], object] = lambda: None) -
     """The way that runs in this process; `finish` waits for what it has left to a GPU: on the CPU a
     call is over when it returns."""
 
-    def way(times: int, warm_up: bool) -> tuple[float, float]:
+    def way(times: int, warm_up: bool) -> tuple[float, float, list[float]]:
         if warm_up:
             run()  # the ranks leave the barrier one after the other; other caches are warm
             finish()
-        cpu_began, began = time.process_time(), time.perf_counter()
-        for _ in range(times):
-            run()
-        finish()
-        spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-        return spent / times, cpu / times
+        return timed(run, times, finish)
 
     return way
+
+
+def percentile(seconds: Sequence[float], percent: int) -> float:
+    """Returns, in us, the shortest time that so many of them do not exceed."""
+    return sorted(seconds)[math.ceil(len(seconds) * percent / 100) - 1] * 1e6
 
 
 class Turns:
@@ -213,7 +215,8 @@ class Turns:
         self, ways: Mapping[str, Way], ends_at: float, most_rounds: int
     ) -> dict[str, dict[str, Any]]:
         """Measures for each way `executions` (in a round), `rounds_us` and `cpu_us`: µs for one
-        execution, one number per round, of the slowest rank and of the mean rank.
+        execution, one number per round, of the slowest rank and of the mean rank; and `p50_us` and
+        `p99_us` of this rank's executions.
 
         At least one round is made; done by `ends_at` (monotonic) or after `most_rounds`. Who begins
         rotates with the rounds.
@@ -223,18 +226,20 @@ class Turns:
         one_s = {}  # about how many seconds one execution takes
         for name, way in ways.items():
             count = 1
-            one_s[name], _, _ = self._turn(way, count, warm_up=False)
+            one_s[name] = self._turn(way, count, warm_up=False)[0]
             while one_s[name] * count < turn_s / 4 and count < MOST_EXECUTIONS:
                 count = min(max(2 * count, math.ceil(turn_s / 2 / one_s[name])), 50 * count)
-                one_s[name], _, _ = self._turn(way, count, warm_up=False)
+                one_s[name] = self._turn(way, count, warm_up=False)[0]
         times = {name: min(max(1, round(turn_s / one_s[name])), MOST_EXECUTIONS) for name in one_s}
         rounds_us: dict[str, list[float]] = {name: [] for name in ways}
         cpu_us: dict[str, list[float]] = {name: [] for name in ways}
+        each_s: dict[str, list[float]] = {name: [] for name in ways}
         names = list(ways)
         for index in range(most_rounds):
             for name in names[index % len(names) :] + names[: index % len(names)]:
                 warm_up = one_s[name] < WARM_UP_BELOW_S
-                seconds, cpu_s, now = self._turn(ways[name], times[name], warm_up)
+                seconds, cpu_s, now, each = self._turn(ways[name], times[name], warm_up)
+                each_s[name] += each
                 rounds_us[name].append(seconds * 1e6)
                 cpu_us[name].append(cpu_s * 1e6)
             if index == 0:
@@ -244,18 +249,24 @@ class Turns:
             if now + round_s > ends_at:
                 break
         return {
-            name: {"executions": times[name], "rounds_us": rounds_us[name], "cpu_us": cpu_us[name]}
+            name: {
+                "executions": times[name],
+                "rounds_us": rounds_us[name],
+                "cpu_us": cpu_us[name],
+                "p50_us": percentile(each_s[name], 50),
+                "p99_us": percentile(each_s[name], 99),
+            }
             for name in names
         }
 
-    def _turn(self, way: Way, times: int, warm_up: bool) -> tuple[float, float, float]:
-        """Seconds for one execution on the slowest rank, CPU seconds for one on the mean rank, and
-        the time when it was over."""
+    def _turn(self, way: Way, times: int, warm_up: bool) -> tuple[float, float, float, list[float]]:
+        """Seconds for one execution on the slowest rank, CPU seconds for one on the mean rank, the
+        time when it was over, and the seconds of each execution on this rank."""
         dist.barrier()
-        seconds, cpu_s = way(times, warm_up)
+        seconds, cpu_s, each = way(times, warm_up)
         everyones = self._everyones([seconds, cpu_s, time.monotonic()])
         slowest, _, now = everyones.max(dim=0).values.tolist()
-        return slowest, everyones[:, 1].mean().item(), now
+        return slowest, everyones[:, 1].mean().item(), now, each
 
     def _everyones(self, numbers: list[float]) -> torch.Tensor:
         """A row of `numbers` from each rank."""

@@ -128,10 +128,10 @@ class Partner:
         way is OPEN_MPI or OUR_MPI."""
         return bool(self._ask(["prepare", way, op, size_bytes]))
 
-    def turn(self, way: str, times: int, warm_up: bool) -> tuple[float, float]:
+    def turn(self, way: str, times: int, warm_up: bool) -> tuple[float, float, list[float]]:
         """A `forked.Way`, but for its first argument; the time is the partner's own."""
-        seconds, cpu_s = self._ask(["turn", way, times, warm_up])
-        return seconds, cpu_s
+        seconds, cpu_s, each = self._ask(["turn", way, times, warm_up])
+        return seconds, cpu_s, each
 
     def _ask(self, order: list[Any]) -> Any:
         self._tell(order)

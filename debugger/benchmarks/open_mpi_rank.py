@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ import numpy
 from mpi4py import MPI
 
 from .arguments import OUR_MPI
-from .comm_figures import OPS, elements, neighbours
+from .comm_figures import OPS, PING_PONG, elements, neighbours, timed
 
 NAMES = {
     "all_reduce": "Allreduce",
@@ -31,6 +30,7 @@ NAMES = {
     "reduce_scatter_tensor": "Reduce_scatter_block",
     "all_to_all_single": "Alltoall",
     "send_recv": "Sendrecv",
+    "ping_pong": "Send",
     "barrier": "Barrier",
 }
 """The operations' names in mpi4py."""
@@ -70,6 +70,12 @@ def through_mpi4py(buffers: Buffers) -> Callable[[], object]:
         return partial(call)
     if op == "broadcast":
         return partial(call, theirs, root=0)
+    if op == PING_PONG:
+        other = world.rank ^ 1
+        steps = [partial(call, ours, other), partial(world.Recv, theirs, other)]
+        if world.rank > other:
+            steps = [steps[1], partial(call, theirs, other)]
+        return lambda: [step() for step in steps if other < world.size]
     if op == "send_recv":
         return partial(call, ours, following, 0, theirs, preceding)
     in_place = buffers.target is buffers.source
@@ -93,18 +99,6 @@ def through_our_backend(buffers: Buffers) -> Callable[[], object]:
         *buffers.made_for, world.rank, world.size, lambda _count: torch.from_numpy(next(memory))
     )
     return partial(call.run, dist.group.WORLD)
-
-
-def _turn(run: Callable[[], object], times: int, warm_up: bool) -> tuple[float, float]:
-    """Measures as `forked.here` does."""
-    MPI.COMM_WORLD.Barrier()
-    if warm_up:
-        run()
-    cpu_began, began = time.process_time(), time.perf_counter()
-    for _ in range(times):
-        run()
-    spent, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-    return spent / times, cpu / times
 
 
 def main() -> None:
@@ -139,6 +133,9 @@ def main() -> None:
                     calls[way] = bind(buffers)
                     answer = buffers.are_right_after(calls[way])
                 case ["turn", way, times, warm_up]:
-                    answer = _turn(calls[way], times, warm_up)
+                    world.Barrier()
+                    if warm_up:
+                        calls[way]()
+                    answer = timed(calls[way], times)
                 case ["end"]:
                     break

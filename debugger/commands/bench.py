@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..benchmarks import arguments as read
-from ..benchmarks import comm_figures, program, start
+from ..benchmarks import comm_figures, latency_figures, program, start
 from ..benchmarks.comm_figures import size_text
+from ..errors import UsageError
 from ..hook import loading
 from . import flags
 from .base import Command
@@ -63,7 +64,8 @@ examples:
   distdebug bench comm --backends mpi,tcp,gloo -n 2
   distdebug bench comm --backends tcp,gloo --ops all_reduce --sizes 1M:64M --factor 2 -n 2
   distdebug bench comm --backends tcp,tcp/tcp,gloo --ops all_reduce --sizes 4:64M --factor 4
-  distdebug bench comm --sizes 4,64K,16M -n 2 --budget 30 --json comm.json"""
+  distdebug bench comm --sizes 4,64K,16M -n 2 --budget 30 --json comm.json
+  distdebug bench comm --latency -n 2"""
 
 
 _START_EPILOG = """\
@@ -258,7 +260,6 @@ def _add_comm(parser: argparse.ArgumentParser) -> None:
     read.add_backends(parser, read.BACKENDS)
     parser.add_argument(
         "--ops",
-        default=",".join(comm_figures.OPS),
         metavar="NAMES",
         help="of " + ", ".join(comm_figures.OPS) + " (default: all)",
     )
@@ -267,6 +268,12 @@ def _add_comm(parser: argparse.ArgumentParser) -> None:
         default="4:64M",
         metavar="SIZES",
         help="bytes, such as 4,64K,1M; 4:64M is 4, 4*FACTOR, ... up to 64M (default: 4:64M)",
+    )
+    parser.add_argument(
+        "--latency",
+        action="store_true",
+        help="measure ping-pongs: the median and the 99th percentile of one way, beside a wake-up "
+        "and a copy of the data by this machine",
     )
     parser.add_argument("--factor", type=int, default=16, help="see --sizes (default: 16)")
     read.add_ranks(parser, "2,4,8")
@@ -284,15 +291,23 @@ def _comm(args: argparse.Namespace) -> int:
     # A rank's two buffers, those of its partner among Open MPI's, and what a backend sets aside.
     read.check_memory(max(sizes), max(ranks), 5 if by_mpi else 3)
     read.check_file(args.json)
+    if args.latency and (args.ops or set(backends) & set(read.GPU_BACKENDS)):
+        raise UsageError(
+            "--latency measures ping_pong and nothing else, on the CPU; leave out --ops and "
+            "backends of a GPU"
+        )
+    ops = comm_figures.PING_PONG if args.latency else args.ops or ",".join(comm_figures.OPS)
     request = {
         "backends": backends,
-        "ops": read.read_names(args.ops, "--ops", list(comm_figures.OPS)),
+        "ops": read.read_names(ops, "--ops", list(comm_figures.OPS)),
+        "latency": args.latency,
         "sizes": sizes,
         "ranks": ranks,
         "budget_s": args.budget,
     }
     words = loading.command("benchmarks.open_mpi" if by_mpi else "benchmarks.comm_ranks")
-    program.compare(words, request, COMM_SCHEMA, comm_figures, args.json)
+    figures = latency_figures if args.latency else comm_figures
+    program.compare(words, request, COMM_SCHEMA, figures, args.json)
     return 0
 
 

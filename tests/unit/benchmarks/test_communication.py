@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from distdebug.benchmarks import arguments as bench_arguments
-from distdebug.benchmarks import comm_figures, comm_ranks, forked, program
+from distdebug.benchmarks import comm_figures, comm_ranks, forked, latency_figures, program
 from distdebug.errors import DistdebugError
 from tests.benchmarks import comm_plot
 from tests.support.torch_loaded import TorchLoaded
@@ -78,6 +78,7 @@ def test_sizes(text: str, factor: int, sizes: list[int]) -> None:
         (["--budget", "0"], "--budget 0 is not between 0 and 86400 seconds"),
         (["--budget", "nan"], "--budget nan is not between"),
         (["--sizes", "16G", "-n", "64"], "16 GiB on 64 ranks take about 3072 GiB of memory, and"),
+        (["--latency", "--ops", "barrier"], "--latency measures ping_pong and nothing else"),
         (["--json", "/no/such/file.json"], "/no/such is not a directory; name a file in one"),
     ],
 )
@@ -144,6 +145,26 @@ def test_table() -> None:
         "barrier", "4", "-", "1", "50.0", "-", "-", "5.0", "2.00x", "100.0", "-", "-", "5.0",
     ]
     # fmt: on
+
+
+def test_latency() -> None:
+    row = _row("ping_pong", 1000, [20.0], [80.0])
+    for name, (p50_us, p99_us) in {"tcp": (20.0, 50.0), "gloo": (80.0, 400.0)}.items():
+        row["backends"][name] |= {"p50_us": p50_us, "p99_us": p99_us}
+    row |= {"wake_up": {"p50_us": 4.0}, "copy": {"p50_us": 1.0}}
+    summary = latency_figures.summarise(row, BACKENDS)
+    assert (summary["wake_up_us"], summary["copy_us"], summary["copy_gb_s"]) == (2.0, 0.5, 2.0)
+    tcp = summary["backends"]["tcp"]
+    assert (tcp["p50_us"], tcp["p99_us"], tcp["of_limit"]) == (10.0, 25.0, 0.25)
+    _above, below = latency_figures.heading(BACKENDS)
+    line = latency_figures.line(summary)
+    assert line.split()[7:] == ["10.0", "25.0", "25%", "4.00x", "40.0", "200.0", "6%"]
+    assert len(line) == len(below)
+
+
+@pytest.mark.parametrize(("percent", "us"), [(50, 2e6), (99, 4e6), (1, 1e6)])
+def test_percentiles(percent: int, us: float) -> None:
+    assert forked.percentile([4.0, 1.0, 3.0, 2.0], percent) == us
 
 
 def _plot(rows: list[dict[str, Any]], title: str = "a plot") -> ElementTree.Element:
@@ -215,8 +236,9 @@ def test_a_turn() -> None:
     way = forked.here(lambda: runs_made.append(1))
     for warm_up, made in ((True, 4), (False, 3)):
         runs_made.clear()
-        seconds, cpu_s = way(3, warm_up)
+        seconds, cpu_s, each = way(3, warm_up)
         assert len(runs_made) == made
+        assert len(each) == 3
         assert seconds > 0
         assert cpu_s >= 0
 
@@ -281,6 +303,19 @@ def test_the_command(tmp_path: Path) -> None:
     }
     assert all(row["backends"]["gloo"]["time_us"] > 0 for row in figures["rows"])
     assert len(done.stdout.splitlines()) == 4 + len(cells)
+
+
+def test_the_command_with_latency(tmp_path: Path) -> None:
+    flags = ("--latency", "-n", "2,3", "--sizes", "4,64K", "--json", "figures.json")
+    done = bench_command(tmp_path, "comm", *flags, "--budget", "1")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert [(row["ranks"], row["size_bytes"]) for row in figures["rows"]] == [
+        (ranks, size) for ranks in (2, 3) for size in (4, 64 * KIB)
+    ]
+    for row in figures["rows"]:
+        assert min(row["wake_up_us"], row["copy_us"]) > 0
+        assert all(0 < one["p50_us"] <= one["p99_us"] for one in row["backends"].values())
 
 
 @pytest.mark.usefixtures("without_mpi4py")

@@ -54,8 +54,8 @@ from distdebug.benchmarks.comm_ranks import joined
 def body(rank, size, directory, ends_at):
     with joined([], rank, size, directory), open_mpi.Partner(rank, size, directory) as partner:
         assert partner.prepare("openmpi", "all_reduce", 64)
-        seconds, cpu_s = partner.turn("openmpi", 3, True)
-        assert seconds > 0 and cpu_s > 0
+        seconds, cpu_s, each = partner.turn("openmpi", 3, True)
+        assert seconds > 0 and cpu_s > 0 and len(each) == 3
         launcher = partner._mpiexec
         if rank == 0:
             children = psutil.Process(launcher.pid).children(recursive=True)

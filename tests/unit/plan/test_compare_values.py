@@ -189,7 +189,7 @@ def test_bits_that_were_equal_must_stay_so(tmp_path: Path) -> None:
         told(compare_values(trained(tmp_path / "a"), trained(tmp_path / "b", change=change)))[1]
         == PARAMETER
     )
-    noisy = trained(tmp_path / "c", noise=1e-5, change=change)
+    noisy = trained(tmp_path / "c", noise=1e-6, change=change)
     assert compare_values(trained(tmp_path / "d"), noisy).outcome == "rounding"
 
 
