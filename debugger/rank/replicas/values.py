@@ -25,16 +25,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
-from ..record.signature import Signature
-from ..record.values import BUFFER, COLLECTIVE, LOSS, ROW, SKETCH, ValueColumn, ValueWriter
-from .checks.non_finite import After, Inspect
-from .log.rank_log import report_own_fault
-from .record import call_site
-from .record.describe import tensors_in
-from .record.recorder import GroupRecord, Known, Recorder
-from .replicas import declarations, quantities
-from .torch_private import training
+from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from ...record.signature import Signature
+from ...record.values import BUFFER, COLLECTIVE, LOSS, ROW, SKETCH, ValueColumn, ValueWriter
+from ..checks.non_finite import After, Inspect
+from ..log.rank_log import report_own_fault
+from ..record import call_site
+from ..record.describe import tensors_in
+from ..record.recorder import GroupRecord, Known, Recorder
+from ..torch_private import training
+from . import declarations, quantities
 
 MOST_CALLS = 1024
 """Calls of one step whose results are looked at."""
