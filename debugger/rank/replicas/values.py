@@ -238,7 +238,7 @@ class ValueRecorder:
             names, wanted = declarations.find(optimizer), set(seen)
             shares = [
                 (sum(id(one) in wanted for one in root.parameters()), root)
-                for root in declarations.roots()
+                for root in declarations.roots(declarations.modules())
             ]
             most, root = max(shares, key=lambda one: one[0], default=(0, None))
             trained = [(names[id(one)], one) for one in parameters]
