@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class ShrinkCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..benchmarks.limits import SHRINK_S
-        from ..benchmarks.shrink import confirming, recorded
+        from ..benchmarks.shrink.confirming import confirmed
+        from ..benchmarks.shrink.recorded import aims, programs
         from ..benchmarks.shrink.reducing import Reduced, Reducer
         from ..benchmarks.shrink.writing import FIRST, NotWritten
         from ..diagnosis.facts.blocking import Model
@@ -54,9 +56,10 @@ class ShrinkCommand(Command):
             ranks, report, events = record_of(directory, args.run)
             if not report:
                 raise UsageError(f"{args.run or directory.path} has no report: has it ended?")
-            aim = recorded.Aim.of(report, events)
-            first = Reduced(recorded.programs(ranks, aim), aim.culprits)
-            for model in (Model(), Model(strict=True)):
+            for aim, model in itertools.product(
+                aims(report, events), (Model(), Model(strict=True))
+            ):
+                first = Reduced(programs(ranks, aim), aim.culprits)
                 reducer = Reducer(aim, model, SHRINK_S)
                 if reducer.begins_with(first):
                     break
@@ -67,7 +70,7 @@ class ShrinkCommand(Command):
             steps = [first, *reducer.steps(first)]
             level = str(read_object(directory.run_json).get("level", INFO))
         try:
-            small, source = confirming.confirmed(steps, aim, level, args.output.name)
+            small, source = confirmed(steps, aim, level, args.output.name)
         except NotWritten as error:
             print(f"from {first} to {steps[-1]} in a simulation, and no further: {error}")
             return EXIT_FAILED

@@ -17,9 +17,9 @@ from ...errors import UsageError
 from ...plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
 from ...record.kinds import Kind, kind_of
 from ...record.layout import RING, CallState, GroupState
-from ...record.notes import ExceptionNote
+from ...record.notes import ExceptionNote, UnwindingNote, raised
 from ...record.signature import Signature
-from ...record.snapshot import Call, CallSite, Place, Rank
+from ...record.snapshot import Call, CallSite, Note, Place, Rank
 from ...record.wording import ranks_text
 from ..replay.plan import Ending, Selection
 
@@ -88,6 +88,13 @@ class Aim:
         return other.kind is self.kind and parted and (same or one_of_them)
 
 
+def aims(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[Aim]:
+    """Returns the aim of a run, and behind it, where lines parted before, the same without that,
+    which a program may reach where the parting was a matter of exceptions. Raises UsageError."""
+    aim = Aim.of(report, events)
+    return [aim, replace(aim, parted=False)] if aim.parted and not aim.kind.at_once else [aim]
+
+
 def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
     """Returns what each rank did, by rank. Raises UsageError where a rank's record is missing."""
     size = max((rank.world_size for rank in ranks.values()), default=0)
@@ -151,10 +158,13 @@ def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> 
         end = _ENDS.get(aim.kind.name, seen)
     moments = sorted({one for call in calls for one in (call.issued_ns, call.completed_ns)})
     rows: list[tuple[bool, int, Event]] = []  # whether it pends, when, and what
+    unwinding = {UnwindingNote.read(one.data) for one in UnwindingNote.among(rank.notes)}
+    on_the_way_out = {note.call for note in unwinding if note is not None}
     for call in calls:
         is_over = 0 < call.completed_ns <= aim.until_ns
-        if is_over and is_away and call.state is CallState.FAILED:
-            continue  # it went on with an exception, and nothing was exchanged
+        refused = is_over and call.state is CallState.FAILED
+        if is_away and (refused or call.number in on_the_way_out):
+            continue  # an exception came of it, or led to it: that is what the rank ends with
         is_over = is_over and call.state is CallState.COMPLETED
         # Another thread of the rank made calls meanwhile: one thread can only have them both so.
         within = bisect_left(moments, call.completed_ns) - bisect_right(moments, call.issued_ns)
@@ -176,7 +186,11 @@ def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> 
     if end is not None:
         events += [Destroyed(key) for key, group in groups if group.state is GroupState.DESTROYED]
         if end == _ENDS["rank_exception"]:
-            notes = [(len(events), one) for one in ExceptionNote.among(rank.notes)[-1:]]
+            # Its own text may name other ranks, and may be nobody's business.
+            known = [one for one in rank.notes if raised(one).type]
+            last = known[-1] if known else Note("", 0, "")
+            text = f"in place of {raised(last).type or 'an exception'}"
+            notes = [(len(events), Note(ExceptionNote.KIND, 0, text, last.site))]
         events.append(end)
     elif rows and rows[-1][0]:  # else it stays in its own code
         events.append(Ended(0))
