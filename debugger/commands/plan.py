@@ -385,6 +385,8 @@ def _request(asked: Asked) -> Request:
 
     request, job = asked.request, asked.job
     own = request.own
+    if own.orders and own.ranks:
+        raise UsageError("--orders needs the messages of all ranks: leave --ranks out")
     link_of(own)  # which may be one that cannot be: that is said before anything runs
     if job is not None and job.starts_itself:
         for flag, given in (("--ranks", own.ranks), ("--nodes", own.nodes)):
