@@ -1,4 +1,4 @@
-"""The report of what was taken for a replica of what, how that is known, and what was left alone."""
+"""The report of what was taken for a replica of what, how that is known, and what is left alone."""
 
 from __future__ import annotations
 
