@@ -271,8 +271,10 @@ class ReplicaCheck:
     def say(self, what: torch.nn.Module | torch.Tensor, group: Any) -> None:
         """The program says that a module's parameters, or a tensor, are replicated on a group, or
         (None) nowhere."""
-        is_module = isinstance(what, torch.nn.Module)
-        named = list(what.named_parameters()) if is_module else [("tensor", what)]
+        if isinstance(what, torch.Tensor):
+            named = [("tensor", what)]
+        else:
+            named = [(name, one) for name, one in what.named_parameters()]
         if group is None:
             self._own.update((one, None) for _, one in named)
         elif isinstance(group, CheckedGroup):
