@@ -11,8 +11,10 @@ for them. And one that holds up others for `CALLBACK_S` may be waiting for those
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from _signal import getsignal  # type: ignore[import-not-found]
 from collections import deque
 from collections.abc import Callable, Iterable
 from threading import Lock
@@ -21,8 +23,19 @@ from ..base.background_thread import BackgroundThread
 from ..limits import CALLBACK_S, MESSAGE_PAUSE_S
 
 Job = Callable[[], None]
+_NO_HANDLERS = frozenset((signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler, None))
 _HABIT = 8
 """So many calls in a row that their callers ran are more than chance."""
+
+
+def _may_be_interrupted() -> bool:
+    """Whether a signal's handler of the program's may raise here: that ends a wait, and must not
+    end the call. (Ctrl-C ends the program.)"""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    # Not by `signal.getsignal`, which makes a member of an enumeration of each answer: 10 times as
+    # long.
+    return not _NO_HANDLERS.issuperset(map(getsignal, range(1, signal.NSIG)))
 
 
 class CallQueue:
@@ -102,7 +115,7 @@ class CallQueue:
         """Run a submitted job on this thread, if its turn has come and the group's thread has not
         begun it: that saves who waits for it two switches. Returns whether it did."""
         with self._guard:
-            if self._next is not job:
+            if self._next is not job or _may_be_interrupted():
                 return False
             self._next = None
             self._is_taken = True

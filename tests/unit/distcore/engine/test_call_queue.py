@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -66,6 +67,26 @@ def test_a_job_that_has_begun_is_not_run_again() -> None:
     go_on.set()
     assert queue.drain(LIMIT_S)
     assert others == [1]
+    queue.stop()
+
+
+def test_a_call_is_not_run_where_a_handler_may_end_the_wait() -> None:
+    queue = CallQueue("a group")
+    threads = []
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        for _ in range(50):
+
+            def job() -> None:
+                threads.append(threading.get_ident())
+
+            queue.submit(job)
+            assert not queue.run_here(job)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert queue.drain(LIMIT_S)
+    assert len(threads) == 50
+    assert threading.get_ident() not in threads
     queue.stop()
 
 
