@@ -27,6 +27,7 @@ COMMANDS = {
     "inspect": "look at a running job that was started without distdebug",
     "export": "write a run's record for other tools: a trace, metrics, torch's recorder dumps",
     "replay": "make the recorded calls of a run again, without its program, and compare the times",
+    "shrink": "write a small program that fails as a recorded run did, for a bug report",
     "mcp": "serve the records of runs to an agent, read-only, over standard input and output",
     "bench": "measure what watching costs, or how fast backends communicate",
     "completion": "print what completes commands, flags and names of runs in bash, zsh or fish",

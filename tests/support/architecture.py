@@ -28,7 +28,7 @@ FLOORS = {
     "rank": 3,
     "plan": 4,
     "supervisor": 4,
-    "benchmarks": 4,
+    "benchmarks": 5,
     "inspection": 5,
     "commands": 6,
     "testing": 6,

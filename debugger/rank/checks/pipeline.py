@@ -22,6 +22,7 @@ from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
 from . import in_flight, memory_layout, non_finite
+from .nan_origin import NAN_ORIGIN, NanOrigin
 from .non_finite import After, Inspect
 
 CHECKS = "DISTDEBUG_CHECK"
@@ -60,6 +61,7 @@ class Pipeline:
     _gradients: LooksAt
     _branches: LooksAt
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
+    _origin: NanOrigin = field(default_factory=NanOrigin)
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
     _once: Callable[[], None] | None = None
     _all: bool = False
@@ -104,6 +106,7 @@ class Pipeline:
         if detail and record.holds:
             in_flight.prepare()
         names = frozenset(filter(self._wants, non_finite.NAMES))
+        origin = self._origin if NAN_ORIGIN in asked() else None
         strided = several and (detail or self._wants(memory_layout.TENSORS))
         tensors = memory_layout.TensorCheck(recorder, record).before if strided else None
         sums = several and (self._all or REPLICAS in asked())
@@ -113,7 +116,13 @@ class Pipeline:
             "the log of calls": _log_of_calls(record),
             "the check of tensors": tensors,
             "the check of replicas": replicas,
-            "the check of data": non_finite.inspector(names, recorder, record, self._scaling),
+            "the check of data": non_finite.inspector(
+                names | {non_finite.NAN} if origin else names,
+                recorder,
+                record,
+                self._scaling,
+                origin,
+            ),
             "breakpoints at calls": self._at_calls(record),
             ON_DEMAND: None if self._once is None else _looking(self._once),
         }

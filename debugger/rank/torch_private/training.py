@@ -53,6 +53,12 @@ BACKWARD = WatchedPart(
     Private("torch", "_C._current_graph_task_id"),
 )
 
+FUNCTION = WatchedPart(
+    "backward_function",
+    "which function of autograd has made a NaN is not told",
+    Private("torch", "_C._current_autograd_node"),
+)
+
 
 @DATA_END
 def on_data_end(note: Callable[[int], None]) -> None:
@@ -165,6 +171,16 @@ def current_backward() -> int | None:
     return int(torch._C._current_graph_task_id())
 
 
+@FUNCTION
+def backward_function() -> tuple[str, list[str]] | None:
+    """The function of autograd that runs on this thread, and the traceback of its forward, where
+    anomaly detection was on; None outside of a backward."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return None
+    return node.name(), [str(one) for one in node.metadata.get("traceback_", ())]
+
+
 def capturing() -> bool:
     """Whether this thread captures a CUDA graph."""
     cuda: Any = torch.cuda
@@ -273,6 +289,36 @@ def model_that_refused(error: BaseException) -> Any:
         return None
     model = frames[-1].f_locals.get("self")
     return model if isinstance(model, DDP) else None
+
+
+MESHES = WatchedPart(
+    "meshes",
+    "axes of device meshes have the names of their groups",
+    Private("torch.distributed.device_mesh", "DeviceMesh.__init__", ("self",)),
+)
+
+
+def on_mesh(note: Callable[[Any], None]) -> None:
+    """Hear of every device mesh, once it is made."""
+
+    def watch(module: Any) -> None:
+        if MESHES.works:
+            after(module.DeviceMesh, "__init__", lambda _, mesh, *__, **___: note(mesh))
+
+    when_imported("torch.distributed.device_mesh", watch)
+
+
+def in_function(frame: FrameType | None, depth: int = 12) -> bool:
+    """Whether one of these frames is the forward of an autograd function of the program's, which
+    has its context as first argument."""
+    while frame is not None and depth:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount:
+            context = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(context, torch.autograd.function.FunctionCtx):
+                return True
+        frame, depth = frame.f_back, depth - 1
+    return False
 
 
 _LOST = "the order in which ranks shard their parameters is not compared"

@@ -60,3 +60,30 @@ def test_a_program_s_first_folder_stays_its_first(safe: str, tmp_path: Path) -> 
     )
     assert "has no attribute 'main'" in done.stderr, done.stderr
     assert done.stdout.strip() == str(tmp_path)
+
+
+@pytest.mark.parametrize("end", ["pass", "raise ValueError"])
+@pytest.mark.parametrize("begin", ["enable", "disable"])
+def test_the_import_of_torch_is_not_interrupted_by_the_collector(
+    begin: str, end: str, tmp_path: Path
+) -> None:
+    """Which is afterwards as it was, and walks none of what the import has made."""
+    (tmp_path / "torch.py").write_text(f"import gc\nduring = gc.isenabled()\nmade = [[]]\n{end}\n")
+    code = f"""
+import contextlib, gc, importlib.util, sys
+spec = importlib.util.spec_from_file_location("_distdebug.hook.loading", {loading.__file__!r})
+loading = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(loading)
+gc.{begin}()
+loading.when_imported("torch", lambda torch: print(torch.during, gc.isenabled()))
+with contextlib.suppress(ValueError):
+    import torch
+    print(any(one is torch.made for one in gc.get_objects(generation=2)))
+print(gc.isenabled(), gc.get_freeze_count())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    on = begin == "enable"
+    told = ["False", "False", str(on)] if end == "pass" else []
+    assert done.stdout.split() == [*told, str(on), "0"], done.stderr

@@ -1,0 +1,207 @@
+"""Delta debugging of the programs of a run: fewer ranks and calls, as long as the simulation comes
+to the same finding.
+
+Which calls are left out at once follows Zeller and Hildebrandt, "Simplifying and isolating
+failure-inducing input" (IEEE Transactions on Software Engineering 28(2), 2002): `ddmin`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil
+from typing import TypeVar
+
+from ...diagnosis.facts.blocking import Model
+from ...diagnosis.findings import Finding
+from ...plan.classes import classes
+from ...plan.judgement import judge_programs
+from ...plan.program import Ended, Event, Made
+from ...record.wording import counted
+from .recorded import Aim
+from .smaller import Programs, by_world, ended, of_ranks, spots, synchronous, units, with_spots
+
+Item = TypeVar("Item")
+FEW = 4
+"""The most ranks that a small program is meant to have."""
+
+
+def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Sequence[Item]:
+    """Returns some of the items, in their order, for which `fails` is still true, as it is for all
+    of them, and none of which can be left out by itself. Cost: at most n² + 3n calls of `fails`,
+    and about 2 log n where one item does."""
+    if not items or fails(()):
+        return ()
+    parts = 2
+    while len(items) > 1:
+        size = ceil(len(items) / parts)
+        chunks = [items[at : at + size] for at in range(0, len(items), size)]
+        rests = [[*items[: at * size], *items[(at + 1) * size :]] for at in range(len(chunks))]
+        fewer = next((one for one in chunks if fails(one)), None)
+        if fewer is not None:
+            items, parts = fewer, 2
+            continue
+        rest = next((one for one in rests if fails(one)), None) if len(chunks) > 2 else None
+        if rest is not None:
+            items, parts = rest, max(parts - 1, 2)
+        elif parts >= len(items):
+            break
+        else:
+            parts = min(2 * parts, len(items))
+    return items
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Programs that lead to the finding: `culprits` are the ranks to blame, by their numbers
+    here."""
+
+    programs: Programs
+    culprits: frozenset[int]
+
+    def __str__(self) -> str:
+        return f"{counted(len(self.programs), 'rank')}, {counted(self.calls, 'call')}"
+
+    @property
+    def calls(self) -> int:
+        """How many calls all ranks make together."""
+        return sum(isinstance(event, Made) for event in self._events)
+
+    @property
+    def weight(self) -> int:
+        """Falls with each thing less to say: an event, a group, an asynchronous call, or a rank
+        that does not end."""
+        return (
+            sum(1 + (isinstance(event, Made) and event.call.is_async) for event in self._events)
+            + sum(len(program.groups) for program in self.programs.values())
+            - 2 * sum(isinstance(event, Ended) for event in self._events)
+        )
+
+    @property
+    def _events(self) -> Iterator[Event]:
+        return (event for program in self.programs.values() for event in program.events)
+
+
+class Reducer:
+    """Makes programs smaller until the time is up. `model`: of blocking, in which they fail."""
+
+    def __init__(self, aim: Aim, model: Model, limit_s: float) -> None:
+        self._aim = aim
+        self._model = model
+        self._end_s = time.monotonic() + limit_s
+        self._first: Finding | None = None
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self._end_s
+
+    def begins_with(self, first: Reduced) -> bool:
+        """Whether the programs as they were recorded come to the finding. It must be asked first:
+        smaller ones have to come to one that is like theirs."""
+        self._first = self._found(first)
+        return self._first is not None
+
+    def _found(self, one: Reduced) -> Finding | None:
+        judgement = judge_programs(one.programs, self._model)
+        found = judgement.verdict
+        if found is None and self._aim.kind.at_once:
+            found = next((row for row in judgement.findings if row.about is self._aim.kind), None)
+        fits = (
+            found is not None
+            and found.about is self._aim.kind
+            and frozenset(found.culprits) == one.culprits
+            and (not self._aim.parted or "parted_at" in found.data)
+        )
+        return found if fits else None
+
+    def fails(self, one: Reduced) -> bool:
+        """Whether the ranks come to the finding, the same are to blame, and it is about such calls
+        as at first: of other ops, or of none, it would be another fault of the same kind. Where it
+        is not about calls, one is left, so that it still is a matter of ranks."""
+        if not self._aim.kind.by_calls and not one.calls:
+            return False
+        found, first = self._found(one), self._first
+        return (
+            found is not None
+            and first is not None
+            and (found.seq is None) == (first.seq is None)
+            and _ops(found) <= _ops(first)
+        )
+
+    def steps(self, first: Reduced) -> Iterator[Reduced]:
+        """Yields what is left, smaller each time; `first` fails."""
+        last = first
+        for make in (self._fewer_ranks, self._fewer_units, self._fewer_ranks):
+            made = make(last)
+            if made is not last:
+                yield (last := made)
+        while not self.is_late:
+            made = self._simpler(self._fewer_events(last))
+            if made is last or made.weight >= last.weight:
+                break
+            yield (last := made)
+
+    def _try(self, programs: Programs, culprits: frozenset[int]) -> Reduced | None:
+        one = Reduced(programs, culprits)
+        return one if not self.is_late and self.fails(one) else None
+
+    def _fewer_ranks(self, last: Reduced) -> Reduced:
+        """Whom the finding names, and a few that the others are like, are tried first."""
+
+        def of(kept: Sequence[int], by_role: bool = False) -> Reduced | None:
+            kept = sorted(kept)
+            culprits = frozenset(kept.index(one) for one in last.culprits if one in kept)
+            if len(kept) < 2 or bool(culprits) != bool(last.culprits):
+                return None
+            return self._try(of_ranks(last.programs, kept, by_role=by_role), culprits)
+
+        everyone = list(last.programs)
+        alike = [rank for row in classes(last.programs) for rank in row.ranks[:FEW]]
+        likely = list(dict.fromkeys([*sorted(last.culprits), *alike]))
+        for by_role in (False, True):
+            for size in range(2, min(FEW + 1, len(everyone))):
+                found = of(likely[:size], by_role)
+                if found is not None:
+                    return found
+        left = ddmin(everyone, lambda kept: of(kept) is not None)
+        return last if len(left) == len(everyone) else of(left) or last
+
+    def _fewer_units(self, last: Reduced) -> Reduced:
+        left = ddmin(
+            units(last.programs),
+            lambda kept: self._try(self._with(last, kept), last.culprits) is not None,
+        )
+        return replace(last, programs=self._with(last, left))
+
+    @staticmethod
+    def _with(last: Reduced, kept: Sequence[Sequence[tuple[int, int]]]) -> Programs:
+        return with_spots(last.programs, [spot for unit in kept for spot in unit])
+
+    def _fewer_events(self, last: Reduced) -> Reduced:
+        every = list(spots(last.programs))
+        left = ddmin(
+            every,
+            lambda kept: self._try(with_spots(last.programs, kept), last.culprits) is not None,
+        )
+        if len(left) == len(every):
+            return last
+        return replace(last, programs=with_spots(last.programs, left))
+
+    def _simpler(self, last: Reduced) -> Reduced:
+        ways: list[Callable[[Programs], Programs]] = [by_world, synchronous]
+        ways += [partial(ended, rank=rank) for rank in last.programs]
+        for way in ways:
+            programs = way(last.programs)
+            if programs != last.programs:
+                last = self._try(programs, last.culprits) or last
+        return last
+
+
+def _ops(found: Finding) -> set[str]:
+    """The ops of the calls that the finding names."""
+    named = (*found.culprits, *found.victims)
+    calls = (found.ranks[rank].call for rank in named if rank in found.ranks)
+    return {call.partition("(")[0] for call in calls if call}

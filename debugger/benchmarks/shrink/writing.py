@@ -1,0 +1,307 @@
+"""A small program as Python source: plain torch, for torchrun.
+
+What all ranks do first and last stands once, and what they do between that in branches, by rank;
+equal steps are a loop. Where the lines of calls count, ranks go through one loop over letters
+instead, so that each call has one line, whoever makes it.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+from ...diagnosis.facts.world import DEFAULT_GROUP
+from ...plan.program import Created, CutOff, Destroyed, Ended, Event, Made, Program, Waited
+from ...record.ops import Operand, Pattern, op_of
+from ...record.signature import ANY_SOURCE, Signature, Tensor
+from ...record.snapshot import CallSite, GroupKey
+from ...record.wording import printable, signal_name
+from .recorded import BACKEND
+from .smaller import Programs, group_of, sides
+
+FIRST = "Made by distdebug shrink"
+MOST_LINES = 60
+_FOREVER = {
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "lock": "threading.Semaphore(0).acquire()",
+    "gil_held": "ctypes.PyDLL(None).sleep(3600)",
+}
+"""What a rank does, by the cause of its absence, that is in no call and does not end."""
+_MODULES = ("ctypes", "os", "signal", "threading", "time")
+_INDENT = "    "
+_LONGEST = 96
+
+
+class NotWritten(Exception):
+    """The program has a call that plain torch on gloo does not make."""
+
+
+class Statement(NamedTuple):
+    """A line of code. `place`: which of the recorded lines it stands for, where that counts."""
+
+    text: str
+    place: int = 0
+    site: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.text}  # {self.site}"
+        return line if self.site and len(line) < _LONGEST else self.text
+
+
+def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) -> str:
+    """Returns the source. `cause`: of a rank that is missing; `about`: the program's docstring.
+    Raises NotWritten, also where that takes more lines than a report should have."""
+    names = _names(programs)
+    rows = {rank: _Rank(program, names, cause).statements() for rank, program in programs.items()}
+    made = {
+        event.creation.group
+        for one in programs.values()
+        for event in one.events
+        if isinstance(event, Created)
+    }
+    groups = {key: group.ranks for one in programs.values() for key, group in one.groups.items()}
+    first = [
+        f"{names[key]} = dist.new_group({list(ranks)})"
+        for key, ranks in groups.items()
+        if names.get(key) and key not in made
+    ]
+    body = list(_letters(rows) if in_one_loop else _branches(rows))
+    text = "\n".join([*first, *body])
+    used = [f"import {name}" for name in _MODULES if f"{name}." in text]
+    lines = [
+        f'"""{about}"""',
+        "",
+        *used,
+        *([""] if used else []),
+        "import torch",
+        "import torch.distributed as dist",
+        "",
+        f'dist.init_process_group("{BACKEND}")',
+        "rank = dist.get_rank()",
+        *first,
+        *body,
+    ]
+    if len(lines) > MOST_LINES:
+        raise NotWritten(f"it takes {len(lines)} lines, which are more than {MOST_LINES}")
+    return "\n".join(lines) + "\n"
+
+
+def _names(programs: Programs) -> dict[GroupKey, str]:
+    """The variable of each group; "" of the default group."""
+    names: dict[GroupKey, str] = {}
+    worlds = set()
+    for program in programs.values():
+        for key, group in program.groups.items():
+            if group.desc == DEFAULT_GROUP:
+                names[key] = ""
+                worlds.add(key)
+        for event in program.events:
+            used = group_of(event)
+            if used is not None and used not in names:
+                names[used] = f"group_{sum(map(bool, names.values())) + 1}"
+    if len(worlds) > 1:
+        raise NotWritten("it makes the default group anew")
+    return names
+
+
+class _Rank:
+    """The statements of one rank."""
+
+    def __init__(self, program: Program, names: Mapping[GroupKey, str], cause: str) -> None:
+        self._program = program
+        self._names = names
+        self._cause = cause
+        self._works: dict[int, str] = {}
+
+    def statements(self) -> list[Statement]:
+        found = [one for event in self._program.events for one in self._of(event)]
+        if not (self._program.events and isinstance(self._program.events[-1], Ended)):
+            found.append(Statement(_FOREVER.get(self._cause, "time.sleep(3600)")))
+        return found
+
+    def _of(self, event: Event) -> Iterator[Statement]:
+        match event:
+            case Made(call):
+                text = self._call(call.signature, call.group, call.is_async)
+                if call.is_async:
+                    name = next(
+                        name
+                        for at in range(1, 1 << 30)
+                        if (name := f"work_{at}") not in self._works.values()
+                    )
+                    self._works[call.number] = name
+                    text = f"{name} = {text}"
+                place = call.place.sites[0].line if call.place is not None else 0
+                yield Statement(text, place, _shown(call.site))
+            case Waited(number, site):
+                yield Statement(f"{self._works.pop(number)}.wait()", 0, _shown(site))
+            case Created(creation):
+                made = f"dist.new_group({list(creation.ranks)})"
+                yield Statement(f"{self._names[creation.group]} = {made}", 0, _shown(creation.site))
+            case Destroyed(group, site):
+                yield Statement(
+                    f"dist.destroy_process_group({self._names.get(group, '')})", 0, _shown(site)
+                )
+            case Ended(code, signal):
+                yield from self._end(code, signal)
+            case CutOff():
+                raise NotWritten("not all is known of it")
+
+    def _end(self, code: int | None, signal: int | None) -> Iterator[Statement]:
+        for _, note in self._program.notes:
+            yield Statement(
+                f"raise RuntimeError({printable(note.message, 60)!r})", 0, _shown(note.site)
+            )
+            return
+        if signal is not None:
+            yield Statement(f"os.kill(os.getpid(), signal.{signal_name(signal)})")
+        elif code:
+            yield Statement(f"os._exit({code})")
+
+    def _call(self, signature: Signature, group: GroupKey, is_async: bool) -> str:
+        row = op_of(signature.op)
+        if row.coalesced or row.pattern is Pattern.OTHER:
+            raise NotWritten(f"torch has no function of its own for {signature.op}")
+        flat = bool(signature.sends or signature.receives)
+        given, taken = map(_flat, sides(signature)) if flat else sides(signature)
+        arguments = [
+            (operand, _tensors(operand, tensors))
+            for operand, tensors in ((row.outputs, taken), (row.inputs, given))
+            if operand not in (Operand.NONE, Operand.IN_PLACE)
+        ]
+        if row.pattern is Pattern.GATHER:  # the one whose input comes first
+            arguments.reverse()
+        if row.root and signature.root != self._program.rank:  # the list is the root's
+            arguments = [one for one in arguments if one[0] is Operand.ONE]
+        words = [text for _, text in arguments]
+        if flat and len({*signature.sends, *signature.receives}) > 1:
+            words += [str(list(signature.receives)), str(list(signature.sends))]
+        if row.root:
+            words.append(f"{row.root}={signature.root}")
+        if signature.peer not in (None, ANY_SOURCE):
+            words.append(f"{'dst' if row.outputs is Operand.NONE else 'src'}={signature.peer}")
+        if row.reduces and signature.reduce_op != "sum":
+            words.append(f"op=dist.ReduceOp.{signature.reduce_op.upper()}")
+        if name := self._names[group]:
+            words.append(f"group={name}")
+        if signature.tag:
+            words.append(f"tag={signature.tag}")
+        function = signature.op
+        if is_async and row.pattern is Pattern.MESSAGE:
+            function = row.functions[0]
+        elif is_async:
+            words.append("async_op=True")
+        return f"dist.{function}({', '.join(words)})"
+
+
+def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple((dtype, (prod(shape),)) for dtype, shape in tensors)
+
+
+def _tensors(operand: Operand, tensors: Sequence[Tensor]) -> str:
+    made = []
+    for dtype, shape in tensors:
+        sizes = str(shape[0]) if len(shape) == 1 else str(tuple(shape))
+        made.append(f"torch.zeros({sizes}{'' if dtype == 'float32' else f', dtype=torch.{dtype}'})")
+    if operand is not Operand.LIST:
+        return made[0] if made else "None"
+    if len(made) > 1 and len(set(made)) == 1:
+        return f"[{made[0]} for _ in range({len(made)})]"
+    return f"[{', '.join(made)}]"
+
+
+def _shown(site: CallSite | None) -> str:
+    if site is None:
+        return ""
+    return printable(f"{site.file.replace(chr(92), '/').rpartition('/')[2]}:{site.line}", 60)
+
+
+def _branches(rows: Mapping[int, Sequence[Statement]]) -> Iterator[str]:
+    """The lines of a program in which each rank comes to its own statements."""
+    lists = list(rows.values())
+    shortest = min(map(len, lists))
+    first = next(
+        (at for at in range(shortest) if len({one[at].text for one in lists}) > 1), shortest
+    )
+    last = 0
+    while last < shortest - first and len({one[-1 - last].text for one in lists}) == 1:
+        last += 1
+    yield from _looped(lists[0][:first])
+    by_text: dict[tuple[str, ...], list[int]] = {}
+    for rank, row in rows.items():
+        by_text.setdefault(tuple(one.text for one in row[first : len(row) - last]), []).append(rank)
+    word = "if"
+    for texts, ranks in by_text.items():
+        if texts:
+            which = f"== {ranks[0]}" if len(ranks) == 1 else f"in {tuple(ranks)}"
+            yield f"{word} rank {which}:"
+            row = rows[ranks[0]]
+            yield from (_INDENT + line for line in _looped(row[first : len(row) - last]))
+            word = "elif"
+    yield from _looped(lists[0][len(lists[0]) - last :])
+
+
+def _looped(row: Sequence[Statement]) -> Iterator[str]:
+    """The lines of these statements, with equal steps as a loop."""
+    at = 0
+    while at < len(row):
+        length, times = _step(row, at)
+        if times > 1:
+            yield f"for _ in range({times}):"
+        for one in row[at : at + length]:
+            yield f"{_INDENT if times > 1 else ''}{one}"
+        at += length * times
+
+
+def _step(row: Sequence[Statement], at: int) -> tuple[int, int]:
+    """How many statements make a step here, and how often it comes: what saves most lines."""
+    best, saved = (1, 1), 0
+    texts = [one.text for one in row]
+    for length in range(1, (len(row) - at) // 2 + 1):
+        step, times = texts[at : at + length], 1
+        while texts[at + times * length : at + (times + 1) * length] == step:
+            times += 1
+        if length * (times - 1) - 1 > saved:
+            best, saved = (length, times), length * (times - 1) - 1
+    return best
+
+
+def _letters(rows: Mapping[int, Sequence[Statement]]) -> Iterator[str]:
+    """The lines of a program in which all ranks make a call from the line that is its own."""
+    known: dict[tuple[str, int], tuple[str, Statement]] = {}
+    words = {}
+    for rank, row in rows.items():
+        word = ""
+        for one in row:
+            if (one.text, one.place) not in known:
+                if len(known) == len(string.ascii_letters):
+                    raise NotWritten("its calls come from too many lines")
+                known[one.text, one.place] = string.ascii_letters[len(known)], one
+            word += known[one.text, one.place][0]
+        words[rank] = word
+    yield "calls = {"
+    for rank, word in words.items():
+        yield f"{_INDENT}{rank}: {_as_product(word)},"
+    yield "}"
+    yield "for call in calls[rank]:"
+    for letter, one in known.values():
+        yield f'{_INDENT}{"el" if letter != "a" else ""}if call == "{letter}":'
+        yield f"{2 * _INDENT}{one}"
+
+
+def _as_product(word: str) -> str:
+    parts, at = [], 0
+    row = [Statement(letter) for letter in word]
+    while at < len(row):
+        length, times = _step(row, at)
+        part = word[at : at + length]
+        if times > 1:
+            parts.append(f'"{part}" * {times}')
+        elif parts and parts[-1].endswith('"'):
+            parts[-1] = f'{parts[-1][:-1]}{part}"'
+        else:
+            parts.append(f'"{part}"')
+        at += length * times
+    return " + ".join(parts) or '""'
