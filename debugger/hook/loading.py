@@ -180,8 +180,9 @@ class _Calling(_Loader):
                 call(module)
         finally:
             if paused:
-                gc.freeze()
-                gc.unfreeze()
+                if not gc.get_freeze_count():  # nobody whom it called wants it frozen
+                    gc.freeze()
+                    gc.unfreeze()
                 gc.enable()
 
 

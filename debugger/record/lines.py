@@ -12,16 +12,20 @@ rare, so that all other calls cost one comparison.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle, islice
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .signature import CHAIN_STEP, MASK
-from .snapshot import LineLog, Place, Surprise
+from .layout import CallSite
+from .signature import CHAIN_STEP, MASK, hash64
+
+if TYPE_CHECKING:  # a rank, which packs nothing, starts sooner without it
+    from .snapshot import LineLog, Place, Surprise
 
 MOST_PERIOD = 4096
 """A loop that makes more calls is a surprise or two in each round."""
@@ -98,6 +102,17 @@ def place_at(surprises: Sequence[Surprise], seq: int) -> Place | None:
         seq -= -((one.seq - seq) // one.period) * one.period
 
 
+def place_key(sites: Iterable[CallSite]) -> int:
+    """Returns the number by which the place of a call is compared: that of the line and those that
+    led to it, innermost first. It is the same on all hosts, wherever the program lies there, and
+    never 0."""
+    levels = [
+        (*re.split(r"[/\\]", site.file)[-2:], site.line, site.function, site.through)
+        for site in sites
+    ]
+    return hash64(levels) or 1
+
+
 def mark_after(mark: int, seq: int, key: int) -> int:
     """Returns the running hash of a log's surprises after one more: `key` is its place's, 0 where
     that is not known."""
@@ -115,7 +130,9 @@ class PackedLines:
 
 def pack(calls: Iterable[tuple[int, Place | None]]) -> PackedLines:
     """Returns the log of calls whose sequence numbers follow one another."""
-    predictor = Predictor[Place | None]()
+    from .snapshot import Surprise
+
+    predictor: Predictor[Place | None] = Predictor()
     found: list[Surprise] = []
     mark = kept = 0
     for seq, place in calls:

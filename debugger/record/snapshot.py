@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 
 from .layout import Activity, CallState, GroupState, Phase
 from .layout import CallSite as CallSite
+from .lines import place_key
 from .ops import POINT_TO_POINT
-from .signature import ANY_SOURCE, Signature, hash64
+from .signature import ANY_SOURCE, Signature
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
@@ -32,11 +33,7 @@ class Place:
     key: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        levels = [
-            (*re.split(r"[/\\]", site.file)[-2:], site.line, site.function, site.through)
-            for site in self.sites
-        ]
-        object.__setattr__(self, "key", hash64(levels) or 1)
+        object.__setattr__(self, "key", place_key(self.sites))
 
 
 @dataclass(frozen=True, slots=True)

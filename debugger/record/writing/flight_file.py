@@ -20,8 +20,8 @@ from typing import Any
 
 from ...system import proc
 from .. import layout
-from ..definitions import place_of
-from ..layout import Definition, GroupState, Phase, Role, packed_ranks
+from ..layout import CallSite, Definition, GroupState, Phase, Role, packed_ranks
+from ..lines import place_key
 from ..lost_pages import keep
 from ..notes import NoteData
 from .slots import ChannelSlot, GroupSlot, Surprises
@@ -200,7 +200,9 @@ class FlightFile:
             self._words[layout.HEAP_USED_AT // 8] = self._heap_used
             self._ids[known] = number
             if kind is Definition.SITE:
-                self._place_keys[number] = place_of(json.loads(text)).key
+                row = json.loads(text)
+                sites = [row[:4], *(row[4] if len(row) > 4 else ())]
+                self._place_keys[number] = place_key(CallSite(*site) for site in sites)
             return number
 
     @property
