@@ -191,7 +191,7 @@ def page_of(name: str) -> str:
     return os.path.join(package, "docs", "kinds", f"{name}.md")
 
 
-CHECKS = ("nan", "overflow", "inflight", "replicas", "tensors")
+CHECKS = ("nan", "nan-origin", "overflow", "inflight", "replicas", "tensors")
 ALL_CHECKS = "all"
 
 

@@ -231,7 +231,8 @@ class FindingRaisedNote(NoteData, kind="finding_raised", level="error"):
 class OwnFindingNote(NoteData, kind="finding", level="error"):
     """A finding that a rank has made itself. `finding` is its kind; `group`: name and incarnation;
     no `seq`: it is about a message. `headline`: see `diagnosis.findings.Finding`. `elsewhere`: the
-    line that is on record with it is wrong, not the collective's."""
+    line that is on record with it is wrong, not the collective's. `origin`: where a NaN was made,
+    in a sentence."""
 
     finding: str
     culprits: tuple[int, ...]
@@ -240,6 +241,7 @@ class OwnFindingNote(NoteData, kind="finding", level="error"):
     seq: int | None
     headline: str = ""
     elsewhere: bool = False
+    origin: str = ""
 
     FOR_DIAGNOSIS = frozenset({"headline"})
 

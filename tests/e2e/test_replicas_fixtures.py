@@ -23,8 +23,8 @@ TABLE: dict[str, dict[str, Any]] = json.loads((REPLICAS / "expected.json").read_
 BUGGY, CORRECT = TABLE["buggy"], TABLE["correct"]
 FOUND = {name: row for name, row in BUGGY.items() if row["found"]}
 SHORT = {
-    *("reduced_over_the_wrong_group", "megatron_tensor_parallel", "vocabulary_shards"),
-    *("local_sgd", "ensemble", "flat_buffer"),
+    *("sequence_norms_not_reduced", "root_left_out_of_fsdp", "stepped_below_no_sync"),
+    *("megatron_sequence_parallel", "local_sgd_below_no_sync", "ensemble"),
 }
 CODES = {"error": ("divergence", 95), "warning": ("ok", 0)}
 
@@ -44,13 +44,14 @@ def check(name: str, done: runs.Run) -> None:
     for field in ("severity", "quantity", "name", "axis"):
         expected = row[field] if isinstance(row[field], list) else [row[field]]
         assert found[field] in expected or None in expected, (field, done.explain())
-    assert sorted(found["culprits"]) == row["ranks"], done.explain()
+    ranks = sorted(found["culprits"])
+    assert ranks == row["ranks"] or ranks in row["ranks"], done.explain()
     first, last = row["step"] if isinstance(row["step"], list) else (row["step"], row["step"])
     assert first <= found["step"] <= last, done.explain()
     script = REPLICAS / "buggy" / f"{name}.py"
     lines = script.read_text().splitlines()
     marked = [number for number, line in enumerate(lines, 1) if line.endswith("# <- look here")]
-    locations = [found["ranks"][str(rank)]["location"] for rank in row["ranks"]]
+    locations = [found["ranks"][str(rank)]["location"] for rank in ranks]
     for one in locations if marked else ():
         assert (one["file"], one["line"]) == (str(script), marked[0]), done.explain()
 

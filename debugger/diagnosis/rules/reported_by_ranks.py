@@ -94,6 +94,8 @@ def _finding(world: World, teller: int, note: Note, known: OwnFindingNote) -> Fi
         headline=known.headline,
         cause=cause_of(world, culprits[0]) if kind == "missing_rank" else None,
         observable_ns=note.time_ns,
+        details=(f"origin: {known.origin}",) if known.origin else (),
+        data={"origin": known.origin} if known.origin else {},
     )
 
 

@@ -1,4 +1,4 @@
-"""`--check nan,overflow`: looks at what is sent, and at what a sum comes to.
+"""`--check nan,overflow,nan-origin`: looks at what is sent, and at what a sum comes to.
 
 nan: a NaN in what a rank contributes; in what is added up or multiplied also an Inf, which a MIN, a
 MAX or a mask that is only passed on may well have. overflow: an Inf or NaN in the result of a sum
@@ -29,6 +29,7 @@ from ..record.describe import METHODS, tensors_in
 from ..record.exception_text import text_of
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from ..torch_private.training import on_loss_scaling
+from .nan_origin import NanOrigin
 
 NAN, OVERFLOW = NAMES = ("nan", "overflow")
 
@@ -60,13 +61,19 @@ class LossScaling:
 
 
 def inspector(
-    asked: frozenset[str], recorder: Recorder, record: GroupRecord, scaling: LossScaling
+    asked: frozenset[str],
+    recorder: Recorder,
+    record: GroupRecord,
+    scaling: LossScaling,
+    origin: NanOrigin | None = None,
 ) -> Inspect | None:
     """Returns what looks at each call of the group; None where no check of this file is asked
-    for."""
+    for. `origin` tells where a NaN was made, where that is asked for."""
     if not asked & {NAN, OVERFLOW}:
         return None
     scaling.watch()
+    if origin is not None:
+        origin.watch()
 
     def before(method: str, args: tuple[Any, ...], known: Known, seq: int) -> After | None:
         """Look at what this rank contributes; what to call when the call is complete, if anything.
@@ -76,21 +83,26 @@ def inspector(
         if METHODS[method].given(args) is None:
             return None
         signature = Signature.from_json(known.text)
+        if origin is not None:
+            origin.calls(sys._getframe(0))
         if signature.reduce_op and scaling.seen:
             return None
         reduced = signature.reduce_op in ADDS
-        found = _contributed(record, method, args, signature, seq, inf_too=reduced)
+        found = _contributed(record, method, args, signature, seq, reduced, origin)
         if found is not None:
             found.report(recorder, recorder.safe_site(sys._getframe(0)))
             return None
-        if OVERFLOW not in asked or not reduced:
+        sums = OVERFLOW in asked and reduced
+        if not (sums or origin) or signature.op == "send":
             return None
         if signature.op == "reduce" and signature.root != record.ranks[record.group_rank]:
             return None
         outputs = list(tensors_in(args[0]))
 
         def after() -> None:
-            for tensor in outputs:
+            if origin is not None:
+                origin.receives(f"{signature}{record.place_of(signature, seq)[0]}", outputs)
+            for tensor in outputs if sums else ():
                 wrong = _first_wrong(tensor, True)
                 if wrong is not None:
                     where, _ = record.place_of(signature, seq)
@@ -133,6 +145,7 @@ def _contributed(
     signature: Signature,
     seq: int,
     inf_too: bool,
+    origin: NanOrigin | None = None,
 ) -> OwnFinding | None:
     """The first NaN (or Inf) of what this rank contributes to the call, if there is one."""
     rank = record.ranks[record.group_rank]
@@ -149,7 +162,8 @@ def _contributed(
             f"rank {rank} contributes {value} to {signature}{where}: "
             f"element {wrong}{which} is the first that is wrong"
         )
-        return OwnFinding(record, numbered, "nan", message, (rank,))
+        whence = origin.found(value) if origin is not None else ""
+        return OwnFinding(record, numbered, "nan", message, (rank,), origin=whence)
     return None
 
 

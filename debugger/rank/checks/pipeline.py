@@ -22,6 +22,7 @@ from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
 from . import in_flight, memory_layout, non_finite
+from .nan_origin import NAN_ORIGIN, NanOrigin
 from .non_finite import After, Inspect
 
 CHECKS = "DISTDEBUG_CHECK"
@@ -51,7 +52,7 @@ class Pipeline:
     """The looks at the calls of this process's groups.
 
     `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced, `branches` by
-    which ways the program came to the call.
+    which ways the program came to the call, `values` what it returned.
     """
 
     _recorder: Recorder
@@ -59,7 +60,9 @@ class Pipeline:
     _at_calls: LooksAt
     _gradients: LooksAt
     _branches: LooksAt
+    _values: LooksAt
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
+    _origin: NanOrigin = field(default_factory=NanOrigin)
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
     _once: Callable[[], None] | None = None
     _all: bool = False
@@ -104,6 +107,7 @@ class Pipeline:
         if detail and record.holds:
             in_flight.prepare()
         names = frozenset(filter(self._wants, non_finite.NAMES))
+        origin = self._origin if NAN_ORIGIN in asked() else None
         strided = several and (detail or self._wants(memory_layout.TENSORS))
         tensors = memory_layout.TensorCheck(recorder, record).before if strided else None
         sums = several and (self._all or REPLICAS in asked())
@@ -113,7 +117,14 @@ class Pipeline:
             "the log of calls": _log_of_calls(record),
             "the check of tensors": tensors,
             "the check of replicas": replicas,
-            "the check of data": non_finite.inspector(names, recorder, record, self._scaling),
+            "the check of data": non_finite.inspector(
+                names | {non_finite.NAN} if origin else names,
+                recorder,
+                record,
+                self._scaling,
+                origin,
+            ),
+            "recording values": self._values(record),
             "breakpoints at calls": self._at_calls(record),
             ON_DEMAND: None if self._once is None else _looking(self._once),
         }

@@ -147,6 +147,14 @@ def in_backward() -> bool:
     return frame is not None and frame.f_code.co_filename.endswith(_AUTOGRAD)
 
 
+def by_autograd(frame: FrameType | None) -> bool:
+    """Whether autograd's C++ code has called this tool's at `frame`: DDP's reducer does, where a
+    hook of the program's would stand between."""
+    while frame is not None and frame.f_code.co_filename.startswith(DIRECTORIES[0]):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.endswith(_AUTOGRAD)
+
+
 def users(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's own code at or above this one of another thread; None where
     there are only those of packages."""

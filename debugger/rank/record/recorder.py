@@ -529,7 +529,7 @@ class OwnFinding:
     """`kind` and `culprits` as in a report; `group` and `seq` tell the collective it is about (no
     `seq`: it is about a message). `victims` are by default all other ranks of the group, `headline`
     is the message without the calls of each rank, where it has one. `elsewhere`: the line that is
-    put on record with it is wrong, not the collective's."""
+    put on record with it is wrong, not the collective's. `origin`: where a NaN was made."""
 
     def __init__(
         self,
@@ -541,6 +541,7 @@ class OwnFinding:
         victims: Sequence[int] | None = None,
         headline: str = "",
         elsewhere: bool = False,
+        origin: str = "",
     ) -> None:
         others = [rank for rank in group.ranks if rank not in culprits]
         self.kind = kind
@@ -553,6 +554,7 @@ class OwnFinding:
             seq=seq,
             headline=headline,
             elsewhere=elsewhere,
+            origin=origin,
         )
 
     def __repr__(self) -> str:

@@ -59,10 +59,10 @@ class Unnoticed:
         return True
 
 
-def calls_with(look: Look) -> Any:
+def calls_with(look: Look, made: Callable[[Any, Any], None] | None = None) -> Any:
     """A mode, for one thread: while it is entered, `look(operator, args, kwargs)` comes before each
-    operator. None where torch cannot."""
-    return _mode_class()(look) if OPERATOR_CALLS.works else None
+    operator, and `made(operator, result)` after it. None where torch cannot."""
+    return _mode_class()(look, made) if OPERATOR_CALLS.works else None
 
 
 @functools.cache
@@ -105,16 +105,19 @@ def _mode_class() -> Any:
     base: Any = TorchDispatchMode
 
     class Calls(Unnoticed, base):  # type: ignore[misc]
-        def __init__(self, look: Look) -> None:
+        def __init__(self, look: Look, made: Callable[[Any, Any], None] | None) -> None:
             super().__init__()
-            self._look = look
+            self._look, self._made = look, made
 
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
             given = kwargs or {}
             self._look(func, args, given)
-            return func(*args, **given)
+            result = func(*args, **given)
+            if self._made is not None:
+                self._made(func, result)
+            return result
 
     return Calls
 

@@ -9,7 +9,9 @@ import functools
 import gc
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
+from math import prod
 from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -51,6 +53,12 @@ BACKWARD = WatchedPart(
     "backward_calls",
     "gradients that a program has forgotten to sum are not noticed",
     Private("torch", "_C._current_graph_task_id"),
+)
+
+FUNCTION = WatchedPart(
+    "backward_function",
+    "which function of autograd has made a NaN is not told",
+    Private("torch", "_C._current_autograd_node"),
 )
 
 
@@ -165,6 +173,16 @@ def current_backward() -> int | None:
     return int(torch._C._current_graph_task_id())
 
 
+@FUNCTION
+def backward_function() -> tuple[str, list[str]] | None:
+    """The function of autograd that runs on this thread, and the traceback of its forward, where
+    anomaly detection was on; None outside of a backward."""
+    node: Any = torch._C._current_autograd_node()
+    if node is None:
+        return None
+    return node.name(), [str(one) for one in node.metadata.get("traceback_", ())]
+
+
 def capturing() -> bool:
     """Whether this thread captures a CUDA graph."""
     cuda: Any = torch.cuda
@@ -241,6 +259,38 @@ def on_backward_end(
     instead(torch.autograd, "backward", backward)
 
 
+def on_backward(observe: Callable[[Any], None]) -> None:
+    """`observe(tensors)` hears of the tensor, or the tensors, on which each backward is called."""
+    before(torch.autograd, "backward", lambda tensors, *_, **__: observe(tensors))
+
+
+_PRODUCTS = re.compile("(Mm|Addmm|Bmm|Baddbmm|Linear|Convolution|Attention)[A-Za-z]*Backward")
+MOST_NODES = 20_000
+
+
+def graph_of(loss: torch.Tensor) -> tuple[str, int, int]:
+    """Returns the dtype in which most matrix products of this tensor's graph were made ("" where
+    it has none), the count of its nodes, and the elements of its largest intermediate result."""
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    products: Counter[str] = Counter()
+    largest = 1
+    while left and len(seen) < MOST_NODES:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        left += [following for following, _ in node.next_functions]
+        for made in getattr(node, "_input_metadata", ()):  # of what the operation has returned
+            shape = tuple(made.shape)
+            largest = max(largest, prod(one for one in shape if isinstance(one, int)))
+            if _PRODUCTS.search(node.name()):
+                dtype = str(made.dtype).removeprefix("torch.")
+                tensor_float = made.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+                products["tfloat32" if tensor_float and dtype == "float32" else dtype] += 1
+    return products.most_common(1)[0][0] if products else "", len(seen), largest
+
+
 def facts(logger: Any) -> dict[str, str | int]:
     """All that torch's logger knows: texts, and numbers (bytes, nanoseconds, 0 and 1)."""
     data = logger._get_ddp_logging_data()
@@ -273,6 +323,36 @@ def model_that_refused(error: BaseException) -> Any:
         return None
     model = frames[-1].f_locals.get("self")
     return model if isinstance(model, DDP) else None
+
+
+MESHES = WatchedPart(
+    "meshes",
+    "axes of device meshes have the names of their groups",
+    Private("torch.distributed.device_mesh", "DeviceMesh.__init__", ("self",)),
+)
+
+
+def on_mesh(note: Callable[[Any], None]) -> None:
+    """Hear of every device mesh, once it is made."""
+
+    def watch(module: Any) -> None:
+        if MESHES.works:
+            after(module.DeviceMesh, "__init__", lambda _, mesh, *__, **___: note(mesh))
+
+    when_imported("torch.distributed.device_mesh", watch)
+
+
+def in_function(frame: FrameType | None, depth: int = 12) -> bool:
+    """Whether one of these frames is the forward of an autograd function of the program's, which
+    has its context as first argument."""
+    while frame is not None and depth:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount:
+            context = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(context, torch.autograd.function.FunctionCtx):
+                return True
+        frame, depth = frame.f_back, depth - 1
+    return False
 
 
 _LOST = "the order in which ranks shard their parameters is not compared"
