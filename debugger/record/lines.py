@@ -12,7 +12,6 @@ rare, so that all other calls cost one comparison.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -21,8 +20,7 @@ from functools import cached_property
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from .layout import CallSite
-from .signature import CHAIN_STEP, MASK, hash64
+from .signature import CHAIN_STEP, MASK
 
 if TYPE_CHECKING:  # a rank, which packs nothing, starts sooner without it
     from .snapshot import LineLog, Place, Surprise
@@ -100,17 +98,6 @@ def place_at(surprises: Sequence[Surprise], seq: int) -> Place | None:
         if one.seq == seq:
             return one.place
         seq -= -((one.seq - seq) // one.period) * one.period
-
-
-def place_key(sites: Iterable[CallSite]) -> int:
-    """Returns the number by which the place of a call is compared: that of the line and those that
-    led to it, innermost first. It is the same on all hosts, wherever the program lies there, and
-    never 0."""
-    levels = [
-        (*re.split(r"[/\\]", site.file)[-2:], site.line, site.function, site.through)
-        for site in sites
-    ]
-    return hash64(levels) or 1
 
 
 def mark_after(mark: int, seq: int, key: int) -> int:

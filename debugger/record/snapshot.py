@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from .layout import Activity, CallState, GroupState, Phase
 from .layout import CallSite as CallSite
-from .lines import place_key
 from .ops import POINT_TO_POINT
-from .signature import ANY_SOURCE, Signature
+from .signature import ANY_SOURCE, Signature, place_key
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
@@ -33,7 +32,8 @@ class Place:
     key: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "key", place_key(self.sites))
+        sites = ((one.file, one.line, one.function, one.through) for one in self.sites)
+        object.__setattr__(self, "key", place_key(sites))
 
 
 @dataclass(frozen=True, slots=True)

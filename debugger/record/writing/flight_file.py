@@ -20,10 +20,10 @@ from typing import Any
 
 from ...system import proc
 from .. import layout
-from ..layout import CallSite, Definition, GroupState, Phase, Role, packed_ranks
-from ..lines import place_key
+from ..layout import Definition, GroupState, Phase, Role, packed_ranks
 from ..lost_pages import keep
 from ..notes import NoteData
+from ..signature import place_key
 from .slots import ChannelSlot, GroupSlot, Surprises
 
 _now = time.monotonic_ns
@@ -202,7 +202,7 @@ class FlightFile:
             if kind is Definition.SITE:
                 row = json.loads(text)
                 sites = [row[:4], *(row[4] if len(row) > 4 else ())]
-                self._place_keys[number] = place_key(CallSite(*site) for site in sites)
+                self._place_keys[number] = place_key((*one, "")[:4] for one in sites)
             return number
 
     @property
