@@ -70,7 +70,7 @@ def look_for_orders(
             its = model if order.buffered else replace(model, buffered_bytes=0)
             sourced = {rank: with_sources(one, one.came_from) for rank, one in again.items()}
             found = judge_programs(sourced, its)
-            is_shown = verdict(found.findings) is not None
+            is_shown = verdict(found.findings) is not None and _went_on(order, again)
             # A planned receive takes its message as it is waited for. So this may be another order,
             # in which the ranks have seen the same up to where they are stuck.
             if not is_shown and known and more is not None:
@@ -87,6 +87,15 @@ def look_for_orders(
             return schedule
         depends = depends or more is None
         programs = more or again
+
+
+def _went_on(order: Order, programs: Mapping[int, Program]) -> bool:
+    """Whether all who were held have gone on: else others may be stuck by that."""
+    made = {
+        rank: sum(isinstance(event, Made) for event in program.events)
+        for rank, program in programs.items()
+    }
+    return all(made[rank] > hold.call for hold in order.holds for rank in hold.ranks)
 
 
 def _longer(
