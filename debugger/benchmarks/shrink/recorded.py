@@ -140,12 +140,14 @@ def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
 
 
 def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> Program:
-    is_away = aim.kind.stack_tells and rank.rank in aim.culprits
     seen = aim.ends.get(rank.rank, Ended(None, signal.SIGKILL))
     left_ns, code = rank.process.ended_ns or 0, seen.exit_code
     if rank.exiting_ns:  # how its process was ended after that is the launcher's doing
         left_ns, code = rank.exiting_ns, rank.exit_code
     end = Ended(0) if 0 < left_ns <= aim.until_ns and code == 0 else None
+    is_away = aim.kind.stack_tells and rank.rank in aim.culprits
+    if aim.kind.leaves and end is None:  # to blame may be one that has skipped a call, and waits
+        is_away = is_away and all(call.state is CallState.COMPLETED for call in calls)
     if is_away and aim.kind.ends_culprits:
         end = _ENDS.get(aim.kind.name, seen)
     moments = sorted({one for call in calls for one in (call.issued_ns, call.completed_ns)})

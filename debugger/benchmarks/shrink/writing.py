@@ -139,8 +139,8 @@ class _Rank:
             case Ended(code, signal):
                 if signal is not None:
                     name = signal_name(signal)  # "signal 63" where it has none
-                    number = f"signal.{name}" if name.isidentifier() else f"{signal}"
-                    yield Statement(f"os.kill(os.getpid(), {number})")
+                    sent = f"signal.{name}" if name.isidentifier() else signal
+                    yield Statement(f"os.kill(os.getpid(), {sent})")
                 elif code:
                     yield Statement(f"os._exit({code})")
             case CutOff():
