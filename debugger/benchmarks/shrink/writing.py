@@ -67,7 +67,7 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
     ]
     body = list(_letters(rows) if in_one_loop else _branches(rows))
     text = "\n".join([*first, *body])
-    used = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.\w+\(", text)]
+    used = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.(?!py:)", text)]
     lines = [
         f'{FIRST} {about}"""',
         "",
