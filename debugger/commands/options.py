@@ -217,6 +217,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         "says why a rank decided otherwise; costs little from Python 3.12 on, and makes a "
         "program's own code many times slower before",
     )
+    group.add_argument(
+        "--values",
+        action="store_true",
+        help="record per step digest, norm, minimum and maximum of losses, results of collectives, "
+        "gradients, optimizer state, parameters and buffers, for `distdebug compare --values`",
+    )
+    group.add_argument(
+        "--values-every",
+        type=flags.steps,
+        default=1,
+        metavar="K",
+        help="with --values: record the first step and each K-th (default 1); a rank keeps its "
+        "last 32 to 64 MiB",
+    )
     group.add_argument("--strict", action="store_true", help="a warning makes the run fail, too")
     group.add_argument(
         "--allow-unwatched",
@@ -254,6 +268,7 @@ def _words_of_a_program(text: str) -> tuple[str, ...]:
 _AS_GIVEN = (
     *("run_dir", "keep_runs", "log_max_mb", "debugger", "check_every", "on_finding", "strict"),
     *("allow_unwatched", "tui", "ptrace_any", "on_finding_run", "why"),
+    *("values", "values_every"),
 )
 """The flags whose values are options of a run as they are."""
 

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .record.branches import BranchWatch
     from .replicas.check import ReplicaCheck
     from .replicas.reduced_gradients import ReducedGradients
+    from .values import ValueRecorder
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
 STARTED = "DISTDEBUG_RUN_STARTED"
@@ -76,6 +77,8 @@ MEET = "DISTDEBUG_MEET"
 """`process.meeting.VARIABLE`, of which a run on one node loads nothing."""
 WHY = "DISTDEBUG_WHY"
 """Asks for the branches that ranks take."""
+VALUES = "DISTDEBUG_VALUES"
+"""Asks for the values of one step in so many."""
 MOST_STORE_KEYS = 1000
 """Waits for further keys are on record without the key: programs make keys as they go."""
 
@@ -161,12 +164,14 @@ class Layer:
         self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
         # Its groups, and what stands before their calls.
         self.branches = _branch_watch(recorder, directory)
+        self.values = _value_recorder(recorder, directory)
         self.pipeline = Pipeline(
             recorder,
             self.level,
             self.breakpoints.before_calls,
             self._look_at_gradients,
             self.branches.at_calls if self.branches is not None else lambda _record: None,
+            self.values.before if self.values is not None else lambda _record: None,
         )
         self.precheck: Precheck | None = Precheck(
             lambda: self.replicas.look_meanwhile(),
@@ -252,12 +257,17 @@ class Layer:
             "watching init_rpc": initialisations.observe_rpc,
             "watching the end of data": lambda: on_data_end(_note_data_end(recorder)),
             "watching branches": self._watch_branches,
+            "recording values": self._record_values,
         }
         for what, begin in parts.items():
             try:
                 begin()
             except Exception as error:
                 report_own_fault(what, error)
+
+    def _record_values(self) -> None:
+        if self.values is not None:
+            self.values.observe()
 
     def _watch_branches(self) -> None:
         if self.branches is not None:
@@ -374,6 +384,16 @@ def _branch_watch(recorder: Recorder, directory: Path) -> BranchWatch | None:
     from .record.branches import BranchWatch
 
     return BranchWatch(recorder, directory)
+
+
+def _value_recorder(recorder: Recorder, directory: Path) -> ValueRecorder | None:
+    """Returns what records values; None where nobody asks."""
+    every = os.environ.get(VALUES, "")
+    if not every.isdecimal() or not int(every):
+        return None
+    from .values import ValueRecorder
+
+    return ValueRecorder(recorder, directory / "ranks", int(every))
 
 
 def _part_off(recorder: Recorder) -> Callable[[probe.WatchedPart], None]:

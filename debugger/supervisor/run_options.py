@@ -48,6 +48,8 @@ class Options:
     on_finding_run: Sequence[str] = ()
     strict: bool = False
     why: bool = False
+    values: bool = False
+    values_every: int = 1
     native_stacks: bool = False
     ptrace_any: bool = False
     max_restarts: int = 0
@@ -126,6 +128,7 @@ def environment(
     found["DISTDEBUG_CHECK"] = ",".join(options.checks)
     found["DISTDEBUG_CHECK_EVERY"] = str(options.check_every)
     found["DISTDEBUG_WHY"] = "1" if options.why else ""
+    found["DISTDEBUG_VALUES"] = str(options.values_every) if options.values else ""
     found["DISTDEBUG_ON_FINDING"] = options.on_finding
     if found.get("TORCH_DISTRIBUTED_DEBUG", "").upper() not in ("", options.level):
         found["TORCH_DISTRIBUTED_DEBUG"] = options.level  # which a flag overrides

@@ -52,7 +52,7 @@ class Pipeline:
     """The looks at the calls of this process's groups.
 
     `at_calls` looks for breakpoints; `gradients` keeps which gradients were reduced, `branches` by
-    which ways the program came to the call.
+    which ways the program came to the call, `values` what it returned.
     """
 
     _recorder: Recorder
@@ -60,6 +60,7 @@ class Pipeline:
     _at_calls: LooksAt
     _gradients: LooksAt
     _branches: LooksAt
+    _values: LooksAt
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
     _origin: NanOrigin = field(default_factory=NanOrigin)
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
@@ -123,6 +124,7 @@ class Pipeline:
                 self._scaling,
                 origin,
             ),
+            "recording values": self._values(record),
             "breakpoints at calls": self._at_calls(record),
             ON_DEMAND: None if self._once is None else _looking(self._once),
         }

@@ -221,17 +221,21 @@ def find(optimizer: Optimizer) -> dict[int, str]:
         for index, one in enumerate(group["params"])
     }
     wanted = set(names)
-    every = modules()
-    children = {id(child) for module in every for child in module.children()}
-    roots = [module for module in every if id(module) not in children]
     # Of several modules that hold a parameter (an average of models, say), the one with the most.
     found = [
         {id(one): name for name, one in root.named_parameters() if id(one) in wanted}
-        for root in roots
+        for root in roots()
     ]
     for of_root in sorted(found, key=len):
         names.update(of_root)
     return names
+
+
+def roots() -> list[nn.Module]:
+    """Returns the modules of this process that are in no other one."""
+    every = modules()
+    children = {id(child) for module in every for child in module.children()}
+    return [module for module in every if id(module) not in children]
 
 
 def modules() -> list[nn.Module]:

@@ -84,7 +84,7 @@ def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
     in order."""
     found = [Column(quantity, name) for quantity in _BY_PARAMETER for name in names]
     found.append(Column(HYPERPARAMETER, OPTIMIZER_CLASS))
-    found += [Column(HYPERPARAMETER, name) for name, _ in _hyperparameters(optimizer)]
+    found += [Column(HYPERPARAMETER, name) for name, _ in hyperparameters(optimizer)]
     return found
 
 
@@ -130,7 +130,7 @@ class ReplicaReading:
             found.append(total)
         kind = type(self._optimizer)
         found.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
-        found += [bits_of(value) for _, value in _hyperparameters(self._optimizer)]
+        found += [bits_of(value) for _, value in hyperparameters(self._optimizer)]
         # A scheduler may have added a hyper-parameter since: the first ones are what they were.
         return (found + [_ABSENT] * count)[:count]
 
@@ -207,7 +207,7 @@ def _state(optimizer: Optimizer, parameter: Tensor) -> list[Any]:
     return [value for _, value in by_name if isinstance(value, (Tensor, int, float))]
 
 
-def _hyperparameters(optimizer: Optimizer) -> list[tuple[str, float]]:
+def hyperparameters(optimizer: Optimizer) -> list[tuple[str, float]]:
     """Name and value of each number that decides about a step."""
     return [
         (f'param_groups[{index}]["{name}"]{where}', value)
@@ -243,17 +243,18 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
     NaNs count as one: which of them an addition gives depends on the order of its operands.
     """
     with torch.no_grad():
-        found = _values([_digest(tensor) for tensor in tensors])
+        found = _values([raw_digest(tensor) for tensor in tensors])
         sums = _values([_not_a_number(tensor) for tensor in tensors])
         for index, has_nan in enumerate(sums):
             if has_nan:
                 tensor = tensors[index].detach()
                 one_nan = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
-                found[index] = _values([_digest(one_nan)])[0]
+                found[index] = _values([raw_digest(one_nan)])[0]
     return [value & MASK for value in found]
 
 
-def _digest(tensor: Tensor) -> Tensor:
+def raw_digest(tensor: Tensor) -> Tensor:
+    """Returns one of `digests`, on the tensor's device: other where a NaN has other bits."""
     flat = tensor.detach().contiguous().reshape(-1)
     return _fold(flat.view(_WORDS.get(flat.element_size(), torch.int32)))
 

@@ -9,7 +9,9 @@ import functools
 import gc
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
+from math import prod
 from traceback import walk_tb
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -255,6 +257,38 @@ def on_backward_end(
         return result
 
     instead(torch.autograd, "backward", backward)
+
+
+def on_backward(observe: Callable[[Any], None]) -> None:
+    """`observe(tensors)` hears of the tensor, or the tensors, on which each backward is called."""
+    before(torch.autograd, "backward", lambda tensors, *_, **__: observe(tensors))
+
+
+_PRODUCTS = re.compile("(Mm|Addmm|Bmm|Baddbmm|Linear|Convolution|Attention)[A-Za-z]*Backward")
+MOST_NODES = 20_000
+
+
+def graph_of(loss: torch.Tensor) -> tuple[str, int, int]:
+    """Returns the dtype in which most matrix products of this tensor's graph were made ("" where
+    it has none), the count of its nodes, and the elements of its largest intermediate result."""
+    seen: set[Any] = set()
+    left = [loss.grad_fn]
+    products: Counter[str] = Counter()
+    largest = 1
+    while left and len(seen) < MOST_NODES:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        left += [following for following, _ in node.next_functions]
+        for made in getattr(node, "_input_metadata", ()):  # of what the operation has returned
+            shape = tuple(made.shape)
+            largest = max(largest, prod(one for one in shape if isinstance(one, int)))
+            if _PRODUCTS.search(node.name()):
+                dtype = str(made.dtype).removeprefix("torch.")
+                tensor_float = made.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+                products["tfloat32" if tensor_float and dtype == "float32" else dtype] += 1
+    return products.most_common(1)[0][0] if products else "", len(seen), largest
 
 
 def facts(logger: Any) -> dict[str, str | int]:

@@ -41,7 +41,7 @@ SUFFIX = ".distdebug.tar.gz"
 FOLDERS = ("stacks", "ranks", "logs")
 FILE = re.compile(
     rf"(?:(?:{'|'.join(FOLDERS)})/)?[A-Za-z0-9][A-Za-z0-9_-]{{0,60}}"
-    r"\.(?:flight|jsonl(?:\.1)?|(?:out|err)(?:\.1)?(?:\.times)?|txt|json|xml|html|toml)"
+    r"\.(?:flight|values(?:\.1)?|jsonl(?:\.1)?|(?:out|err)(?:\.1)?(?:\.times)?|txt|json|xml|html|toml)"
 )
 """The names of the files of a run, relative to its directory."""
 RUN = re.compile(r"\w[\w.-]{0,99}", re.ASCII)

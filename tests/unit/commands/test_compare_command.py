@@ -91,3 +91,18 @@ def test_traffic_of_a_run(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["schema"] == "distdebug.traffic/1"
     assert found["link"] == {"latency_us": 10.0, "bandwidth_gbs": 100.0}
     assert main(["report", "--traffic", "--junit", run]) == BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--values"], "has no values: record them by `distdebug run --values"),
+        (["--shift", "3"], "--shift is of --values"),
+        (["--values", "--rtol", "much"], "must be a relative difference from 0 on"),
+    ],
+)
+def test_no_values_to_compare(
+    run: str, more: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", run, run, *more]) == BAD_INPUT
+    assert sentence in capsys.readouterr().err

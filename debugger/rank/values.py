@@ -1,0 +1,324 @@
+"""`--values`: puts on record what the losses, collectives, gradients, hyper-parameters, optimiser
+state, parameters and buffers of this process are, at one step in K, for a comparison of two runs.
+
+A step is over when an optimiser makes one; where several optimisers take turns, when the first of
+them is about to step again. What was there before the first step is of step 0. Each tensor is read
+where it lies, some ten times, and all numbers of a step come from a device together.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ..record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from ..record.signature import Signature
+from ..record.values import BUFFER, COLLECTIVE, LOSS, ROW, SKETCH, ValueColumn, ValueWriter
+from .checks.non_finite import After, Inspect
+from .log.rank_log import report_own_fault
+from .record import call_site
+from .record.describe import tensors_in
+from .record.recorder import GroupRecord, Known, Recorder
+from .replicas import declarations, quantities
+from .torch_private import training
+
+MOST_CALLS = 1024
+"""Calls of one step whose results are looked at."""
+MOST_CALL_BYTES = 256 << 20
+"""The most bytes of such results in one step."""
+ROW_ELEMENTS = 1 << 16
+ROWS_AT_ONCE = 64
+_SEED = 0x51675
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The numbers of one tensor, still on its device."""
+
+    column: ValueColumn
+    digest: Tensor
+    numbers: Tensor
+
+
+@dataclass(slots=True)
+class Named:
+    """The parameters of one optimiser, by name, and the module that has most of them."""
+
+    seen: tuple[int, ...]
+    trained: list[tuple[str, Tensor]]
+    root: weakref.ref[nn.Module] | None
+
+
+class ValueRecorder:
+    """Reads the values of this process."""
+
+    def __init__(self, recorder: Recorder, directory: Path, every: int) -> None:
+        self._recorder = recorder
+        self._directory = directory
+        self._every = every
+        self._lock = threading.RLock()
+        self._off = False
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """This process, which may have been forked, has made no steps yet."""
+        self._pid = os.getpid()
+        self._writer: ValueWriter | None = None
+        self._known: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
+        self._step = 0
+        self._stepped: list[int] = []
+        self._taking_turns = 1
+        self._graph: dict[str, Any] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pending: list[Reading] = []
+        self._calls: Counter[str] = Counter()
+        self._call_bytes = 0
+
+    def observe(self) -> None:
+        """Begin."""
+        training.on_optimizer_steps(self._before_step, self._after_step)
+        training.on_backward(self._backward)
+
+    # -- losses and collectives ------------------------------------------------------------------
+
+    def _looks(self) -> bool:
+        """Whether the step that this process works on is one of those that are put on record."""
+        if self._pid != os.getpid():
+            self._adopt()
+        coming = self._step + (len(self._stepped) >= self._taking_turns or not self._stepped)
+        return not self._off and self._is_due(coming) and not training.capturing()
+
+    def _is_due(self, step: int) -> bool:
+        return step <= 1 or step % self._every == 0
+
+    def _backward(self, tensors: Any) -> None:
+        try:
+            if self._looks() and not torch.compiler.is_compiling():
+                site = _site(sys._getframe(1))
+                for one in tensors_in(tensors if isinstance(tensors, Tensor) else list(tensors)):
+                    if not self._graph:
+                        dtype, depth, largest = training.graph_of(one)
+                        self._graph = {"precision": dtype, "depth": depth, "summands": largest}
+                    self._add(LOSS, "loss", one, site)
+        except Exception as error:
+            self._switch_off(error)
+
+    def before(self, record: GroupRecord) -> Inspect:
+        """Returns what looks at the calls of this group."""
+
+        def look(_method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
+            if not self._looks():
+                return None
+            signature = Signature.from_json(known.text)
+            root = signature.root
+            if signature.op == "send" or (
+                signature.op == "reduce" and root != record.ranks[record.group_rank]
+            ):
+                return None
+            group = record.shown_name
+            with self._lock:
+                number, self._calls[group] = self._calls[group], self._calls[group] + 1
+            name = f'{signature} #{number} of this step in group "{group}"'
+            site = _site(sys._getframe(1))
+            outputs = [one for one in tensors_in(args[0]) if one.is_floating_point()]
+
+            def after() -> None:
+                try:
+                    for one in outputs:
+                        self._call_bytes += one.nbytes
+                        if number < MOST_CALLS and self._call_bytes <= MOST_CALL_BYTES:
+                            self._add(COLLECTIVE, name, one, site)
+                except Exception as error:
+                    self._switch_off(error)
+
+            return after
+
+        return look
+
+    def _add(self, quantity: str, name: str, tensor: Tensor, site: str) -> None:
+        with torch.no_grad(), self._lock:
+            self._pending += _readings(quantity, name, tensor, site)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        self._guarded(optimizer, sys._getframe(1), made=False)
+
+    def _after_step(self, optimizer: Optimizer) -> None:
+        self._guarded(optimizer, sys._getframe(1), made=True)
+
+    def _guarded(self, optimizer: Optimizer, frame: Any, made: bool) -> None:
+        if self._pid != os.getpid():
+            self._adopt()
+        if self._off or training.cannot_look(frame):
+            return
+        try:
+            with torch.no_grad(), self._lock:
+                if made:
+                    self._made(optimizer, _site(frame))
+                elif self._step <= 1 and optimizer not in self._known:
+                    self._write(0, list(self._state(optimizer, _site(frame), before=True)))
+        except Exception as error:
+            self._switch_off(error)
+
+    def _made(self, optimizer: Optimizer, site: str) -> None:
+        number = id(optimizer)
+        if number in self._stepped or not self._stepped:
+            self._taking_turns = max(1, len(self._stepped))
+            self._stepped = []
+            self._step += 1
+        self._stepped.append(number)
+        if self._is_due(self._step):
+            rows = [*self._pending, *self._state(optimizer, site, before=False)]
+            self._write(self._step, rows)
+        self._clear()
+
+    def _write(self, step: int, rows: Sequence[Reading]) -> None:
+        if self._writer is None:
+            rank = max(self._recorder.writer.rank, 0)
+            size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+            about = {"rank": rank, "world_size": size, "every": self._every}
+            about["started_ns"] = time.time_ns()
+            self._writer = ValueWriter(self._directory, self._pid, about)
+        self._writer.append(step, _packed(rows), self._graph)
+
+    def _switch_off(self, error: Exception) -> None:
+        self._off = True
+        self._clear()
+        report_own_fault("recording values", error)
+
+    def _state(self, optimizer: Optimizer, site: str, before: bool) -> Iterator[Reading]:
+        """Yields what an optimiser's step was made of, and what it has made; `before`: what is
+        there before its first one."""
+        known = self._named(optimizer)
+        if not before:
+            for name, one in known.trained:
+                if one.grad is not None:
+                    yield from _readings(GRADIENT, name, one.grad, site)
+            for name, number in quantities.hyperparameters(optimizer):
+                yield from _readings(
+                    HYPERPARAMETER, name, torch.tensor(number, dtype=torch.float64), site
+                )
+        for name, one in known.trained:
+            kept = optimizer.state.get(one) or {}
+            for key in sorted(kept, key=str) if isinstance(kept, dict) else ():
+                value: Any = kept[key]
+                if isinstance(value, (int, float)):
+                    value = torch.tensor(value, dtype=torch.float64)
+                if isinstance(value, Tensor):
+                    yield from _readings(OPTIMIZER_STATE, f"{name}: {key}", value, site)
+        root = known.root() if known.root is not None else None
+        frozen = root.named_parameters() if before and root is not None else ()
+        for name, one in (*known.trained, *(row for row in frozen if not row[1].requires_grad)):
+            yield from _readings(PARAMETER, name, one, site)
+        for name, one in root.named_buffers() if root is not None else ():
+            yield from _readings(BUFFER, name, one, site)
+
+    def _named(self, optimizer: Optimizer) -> Named:
+        parameters = [one for group in optimizer.param_groups for one in group["params"]]
+        seen = tuple(map(id, parameters))
+        known: Named | None = self._known.get(optimizer)
+        if known is None or known.seen != seen:
+            names, wanted = declarations.find(optimizer), set(seen)
+            shares = [
+                (sum(id(one) in wanted for one in root.parameters()), root)
+                for root in declarations.roots()
+            ]
+            most, root = max(shares, key=lambda one: one[0], default=(0, None))
+            trained = [(names[id(one)], one) for one in parameters]
+            known = Named(seen, trained, weakref.ref(root) if root is not None and most else None)
+            self._known[optimizer] = known
+        return known
+
+
+def _site(frame: Any) -> str:
+    found = call_site.find(frame)
+    if found is None:
+        return ""
+    return f"{found.f_code.co_filename}:{found.f_lineno}:{found.f_code.co_name}"
+
+
+def _readings(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Reading]:
+    """Yields the reading of a tensor, of a DTensor that of its local part; none where that cannot
+    be read, or is a summand of what all ranks together have."""
+    of_all = tensor.numel()
+    if any(one.is_partial() for one in getattr(tensor, "placements", ())):
+        return
+    local = tensor.to_local() if hasattr(tensor, "placements") else tensor
+    part = quantities.part(local, None)
+    if part is not None:
+        dtype = str(part.dtype).removeprefix("torch.")
+        column = ValueColumn(quantity, name[:300], dtype, part.numel(), of_all, site)
+        yield Reading(column, quantities.raw_digest(part), _numbers(part))
+
+
+def _numbers(tensor: Tensor) -> Tensor:
+    """The numbers of a `ROW` behind the digest, as float64 on the tensor's device."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    if not flat.is_floating_point():
+        flat = flat.to(torch.float64)
+    elif flat.element_size() < 4:
+        flat = flat.to(torch.float32)
+    if not flat.numel():
+        return torch.zeros(5 + SKETCH, dtype=torch.float64, device=flat.device)
+    wrong = flat.numel() - flat.isfinite().sum()
+    norm = torch.linalg.vector_norm(flat).to(torch.float64)
+    few = torch.stack([wrong, flat.sum(), norm * norm, *flat.aminmax()])
+    return torch.cat([few.to(torch.float64), _sketch(flat).to(torch.float64)])
+
+
+def _sketch(flat: Tensor) -> Tensor:
+    """The sums of `SKETCH` parts, each element times a sign that its place has."""
+    signs = _signs_on(flat.device, flat.dtype)
+    rows, rest = divmod(flat.numel(), ROW_ELEMENTS)
+    part = -(-rest // SKETCH)
+    last = flat[rows * ROW_ELEMENTS :] * signs[:rest]
+    found = nn.functional.pad(last, (0, SKETCH * part - rest)).view(SKETCH, part).sum(1)
+    table = flat[: rows * ROW_ELEMENTS].view(rows, SKETCH, ROW_ELEMENTS // SKETCH)
+    for first in range(0, rows, ROWS_AT_ONCE):
+        some = (table[first : first + ROWS_AT_ONCE] * signs.view(SKETCH, -1)).sum(2)
+        of_rows = signs[(torch.arange(len(some), device=flat.device) + first) % ROW_ELEMENTS]
+        found = found + (some * of_rows[:, None]).sum(0)
+    return found
+
+
+@functools.cache
+def _signs_on(device: torch.device, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(_SEED)  # not the program's own
+    made = torch.randint(0, 2, (ROW_ELEMENTS,), generator=generator, device="cpu")
+    return (2 * made - 1).to(device, dtype)
+
+
+def _packed(rows: Sequence[Reading]) -> list[tuple[ValueColumn, bytes]]:
+    """Rows as they are written, with one wait for each device."""
+    found: list[tuple[ValueColumn, bytes]] = []
+    by_device: dict[torch.device, tuple[list[int], list[list[float]]]] = {}
+    for device in {one.digest.device for one in rows}:
+        mine = [one for one in rows if one.digest.device == device]
+        digests = torch.stack([one.digest for one in mine]).tolist()
+        numbers = torch.stack([one.numbers for one in mine]).tolist()
+        by_device[device] = (digests[::-1], numbers[::-1])
+    for one in rows:
+        digests, numbers = by_device[one.digest.device]
+        wrong, *further = numbers.pop()
+        digest = digests.pop() & quantities.MASK
+        found.append((one.column, ROW.pack(digest, int(wrong), *further)))
+    return found
