@@ -16,6 +16,7 @@ from .mpi.backend import MpiBackend
 from .nccl.backend import NcclBackend
 from .registration import adapters, registered, stand_by
 from .tcp.backend import TcpBackend
+from .transports.parcels import BUFFERED_BYTES
 
 
 class Backend(Protocol):
@@ -127,9 +128,9 @@ def unavailable(backend: str) -> str | None:
 
 
 _BACKENDS = (TcpBackend(), MpiBackend(), NcclBackend())
-UNBUFFERED = (TcpBackend.name,)
-"""The backends of which no send is over before its receive has taken it, be it empty (see
-`transports.parcels`). What others buffer is for the libraries below them to say."""
+BUFFERS = {TcpBackend.name: BUFFERED_BYTES}
+"""By backend: how many bytes that a rank has sent to another one are buffered until that receives
+them (see `transports.matching`). What others buffer is for the libraries below them to say."""
 
 
 def register_all(named: Collection[str] = ()) -> None:

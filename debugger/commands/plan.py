@@ -255,7 +255,7 @@ class PlanCommand(Command):
             type=flags.size_bytes,
             metavar="N",
             help="let sends return before their receives, up to N bytes for each pair of ranks "
-            "(default: 0 on gloo and tcp, 65536 on other backends)",
+            "(default: 0 on gloo, 8192 on tcp, 65536 on other backends)",
         )
         group.add_argument("--strict", action="store_true", help="fail for warnings, too")
         group.add_argument(
@@ -455,7 +455,7 @@ def _planned(
                 f"none of the {len(programs)} processes that the script starts joined a group"
             )
         directory.write_json("run.json", {**told, "world_size": outcome.world_size})
-    model = Model(own.buffered_sends, unbuffered=outcome.unbuffered)
+    model = Model(own.buffered_sends, buffers=outcome.buffers)
     return programs, conclude(directory, programs, model, facts, injection.settle)
 
 

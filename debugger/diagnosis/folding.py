@@ -49,10 +49,10 @@ from ..record.layout import Activity, CallState
 from ..record.limits import SHOWN_RANKS
 from ..record.notes import UnwindingNote
 from ..record.snapshot import Note
-from ..record.wording import RankState, at_site, printable, ranks_text
+from ..record.wording import OF_MESH, RankState, at_site, printable, ranks_text
 from .facts.evidence import call_of
 from .facts.exceptions import is_communication_error
-from .facts.world import DEFAULT_GROUP, OF_MESH, World
+from .facts.world import DEFAULT_GROUP, World
 from .findings import Finding, RankEvidence
 from .limits import AFTERMATH_NS, TOGETHER_NS, Candidate
 from .story import changed, step

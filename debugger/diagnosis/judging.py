@@ -17,6 +17,7 @@ from .facts.slips import Slips
 from .findings import Finding
 from .limits import Limits
 from .notices import Notice
+from .rules.lucky_sends import lucky_sends
 from .rules.straggler import stragglers
 from .story import rule
 
@@ -100,6 +101,9 @@ def judge(
 
 
 @rule
-def slow_ranks(snapshots: Iterable[Snapshot]) -> list[Finding]:
-    """Returns warnings about stragglers, for the end of a run in which nothing went wrong."""
-    return [one for snapshot in snapshots for one in stragglers(snapshot)]
+def warnings_at_the_end(snapshots: Iterable[Snapshot]) -> list[Finding]:
+    """Returns warnings about stragglers, and about sends that ended well by luck, for the end of a
+    run in which nothing went wrong."""
+    return [
+        one for snapshot in snapshots for one in (*stragglers(snapshot), *lucky_sends(snapshot))
+    ]

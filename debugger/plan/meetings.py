@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,15 +106,17 @@ class Tree:
         ]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Posted:
-    """A send or a receive that has not met its other side. `order`: in which all were posted."""
+    """A send or a receive that has not met its other side. `order`: in which all were posted.
+    `room`: what its buffer is for, if it may be buffered: source, destination, and tag or None."""
 
     end: End
     rank: int
     time_ns: int
     order: int
     size_bytes: int = 0
+    room: tuple[int, int, int | None] | None = None
 
 
 @dataclass(slots=True)
@@ -132,7 +134,8 @@ class MeetingPlace:
     """By destination and tag, then by source."""
     _receives: dict[tuple[int, int, int], deque[Posted]] = field(default_factory=dict)
     """By destination, tag and source."""
-    _waiting_bytes: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _short: dict[tuple[int, int, int | None], deque[Posted]] = field(default_factory=dict)
+    """The sends that may be buffered and are not received, in order."""
 
     def __post_init__(self) -> None:
         self.places = {rank: place for place, rank in enumerate(self.ranks)}
@@ -164,16 +167,26 @@ class MeetingPlace:
         if not queue:
             return None
         found = queue.popleft()
-        self._waiting_bytes[source, destination, tag] -= found.size_bytes
+        if found.room is not None:
+            self._short[found.room].remove(found)
         return found
 
-    def post_send(self, sent: Posted, destination: int, tag: int) -> int:
-        """A message that nobody receives yet; returns how much its channel then holds, in bytes."""
+    def post_send(self, sent: Posted, destination: int, tag: int) -> None:
+        """A message that nobody receives yet."""
         by_source = self._sends.setdefault((destination, tag), {})
         by_source.setdefault(sent.rank, deque()).append(sent)
-        channel = (sent.rank, destination, tag)
-        self._waiting_bytes[channel] = self._waiting_bytes.get(channel, 0) + sent.size_bytes
-        return self._waiting_bytes[channel]
+        if sent.room is not None:
+            self._short.setdefault(sent.room, deque()).append(sent)
+
+    def buffered(self, sent: Posted, room_bytes: int) -> Iterator[Posted]:
+        """The sends, among those in one buffer with this one, that are over by now."""
+        held_bytes = 0
+        for one in self._short.get(sent.room, ()) if sent.room is not None else ():
+            held_bytes += max(one.size_bytes, min(1, room_bytes))
+            if held_bytes > room_bytes:
+                return
+            if not one.end.done_ns:
+                yield one
 
     def post_receive(self, received: Posted, source: int, tag: int) -> None:
         """A receive for which nothing was sent yet."""
@@ -438,16 +451,23 @@ class Calls:
         if self._model.strict and call.number in rank.lost:
             return seq, end
         posted = Posted(end, own, now_ns, next(self._order), call_bytes(signature))
+        room_bytes = self._model.room_bytes(kind.backend)
         if signature.op == "send":
             other = place.receive_for(own, peer, tag)
             if other is None:
-                waiting_bytes = place.post_send(posted, peer, tag)
-                if waiting_bytes <= self._model.room_bytes(kind.backend):
+                if posted.size_bytes <= room_bytes:
+                    shared = self._model.is_shared(kind.backend)
+                    posted.room = own, peer, None if shared else tag
+                place.post_send(posted, peer, tag)
+                if any(one is posted for one in place.buffered(posted, room_bytes)):
                     end.done_ns = now_ns
         else:
             other = place.send_for(peer, own, tag)
             if other is None:
                 place.post_receive(posted, peer, tag)
+            else:
+                for one in place.buffered(other, room_bytes):
+                    self._over(one.end, now_ns)
         if other is None:
             if peer == ANY_SOURCE and not place.whole:
                 return seq, now_ns  # it may come from a rank that is not in the plan

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .record.branches import BranchWatch
     from .replicas.check import ReplicaCheck
     from .replicas.reduced_gradients import ReducedGradients
-    from .values import ValueRecorder
+    from .replicas.values import ValueRecorder
 
 RUN_DIRECTORY = "DISTDEBUG_RUN_DIR"
 STARTED = "DISTDEBUG_RUN_STARTED"
@@ -391,7 +391,7 @@ def _value_recorder(recorder: Recorder, directory: Path) -> ValueRecorder | None
     every = os.environ.get(VALUES, "")
     if not every.isdecimal() or not int(every):
         return None
-    from .values import ValueRecorder
+    from .replicas.values import ValueRecorder
 
     return ValueRecorder(recorder, directory / "ranks", int(every))
 

@@ -4,8 +4,9 @@ One file for each optimiser and group, `pid-<pid>-<n>.replicas`, which a note of
 announces. It is allocated in full when it is made, and holds the last steps only:
 
     HEADER, then the definition: JSON {"group": [name, incarnation], "key", "axis", "names",
-        "quantities", "samples", "unreduced", "like", "late"}
+        "quantities", "samples", "unreduced", "like", "late", "use", "traits"}
     ring of `entries`: ENTRY, 64 bits for each column, the samples, the entry's number + 1 again
+    (the first entry is kept: by it the ranks were equal at the start)
 
 A column is of one quantity of one name: the digest of a parameter, of its gradient, of what the
 optimiser keeps of it, or the bits of a hyper-parameter as a float64. `quantities` says how many of
@@ -15,8 +16,9 @@ float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They show
 are apart. `unreduced` names the parameters that the model's DDP did not have when it was made: it
 never brings their gradients together. `like`: what is in this file only seems to be
 a replica, by what happens to these parameters. `late`: steps are counted from the begin of a
-precheck, and not of the program. All numbers are little-endian. A reader takes an
-entry only if both numbers agree.
+precheck, and not of the program. `use`: what this group does, where the columns are all parameters,
+of which what is equal in the first entry may be replicas; `traits` says of each what it is. All
+numbers are little-endian. A reader takes an entry only if both numbers agree.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import mmap
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -39,17 +41,29 @@ from .safe_files import open_regular, parsed, whole
 from .snapshot import CallSite, Column, Digest, GroupKey
 
 MAGIC = b"DDREPLIC"
-VERSION = 3
-VERSIONS = (1, 3)
-"""The versions that are read: the first, in which recorded fixtures are, had no samples."""
+VERSION = 4
+VERSIONS = (1, 3, 4)
+"""The versions that are read: the first, in which recorded fixtures are, had no samples; up to the
+third one, the first entry was overwritten."""
+KEEPS_FIRST = 4
 HEADER = Struct("<8sIIII")
 """magic, version, entries, columns, length of the definition"""
 ENTRY = Struct("<QQQQQQQ")
 """number + 1, collectives of the group before it, how many-th of that moment, step and its flags,
 site, time (ns, CLOCK_MONOTONIC), digest of the digests"""
-ALONE, APART = 1 << 63, 1 << 62
-"""Flags of a step: it was made by this rank alone, and: so was this one or one before it."""
-_STEP = APART - 1
+ALONE, APART, BUSY, NO_SYNC = 1 << 63, 1 << 62, 1 << 61, 1 << 60
+"""Flags of a step: it was made by this rank alone; so was this one or one before it; since the
+first entry, or the first step alone, ranks may have made the columns equal themselves; and: it was
+alone since all forwards were below DDP's no_sync()."""
+_STEP = NO_SYNC - 1
+PASSING, SUMMING, UNUSED = "passing", "summing", "unused"
+"""What a group does in a training step: it passes activations, or sums up gradients alone, or
+carries no more than small numbers."""
+FROZEN, MATRIX, CONSTANT, ELSEWHERE = "frozen", "matrix", "constant", "elsewhere"
+PLACED = "placed"
+"""Traits of a column: it has no gradient; it has two dimensions or more; all its elements were the
+same at the start; another group has summed up its gradient, or holds the other shards of it; and:
+it is a DTensor, which says itself what it is."""
 MARK = Struct("<Q")
 
 MOST_BYTES = 4 << 20
@@ -96,6 +110,8 @@ class ReplicaWriter:
         unreduced: Sequence[str] = (),
         like: Sequence[str] = (),
         late: bool = False,
+        use: str = "",
+        traits: Sequence[Collection[str]] = (),
     ) -> None:
         runs = groupby(columns, key=lambda column: column.quantity)
         of_columns = {
@@ -106,6 +122,8 @@ class ReplicaWriter:
             "unreduced": list(unreduced),
             "like": list(like),
             "late": late,
+            "use": use,
+            "traits": [sorted(of_column) for of_column in traits],
         }
         definition = json.dumps({"group": list(group), "key": key, **of_columns}).encode()
         self._columns = len(columns)
@@ -144,9 +162,9 @@ class ReplicaWriter:
         `step` may carry flags."""
         vector = struct.pack(f"<{self._columns}Q", *digests)
         total = int.from_bytes(hashlib.blake2b(vector, digest_size=8).digest(), "little")
-        at = self._start + self._number % self._entries * self._size
         self._number += 1
         mark = self._number
+        at = self._start + _slot(mark, self._entries) * self._size
         self._map[at + self._size - MARK.size : at + self._size] = MARK.pack(0)
         ENTRY.pack_into(self._map, at, mark, *moment, step, site, time_ns, total)
         vector += struct.pack(f"<{self._samples}d", *samples)
@@ -173,6 +191,7 @@ class ReplicaReader:
         if len(self._map) < HEADER.size:
             raise ValueError(f"{path} is truncated")
         magic, version, self._entries, self._columns, length = HEADER.unpack_from(self._map, 0)
+        self._keeps_first = version >= KEEPS_FIRST
         self._start: int = HEADER.size + length
         ours = magic == MAGIC and version in VERSIONS and 0 < self._entries <= MOST_ENTRIES
         if not (ours and len(self._map) >= self._start):
@@ -185,8 +204,11 @@ class ReplicaReader:
         self.unreduced = frozenset(map(str, definition.get("unreduced") or ()))
         self.like: Sequence[str] = tuple(map(str, definition.get("like") or ()))
         self.late = bool(definition.get("late"))
+        self.use = str(definition.get("use") or "")
+        traits = definition.get("traits") or ()
+        self.traits: Sequence[frozenset[str]] = [frozenset(map(str, one)) for one in traits]
         self.columns: Sequence[Column] = _columns(definition)
-        if len(self.columns) != self._columns:
+        if len(self.columns) != self._columns or (self.use and len(self.traits) != self._columns):
             raise ValueError(f"{path} names {len(self.columns)} of {self._columns} columns")
         self._samples = [whole(one) for one in definition.get("samples", ())]
         self._size: int = ENTRY.size + 8 * (self._columns + sum(self._samples)) + MARK.size
@@ -213,16 +235,18 @@ class ReplicaReader:
         newest = self._last
         while self._read(newest + 1) is not None:
             newest += 1
-        if newest == self._last and self._read(newest) is None:
+        if MARK.unpack_from(self._map, self._at(newest + 1))[0] > newest + 1:
             # It has been round since the last look: find the newest by their marks.
             places = (self._start + slot * self._size for slot in range(self._entries))
             newest = max(int(MARK.unpack_from(self._map, at)[0]) for at in places)
-        for mark in range(max(self._last, newest - self._entries) + 1, newest + 1):
+        oldest = newest - self._entries + 1 + self._keeps_first
+        first = [1] if self._keeps_first and not self._last and oldest > 1 else []
+        for mark in (*first, *range(max(self._last + 1, oldest), newest + 1)):
             found = self._read(mark)
             if found is not None:
                 self._known[mark] = found
         self._last = newest
-        for mark in [mark for mark in self._known if mark <= newest - self._entries]:
+        for mark in [one for one in self._known if self._keeps_first < one < oldest]:
             del self._known[mark]
         return list(self._known.values())
 
@@ -253,7 +277,8 @@ class ReplicaReader:
             return True  # it has no name any more: what is mapped stays
 
     def _at(self, mark: int) -> int:
-        return int(self._start + (mark - 1) % self._entries * self._size)
+        slot = _slot(mark, self._entries) if self._keeps_first else (mark - 1) % self._entries
+        return int(self._start + slot * self._size)
 
     def _read(self, mark: int) -> Digest | None:
         if mark < 1:
@@ -271,7 +296,14 @@ class ReplicaReader:
             site=self._site(site),
             alone=bool(step & ALONE),
             apart=bool(step & APART),
+            busy=bool(step & BUSY),
+            no_sync=bool(step & NO_SYNC),
         )
+
+
+def _slot(mark: int, entries: int) -> int:
+    """The place of an entry: the first stays, and the others go round behind it."""
+    return 0 if mark == 1 else 1 + (mark - 2) % (entries - 1)
 
 
 def _columns(definition: Mapping[str, Any]) -> list[Column]:

@@ -253,6 +253,8 @@ class Digest:
     `moment`: how many collectives of the group had been issued, and how many-th digest since then
     it is: the same on all ranks, whatever steps they have left out. `step`: steps made so far.
     `alone`: the rank made this step without the others; `apart`: this one, or one before it.
+    `busy`: ranks may have made it equal themselves since the first digest, or since the first step
+    that they made alone. `no_sync`: alone since it was below DDP's no_sync().
     """
 
     moment: tuple[int, int]
@@ -262,6 +264,8 @@ class Digest:
     site: CallSite | None
     alone: bool = False
     apart: bool = False
+    busy: bool = False
+    no_sync: bool = False
 
 
 class Column(NamedTuple):
@@ -280,7 +284,9 @@ class Replicas(Protocol):
     they are equal, if they are a part of something. `unreduced`: the parameters that their DDP
     never had, for they were frozen, or did not exist, when it was made. `like`: they only seem to
     be replicas, since the program treats these parameters, which are like them, as such. `late`:
-    they were looked at within a precheck, from whose begin steps are counted.
+    they were looked at within a precheck, from whose begin steps are counted. `use`: these are all
+    parameters beside an optimiser's, of which the first digest tells which may be replicas on a
+    group of this use, by the `traits` of each column (see `record.replicas`); "": replicas.
     """
 
     group: GroupKey
@@ -290,6 +296,8 @@ class Replicas(Protocol):
     unreduced: frozenset[str]
     like: Sequence[str]
     late: bool
+    use: str
+    traits: Sequence[frozenset[str]]
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""

@@ -18,6 +18,8 @@ MOST_RANGES = 12
 LOOK_HERE = "<- look here"
 UNDEFINED = "undefined"
 """torch's description of a group that the program gave none."""
+OF_MESH = "mesh_"
+"""What torch puts before the name of an axis of a device mesh to describe its group."""
 
 
 def printable(text: str, most: int = MOST_TEXT) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..diagnosis.diagnose import verdict_first
 from ..diagnosis.facts.last_heartbeat import as_it_was, standing_still
 from ..diagnosis.facts.world import exit_status
-from ..diagnosis.judging import judge, slow_ranks
+from ..diagnosis.judging import judge, warnings_at_the_end
 from ..diagnosis.limits import Limits
 from ..faults.injected import FaultWatch
 from ..record.exits import ExitLog
@@ -73,7 +73,7 @@ def report(directory: RunDirectory) -> tuple[Document, Sequence[str]]:
     found = judged.verdict
     findings = verdict_first(judged.findings)
     if found is None:
-        findings += slow_ranks(look.now)
+        findings += warnings_at_the_end(look.now)
     elif live:
         from .machine import listeners  # which needs psutil
 

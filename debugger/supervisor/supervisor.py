@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import hook
 from ..diagnosis.findings import Finding
-from ..diagnosis.judging import slow_ranks
+from ..diagnosis.judging import warnings_at_the_end
 from ..nodes.job import Job, one_terminal
 from ..nodes.missing import Incomplete, LateMeeting
 from ..record.collection import collect_where_due
@@ -83,9 +83,9 @@ class Supervisor:
         for why in self._begun.lost:
             self.faults.say("the log of what the ranks print", why)
         if finding is None and not self.job.judged_elsewhere:
-            with self.faults.guard("rule stragglers"):
-                slow = slow_ranks(look.snapshots)
-                look = replace(look, findings=[*look.findings, *slow])
+            with self.faults.guard("rules of the end"):
+                found = warnings_at_the_end(look.snapshots)
+                look = replace(look, findings=[*look.findings, *found])
                 self.announcements.announce(look)
         return self._reported(look, finding)
 

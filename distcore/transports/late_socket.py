@@ -64,6 +64,12 @@ class LateSocket(socket.socket):
         with self.changed:
             self._append(_now(), None)
 
+    def shutdown(self, how: int) -> None:
+        if how == socket.SHUT_WR and self._backlog:
+            self.put_end()
+        else:
+            super().shutdown(how)
+
     def drop_late(self) -> None:
         """Forget what has not gone out. The caller holds `changed`."""
         self._backlog.clear()
@@ -147,7 +153,7 @@ class LateSocket(socket.socket):
                     return self.broken is None
         size = 0 if piece is None else len(piece)
         if piece is None:
-            self.shutdown(socket.SHUT_WR)
+            super().shutdown(socket.SHUT_WR)
         else:
             writable = select.poll()
             writable.register(self.fileno(), select.POLLOUT)

@@ -11,6 +11,7 @@ becomes of a peer that ends.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -107,6 +108,7 @@ class Mailbox:
         self._error: GroupFailed | None = None
         self._told = False
         self._closing = False
+        self._half_closed: set[int] = set()
         self._close_by = float("inf")
         self._lanes = dict(lanes)
         self._busy: list[Lane] = []  # through which something has come, or was sent
@@ -128,9 +130,12 @@ class Mailbox:
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self._peers: dict[int, tuple[str, int]] = {}
+        self._lives: dict[int, select.poll] = {}
         for peer, descriptor in alive.items():
             self._poll.register(descriptor, _GONE)
             self._peers[descriptor] = ("life", peer)
+            self._lives[peer] = select.poll()
+            self._lives[peer].register(descriptor, _GONE)
         self._thread: BackgroundThread | None = None
 
     # -- any thread ----------------------------------------------------------------------------
@@ -138,7 +143,8 @@ class Mailbox:
     def post_send(
         self, peer: int, tag: int, data: memoryview, deadline: float, text: str = ""
     ) -> Posting:
-        """Send `data` to a peer. Over when a receive has taken it; it must not change before."""
+        """Send `data` to a peer. Over when a receive has taken it, or it is buffered; it must not
+        change before."""
         what = message("send", self.ranks[peer], tag, text or f"{len(data)} bytes")
         return self._post(Posting(True, peer, tag, data, deadline, text, what))
 
@@ -202,6 +208,10 @@ class Mailbox:
             if self._error is not None or self._closing:
                 posting.finish(self._error or self._destroyed())
                 return posting
+            if self._matching.late is not None:
+                posting.finish(self._matching.late)
+                self._matching.late = None
+                return posting
             peer = posting.peer
             lane = None if peer is None else self._lanes.get(peer)
             if posting.sends and lane is None:
@@ -211,7 +221,9 @@ class Mailbox:
             if self._thread is None:
                 self._start()
             self._posts += 1
-            if posting.sends:
+            if posting.sends and lane is not None:
+                if lane.has_news:  # room, or that the peer has left
+                    self._advance(lane)
                 self._begin_send(posting)
             else:
                 self._matching.receive(posting)
@@ -456,6 +468,9 @@ class Mailbox:
             sender = self._senders[peer]
             matching.send(posting, sender)
             sender.push()
+            life = self._lives.get(peer)
+            if life is None or not life.poll(0):  # else the group's thread tells that it has ended
+                matching.buffer(peer)
         except Closed as error:
             if peer in self._senders:
                 try:
@@ -483,7 +498,20 @@ class Mailbox:
                     lane.leave()
                     self._advance(lane)
             self._register()
-        return self._is_idle() or _now() >= self._close_by
+        return (self._is_idle() and self._is_received()) or _now() >= self._close_by
+
+    def _is_received(self) -> bool:
+        """Whether peers have read what is buffered for them. A connection that is closed while
+        answers lie unread in it is reset, and what the system has yet to send over it is lost: so
+        this rank says that it sends no more, and the peer closes it."""
+        listening = filter(self._matching.listens, self._matching.unreceived)
+        left = [one for one in listening if one not in self._lanes]
+        for peer in left:
+            if peer not in self._half_closed:
+                self._half_closed.add(peer)
+                with contextlib.suppress(OSError):
+                    self._senders[peer].connection.shutdown(socket.SHUT_WR)
+        return self._error is not None or not left
 
     def _is_idle(self) -> bool:
         return not any(end.wants_to_write for end in (*self._ends(), *self._lanes.values()))

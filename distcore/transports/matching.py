@@ -2,13 +2,17 @@
 sent: a receive takes the first message with its tag from its peer (or from any), in the order in
 which the peer sent them.
 
+Messages of at most `BUFFERED_BYTES` are buffered in the order in which they were posted, as far as
+there is room: those to one peer that it has not received, whatever their tags, are no more bytes
+than that together. An empty one counts as a byte.
+
 One thread at a time uses it. It answers through the connections' ends, and waits for nothing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +21,7 @@ from typing import Protocol
 from ..base.deadline import extended, timed_out
 from ..errors import CallMismatch, DeadlineExceeded, GroupFailed, PeerLost
 from .frames import TEXT_BYTES, BadFrame, Closed, failure_from
-from .parcels import EAGER_BYTES, Parcel, Receiver, Sender
+from .parcels import BUFFERED_BYTES, EAGER_BYTES, Parcel, Receiver, Sender
 
 
 class Box(Protocol):
@@ -141,6 +145,8 @@ class Matching:
         self._receivers = receivers
         self.cause: GroupFailed | None = None
         """The first failure that a posting met: what peers are told when this rank leaves."""
+        self.late: GroupFailed | None = None
+        """What was wrong with a send that was buffered: an error of this rank's next call."""
         self.words: dict[int, GroupFailed] = {}
         """By peer: its own failure, in its words."""
         self._numbers = 0
@@ -149,6 +155,9 @@ class Matching:
         self._accepted: dict[Key, Posting] = {}
         self._offered: dict[Key, Posting] = {}
         self._leaving: dict[Key, Posting] = {}  # sends that the system has not taken yet
+        self._buffered: dict[Key, tuple[int, str]] = {}  # sends that are over: bytes, text
+        self._short: defaultdict[int, deque[int]] = defaultdict(deque)  # those yet to be buffered
+        self._room: defaultdict[int, int] = defaultdict(lambda: BUFFERED_BYTES)
         self._silent: dict[int, str] = {}
         self._deaf: dict[int, str] = {}
 
@@ -160,15 +169,38 @@ class Matching:
         self._match((posting,))
 
     def send(self, posting: Posting, sender: Sender) -> None:
-        """A send was posted; the connection to its peer is there."""
+        """A send was posted; the connection to its peer is there. `buffer` may end it."""
         peer, number = posting.source, self._numbers
         self._numbers += 1
         text = posting.text.encode()[:TEXT_BYTES]
         self._offered[peer, number] = posting
+        if len(posting.data) <= BUFFERED_BYTES:
+            self._short[peer].append(number)
         if len(posting.data) <= EAGER_BYTES:
             sender.eager(number, posting.tag, text, posting.data)
         else:
             sender.offer(number, posting.tag, text, len(posting.data))
+
+    def buffer(self, peer: int) -> None:
+        """Ends the sends to this peer for which there is room; they have been copied."""
+        short = self._short[peer]
+        while short:
+            key = peer, short[0]
+            posting = self._offered.get(key)
+            if posting is not None:  # it is not over by another way
+                size = max(1, len(posting.data))
+                if size > self._room[peer]:
+                    return
+                self._room[peer] -= size
+                self._buffered[key] = size, posting.what
+                del self._offered[key]
+                posting.finish()
+            short.popleft()
+
+    @property
+    def unreceived(self) -> set[int]:
+        """The peers that may not have received all that was buffered for them."""
+        return {peer for peer, _number in self._buffered}
 
     @property
     def has_pending(self) -> bool:
@@ -196,6 +228,7 @@ class Matching:
                     self._receivers[key[0]].discard(key[1])
                 else:
                     self._senders[key[0]].take_back(key[1])
+                    self.buffer(key[0])
                 self._fail_late(posting, progress or "it has no partner")
 
     def end_all(self, error: GroupFailed) -> None:
@@ -215,6 +248,8 @@ class Matching:
 
     def accepted(self, peer: int, number: int) -> None:
         """A short message was taken, or a long one may be sent."""
+        if self._was_buffered(peer, number) is not None:
+            return
         posting = self._offered.pop((peer, number), None)
         if posting is None:
             if number < self._numbers:
@@ -222,6 +257,7 @@ class Matching:
             raise BadFrame(f"message {number} was accepted, which was not offered")
         if len(posting.data) <= EAGER_BYTES:
             posting.finish()
+            self.buffer(peer)
             return
         self._leaving[peer, number] = posting
         key = (peer, number)
@@ -230,11 +266,24 @@ class Matching:
 
     def refused(self, peer: int, number: int, text: str) -> None:
         """The message does not match the receive `text`."""
+        me, rank = self._ranks[self._rank], self._ranks[peer]
         posting = self._offered.pop((peer, number), None)
+        what = self._was_buffered(peer, number)
         if posting is not None:
-            me, rank = self._ranks[self._rank], self._ranks[peer]
             message = f"rank {me} is in {posting.what}, but rank {rank} is in {text}"
             self._fail(posting, CallMismatch(message))
+            self.buffer(peer)
+        elif what is not None:
+            self.late = CallMismatch(f"rank {me} was in {what}, but rank {rank} is in {text}")
+            self.cause = self.cause or self.late
+
+    def _was_buffered(self, peer: int, number: int) -> str | None:
+        """Gives the room of a buffered message back, which is no more under way; its text."""
+        size, what = self._buffered.pop((peer, number), (0, None))
+        if size:
+            self._room[peer] += size
+            self.buffer(peer)
+        return what
 
     def arrived(self, peer: int, parcel: Parcel) -> None:
         """A message is here, or is offered."""

@@ -3,8 +3,9 @@ ends: from the rank that dialled, messages; back to it, leave to send the long o
 
 A short message travels at once. A long one is offered, and sent when its receive has been posted,
 straight into that receive's memory: a rank never holds more of what nobody asked for than the short
-messages. Either is over when its receive has taken it (`ACCEPT`, or `REFUSE` where they do not
-match), so a send without a receive waits, whatever its size: a program does not depend on it.
+messages. Either is taken when its receive is there (`ACCEPT`, or `REFUSE` where they do not match).
+A send is over then, or when it is buffered: of what a rank has sent to another one, and that one
+has not received, the first `BUFFERED_BYTES` (see `matching`).
 
 A frame is the header of `frames`, a text, and a payload. Each direction counts its frames, so that
 one that is missing or came twice is found at the next; with `checked`, each also carries a CRC-32
@@ -39,6 +40,11 @@ EAGER, OFFER, BODY, WITHDRAW, ACCEPT, REFUSE, FAILED = range(16, 23)
 or may come; it does not match; the mailbox at the other end is over, and why."""
 
 EAGER_BYTES = 64 * 1024
+BUFFERED_BYTES = 8 * 1024
+"""What a rank sends to another one before that receives it, and need not wait for: enough for the
+small messages of a protocol, and too little for a program to rest on, which another backend, or a
+larger tensor, would block. The same within a host and between hosts: a program that ends on one
+machine ends on two."""
 _MOST_BYTES = {
     EAGER: EAGER_BYTES, OFFER: 0, BODY: FRAME_BYTES, WITHDRAW: 0,
     ACCEPT: 0, REFUSE: 0, FAILED: FAIL_BYTES,

@@ -243,15 +243,20 @@ found.float().sum().backward()
 
 
 @pytest.mark.parametrize(
-    ("flags", "outcome"), [([], "deadlock"), (["--buffered-sends", "65536"], "ok")]
+    ("flags", "size", "outcome"),
+    [
+        ([], 4096, "ok"),
+        ([], 4097, "deadlock"),
+        (["--buffered-sends", "65536"], 20_000, "ok"),
+    ],
 )
 def test_what_distcore_buffers_is_what_distcore_says(
-    tmp_path: Path, flags: list[str], outcome: str, torch_loaded: TorchLoaded
+    tmp_path: Path, flags: list[str], size: int, outcome: str, torch_loaded: TorchLoaded
 ) -> None:
-    """Nothing on its tcp; and 20,000 bytes are as many as they are, of whatever type."""
+    """8,192 bytes on its tcp; and 20,000 bytes are as many as they are, of whatever type."""
     script = tmp_path / "train.py"
     script.write_text(TWO_SENDS)
-    done = plan(torch_loaded, ["-n", "2", *flags, str(script), "tcp", "20000", "uint8"], tmp_path)
+    done = plan(torch_loaded, ["-n", "2", *flags, str(script), "tcp", str(size), "uint8"], tmp_path)
     assert (done.report["outcome"], done.exit_code) == (
         outcome,
         92 if outcome == "deadlock" else 0,

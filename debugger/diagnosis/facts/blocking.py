@@ -20,8 +20,8 @@ concluded from its waiting. A plan, which sees nobody wait, takes what is known 
 well (`Model`).
 
 gloo sends nothing before the other side has posted its receive, so its messages are never buffered
-(nor are those of distcore's tcp, which says so itself), and a broadcast goes down a binomial tree
-(gloo's `broadcast.cc`). A call of no elements sends nothing. `strict` is the other extreme: nothing
+(distcore's tcp says itself how much it buffers), and a broadcast goes down a binomial tree (gloo's
+`broadcast.cc`). A call of no elements sends nothing. `strict` is the other extreme: nothing
 is buffered, every call waits for its whole group, and all streams of a device are one. What is
 stuck only by that needs luck.
 
@@ -34,16 +34,16 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from ...record.ops import op_of
 from ...record.signature import Signature
 from ...record.wording import by_device
 
 EAGER_BYTES = 64 << 10
-"""What backends that buffer take of a channel: MPI's eager limits, and a socket's buffers, are of
-this size or larger."""
+"""What backends that do not say what they buffer take of a channel: MPI's eager limits, and a
+socket's buffers, are of this size or larger."""
 
 
 class WaitsFor(enum.Enum):
@@ -68,13 +68,13 @@ def certainly(signature: Signature, rank: int) -> WaitsFor:
 @dataclass(frozen=True, slots=True)
 class Model:
     """`buffered_bytes`: of each channel of messages, on every backend; None: as the backend does.
-    `unbuffered`: backends whose sends wait even where they are empty.
+    `buffers`: by backend, of all messages from one rank to another.
     `strict`: nobody is lucky. `in_order`: the program goes on when the device has."""
 
     buffered_bytes: int | None = None
     strict: bool = False
     in_order: bool = False
-    unbuffered: Collection[str] = ()
+    buffers: Mapping[str, int] = field(default_factory=dict)
 
     def collective(self, backend: str, signature: Signature, size: int, rank: int) -> WaitsFor:
         """Returns for whom this global rank waits in this call of a group of `size` ranks."""
@@ -95,16 +95,18 @@ class Model:
 
     def room_bytes(self, backend: str) -> int:
         """Returns how many bytes of a channel's messages are buffered before their receives are
-        posted; below 0: not even an empty message is."""
+        posted."""
         if self.strict:
             return 0
         if self.buffered_bytes is not None:
             return self.buffered_bytes
         if self.in_order and on_device(backend):
             return sys.maxsize  # it depends on links and versions
-        if backend in self.unbuffered:
-            return -1
-        return 0 if backend == "gloo" else EAGER_BYTES
+        return self.buffers.get(backend, 0 if backend == "gloo" else EAGER_BYTES)
+
+    def is_shared(self, backend: str) -> bool:
+        """Whether that room is for the messages of all tags from one rank to another."""
+        return self.buffered_bytes is None and backend in self.buffers
 
     def blocks_host(self, backend: str, op: str) -> bool:
         """Whether a thread that waits for this call stands still."""

@@ -29,8 +29,6 @@ from ..limits import APART_NS, ON_CORE_NS, Limits
 from .slips import Slips
 
 DEFAULT_GROUP = "default_pg"
-OF_MESH = "mesh_"
-"""What torch puts before the name of an axis of a device mesh to describe its group."""
 CREATION_BARRIER = "store_based_barrier_key:"
 STOPPED = frozenset("Tt")
 _MOST_ON_A_GPU = 64

@@ -8,7 +8,10 @@ Of all that differs at that moment, the finding is about what comes first in a s
 hyper-parameters, gradients and the optimiser's state, and makes the parameters.
 
 What only seems to be replicas, by what the program does with others like them, is a warning, where
-it was equal on all ranks of the group before their first step (`_were_equal`).
+it was equal on all ranks of the group before their first step (`_were_equal`). So is what a
+table has (`_parted`): all parameters beside an optimiser's, on a group that the program uses. The
+first digests tell what may be a replica there (`_candidates`): what shards and experts are, which
+are apart by design, shows in that they began so, or in that all of them began alike.
 
 Ranks that all make steps on their own have no replicas (local SGD). Where others show that there
 are some, a rank that has made one on its own is compared with them (`_compared`).
@@ -16,27 +19,41 @@ are some, a rank that has made one on its own is compared with them (`_compared`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isnan
+from math import isnan, prod
 
 from ...record.dispute import vote
 from ...record.replicas import (
+    CONSTANT,
+    ELSEWHERE,
+    FROZEN,
     GRADIENT,
     HYPERPARAMETER,
+    MATRIX,
     OPTIMIZER_CLASS,
     OPTIMIZER_STATE,
     PARAMETER,
+    PASSING,
+    PLACED,
+    SUMMING,
+    UNUSED,
     number_of,
 )
 from ...record.snapshot import Column, Digest, GroupKey, Replicas
-from ...record.wording import at_site, group_name, printable, ranks_text, verb
-from ..facts.world import OF_MESH, World
+from ...record.wording import OF_MESH, at_site, group_name, printable, ranks_text, verb
+from ..facts.world import World
 from ..findings import Finding, GroupEvidence, RankEvidence, group_evidence
 from ..limits import ROUNDING, SECOND_NS, Candidate
 
 Moment = tuple[int, int]
 MOST_PARTIES = 4
+_MOST_CALLS = 256
+_SMALL = 8
+"""Elements of a loss, or of a count."""
+PATIENCE = 8
+"""After so many more moments at which they are apart, what may be replicas is no longer thought to
+be averaged now and then."""
 _IN_A_STEP = (HYPERPARAMETER, GRADIENT, OPTIMIZER_STATE, PARAMETER)
 _WORDS = {
     PARAMETER: "parameter",
@@ -68,10 +85,38 @@ def differing_replicas(world: World) -> list[Candidate]:
     for number, rank in sorted(world.ranks.items()):
         for replicas in rank.replicas:
             members.setdefault((replicas.group, replicas.key), {})[number] = replicas
-    found = (
-        _first_difference(world, replicas) for replicas in members.values() if len(replicas) > 1
-    )
+    _join_models(members)
+    several = [replicas for replicas in members.values() if len(replicas) > 1]
+    tables = [one for one in several if next(iter(one.values())).use]
+    found = [_first_difference(world, one) for one in several if one not in tables]
+    told = {
+        (finding.group.name if finding.group else "", name)
+        for finding in found
+        if finding is not None
+        for name in finding.data.get("parameters", ())
+    }
+    for table in tables:
+        parted = _parted(world, table)
+        if parted is not None and told.isdisjoint(
+            (parted.group.name if parted.group else "", name) for name in parted.data["parameters"]
+        ):
+            found.append(parted)
     return [Candidate(finding) for finding in found if finding is not None]
+
+
+def _join_models(members: dict[tuple[GroupKey, str], dict[int, Replicas]]) -> None:
+    """Joins those of one DDP model of which ranks have other parameters: one that was tied, say."""
+    models: dict[tuple[GroupKey, str], list[tuple[GroupKey, str]]] = {}
+    for group, key in members:
+        model, _, _ = key.rpartition(".")
+        if model[:1].isdigit():
+            models.setdefault((group, model), []).append((group, key))
+    for keys in models.values():
+        ranks = [rank for key in keys for rank in members[key]]
+        if len(keys) > 1 and len(ranks) == len(set(ranks)):
+            first, *others = keys
+            for other in others:
+                members[first] |= members.pop(other)
 
 
 def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | None:
@@ -95,7 +140,68 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
                 continue
             if difference is not None:
                 return _finding(world, replicas, rows_of, difference)
-    return None
+    return _apart_by_mistake(world, replicas, moments)
+
+
+def _apart_by_mistake(
+    world: World, replicas: dict[int, Replicas], moments: Mapping[Moment, Mapping[int, Digest]]
+) -> Finding | None:
+    """Returns a finding where all ranks have made a step of a DDP model alone, and no choice shows
+    in that: they go on together as if they were equal, or they never do anything together.
+
+    Ranks that average their parameters from time to time do so (`Digest.busy`), or at the end.
+    """
+    group = _group(world, replicas)
+    is_ddp = next(iter(replicas.values())).key[:1].isdigit()
+    every = [row for rows in moments.values() for row in rows.values()]
+    if group is None or replicas.keys() != set(group.ranks) or any(row.busy for row in every):
+        return None
+    whole = [one for one in sorted(moments) if len(moments[one]) == len(replicas)]
+    alone = [one for one in whole if all(row.alone for row in moments[one].values())]
+    if not (is_ddp and alone):
+        return None
+    rows = dict(moments[alone[0]])
+    differing = [one for one in whole if len({row.total for row in moments[one].values()}) > 1]
+    difference = _difference(replicas, alone[0], rows) if alone[0] in differing else None
+    if difference is None:
+        return None
+    together = [
+        one
+        for one in differing
+        if one > alone[0] and not any(row.alone for row in moments[one].values())
+    ]
+    if together and (world.snapshot.finished or whole[-1] > together[0]):
+        cause = "DDP's forward was not called before this step: the module that it wraps was"
+        if all(row.no_sync for row in rows.values()):
+            cause = "this step was below no_sync(), and later ones reduce gradients again"
+    elif (
+        world.snapshot.finished
+        and len(alone) > 1
+        and whole[-1] in differing
+        and all(row.alone for row in every if row.step)
+        and not _exchanged_since(world, replicas, moments[whole[-1]])
+    ):
+        cause = "DDP never reduced a gradient: always below no_sync()"
+    else:
+        return None
+    finding = _finding(world, replicas, rows, difference)
+    details = tuple(_details(difference, cause))
+    return replace(finding, details=details, data={**finding.data, "likely_cause": cause})
+
+
+def _exchanged_since(world: World, ranks: Collection[int], rows: Mapping[int, Digest]) -> bool:
+    """Whether one of these ranks has made a call with more than small numbers after its digest, or
+    may have: it is not on record any more."""
+    for rank in ranks:
+        history = world.ranks[rank].history
+        calls = list(history.recent(_MOST_CALLS)) if history is not None else []
+        since = [call for call in calls if call.issued_ns > rows[rank].time_ns]
+        if history is None or (since and len(since) == len(calls) == _MOST_CALLS):
+            return True
+        shapes = [shape for call in since for _, shape in call.signature.tensors]
+        if any(prod(shape) >= _SMALL for shape in shapes):
+            return True
+    return False
 
 
 def _were_equal(
@@ -107,6 +213,119 @@ def _were_equal(
     if group is None or rows.keys() != set(group.ranks):
         return False
     return {row.step for row in rows.values()} == {0} and len({r.total for r in rows.values()}) == 1
+
+
+def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
+    """Returns a warning of what may be replicas by a table and has parted, and still is apart."""
+    digests = {rank: one.digests() for rank, one in table.items()}
+    moments: dict[Moment, dict[int, Digest]] = {}
+    for rank, rows in digests.items():
+        for row in rows:
+            moments.setdefault(row.moment, {})[rank] = row
+    group = _group(world, table)
+    together = [one for one in sorted(moments) if len(moments[one]) == len(table)]
+    if group is None or table.keys() != set(group.ranks) or not together:
+        return None
+    first, last = together[0], together[-1]
+    start = _values(table, first)
+    if {row.step for row in moments[first].values()} != {0} or len(start) < len(table):
+        return None
+    one_of = next(iter(table.values()))
+    places = _candidates(world, table, start, moments[last])
+    now = _values(table, last)
+    apart = [place for place in places if len({row[place] for row in now.values()}) > 1]
+    for moment in [one for one in sorted(moments) if one > first and apart]:
+        values = _values(table, moment)
+        differing = [place for place in apart if len({row[place] for row in values.values()}) > 1]
+        if all(_is_small(table, moment, one_of.columns[place]) for place in differing):
+            continue
+        since = sum(moment < one <= last for one in together)
+        if world.snapshot.finished or since >= PATIENCE:
+            columns = [one_of.columns[place] for place in differing]
+            values_of = {rank: row[differing[0]] for rank, row in values.items()}
+            largest = _largest_difference(
+                [table[rank] for rank in values], moment, columns[0], values_of
+            )
+            difference = ReplicaDifference(columns[0], values_of, columns, len(places), largest)
+            finding = _finding(world, table, moments[moment], difference)
+            causes = {places[place] for place in differing}
+            steps = {row.step for row in moments[moment].values()}
+            cause = finding.data["likely_cause"] if len(steps) > 1 else "; ".join(sorted(causes))
+            return _in_doubt(finding, difference, moments[moment], cause.format(**finding.data))
+    return None
+
+
+def _values(table: dict[int, Replicas], moment: Moment) -> dict[int, Sequence[int]]:
+    return {
+        rank: values for rank, one in table.items() if (values := one.values(moment)) is not None
+    }
+
+
+def _candidates(
+    world: World,
+    table: dict[int, Replicas],
+    start: Mapping[int, Sequence[int]],
+    last: Mapping[int, Digest],
+) -> dict[int, str]:
+    """Returns the places of the columns that may be replicas, and why they may have parted.
+
+    Each was equal on all ranks at the start. Equal seeds make shards and experts so, too, and so do
+    zeros. A group that passes activations has shards. They are told from replicas where matrices
+    among them did begin apart: then what began alike was made so, unless it is a matrix of zeros,
+    or stands in one module with what began apart. A group that does not pass activations has
+    replicas of what is reduced on another group that crosses it, such as the other dimension of a
+    mesh; if the program never uses it, only where all that is trained is so, or where the gradients
+    of other ranks are summed up along the same dimension.
+    """
+    one_of = next(iter(table.values()))
+    of_ranks = [one.traits for one in table.values()]
+    traits = [frozenset().union(*each) for each in zip(*of_ranks, strict=True)]
+    equal = [len(set(values)) == 1 for values in zip(*start.values(), strict=True)]
+    owners = [column.name.rpartition(".")[0] for column in one_of.columns]
+    mixed = {owner for owner, same in zip(owners, equal, strict=True) if not same}
+    places = [place for place, same in enumerate(equal) if same]
+    found = {
+        place: "it was frozen at the start, and no rank brings it together"
+        for place in places
+        if FROZEN in traits[place]
+    }
+    trained = [place for place, of_it in enumerate(traits) if FROZEN not in of_it]
+    alike = [one for one in places if one in trained and PLACED not in traits[one]]
+    random = [one for one in places if traits[one] & {MATRIX, CONSTANT} == {MATRIX}]
+    if one_of.use == PASSING:
+        if any(MATRIX in traits[place] and not equal[place] for place in trained):
+            cause = "no collective reduced its gradient between backward and step on axis {axis}"
+            for place in alike:
+                zeros = traits[place] >= {MATRIX, CONSTANT}
+                if owners[place] not in mixed and not zeros:
+                    found[place] = cause
+        return found
+    crossed = [place for place in places if ELSEWHERE in traits[place]]
+    idle = one_of.use == UNUSED and not any(row.busy for row in last.values())
+    beside = "its gradient was reduced on another axis, and not on axis {axis}"
+    if idle and {*crossed} >= {*trained} and not {*crossed}.isdisjoint(random):
+        found |= dict.fromkeys(crossed, beside)
+    elif one_of.use == SUMMING:
+        found |= dict.fromkeys([place for place in crossed if place in random], beside)
+    group = _group(world, table)
+    if idle and group is not None and not {*alike}.isdisjoint(random):
+        siblings = [
+            view.any.desc
+            for rank, of_rank in world.ranks.items()
+            for one in of_rank.replicas
+            if not one.use and (view := world.view(rank, one.group)) is not None
+        ]
+        if group.desc.startswith(OF_MESH) and group.desc in siblings:
+            cause = "other ranks reduce gradients along axis {axis}, and these do not"
+            found |= dict.fromkeys(alike, cause)
+    return found
+
+
+def _is_small(table: dict[int, Replicas], moment: Moment, column: Column) -> bool:
+    """Whether the elements on record differ, and no more than by rounding."""
+    largest = _largest_difference(list(table.values()), moment, column, {})
+    difference = ReplicaDifference(column, {}, [column], 1, largest)
+    return largest is not None and _is_rounding(table, moment, difference)
 
 
 def _is_rounding(
@@ -258,23 +477,31 @@ def _finding(
             "likely_cause": cause,
         },
     )
-    return _in_doubt(finding, difference, where, one_of.like, first) if one_of.like else finding
+    if not one_of.like:
+        return finding
+    cause = "no rank's gradient of it was reduced on that group between backward and step"
+    return _in_doubt(finding, difference, rows, cause, one_of.like)
 
 
 def _in_doubt(
-    finding: Finding, difference: ReplicaDifference, where: str, like: Sequence[str], first: Digest
+    finding: Finding,
+    difference: ReplicaDifference,
+    rows: Mapping[int, Digest],
+    cause: str,
+    like: Sequence[str] = (),
 ) -> Finding:
-    """The same as a warning, of what seems to be a replica by others like it."""
-    cause = "no rank's gradient of it was reduced on that group between backward and step"
-    names = [
-        printable(", ".join(some), 300) for some in ([c.name for c in difference.differing], like)
-    ]
+    """The same as a warning, of what seems to be a replica, by others like it or by its start."""
+    first = min(rows.values(), key=lambda row: row.step)
+    group = finding.group
+    where = f' in group "{group_name(group.name, group.desc)}"' if group else ""
+    own = [column.name for column in difference.differing]
+    others = f", while those of {printable(', '.join(like), 300)} were" if like else ""
     message = (
         f"parameters that were equal on all ranks{where} at the start differ {_after(first.step)}"
-        f"{at_site(first.site)}: {names[0]}; {cause}, while those of {names[1]} were: "
+        f"{at_site(first.site)}: {printable(', '.join(own), 300)}; {cause}{others}: "
         "if each rank is meant to have its own, nothing is wrong"
     )
-    data = {**finding.data, "likely_cause": cause}
+    data = {**finding.data, "likely_cause": cause, "parameters": own}
     return replace(
         finding, severity="warning", proven=False, message=message, details=(), data=data
     )

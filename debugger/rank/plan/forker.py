@@ -35,7 +35,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed
 
-from distcore.backend import UNBUFFERED
+from distcore.backend import BUFFERS
 
 from ...record.requests.plan_request import Outcome, Request
 from ...system import memory
@@ -212,7 +212,7 @@ class Forker:
             scheduler.most_bytes,
             scheduler.most_waiting,
             self._request.accelerator,
-            UNBUFFERED,
+            BUFFERS,
         )
         path = self._request.directory / Outcome.NAME
         path.write_text(outcome.to_json())

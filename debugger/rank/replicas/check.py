@@ -16,6 +16,7 @@ it has been on its own, and the diagnosis, which sees all ranks, tells the one f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -32,7 +33,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.notes import ReplicasNote
-from ...record.replicas import ALONE, APART, ReplicaWriter, file_name
+from ...record.replicas import ALONE, APART, BUSY, NO_SYNC, ReplicaWriter, file_name
 from ...record.signature import hash64
 from ...record.snapshot import Column
 from ..checks import pipeline
@@ -47,6 +48,7 @@ from .declarations import (
     BY_EQUALITY,
     BY_GRADIENTS,
     BY_PLACEMENT,
+    BY_TABLE,
     DdpModel,
     Declared,
     declared_by,
@@ -59,7 +61,13 @@ EVERY = "DISTDEBUG_CHECK_EVERY"
 MOST_FILES = 64
 MOST_APART = 16
 """Digests of a model that is put on record after its rank has stepped on its own, and of what is
-taken for one by equality: the first must be kept, by which it was equal at the start."""
+taken for one by equality."""
+MOST_OFTEN = 1 << 20
+"""Elements of frozen parameters that are looked at as often as all others."""
+SELDOM = 100
+"""One in so many moments at which more of them are looked at."""
+_REDUCED = 1
+"""Stands for a digest of what its group has brought together itself."""
 
 Row = tuple[tuple[int, int], int, int, int, Sequence[int], Sequence[float]]
 """A row for `ReplicaWriter.append`."""
@@ -103,6 +111,14 @@ class Replica:
     """For a part of a model: all of that, compared before the next step."""
     summed: Replica | None = None
     """For a replica by equality: the one whose gradients the same group sums."""
+    every: int = 1
+    brought_together: set[int] = field(default_factory=set)
+    """For a table: the places of parameters that its group has summed up, or their gradients."""
+    exchanges: int = -1
+    """The count of other exchanges of its ranks when it was left alone."""
+    is_busy: bool = False
+    carried: int = 0
+    """For a table: the tensors that its group had carried at its begin."""
 
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
@@ -153,6 +169,9 @@ class ReplicaCheck:
         self._is_asked = False
         self._late = False
         self._hears_forwards = False
+        self._axes: weakref.WeakKeyDictionary[GroupRecord, str] = weakref.WeakKeyDictionary()
+        """What the program calls the dimension of a mesh along which a group's ranks are: torch
+        describes only those groups so that it has made for one."""
 
     def observe(self) -> None:
         """The check is asked for: from now on the steps of all optimisers are looked at."""
@@ -161,6 +180,7 @@ class ReplicaCheck:
             self._gradients = None
         training.on_statistics(self.forward)
         training.on_models_averaged(self.averaged)
+        training.on_mesh(self.meshed)
         training.on_optimizer_steps(self.before_step, self.after_step)
 
     def look_meanwhile(self) -> Callable[[], None]:
@@ -217,7 +237,7 @@ class ReplicaCheck:
         """A DDP model was made."""
         group: Any = getattr(model, "process_group", None)
         issued = group._record.slot.issued if isinstance(group, CheckedGroup) else None
-        named = model.module.named_parameters()
+        named = model.module.named_parameters(remove_duplicate=False)
         trained = frozenset(name for name, one in named if one.requires_grad)
         self._models.append(DdpModel(weakref.ref(model), issued, trained))
         if self._gradients is not None:
@@ -229,6 +249,14 @@ class ReplicaCheck:
             if getattr(known.reference(), "logger", None) is logger:
                 known.synchronised += 1
 
+    def meshed(self, mesh: Any) -> None:
+        """A device mesh was made."""
+        with contextlib.suppress(Exception):  # a mesh without groups, or that this rank is not in
+            for dim, name in enumerate(mesh.mesh_dim_names or ()):
+                group: Any = mesh.get_group(dim)
+                if isinstance(group, CheckedGroup):
+                    self._axes.setdefault(group._record, str(name))
+
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
         if not self._off:
@@ -238,7 +266,9 @@ class ReplicaCheck:
     def before_step(self, optimizer: Optimizer) -> None:
         """`optimizer` is about to make a step."""
         steps = self._steps.get(optimizer)
-        if steps is None or any(replica.is_part for replica in steps.replicas):
+        if steps is None or any(
+            replica.is_part or replica.model == BY_TABLE for replica in steps.replicas
+        ):
             self._guarded(optimizer, sys._getframe(1), made=0)
 
     def after_step(self, optimizer: Optimizer) -> None:
@@ -268,19 +298,29 @@ class ReplicaCheck:
         site = self._recorder.safe_site(frame) if steps.replicas else 0
         for replica in steps.replicas:
             tensors = [one for known in replica.tensors if (one := known()) is not None]
+            if replica.model == BY_TABLE:
+                if not made:  # until then ranks may step shares of a model, and exchange them
+                    self._tabulate(replica, optimizer, tensors, steps.made, site)
+                continue
             alone = bool(made) and self._is_local(replica, tensors)
             if alone:
                 replica.withheld = None
                 if not self._is_left_alone(replica):
                     replica.left_alone = True
+                    if self._gradients is not None:
+                        self._gradients.keep_sums()
                     if replica.model >= 0:
                         self._local.add(replica.model)
                     rank_log.write("the check of replicas is off: steps without synchronisation")
             if self._is_left_alone(replica):
                 replica.withheld = None
-                if made and replica.apart < MOST_APART:
+                was_busy = replica.is_busy
+                replica.is_busy = was_busy or self._may_be_averaged(replica, tensors)
+                if made and (replica.apart < MOST_APART or replica.is_busy is not was_busy):
                     replica.apart += 1
-                    flags = APART | ALONE * alone
+                    model = self._models[replica.model].reference() if replica.model >= 0 else None
+                    below = alone and not getattr(model, "require_forward_param_sync", True)
+                    flags = APART | ALONE * alone | BUSY * replica.is_busy | NO_SYNC * below
                     self._add(replica, optimizer, tensors, steps.made, site, flags)
             elif made or replica.fresh:
                 if replica.model == BY_EQUALITY:
@@ -307,6 +347,42 @@ class ReplicaCheck:
             turn = replica.last[0][1] + 1
         replica.last, replica.fresh = ((issued, turn), step, site), False
         self._take(replica, optimizer, tensors, replica.last, flags)
+
+    def _tabulate(
+        self,
+        table: Replica,
+        optimizer: Optimizer,
+        tensors: Sequence[torch.Tensor],
+        step: int,
+        site: int,
+    ) -> None:
+        gradients = self._gradients
+        if gradients is None:
+            return
+        issued, turn = table.group.slot.issued, 0
+        if issued == table.last[0][0]:
+            turn = table.last[0][1] + 1
+        table.last = ((issued, turn), step, site)
+        since, table.reduced = table.reduced, gradients.count
+        every = [*(one.grad for one in tensors), *tensors]
+        held = gradients.held(table.group, every, since)
+        count = len(tensors)
+        table.brought_together |= {place % count for place, known in enumerate(held) if known}
+        if not (table.fresh or is_due(issued + turn, table.every)):
+            return
+        table.fresh = False
+        local = [quantities.local(one) for one in tensors]
+        parts = [one for one in local if one is not None]
+        if len(parts) < count:
+            return
+        reading = quantities.ReplicaReading(optimizer, parts, None, stepped=False)
+        values = reading.values(count)
+        for place in table.brought_together:
+            values[place] = _REDUCED
+        flags = BUSY * (gradients.carried[table.group] > table.carried)
+        samples = reading.samples(table.samples)
+        now = time.monotonic_ns()
+        table.writer.append((issued, turn), step | flags, site, now, values, samples)
 
     def _add_whole(
         self, part: Replica, optimizer: Optimizer, tensors: Sequence[torch.Tensor]
@@ -336,7 +412,7 @@ class ReplicaCheck:
             replica.writer.append(*replica.withheld)
             replica.withheld = None
         at, step, site = stamp
-        if replica.model == BY_EQUALITY or is_due(sum(at), self._every):
+        if replica.model == BY_EQUALITY or is_due(sum(at), replica.every):
             stepped = step > 0 and not replica.parameters_alone
             reading = quantities.ReplicaReading(optimizer, tensors, replica.axis, stepped)
             values = reading.values(len(replica.columns))
@@ -374,6 +450,17 @@ class ReplicaCheck:
             return False  # nobody has ever brought this model together, DDP included
         return before == issued
 
+    def _may_be_averaged(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether, since its first step alone, ranks may have made the parameters equal."""
+        gradients = self._gradients
+        if gradients is None:
+            return True
+        if replica.exchanges < 0:
+            replica.exchanges = gradients.exchanges(replica.group)
+            replica.reduced = gradients.count
+        exchanged = gradients.exchanges(replica.group) > replica.exchanges
+        return exchanged or any(gradients.held(replica.group, tensors, replica.reduced))
+
     def _were_reduced(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether all gradients that this step has used were summed up since the step before."""
         gradients = self._gradients
@@ -408,11 +495,14 @@ class ReplicaCheck:
     ) -> Iterator[Replica]:
         summed = None
         for declared in declared_by(optimizer, parameters, self._models, self._gradients):
+            if declared.model == BY_TABLE and (self._late or self._steps[optimizer].made):
+                continue  # nobody knows how its columns began
             if declared.named and len(declared.group.ranks) > 1:
-                alone = declared.model == BY_EQUALITY
+                alone = declared.model in (BY_EQUALITY, BY_TABLE) or declared.is_frozen
                 made = self._replica(optimizer, declared, parameters_alone=alone)
                 if made is not None:
-                    made.summed = summed if alone else None  # the one before is its group's
+                    if declared.model == BY_EQUALITY:
+                        made.summed = summed  # the one before is its group's
                     yield made
                 summed = made
 
@@ -426,7 +516,10 @@ class ReplicaCheck:
         alive = [one for one in self._replicas if all(known() is not None for known in one.tensors)]
         self._replicas = alive
         columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
-        samples = quantities.samples(tensors, declared.axis)
+        local = [quantities.local(one) for one in tensors] if declared.use else []
+        samples = quantities.samples(
+            [one for one in local if one is not None] or tensors, declared.axis
+        )
         if parameters_alone:
             columns, samples = columns[: len(named)], samples[: len(named)]
         for replica in alive:
@@ -443,6 +536,7 @@ class ReplicaCheck:
         text = f"{number}.{namesake}.{key[-1]:016x}"
         group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
+        axis = axis or self._axes.get(group) or ("dp" if number >= 0 else "")
         models = self._models[number : number + 1] if number >= 0 else []
         unreduced = [name[:200] for one in models for name, _ in named if name not in one.trained]
         while True:
@@ -452,7 +546,7 @@ class ReplicaCheck:
                 path = self._directory / name
                 writer = ReplicaWriter(
                     *(path, group_key, text, columns, samples, axis),
-                    *(unreduced, declared.like, self._late),
+                    *(unreduced, declared.like, self._late, declared.use, declared.traits),
                 )
                 break
             except FileExistsError:
@@ -461,5 +555,9 @@ class ReplicaCheck:
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
         made.parameters_alone, made.is_part = parameters_alone, declared.is_part
+        seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
+        made.every = max(self._every, SELDOM) if seldom else self._every
+        if self._gradients is not None:
+            made.carried = self._gradients.carried.get(group, 0)
         self._replicas.append(made)
         return made

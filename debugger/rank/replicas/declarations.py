@@ -25,6 +25,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ...record.replicas import (
+    CONSTANT,
+    ELSEWHERE,
+    FROZEN,
+    MATRIX,
+    PASSING,
+    PLACED,
+    SUMMING,
+    UNUSED,
+)
+from ...record.wording import OF_MESH
 from ..group.checked_group import CheckedGroup
 from ..record.recorder import GroupRecord
 from ..torch_private.training import living
@@ -39,6 +50,8 @@ BY_PLACEMENT = -2
 """The same, where DTensors say themselves that they are."""
 BY_EQUALITY = -3
 """The same, where they are equal at the start, and gradients of others like them are summed."""
+BY_TABLE = -4
+"""The same, where these are all parameters, and the diagnosis tells which may be replicas."""
 
 
 @dataclass(slots=True)
@@ -57,7 +70,7 @@ class DdpModel:
 class Declared:
     """Parameters that are said to be equal on the ranks of a group: along an axis, or whole.
     `is_part`: their DDP model has more. `like`: what those are called that they are taken for
-    replicas by."""
+    replicas by. `is_frozen`: no optimiser has them. `use`, `traits`: see `record.replicas`."""
 
     model: int
     group: GroupRecord
@@ -65,6 +78,9 @@ class Declared:
     axis: Axis | None = None
     is_part: bool = False
     like: Sequence[str] = ()
+    is_frozen: bool = False
+    use: str = ""
+    traits: Sequence[Collection[str]] = ()
 
 
 def declared_by(
@@ -83,22 +99,104 @@ def declared_by(
             whole = replicated_by(known, mine)
             named = [(name, one) for name, one in whole if id(one) in mine]
             yield Declared(number, group._record, named, is_part=len(named) < len(whole))
+            frozen = frozen_in(model.module) if model is not None else []
+            known_so = {*getattr(model, "parameters_to_ignore", ()), *known.trained}
+            kept = [(name, one) for name, one in frozen if name not in known_so]
+            yield Declared(number, group._record, kept, is_frozen=True)
     if not models and gradients is not None:
         yield from _by_gradients(optimizer, plain, gradients)
     if len(plain) < len(parameters):
         yield from _by_placement(optimizer, parameters)
+    if gradients is not None:
+        ours = [getattr(known.reference(), "process_group", None) for known in models]
+        yield from _by_table(optimizer, parameters, gradients, ours)
+
+
+def frozen_in(module: nn.Module) -> Named:
+    """Returns the parameters of a module that ask for no gradient, and have elements to read."""
+    named = module.named_parameters()
+    return [
+        (n, p) for n, p in named if not p.requires_grad and quantities.part(p, None) is not None
+    ]
+
+
+def _by_table(
+    optimizer: Optimizer,
+    parameters: Sequence[torch.Tensor],
+    gradients: ReducedGradients,
+    of_ddp: Sequence[Any],
+) -> Iterator[Declared]:
+    """Yields all parameters beside those of the optimiser, for each group that may hold replicas
+    of them though nothing here says so.
+
+    A group that passes activations holds parts of one model: shards, which ranks seed each for
+    itself, and what each rank has whole. One that sums up gradients alone has replicas of what is
+    frozen. One that does neither may have been forgotten, if it is a dimension of a mesh, or
+    stands across one that sums up gradients, and no messages pass along it. What DDP brings
+    together is known, and the shards of FSDP1 have no names.
+    """
+    names = find_whole(optimizer, SHARDED[:1])
+    if names is None:
+        return
+    named = [(names[id(one)], one) for one in parameters]
+    wanted = {id(one) for one in parameters}
+    for root in roots(modules()):
+        if any(id(one) in wanted for one in root.parameters()):
+            named += [(name, one) for name, one in frozen_in(root) if id(one) not in wanted]
+    named = [(name, one) for name, one in named if quantities.local(one) is not None]
+    taken = {getattr(one, "_record", None) for one in of_ddp}
+    every = [one.grad for one in parameters]
+    beside = [one.grad for module in modules() for one in module.parameters(recurse=False)]
+    for group in sorted(gradients.carried, key=lambda one: (one.incarnation, one.name)):
+        if group in taken or len(group.ranks) < 2:
+            continue
+        if gradients.moves_activations(group, [*every, *beside]):
+            use = PASSING
+        elif any(gradients.held(group, every)):
+            use = SUMMING
+        elif gradients.peers.isdisjoint({*group.ranks} - {group.ranks[group.group_rank]}):
+            use = UNUSED
+        else:
+            continue
+        traits = [_traits(one, group, gradients) for _, one in named]
+        crossed = any(ELSEWHERE in of_one for of_one in traits)
+        if use is UNUSED and not (crossed or group.desc.startswith(OF_MESH)):
+            continue
+        # Where gradients are all that is summed, the rest of the trained parameters is known.
+        chosen = [
+            (one, of_one)
+            for one, of_one in zip(named, traits, strict=True)
+            if use is not SUMMING or of_one & {FROZEN, ELSEWHERE}
+        ]
+        of_chosen = [of_one for _, of_one in chosen]
+        yield Declared(BY_TABLE, group, [one for one, _ in chosen], use=use, traits=of_chosen)
+
+
+def _traits(one: torch.Tensor, group: GroupRecord, gradients: ReducedGradients) -> set[str]:
+    local = quantities.local(one)
+    found = set() if one.requires_grad else {FROZEN}
+    if one.dim() > 1:
+        found.add(MATRIX)
+    if local is not None and bool((local == local.reshape(-1)[:1]).all()):
+        found.add(CONSTANT)
+    if local is not one:
+        found |= {ELSEWHERE, PLACED}
+    elif gradients.sums_elsewhere(group, one.grad):
+        found.add(ELSEWHERE)
+    return found
 
 
 def replicated_by(known: DdpModel, mine: Collection[int]) -> Named:
     """The parameters that must be equal by a DDP model: those whose gradients it brings together,
-    and those that an optimiser trains (`mine`: their ids) though it did not do so at first."""
+    and those that an optimiser trains (`mine`: their ids) though it did not do so at first. One
+    that is tied comes by each of its names: a rank may have untied it."""
     model = known.reference()
     if model is None:
         return []
     ignored = getattr(model, "parameters_to_ignore", ())
     return [
         (name, one)
-        for name, one in model.module.named_parameters()
+        for name, one in model.module.named_parameters(remove_duplicate=False)
         if name not in ignored and (id(one) in mine or name in known.trained)
     ]
 
@@ -200,12 +298,12 @@ def _is_among(
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
 
-def find_whole(optimizer: Optimizer) -> dict[int, str] | None:
-    """Finds names as `find` does; None where a module has cut the parameters into shards, which are
-    no replicas."""
+def find_whole(optimizer: Optimizer, by: Sequence[str] = SHARDED) -> dict[int, str] | None:
+    """Finds names as `find` does; None where a module of one of these classes has cut the
+    parameters into shards, which are no replicas."""
     wanted = {id(one) for group in optimizer.param_groups for one in group["params"]}
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    sharded = tuple(kind for name in SHARDED if (kind := getattr(fsdp, name, None)) is not None)
+    sharded = tuple(kind for name in by if (kind := getattr(fsdp, name, None)) is not None)
     for module in modules():
         if isinstance(module, sharded) and any(id(one) in wanted for one in module.parameters()):
             return None
@@ -224,16 +322,15 @@ def find(optimizer: Optimizer) -> dict[int, str]:
     # Of several modules that hold a parameter (an average of models, say), the one with the most.
     found = [
         {id(one): name for name, one in root.named_parameters() if id(one) in wanted}
-        for root in roots()
+        for root in roots(modules())
     ]
     for of_root in sorted(found, key=len):
         names.update(of_root)
     return names
 
 
-def roots() -> list[nn.Module]:
-    """Returns the modules of this process that are in no other one."""
-    every = modules()
+def roots(every: Sequence[nn.Module]) -> list[nn.Module]:
+    """Returns those of the modules that no other one of them holds."""
     children = {id(child) for module in every for child in module.children()}
     return [module for module in every if id(module) not in children]
 

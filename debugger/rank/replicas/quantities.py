@@ -79,6 +79,15 @@ def part(tensor: Any, axis: Axis | None) -> Tensor | None:
     return tensor if _is_readable(tensor) else None
 
 
+def local(tensor: Any) -> Tensor | None:
+    """Returns this rank's part of a tensor, whatever its placements are; None where that is nothing
+    that can be read."""
+    if _is_dtensor(tensor):
+        with torch.no_grad():
+            tensor = tensor.to_local()
+    return tensor if _is_readable(tensor) and tensor.numel() else None
+
+
 def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
     """Returns the columns of `ReplicaReading.values` for a replica of parameters with these names,
     in order."""
@@ -243,6 +252,10 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
     NaNs count as one: which of them an addition gives depends on the order of its operands.
     """
     with torch.no_grad():
+        by_id = {id(one): one for one in tensors}  # one that is tied comes several times
+        if len(by_id) < len(tensors):
+            once = dict(zip(by_id, digests(list(by_id.values())), strict=True))
+            return [once[id(one)] for one in tensors]
         found = _values([raw_digest(tensor) for tensor in tensors])
         sums = _values([_not_a_number(tensor) for tensor in tensors])
         for index, has_nan in enumerate(sums):

@@ -11,6 +11,8 @@ parameters in one flat tensor, and what came of that is now in the gradients: th
 
 from __future__ import annotations
 
+import sys
+import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -26,9 +28,10 @@ from ...record.ops import Pattern, methods_of
 from ...record.signature import SUMS, Signature
 from ..checks.non_finite import After, Inspect
 from ..log.rank_log import report_own_fault
+from ..record.describe import tensors_in
 from ..record.recorder import GroupRecord, Known
 from ..torch_private.operator_calls import WeakStorage
-from ..torch_private.training import capturing, current_backward
+from ..torch_private.training import capturing, current_backward, in_function
 
 METHODS = methods_of(Pattern.ALL_REDUCE)
 GIVEN_BY_ONE = "broadcast"
@@ -43,9 +46,7 @@ MOST_SUMS = 4096
 """The last ones of a group are kept."""
 
 
-@lru_cache
-def _sums(text: str) -> bool:
-    return Signature.from_json(text).reduce_op in SUMS
+_signature = lru_cache(Signature.from_json)
 
 
 class ReducedGradients:
@@ -61,6 +62,33 @@ class ReducedGradients:
         self._last_backward = -1
         self._in_backward: dict[GroupRecord, set[Any]] = {}
         """The storages of what the last backward of this process has summed up."""
+        self._moved_in_backward: set[GroupRecord] = set()
+        """The groups that have moved, and not summed up, tensors in the last backward."""
+        self._in_forward: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
+        """The groups that autograd functions use in a forward."""
+        self._scattered: dict[Any, set[GroupRecord]] = {}
+        """By the storage of one's own part of a sum, the groups that have summed it up."""
+        self.carried: weakref.WeakKeyDictionary[GroupRecord, int] = weakref.WeakKeyDictionary()
+        """The tensors that each group of this process has carried, but for small ones."""
+        self._moved: weakref.WeakKeyDictionary[GroupRecord, int] = weakref.WeakKeyDictionary()
+        """The larger tensors that each group has neither summed up nor broadcast."""
+        self._messages = 0
+        self.peers: set[int | None] = set()
+        """The ranks with which this one has exchanged messages."""
+
+    def keep_sums(self) -> None:
+        """Keeps again what comes of reductions."""
+        self._keeps_sums = True
+
+    def exchanges(self, record: GroupRecord) -> int:
+        """Returns a count that grows with each exchange by which the ranks of this group may have
+        made something equal, but for sums and broadcasts of its own."""
+        others = [
+            count
+            for one, count in self.carried.items()
+            if one is not record and len({*one.ranks} & {*record.ranks}) > 1
+        ]
+        return sum(others) + self._moved.get(record, 0) + self._messages
 
     def keep_no_sums(self) -> None:
         """Keeps from now on only what was reduced, and not what came of it."""
@@ -70,18 +98,36 @@ class ReducedGradients:
     def before(self, record: GroupRecord) -> Inspect:
         """Returns what looks at the calls of this group."""
 
+        self.carried[record] = 0
+
         def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
+            signature = _signature(known.text)
+            if signature.peer is not None:
+                self._messages += 1
+                self.peers.add(signature.peer)
+                return None
+            large = any(may_tell(one) for one in tensors_in(args[:2]))
+            self.carried[record] += large
             if method in TO_ONE:
                 self._to_one.add(record)
                 return None
             scattered = method in SCATTERED
-            summed = (scattered or method in METHODS) and _sums(known.text)
+            summed = (scattered or method in METHODS) and signature.reduce_op in SUMS
+            if large and not summed:
+                self._moved[record] = self._moved.get(record, 0) + (method != GIVEN_BY_ONE)
+                if self._is_in_backward():
+                    self._moved_in_backward.add(record)
+            if large and record not in self._in_forward and in_function(sys._getframe(1)):
+                self._in_forward.add(record)
             if not (summed or method == GIVEN_BY_ONE):
                 return None
             tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
             if summed:
                 self._see_backward(record, tensors)
             if scattered:
+                for tensor in tensors if len(self._scattered) < MOST_STORAGES else ():
+                    by_storage = WeakStorage(tensor.untyped_storage())
+                    self._scattered.setdefault(by_storage, set()).add(record)
                 return None
             for tensor in tensors:
                 self.count += 1
@@ -96,14 +142,34 @@ class ReducedGradients:
         return look
 
     def _see_backward(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
+        if not self._is_in_backward():
+            return
+        storages = {WeakStorage(one.untyped_storage()) for one in tensors if may_tell(one)}
+        self._in_backward.setdefault(record, set()).update(storages)
+
+    def _is_in_backward(self) -> bool:
         number = current_backward()
         if number is None or number < 0:
-            return
+            return False
         if number != self._last_backward:
             self._last_backward = number
             self._in_backward.clear()
-        storages = {WeakStorage(one.untyped_storage()) for one in tensors if may_tell(one)}
-        self._in_backward.setdefault(record, set()).update(storages)
+            self._moved_in_backward.clear()
+        return True
+
+    def moves_activations(self, record: GroupRecord, gradients: Sequence[Tensor | None]) -> bool:
+        """The same, where the group may as well have gathered them, or exchanged them."""
+        moved = record in self._moved_in_backward or record in self._in_forward
+        return moved or self.passes_activations(record, gradients)
+
+    def sums_elsewhere(self, record: GroupRecord, gradient: Tensor | None) -> bool:
+        """Whether groups that have no other rank in common with this one have summed up the
+        gradient, or the part of it that this rank has."""
+        if gradient is None or not is_plain(gradient):
+            return False
+        storage = WeakStorage(gradient.untyped_storage())
+        groups = {*self._reduced.get(storage, ()), *self._scattered.get(storage, ())}
+        return any(len({*one.ranks} & {*record.ranks}) == 1 for one in groups)
 
     def passes_activations(self, record: GroupRecord, gradients: Sequence[Tensor | None]) -> bool:
         """Whether the last backward has summed up on this group what is none of these gradients, of
@@ -161,11 +227,16 @@ class ReducedGradients:
         self._sums.clear()
         self._to_one.clear()
         self._in_backward.clear()
+        self._moved_in_backward.clear()
+        self._scattered.clear()
+        self.peers.clear()
 
     def forget(self) -> None:
         """Leave out what exists no more."""
-        for storage in [one for one in self._reduced if one.expired()]:
-            del self._reduced[storage]
+        by_storage: tuple[dict[Any, Any], ...] = (self._reduced, self._scattered)
+        for kept in by_storage:
+            for storage in [one for one in kept if one.expired()]:
+                del kept[storage]
 
 
 MOST_ELEMENTS = 64
@@ -194,8 +265,9 @@ class Sum:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether it has a storage with elements that can be read."""
-    return tensor.layout is torch.strided and tensor.device.type != "meta"
+    """Whether it has a storage with elements that can be read, and is no DTensor."""
+    known = type(tensor) in (Tensor, torch.nn.Parameter)
+    return known and tensor.layout is torch.strided and tensor.device.type != "meta"
 
 
 def may_tell(tensor: Tensor) -> bool:

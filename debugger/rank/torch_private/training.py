@@ -363,6 +363,36 @@ def model_that_refused(error: BaseException) -> Any:
     return model if isinstance(model, DDP) else None
 
 
+MESHES = WatchedPart(
+    "meshes",
+    "axes of device meshes have the names of their groups",
+    Private("torch.distributed.device_mesh", "DeviceMesh.__init__", ("self",)),
+)
+
+
+def on_mesh(note: Callable[[Any], None]) -> None:
+    """Hear of every device mesh, once it is made."""
+
+    def watch(module: Any) -> None:
+        if MESHES.works:
+            after(module.DeviceMesh, "__init__", lambda _, mesh, *__, **___: note(mesh))
+
+    when_imported("torch.distributed.device_mesh", watch)
+
+
+def in_function(frame: FrameType | None, depth: int = 12) -> bool:
+    """Whether one of these frames is the forward of an autograd function of the program's, which
+    has its context as first argument."""
+    while frame is not None and depth:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_argcount:
+            context = frame.f_locals.get(code.co_varnames[0])
+            if isinstance(context, torch.autograd.function.FunctionCtx):
+                return True
+        frame, depth = frame.f_back, depth - 1
+    return False
+
+
 _LOST = "the order in which ranks shard their parameters is not compared"
 _FSDP1 = Private("torch.distributed.fsdp._flat_param", "FlatParamHandle.__init__")
 _FSDP2 = Private("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup.__init__")

@@ -63,8 +63,8 @@ class Request:
 class Outcome:
     """The outcome of running a plan's ranks. `statuses` are raw, by rank; `cut`: why nothing more
     is known of a rank. `runs`: processes that were started. `accelerator`: what answered calls for
-    `cuda`; "none": torch. `unbuffered`: backends of distcore's whose sends wait for their receives,
-    however small they are."""
+    `cuda`; "none": torch. `buffers`: by backend of distcore's, how many bytes it buffers from
+    one rank to another."""
 
     statuses: Mapping[int, int]
     cut: Mapping[int, str]
@@ -73,7 +73,7 @@ class Outcome:
     most_private_bytes: int
     most_waiting: int
     accelerator: str = "none"
-    unbuffered: tuple[str, ...] = ()
+    buffers: Mapping[str, int] = field(default_factory=dict)
 
     NAME = "planned.json"
     REFUSAL = "not_planned.txt"
@@ -95,7 +95,7 @@ class Outcome:
                 int(found["most_private_bytes"]),
                 int(found["most_waiting"]),
                 str(found["accelerator"]),
-                tuple(map(str, found["unbuffered"])),
+                {str(backend): int(size) for backend, size in found["buffers"].items()},
             )
         except (OSError, KeyError, TypeError, ValueError, AttributeError):
             return None

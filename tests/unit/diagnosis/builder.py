@@ -147,6 +147,8 @@ class ListReplicas:
     unreduced: frozenset[str] = frozenset()
     late: bool = False
     like: Sequence[str] = ()
+    use: str = ""
+    traits: Sequence[frozenset[str]] = ()
     rows: list[tuple[Digest, tuple[int, ...]]] = field(default_factory=list)
     sampled: dict[Column, Sequence[float]] = field(default_factory=dict)
 

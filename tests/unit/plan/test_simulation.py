@@ -363,13 +363,45 @@ def test_what_is_buffered_counts_elements_of_their_own_size(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_a_backend_that_says_so_buffers_nothing(dtype: str) -> None:
-    says_so = Model(unbuffered=["tcp"])
-    for count in (0, 1, 5_000):
-        assert errors(two_sends_first(count, dtype, "tcp"), says_so) == [("deadlock", (0, 1))]
+def test_a_backend_may_say_what_it_buffers(dtype: str) -> None:
+    says_so = Model(buffers={"tcp": 8192})
+    fits = 4096 // (4 if dtype == "float32" else 1)
+    for count in (0, 1, fits):
+        assert errors(two_sends_first(count, dtype, "tcp"), says_so) == []
+        lucky = warnings(two_sends_first(count, dtype, "tcp"), says_so)
+        assert lucky == (["deadlock"] if count else [])
+    assert errors(two_sends_first(fits + 1, dtype, "tcp"), says_so) == [("deadlock", (0, 1))]
     assert errors(two_sends_first(5_000, dtype, "mpi"), says_so) == []
-    by_user = Model(buffered_bytes=1 << 16, unbuffered=["tcp"])
+    by_user = replace(says_so, buffered_bytes=1 << 16)
     assert errors(two_sends_first(5_000, dtype, "tcp"), by_user) == []
+
+
+@pytest.mark.parametrize(("sizes", "first", "is_stuck"), [
+    ((8191, 1, 1), 2, False),
+    ((8192, 1, 1), 2, True),
+    ((8193, 1), 1, True),
+    ((4096, 4096, 1, 1), 3, True),
+    ((4096, 4096, 1, 1), 1, False),  # which gives its room back
+    ((9, 8192, 9), 0, False),
+    ((9, 8192, 9), 2, True),  # the third does not pass the second, which waits for room
+    ((1,) * 8193, 8192, False),
+    ((0,) * 8194, 8193, True),  # an empty one is not for nothing
+])  # fmt: skip
+def test_the_room_of_a_backend_is_for_the_messages_of_all_tags(
+    sizes: tuple[int, ...], first: int, is_stuck: bool
+) -> None:
+    """As in `test_mailbox`, where the mailboxes do it. Rank 1 waits for the message `first` before
+    it receives the others: that one needs no room."""
+    made = Programs(2, "tcp")
+    for tag, size in enumerate(sizes):
+        made[0].makes(send(1, size, tag=tag, dtype="uint8"))
+    made[1].makes(recv(0, sizes[first], tag=first, dtype="uint8"))
+    for tag, size in enumerate(sizes):
+        if tag != first:
+            made[1].makes(recv(0, size, tag=tag, dtype="uint8"))
+    made.end()
+    found = errors(made, Model(buffers={"tcp": 8192}))
+    assert bool(found) is is_stuck, found
 
 
 def test_small_messages_are_buffered_where_the_backend_does() -> None:

@@ -143,7 +143,7 @@ def test_columns_that_are_none(tmp_path: Path, quantities: str) -> None:
 
 
 @pytest.mark.parametrize("looks_every", [1, 100, 10_000])
-def test_only_the_last_are_kept(tmp_path: Path, looks_every: int) -> None:
+def test_the_first_and_the_last_are_kept(tmp_path: Path, looks_every: int) -> None:
     """Whether somebody looked in between, or the writer has been round meanwhile."""
     writer, reader = pair(tmp_path, ["weight"])
     for step in range(3 * MOST_ENTRIES + 7):
@@ -151,9 +151,10 @@ def test_only_the_last_are_kept(tmp_path: Path, looks_every: int) -> None:
         if step % looks_every == 0:
             reader.digests()
     kept = reader.digests()
-    assert [digest.step for digest in kept] == list(range(2 * MOST_ENTRIES + 7, step + 1))
+    assert [digest.step for digest in kept] == [0, *range(2 * MOST_ENTRIES + 8, step + 1)]
+    assert reader.values((0, 0)) == (0,)
     assert reader.values((step, 0)) == (step,)
-    assert reader.values((2 * MOST_ENTRIES + 6, 0)) is None
+    assert reader.values((2 * MOST_ENTRIES + 7, 0)) is None
 
 
 def test_a_large_model(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_a_large_model(tmp_path: Path) -> None:
     writer, reader = pair(tmp_path, [str(number) for number in range(count)])
     for step in range(LEAST_ENTRIES + 2):
         writer.append((step, 0), step, 5, step, range(step, step + count))
-    assert [digest.step for digest in reader.digests()] == [2, 3, 4, 5]
+    assert [digest.step for digest in reader.digests()] == [0, 3, 4, 5]
     found = reader.values((5, 0))
     assert found is not None
     assert (found[0], found[-1]) == (5, count + 4)

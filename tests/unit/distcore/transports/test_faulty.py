@@ -315,10 +315,9 @@ def test_messages_through_fatal_faults() -> None:
     assert truncated[2] is None
     assert isinstance(truncated[3], errors.PeerLost)
     dropped = messages(planned(Fault(Kind.DROP, first_frame=1))[0], SHORT, timeout_s=1.5)
-    assert dropped[0] is dropped[2] is None
-    for error, culprit in ((dropped[1], 10), (dropped[3], 0)):
-        assert isinstance(error, errors.DeadlineExceeded)
-        assert error.culprit == culprit
+    assert dropped[:3] == [None] * 3  # it was buffered
+    assert isinstance(dropped[3], errors.DeadlineExceeded)
+    assert dropped[3].culprit == 0
 
 
 NAMES = {SHORT: "message 0 (5000 bytes, tag=7)", LONG: "message 0 (3146728 bytes, tag=7)"}
@@ -330,13 +329,14 @@ FIRST_DATA = {SHORT: 0, LONG: 2}
 @pytest.mark.parametrize("checked", [False, True])
 def test_a_message_with_a_wrong_bit(size: int, checked: bool) -> None:
     plan, log = planned(Fault(Kind.CORRUPT, lane=15, first_frame=FIRST_DATA[size]))
-    sent, _, received, _ = found = messages(plan, size, checked=checked)
+    sent, next_sent, received, _ = found = messages(plan, size, checked=checked)
     assert len(log) == 1
     if not checked:
         assert found == [None, None, "wrong data", None]
         return
-    for error in (sent, received):
-        if error is not None or size == SHORT:  # a long one is sent when the system has it
+    for error in (sent, next_sent, received):
+        # A long one is sent when the system has it; of two short ones there is room for one.
+        if error is not None or (size == SHORT and error is next_sent):
             assert type(error) is errors.CorruptFrame, found
             assert error.culprit == 0
             assert f"on the connection from rank 0 to rank 10: in {NAMES[size]}" in str(error)

@@ -22,6 +22,7 @@ from distcore.tcp.side_channel import SideChannel
 from distcore.testing import Fault, FaultPlan, Injection, Kind, inject
 from distcore.transports import faulty
 from distcore.transports.fault_plan import FaultClock
+from distcore.transports.parcels import BUFFERED_BYTES
 from tests.support.meshes import together
 
 SUM = reduction_for(ReduceOp.SUM, torch.int64)
@@ -269,7 +270,7 @@ def test_answers_to_messages_are_held_back() -> None:
         messages(SHORT)(session, rank)  # the connection is there
         while faulty._clock.now_s < 0.5:
             pause.wait(0.01)
-        messages(SHORT)(session, rank)
+        messages(BUFFERED_BYTES + 1)(session, rank)
         return faulty._clock.now_s
 
     pause = threading.Event()

@@ -18,7 +18,15 @@ from distdebug.rank.replicas import check, declarations
 from distdebug.rank.replicas.check import ReplicaCheck
 from distdebug.rank.replicas.declarations import DdpModel
 from distdebug.rank.replicas.reduced_gradients import ReducedGradients
-from distdebug.record.replicas import PARAMETER, ReplicaReader
+from distdebug.record.replicas import (
+    CONSTANT,
+    FROZEN,
+    MATRIX,
+    PARAMETER,
+    PASSING,
+    SUMMING,
+    ReplicaReader,
+)
 from distdebug.record.signature import Signature
 from distdebug.record.snapshot import Column, Digest
 
@@ -575,3 +583,130 @@ def test_what_is_no_longer_forgotten(bench: Bench, what: str) -> None:
     ((_, _, steps),) = seeming(bench)
     rows = next(rows for rows in bench.rows() if [row.step for row in rows] == steps)
     assert [row.step for row in rows if not row.apart] == [0]
+
+
+def tables(bench: Bench) -> list[tuple[str, dict[str, frozenset[str]], list[Digest]]]:
+    """Of each table: the use of its group, the traits by name, and what was put on record."""
+    readers = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    return [
+        (
+            one.use,
+            dict(zip((c.name for c in one.columns), one.traits, strict=True)),
+            list(one.digests()),
+        )
+        for one in readers
+        if one.use
+    ]
+
+
+class Frozen(Norms):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8, bias=False).requires_grad_(False)
+
+
+def test_all_parameters_where_a_group_passes_activations(bench: Bench) -> None:
+    """As they are before each step: ranks may exchange what they have made before that."""
+    model = Frozen()
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    for _ in range(3):
+        model.backward(bench)
+        bench.step(optimizer, collectives=1)
+        optimizer.step()
+    ((use, traits, rows),) = tables(bench)
+    assert (use, [row.step for row in rows]) == (PASSING, [0, 1, 2])
+    assert len({row.total for row in rows}) == 3
+    assert traits["norm.weight"] == {CONSTANT}
+    assert (traits["shard.weight"], traits["base.weight"]) == ({MATRIX}, {MATRIX, FROZEN})
+
+
+def test_what_the_group_sums_is_left_out_of_its_table(bench: Bench) -> None:
+    model = Norms()
+    optimizer = sgd(model)
+    for _ in range(3):
+        model.backward(bench)
+        sum_of(bench, model)
+        bench.step(optimizer, collectives=0)
+    ((_, _, rows),) = tables(bench)
+    assert len({row.total for row in rows}) == 1
+
+
+def test_no_table_of_what_is_known(bench: Bench) -> None:
+    """Replicas by their gradients, and a model whose ranks only bring a loss together."""
+    for sums in (True, False):
+        model = Norms()
+        optimizer = sgd(model)
+        for _ in range(2):
+            model.backward(None)
+            if sums:
+                sum_of(bench, model)
+            bench.all_reduce(torch.ones(1))
+            bench.step(optimizer, collectives=0)
+    assert not tables(bench)
+
+
+def test_what_is_frozen_in_a_summing_group(bench: Bench) -> None:
+    model = Frozen()
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    for step in range(3):
+        model.backward(None)
+        for one in model.parameters():
+            if one.requires_grad and one.grad is not None:
+                bench.all_reduce(one.grad)
+        if step == 1:
+            model.base.weight.data[0, 0] += 1
+        bench.step(optimizer, collectives=0)
+    ((use, traits, rows),) = tables(bench)
+    assert (use, list(traits)) == (SUMMING, ["base.weight"])
+    assert [row.total == rows[0].total for row in rows] == [True, False, False]
+
+
+def test_the_frozen_parameters_of_a_ddp_model(bench: Bench) -> None:
+    model = Frozen()
+    made = bench.model(model)
+    known = bench.check._models[0]
+    known.trained = frozenset(n for n, one in model.named_parameters() if one.requires_grad)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    for _ in range(3):
+        bench.step(optimizer, collectives=1)
+    readers = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    assert [(one.axis, len(one.digests())) for one in readers] == [("dp", 4), ("dp", 4)]
+    assert [column.name for column in readers[1].columns] == ["base.weight"]
+    assert made.module is model
+
+
+@pytest.mark.parametrize(
+    ("averages", "expected"),
+    [("parameters", True), ("another tensor", False), ("messages", True), ("nothing", False)],
+)
+def test_parameters_that_ranks_average_between_steps_alone(
+    bench: Bench, averages: str, expected: bool
+) -> None:
+    model = bench.model(nn.Linear(8, 8))
+    optimizer = sgd(model.module)
+    model.require_forward_param_sync = False
+    for _ in range(3):
+        bench.step(optimizer, collectives=1)
+        if averages == "parameters":
+            bench.all_reduce(model.module.weight.data)
+        elif averages == "another tensor":
+            bench.all_reduce(torch.randn(64))
+        elif averages == "messages":
+            bench._calls("send", Signature("send", peer=1), torch.ones(64))
+    (rows,) = bench.rows()
+    assert [row.busy for row in rows] == [False, False, expected, expected]
+    assert [row.no_sync for row in rows] == [False, True, True, True]
+
+
+def test_the_first_average_after_many_steps_alone(bench: Bench) -> None:
+    model = bench.model(nn.Linear(8, 8))
+    optimizer = sgd(model.module)
+    model.require_forward_param_sync = False
+    for _ in range(check.MOST_APART + 4):
+        bench.step(optimizer, collectives=1)
+    bench.all_reduce(model.module.weight.data)
+    for _ in range(4):
+        bench.step(optimizer, collectives=1)
+    (rows,) = bench.rows()
+    assert [row.busy for row in rows[-2:]] == [False, True]
+    assert len(rows) == check.MOST_APART + 2

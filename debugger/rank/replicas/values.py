@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
-from ..record.signature import Signature, hash64
-from ..record.values import (
+from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from ...record.signature import Signature, hash64
+from ...record.values import (
     BUFFER,
     COLLECTIVE,
     INPUT,
@@ -39,14 +39,14 @@ from ..record.values import (
     ValueColumn,
     ValueWriter,
 )
-from .checks.non_finite import After, Inspect
-from .log.rank_log import report_own_fault
-from .record import call_site
-from .record.describe import tensors_in
-from .record.recorder import GroupRecord, Known, Recorder
-from .replicas import declarations, quantities
-from .torch_private import training
-from .torch_private.operator_calls import tensors_of
+from ..checks.non_finite import After, Inspect
+from ..log.rank_log import report_own_fault
+from ..record import call_site
+from ..record.describe import tensors_in
+from ..record.recorder import GroupRecord, Known, Recorder
+from ..torch_private import training
+from ..torch_private.operator_calls import tensors_of
+from . import declarations, quantities
 
 STOP = "DISTDEBUG_VALUES_STOP"
 """The step behind which this process ends, when the next one is about to be made."""
@@ -295,7 +295,7 @@ class ValueRecorder:
             names, wanted = declarations.find(optimizer), set(seen)
             shares = [
                 (sum(id(one) in wanted for one in root.parameters()), root)
-                for root in declarations.roots()
+                for root in declarations.roots(declarations.modules())
             ]
             most, root = max(shares, key=lambda one: one[0], default=(0, None))
             trained = [(names[id(one)], one) for one in parameters]

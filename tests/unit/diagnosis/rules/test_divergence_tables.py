@@ -1,0 +1,237 @@
+"""What may be replicas is told by how all parameters began; and DDP models that are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from distdebug.record.replicas import (
+    CONSTANT,
+    ELSEWHERE,
+    FROZEN,
+    MATRIX,
+    PARAMETER,
+    PASSING,
+    PLACED,
+    SUMMING,
+    UNUSED,
+)
+from distdebug.record.snapshot import Column
+
+from ..builder import Run, all_reduce
+
+NORM, SHARD, ROUTER = "block.norm.weight", "block.up.weight", "router.weight"
+VECTOR, RANDOM = frozenset({CONSTANT}), frozenset({MATRIX})
+TRAITS = {NORM: VECTOR, SHARD: RANDOM, ROUTER: RANDOM}
+MIXED = {NORM: (1, 1), SHARD: (2, 3), ROUTER: (4, 4)}
+"""By rank, at the start: a shard is not the same on both."""
+
+
+def table(
+    start: dict[str, tuple[int, ...]],
+    *later: dict[str, tuple[int, ...]],
+    use: str = PASSING,
+    traits: dict[str, frozenset[str]] | None = None,
+    busy: bool = False,
+    finished: bool = True,
+) -> Run:
+    """What the columns are on each rank at the start, and what of it is other after each step."""
+    size = len(next(iter(start.values())))
+    run = Run(size)
+    columns = [Column(PARAMETER, name) for name in start]
+    for rank in range(size):
+        now = dict(start)
+        for moment, changes in enumerate([{}, *later]):
+            now |= changes
+            run[rank].steps(moment, [values[rank] for values in now.values()], columns=columns)
+        one = run[rank].replicas[0]
+        one.use = use
+        one.traits = [(traits or TRAITS)[name] for name in start]
+        one.rows = [(replace(r, step=r.step - 1, busy=busy), values) for r, values in one.rows]
+    run.finished = finished
+    return run
+
+
+def findings(run: Run) -> list[Any]:
+    return [one for one in run.diagnose().findings if one.kind == "divergence"]
+
+
+def named(run: Run) -> list[tuple[str, int, Sequence[str]]]:
+    return [
+        (one.severity, one.data["step"], one.data["parameters"])
+        for one in findings(run)
+        if "parameters" in one.data
+    ]
+
+
+def test_a_norm_beside_shards() -> None:
+    run = table(MIXED, {SHARD: (5, 6)}, {NORM: (7, 8)})
+    (found,) = findings(run)
+    assert named(run) == [("warning", 2, [NORM])]
+    assert (found.culprits, found.proven) == ((0, 1), False)
+    assert "no collective reduced its gradient" in found.data["likely_cause"]
+    assert found.message.endswith("if each rank is meant to have its own, nothing is wrong")
+
+
+def test_the_minority_of_three() -> None:
+    start = {name: (*values, values[1]) for name, values in MIXED.items()}
+    (found,) = findings(table(start, {ROUTER: (4, 9, 4)}))
+    assert (found.culprits, found.victims) == ((1,), (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("start", "traits"),
+    [
+        pytest.param({**MIXED, SHARD: (2, 2)}, TRAITS, id="seeds of shards are equal, too"),
+        pytest.param(
+            {**MIXED, ROUTER: (4, 5), NORM: (1, 2), SHARD: (2, 2)},
+            {**TRAITS, ROUTER: VECTOR},
+            id="no matrix began apart",
+        ),
+        pytest.param(MIXED, {**TRAITS, ROUTER: VECTOR | RANDOM}, id="a matrix of zeros"),
+        pytest.param(MIXED, {**TRAITS, ROUTER: RANDOM | {PLACED}}, id="a DTensor"),
+    ],
+)
+def test_what_may_be_a_shard(
+    start: dict[str, tuple[int, ...]], traits: dict[str, frozenset[str]]
+) -> None:
+    changed = {name: (8, 9) for name in start if name != NORM}
+    assert not findings(table(start, changed, traits=traits))
+
+
+def test_a_bias_of_a_shard() -> None:
+    """Zeros at the start, on all ranks."""
+    start = {**MIXED, "block.up.bias": (0, 0)}
+    traits = {**TRAITS, "block.up.bias": VECTOR}
+    assert not findings(table(start, {"block.up.bias": (8, 9)}, traits=traits))
+
+
+def test_what_is_apart_for_a_while() -> None:
+    """Averaged every third step."""
+    assert not findings(table(MIXED, {NORM: (7, 8)}, {}, {NORM: (9, 9)}))
+
+
+def test_a_run_that_goes_on_is_given_some_steps() -> None:
+    later: list[dict[str, tuple[int, ...]]] = [{NORM: (7, 8)}, *[{}] * 7]
+    assert not findings(table(MIXED, *later, finished=False))
+    assert named(table(MIXED, *later, {}, finished=False)) == [("warning", 1, [NORM])]
+
+
+def test_rounding() -> None:
+    run = table(MIXED, {NORM: (7, 8)})
+    for rank, values in enumerate([[1.0], [1.0 + 1e-8]]):
+        run[rank].replicas[0].sampled = {Column(PARAMETER, NORM): values}
+    assert not findings(run)
+
+
+def test_a_rank_that_leaves_out_a_step() -> None:
+    run = table(MIXED, {NORM: (7, 7)}, {NORM: (8, 7)})
+    rows = run[1].replicas[0].rows
+    rows[-1] = (replace(rows[-1][0], step=1), rows[-1][1])
+    (found,) = findings(run)
+    assert found.data["likely_cause"] == "a rank has left out a step, or made one more"
+
+
+@pytest.mark.parametrize("use", [PASSING, SUMMING, UNUSED])
+def test_what_is_frozen(use: str) -> None:
+    traits = {**TRAITS, ROUTER: RANDOM | {FROZEN}}
+    run = table(MIXED, {ROUTER: (4, 5)}, use=use, traits=traits)
+    assert named(run) == [("warning", 1, [ROUTER])]
+    assert not findings(table(MIXED, {SHARD: (5, 6)}, use=use, traits=traits))
+
+
+ACROSS = {name: RANDOM | {ELSEWHERE} for name in TRAITS}
+ALIKE = {NORM: (1, 1), SHARD: (2, 2), ROUTER: (4, 4)}
+
+
+def test_gradients_that_are_summed_on_another_group_alone() -> None:
+    run = table(ALIKE, {SHARD: (5, 6)}, use=UNUSED, traits=ACROSS)
+    assert named(run) == [("warning", 1, [SHARD])]
+    assert not findings(table(ALIKE, {SHARD: (5, 6)}, use=UNUSED, traits=ACROSS, busy=True))
+    some = {**ACROSS, ROUTER: RANDOM}
+    assert not findings(table(ALIKE, {SHARD: (5, 6)}, use=UNUSED, traits=some))
+    assert named(table(ALIKE, {SHARD: (5, 6)}, use=SUMMING, traits=some))
+
+
+def test_a_row_of_a_mesh_whose_gradients_nobody_sums() -> None:
+    """Those of the other row are."""
+    for desc, expected in (("mesh_dp", True), ("mesh_pp", False), ("team", False)):
+        run = table(ALIKE, {SHARD: (5, 6)}, use=UNUSED)
+        for rank in (0, 1):
+            run[rank].has_group("1", [0, 1], desc="mesh_dp" if desc == "mesh_pp" else desc)
+            run[rank].replicas[0].group = ("1", 0)
+        other = Run(4)
+        for rank in (0, 1):
+            other.ranks[rank] = run[rank]
+        for rank in (2, 3):
+            other[rank].has_group("2", [2, 3], desc=desc)
+            other[rank].steps(1, [5])
+            other[rank].replicas[0].group = ("2", 0)
+        other.finished = True
+        assert bool(named(other)) is expected
+
+
+def stepping(*steps: Sequence[int], alone: Sequence[int] = (), **flags: bool) -> Run:
+    """A DDP model after these steps, on each rank; `alone`: the steps that all made alone."""
+    run = Run(2)
+    for number, values in enumerate([[0, 0], *steps]):
+        for rank, value in enumerate(values):
+            run[rank].steps(number, [value], key="0.0.abc")
+            rows = run[rank].replicas[0].rows
+            by_itself, apart = number in alone, any(one <= number for one in alone)
+            given = {name: on and apart for name, on in flags.items()}
+            row = replace(rows[-1][0], step=number, alone=by_itself, apart=apart, **given)
+            rows[-1] = (row, rows[-1][1])
+    run.finished = True
+    return run
+
+
+def test_a_model_that_is_brought_together_at_other_steps() -> None:
+    (found,) = findings(stepping([1, 1], [2, 3], [4, 5], [6, 7], alone=[2]))
+    assert (found.severity, found.data["step"], found.culprits) == ("error", 2, (0, 1))
+    assert found.data["likely_cause"].startswith("DDP's forward was not called before this step")
+    (found,) = findings(stepping([1, 1], [2, 3], [4, 5], alone=[2], no_sync=True))
+    assert found.data["likely_cause"].startswith("this step was below no_sync()")
+
+
+def test_a_model_that_is_never_brought_together() -> None:
+    run = stepping([1, 2], [3, 4], alone=[1, 2])
+    (found,) = findings(run)
+    assert (found.severity, found.data["step"]) == ("error", 1)
+    assert found.data["likely_cause"] == "DDP never reduced a gradient: always below no_sync()"
+    run.finished = False
+    assert not findings(run)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        pytest.param(stepping([1, 2], [3, 4], alone=[1, 2], busy=True), id="averages"),
+        pytest.param(stepping([1, 1], [2, 3], [4, 5], alone=[2], busy=True), id="and goes on"),
+        pytest.param(stepping([1, 1], [2, 3], [4, 5], alone=[2, 3]), id="local from a step on"),
+        pytest.param(stepping([1, 1], [2, 3], [4, 4], alone=[2]), id="put back"),
+        pytest.param(stepping([1, 2], alone=[1]), id="a single step"),
+    ],
+)
+def test_ranks_that_step_alone_by_choice(run: Run) -> None:
+    assert not findings(run)
+
+
+@pytest.mark.parametrize(("elements", "expected"), [(1, True), (64, False)])
+def test_models_that_are_averaged_at_the_end(elements: int, expected: bool) -> None:
+    run = stepping([1, 2], [3, 4], alone=[1, 2])
+    run.each(all_reduce(elements))
+    assert bool(findings(run)) is expected
+
+
+def test_a_parameter_that_one_rank_has_beside_the_others() -> None:
+    """Tied elsewhere. What all have is compared."""
+    run = Run(2)
+    for rank, names in enumerate([["w"], ["w", "head"]]):
+        columns = [Column(PARAMETER, name) for name in names]
+        run[rank].steps(1, [rank, 7][: len(names)], key=f"0.0.{rank}", columns=columns)
+    (found,) = findings(run)
+    assert found.data["name"] == "w"
