@@ -33,7 +33,8 @@ COMMANDS = {
     "bench": "measure what watching costs, or how fast backends communicate",
     "completion": "print what completes commands, flags and names of runs in bash, zsh or fish",
 }
-"""Each command with the line that `distdebug --help` shows: `run` is `RunCommand` in `run.py`, and so on."""
+"""Each command with the line that `distdebug --help` shows: `resume-check` is
+`ResumeCheckCommand` in `resume_check.py`."""
 
 
 def load(name: str) -> Command:

@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import runs
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "resume"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
@@ -32,7 +33,7 @@ def cases(which: str) -> list[Any]:
 def check(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     for name in ("train.py", "sharded.py"):
         shutil.copy(FIXTURES / name, tmp_path)
-    command = [sys.executable, "-m", "distdebug", "resume-check", "--json", "-n", "2", *words]
+    command = [str(runs.DISTDEBUG), "resume-check", "--json", "-n", "2", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert {one for one in os.listdir(tmp_path) if one[0] != "."} == {"sharded.py", "train.py"}
     return done
@@ -72,13 +73,13 @@ def test_a_program_that_never_saves(tmp_path: Path) -> None:
         "    optimizer.step()\n"
     )
     (tmp_path / "never.py").write_text(program)
-    command = [sys.executable, "-m", "distdebug", "resume-check", "never.py"]
+    command = [str(runs.DISTDEBUG), "resume-check", "never.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the program has never called torch.save" in done.stderr
 
 
 def test_no_script() -> None:
-    command = [sys.executable, "-m", "distdebug", "resume-check", "-n", "2"]
+    command = [str(runs.DISTDEBUG), "resume-check", "-n", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "no script given" in done.stderr) == (2, True)
