@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import random
 import sys
 import threading
 import time
@@ -27,7 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
-from ...record.signature import Signature, hash64
+from ...record.signature import Signature
 from ...record.values import (
     BUFFER,
     COLLECTIVE,
@@ -138,16 +137,6 @@ class ValueRecorder:
         except Exception as error:
             self._switch_off(error)
 
-    def _random(self) -> None:
-        """Adds the random state of torch, of Python, and of numpy where the program has it."""
-        numpy = sys.modules.get("numpy")
-        self._add(RANDOM, "torch", torch.get_rng_state(), "")
-        states: dict[str, Any] = {"random": random.getstate()}
-        if numpy is not None:
-            states["numpy.random"] = numpy.random.get_state()[1].tobytes()
-        for name, state in states.items():
-            self._add(RANDOM, name, torch.tensor(hash64(repr(state)) >> 1), "")
-
     def _saved(self) -> None:
         if self._writer is not None and not self._off and self._pid == os.getpid():
             self._writer.saved(self._step)
@@ -159,7 +148,7 @@ class ValueRecorder:
         try:
             if self._looks() and not torch.compiler.is_compiling():
                 site = _site(sys._getframe(1))
-                self._random()
+                self._add(RANDOM, "torch", torch.get_rng_state(), "")
                 for one in tensors_in(tensors if isinstance(tensors, Tensor) else list(tensors)):
                     if not self._graph:
                         dtype, depth, largest = training.graph_of(one)
