@@ -30,7 +30,7 @@ from ...record.wording import at_site
 from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..torch_private.operator_calls import calls_with, tensors_of
-from ..torch_private.training import DDP, backward_function, current_backward, on_forwards
+from ..torch_private.training import DDP, backward_function, current_backward, on_module_calls
 
 NAN_ORIGIN = "nan-origin"
 _KEPT = 8
@@ -78,7 +78,7 @@ class NanOrigin:
         """Begins to look at modules."""
         if not self._watches:
             self._watches = True
-            on_forwards(self._begins, self._ends)
+            on_module_calls(self._begins, self._ends)
 
     # -- while the program runs ------------------------------------------------------------------
 

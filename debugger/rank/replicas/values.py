@@ -113,7 +113,7 @@ class ValueRecorder:
         training.on_optimizer_steps(self._before_step, self._after_step)
         training.on_backward(self._backward)
         training.on_saves(self._saved)
-        training.on_forwards(lambda *_: None, self._forward)
+        training.on_module_calls(lambda *_: None, self._forward)
 
     # -- losses and collectives ------------------------------------------------------------------
 

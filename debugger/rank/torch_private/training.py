@@ -265,7 +265,7 @@ def on_backward(observe: Callable[[Any], None]) -> None:
     before(torch.autograd, "backward", lambda tensors, *_, **__: observe(tensors))
 
 
-def on_forwards(
+def on_module_calls(
     begins: Callable[[Any, bool], None], ends: Callable[[Any, Any, Any, Any, bool], None]
 ) -> None:
     """`begins(module, outermost)` comes before each forward, and `ends(module, args, kwargs,
