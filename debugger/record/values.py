@@ -26,10 +26,10 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
-from .replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from .replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from .safe_files import open_regular, open_to_append, parsed, whole
 
-LOSS, COLLECTIVE, BUFFER = "loss", "collective", "buffer"
+LOSS, COLLECTIVE = "loss", "collective"
 QUANTITIES = (COLLECTIVE, LOSS, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER, BUFFER)
 INPUT, RANDOM = CAUSES = ("input", "random_state")
 """What may explain a difference, and is none by itself: what outermost modules were given, and the

@@ -28,9 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from ...record.replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from ...record.values import (
-    BUFFER,
     CAUSES,
     COLLECTIVE,
     INPUT,

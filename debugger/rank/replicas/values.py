@@ -25,10 +25,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from ...record.replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from ...record.signature import Signature
 from ...record.values import (
-    BUFFER,
     COLLECTIVE,
     INPUT,
     LOSS,
