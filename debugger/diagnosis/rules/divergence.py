@@ -10,7 +10,7 @@ hyper-parameters, gradients and the optimiser's state, and makes the parameters.
 What only seems to be replicas, by what the program does with others like them, is a warning, where
 it was equal on all ranks of the group before their first step (`_were_equal`). So is what a
 table has (`_parted`): all parameters beside an optimiser's, on a group that the program uses. The
-first digests tell what may be a replica there (`_candidates`): what shards and experts are, which
+first digests tell what may be a replica there (`candidates`): what shards and experts are, which
 are apart by design, shows in that they began so, or in that all of them began alike.
 
 Ranks that all make steps on their own have no replicas (local SGD). Where others show that there
@@ -25,8 +25,11 @@ from math import isnan, prod
 
 from ...record.dispute import vote
 from ...record.replicas import (
+    BUFFER,
     CONSTANT,
     ELSEWHERE,
+    EVALUATED,
+    EXCHANGING,
     FROZEN,
     GRADIENT,
     HYPERPARAMETER,
@@ -51,6 +54,8 @@ MOST_PARTIES = 4
 _MOST_CALLS = 256
 _SMALL = 8
 """Elements of a loss, or of a count."""
+_COARSER = {"bfloat16": 1 << 16, "float16": 1 << 13}
+"""The units in the last place of these dtypes, in those of float32."""
 PATIENCE = 8
 """After so many more moments at which they are apart, what may be replicas is no longer thought to
 be averaged now and then."""
@@ -60,6 +65,7 @@ _WORDS = {
     GRADIENT: "the gradient of",
     OPTIMIZER_STATE: "the optimizer's state of",
     HYPERPARAMETER: "hyper-parameter",
+    BUFFER: "the running statistic",
 }
 
 
@@ -96,7 +102,8 @@ def differing_replicas(world: World) -> list[Candidate]:
         for name in finding.data.get("parameters", ())
     }
     for table in tables:
-        parted = _parted(world, table)
+        evaluated = next(iter(table.values())).use == EVALUATED
+        parted = _evaluated(world, table) if evaluated else _parted(world, table)
         if parted is not None and told.isdisjoint(
             (parted.group.name if parted.group else "", name) for name in parted.data["parameters"]
         ):
@@ -215,6 +222,26 @@ def _were_equal(
     return {row.step for row in rows.values()} == {0} and len({r.total for r in rows.values()}) == 1
 
 
+def _evaluated(world: World, table: dict[int, Replicas]) -> Finding | None:
+    """Returns a warning where all ranks of a group evaluate a model, by other statistics each."""
+    group = _group(world, table)
+    digests = {rank: {row.moment: row for row in one.digests()} for rank, one in table.items()}
+    for moment in sorted({moment for rows in digests.values() for moment in rows}):
+        rows = {rank: of_rank[moment] for rank, of_rank in digests.items() if moment in of_rank}
+        if group is None or rows.keys() != set(group.ranks):
+            continue
+        difference = _difference(table, moment, rows)
+        if difference is None or difference.column is None:
+            continue
+        finding = _finding(world, table, rows, difference)
+        cause = (
+            "each rank has its own: DDP makes them equal in its own forward alone, and not with "
+            "broadcast_buffers=False"
+        )
+        return _in_doubt(finding, difference, rows, cause, evaluated=True)
+    return None
+
+
 def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
     """Returns a warning of what may be replicas by a table and has parted, and still is apart."""
     digests = {rank: one.digests() for rank, one in table.items()}
@@ -231,13 +258,13 @@ def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
     if {row.step for row in moments[first].values()} != {0} or len(start) < len(table):
         return None
     one_of = next(iter(table.values()))
-    places = _candidates(world, table, start, moments[last])
+    places = candidates(world, table, start, moments[last])
     now = _values(table, last)
     apart = [place for place in places if len({row[place] for row in now.values()}) > 1]
     for moment in [one for one in sorted(moments) if one > first and apart]:
         values = _values(table, moment)
         differing = [place for place in apart if len({row[place] for row in values.values()}) > 1]
-        if all(_is_small(table, moment, one_of.columns[place]) for place in differing):
+        if all(_is_small(table, moment, place) for place in differing):
             continue
         since = sum(moment < one <= last for one in together)
         if world.snapshot.finished or since >= PATIENCE:
@@ -261,7 +288,7 @@ def _values(table: dict[int, Replicas], moment: Moment) -> dict[int, Sequence[in
     }
 
 
-def _candidates(
+def candidates(
     world: World,
     table: dict[int, Replicas],
     start: Mapping[int, Sequence[int]],
@@ -292,11 +319,13 @@ def _candidates(
     trained = [place for place, of_it in enumerate(traits) if FROZEN not in of_it]
     alike = [one for one in places if one in trained and PLACED not in traits[one]]
     random = [one for one in places if traits[one] & {MATRIX, CONSTANT} == {MATRIX}]
-    if one_of.use == PASSING:
+    if one_of.use in (PASSING, EXCHANGING):
         if any(MATRIX in traits[place] and not equal[place] for place in trained):
             cause = "no collective reduced its gradient between backward and step on axis {axis}"
             for place in alike:
-                zeros = traits[place] >= {MATRIX, CONSTANT}
+                # An expert's norm begins as all norms do.
+                kind = {CONSTANT} if one_of.use == EXCHANGING else {CONSTANT, MATRIX}
+                zeros = traits[place] >= kind
                 if owners[place] not in mixed and not zeros:
                     found[place] = cause
         return found
@@ -321,22 +350,25 @@ def _candidates(
     return found
 
 
-def _is_small(table: dict[int, Replicas], moment: Moment, column: Column) -> bool:
-    """Whether the elements on record differ, and no more than by rounding."""
+def _is_small(table: dict[int, Replicas], moment: Moment, place: int) -> bool:
+    """Whether the elements on record differ, and no more than by rounding in their dtype."""
+    one_of = next(iter(table.values()))
+    column = one_of.columns[place]
+    coarser = max(_COARSER.get(trait, 1) for trait in one_of.traits[place] | {""})
     largest = _largest_difference(list(table.values()), moment, column, {})
     difference = ReplicaDifference(column, {}, [column], 1, largest)
-    return largest is not None and _is_rounding(table, moment, difference)
+    return largest is not None and _is_rounding(table, moment, difference, coarser)
 
 
 def _is_rounding(
-    replicas: dict[int, Replicas], moment: Moment, difference: ReplicaDifference
+    replicas: dict[int, Replicas], moment: Moment, difference: ReplicaDifference, coarser: int = 1
 ) -> bool:
     """Whether it may come of the order of additions: what no call has made equal is computed by
     each rank, from the same where all have the whole activations."""
     column = difference.column
     samples = [one.samples(moment, column) for one in replicas.values()] if column else []
     most = max((abs(one) for row in samples for one in row if not isnan(one)), default=0.0)
-    return (difference.largest or 0.0) <= ROUNDING * most
+    return (difference.largest or 0.0) <= ROUNDING * coarser * most
 
 
 def _compared(rows: dict[int, Digest]) -> dict[int, Digest]:
@@ -392,7 +424,7 @@ def _difference(
     differing = [
         column for column in common if any(other[column] != first[column] for other in others)
     ]
-    for quantity in _order(rows, first):
+    for quantity in (*_order(rows, first), BUFFER):
         of_it = [column for column in differing if column.quantity == quantity]
         if of_it:
             values_of = {rank: values[of_it[0]] for rank, values in known.items()}
@@ -489,6 +521,7 @@ def _in_doubt(
     rows: Mapping[int, Digest],
     cause: str,
     like: Sequence[str] = (),
+    evaluated: bool = False,
 ) -> Finding:
     """The same as a warning, of what seems to be a replica, by others like it or by its start."""
     first = min(rows.values(), key=lambda row: row.step)
@@ -496,8 +529,11 @@ def _in_doubt(
     where = f' in group "{group_name(group.name, group.desc)}"' if group else ""
     own = [column.name for column in difference.differing]
     others = f", while those of {printable(', '.join(like), 300)} were" if like else ""
+    what = f"parameters that were equal on all ranks{where} at the start differ"
+    if evaluated:
+        what = f"all ranks{where} evaluate a model, and its running statistics differ"
     message = (
-        f"parameters that were equal on all ranks{where} at the start differ {_after(first.step)}"
+        f"{what} {_after(first.step)}"
         f"{at_site(first.site)}: {printable(', '.join(own), 300)}; {cause}{others}: "
         "if each rank is meant to have its own, nothing is wrong"
     )

@@ -17,12 +17,14 @@ it has been on its own, and the diagnosis, which sees all ranks, tells the one f
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,7 +35,16 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.notes import ReplicasNote
-from ...record.replicas import ALONE, APART, BUSY, NO_SYNC, ReplicaWriter, file_name
+from ...record.replicas import (
+    ALONE,
+    APART,
+    BUFFER,
+    BUSY,
+    EVALUATED,
+    NO_SYNC,
+    ReplicaWriter,
+    file_name,
+)
 from ...record.signature import hash64
 from ...record.snapshot import Column
 from ..checks import pipeline
@@ -49,6 +60,7 @@ from .declarations import (
     BY_GRADIENTS,
     BY_PLACEMENT,
     BY_TABLE,
+    BY_WORD,
     DdpModel,
     Declared,
     declared_by,
@@ -172,6 +184,12 @@ class ReplicaCheck:
         self._axes: weakref.WeakKeyDictionary[GroupRecord, str] = weakref.WeakKeyDictionary()
         """What the program calls the dimension of a mesh along which a group's ranks are: torch
         describes only those groups so that it has made for one."""
+        self._evaluating: dict[int, Callable[[], None]] = {}
+        """By model, what ends waiting for its first forward of an evaluation."""
+        self._said: list[tuple[GroupRecord, list[tuple[str, torch.Tensor]]]] = []
+        """What the program says that it is replicated."""
+        self._own: Any = WeakIdKeyDictionary()
+        """The tensors of which it says that they are not."""
 
     def observe(self) -> None:
         """The check is asked for: from now on the steps of all optimisers are looked at."""
@@ -181,6 +199,7 @@ class ReplicaCheck:
         training.on_statistics(self.forward)
         training.on_models_averaged(self.averaged)
         training.on_mesh(self.meshed)
+        training.on_modes(self.switched)
         training.on_optimizer_steps(self.before_step, self.after_step)
 
     def look_meanwhile(self) -> Callable[[], None]:
@@ -249,6 +268,18 @@ class ReplicaCheck:
             if getattr(known.reference(), "logger", None) is logger:
                 known.synchronised += 1
 
+    def say(self, what: torch.nn.Module | torch.Tensor, group: Any) -> None:
+        """The program says that a module's parameters, or a tensor, are replicated on a group, or
+        (None) nowhere."""
+        if isinstance(what, torch.Tensor):
+            named = [("tensor", what)]
+        else:
+            named = [(name, one) for name, one in what.named_parameters()]
+        if group is None:
+            self._own.update((one, None) for _, one in named)
+        elif isinstance(group, CheckedGroup):
+            self._said.append((group._record, named))
+
     def meshed(self, mesh: Any) -> None:
         """A device mesh was made."""
         with contextlib.suppress(Exception):  # a mesh without groups, or that this rank is not in
@@ -256,6 +287,49 @@ class ReplicaCheck:
                 group: Any = mesh.get_group(dim)
                 if isinstance(group, CheckedGroup):
                     self._axes.setdefault(group._record, str(name))
+
+    def switched(self, module: torch.nn.Module, mode: bool) -> None:
+        """A module was told to train, or to evaluate. DDP brings running statistics together in
+        its own forward alone, so what is compared is what the module inside of it begins with."""
+        for number, known in enumerate(self._models):
+            model = known.reference()
+            if model is None or module not in (model, model.module):
+                continue
+            end = self._evaluating.pop(number, None)
+            if end is not None:
+                end()
+            if not mode and not self._off and training.running_statistics(model.module):
+                hear = functools.partial(self._evaluates, number, model.module)
+                self._evaluating[number] = training.on_forwards(hear)
+
+    def _evaluates(self, number: int, inner: torch.nn.Module, module: torch.nn.Module) -> None:
+        if module is not inner or torch.compiler.is_compiling() or training.capturing():
+            return
+        self._evaluating.pop(number, lambda: None)()
+        model = self._models[number].reference()
+        group: Any = getattr(model, "process_group", None)
+        if self._off or os.getpid() != self._pid or not isinstance(group, CheckedGroup):
+            return
+        try:
+            site = self._recorder.safe_site(sys._getframe(1))
+            named = training.running_statistics(inner)
+            traits = [()] * len(named)
+            declared = Declared(number, group._record, named, use=EVALUATED, traits=traits)
+            made = self._replica(None, declared, parameters_alone=True)
+            steps = [one.last[1] for one in self._replicas if one.model == number]
+            if made is not None:
+                issued, turn = group._record.slot.issued, 0
+                if issued == made.last[0][0]:
+                    turn = made.last[0][1] + 1
+                made.last = ((issued, turn), 0, site)
+                tensors = [one for _, one in named]
+                reading = quantities.ReplicaReading(None, tensors, None, stepped=False)
+                values, samples = reading.values(len(named)), reading.samples(made.samples)
+                step, now = max(steps, default=0), time.monotonic_ns()
+                made.writer.append((issued, turn), step, site, now, values, samples)
+        except Exception as error:
+            self._off = True
+            report_own_fault("the check of replicas", error)
 
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
@@ -290,7 +364,8 @@ class ReplicaCheck:
         steps: Steps = self._steps.setdefault(optimizer, Steps())
         steps.made += made
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        seen = (len(self._models), *map(id, parameters))
+        told = len(self._said) + len(self._own)
+        seen = (len(self._models), told, *map(id, parameters))
         if seen != steps.seen:
             steps.seen, steps.parameters = seen, parameters
             trained = [one for one in parameters if one.requires_grad]
@@ -395,7 +470,7 @@ class ReplicaCheck:
         if all(id(one) in trained for _, one in named):
             return  # other optimisers have the rest
         if part.whole is None:
-            declared = Declared(part.model, part.group, named)
+            declared = self._as_said(Declared(part.model, part.group, named))
             part.whole = self._replica(optimizer, declared, parameters_alone=True)
         if part.whole is not None:
             self._take(part.whole, optimizer, [one for _, one in named], part.last)
@@ -427,7 +502,7 @@ class ReplicaCheck:
 
     def _is_local(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this step was made without the other ranks."""
-        if replica.model == BY_PLACEMENT:
+        if replica.model in (BY_PLACEMENT, BY_WORD):
             return False  # what is declared holds for each step
         if replica.model == BY_GRADIENTS:
             return not self._were_reduced(replica, tensors)
@@ -494,7 +569,9 @@ class ReplicaCheck:
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[Replica]:
         summed = None
-        for declared in declared_by(optimizer, parameters, self._models, self._gradients):
+        known = declared_by(optimizer, parameters, self._models, self._gradients)
+        said = (Declared(BY_WORD, group, named) for group, named in self._said)
+        for declared in map(self._as_said, itertools.chain(said, known)):
             if declared.model == BY_TABLE and (self._late or self._steps[optimizer].made):
                 continue  # nobody knows how its columns began
             if declared.named and len(declared.group.ranks) > 1:
@@ -506,16 +583,39 @@ class ReplicaCheck:
                     yield made
                 summed = made
 
+    def _as_said(self, declared: Declared) -> Declared:
+        """The same without what the program says that it is no replica, or that it surely is."""
+        surely = {
+            id(one)
+            for group, named in self._said
+            for _, one in named
+            if group is declared.group and declared.model in (BY_EQUALITY, BY_TABLE)
+        }
+        chosen = [
+            place
+            for place, (_, one) in enumerate(declared.named)
+            if one not in self._own and id(one) not in surely
+        ]
+        if len(chosen) == len(declared.named):
+            return declared
+        return replace(
+            declared,
+            named=[declared.named[place] for place in chosen],
+            traits=[declared.traits[place] for place in chosen if declared.traits],
+        )
+
     def _replica(
-        self, optimizer: Optimizer, declared: Declared, parameters_alone: bool = False
+        self, optimizer: Optimizer | None, declared: Declared, parameters_alone: bool = False
     ) -> Replica | None:
         number, group, named = declared.model, declared.group, declared.named
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)
-        key = (group.name, group.incarnation, number, hash64(layout))
+        key = (group.name, group.incarnation, number, declared.use, hash64(layout))
         tensors = [one for _, one in named]
         alive = [one for one in self._replicas if all(known() is not None for known in one.tensors)]
         self._replicas = alive
         columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
+        if declared.use == EVALUATED:
+            columns = [Column(BUFFER, name[:200]) for name, _ in named]
         local = [quantities.local(one) for one in tensors] if declared.use else []
         samples = quantities.samples(
             [one for one in local if one is not None] or tensors, declared.axis
@@ -533,7 +633,7 @@ class ReplicaCheck:
                 rank_log.write("the check of replicas leaves out further models", "warning")
             self._full = True
             return None  # a program that makes its models anew all the time
-        text = f"{number}.{namesake}.{key[-1]:016x}"
+        text = f"{number}.{namesake}{declared.use}.{key[-1]:016x}"
         group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
         axis = axis or self._axes.get(group) or ("dp" if number >= 0 else "")
