@@ -150,17 +150,16 @@ def _took_another_way(outcome: Outcome) -> bool:
 def _by_order_of_messages(finding: Finding) -> Finding:
     if finding.kind not in NEEDS_LUCK:
         return finding
-    return as_warning(finding, "depends on which message a receive from any source takes first:")
+    return _warning(finding, "depends on which message a receive from any source takes first:")
 
 
 @step("needs luck")
 def _needs_luck(finding: Finding) -> Finding:
     luck = "needs luck: it ends well only where messages and roots need not wait for the others"
-    return as_warning(finding, f"{luck}; else")
+    return _warning(finding, f"{luck}; else")
 
 
-def as_warning(finding: Finding, when: str) -> Finding:
-    """Returns it as a warning that begins with these words."""
+def _warning(finding: Finding, when: str) -> Finding:
     return replace(
         finding,
         severity="warning",

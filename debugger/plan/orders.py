@@ -502,11 +502,13 @@ def _sum(
 @dataclass(frozen=True, slots=True)
 class Order:
     """An order. `programs`: with the sources of what receives from any source take; `holds`: they
-    bring it about in a run; `buffered`: unless sends wait for their receives."""
+    bring it about in a run; `buffered`: unless sends wait for their receives; `seen`: the sources,
+    by rank and call, of what the ranks have waited for."""
 
     programs: Mapping[int, Program]
     holds: tuple[Hold, ...]
     buffered: bool
+    seen: Mapping[tuple[int, int], int]
 
 
 def follow(
@@ -522,16 +524,28 @@ def follow(
         simulation.take(choice)
         buffered = buffered and not choice.stays
         simulation.run()
-    found = {}
-    for rank, program in programs.items():
-        calls = simulation.ranks[rank].calls
-        sources = {
-            calls[number].number: source
-            for (one, number), source in simulation.taken.items()
-            if one == rank
+    sources = {
+        (rank, simulation.ranks[rank].calls[number].number): source
+        for (rank, number), source in simulation.taken.items()
+    }
+    found = {
+        rank: with_sources(
+            program, {call: source for (at, call), source in sources.items() if at == rank}
+        )
+        for rank, program in programs.items()
+    }
+    seen = dict(sources)
+    for rank, threads in simulation.threads.items():
+        waited = {
+            doing.number if isinstance(doing, Waited) else doing.call.number
+            for thread in threads
+            for doing in thread.doings[: thread.at]
+            if isinstance(doing, Waited) or (isinstance(doing, Made) and not doing.call.is_async)
         }
-        found[rank] = with_sources(program, sources)
-    return Order(found, tuple(simulation.holds.values()), buffered)
+        for at, call in sources:
+            if at == rank and call not in waited:
+                del seen[at, call]
+    return Order(found, tuple(simulation.holds.values()), buffered, seen)
 
 
 def in_turn(choices: Sequence[Choice]) -> Callable[[OpenSimulation], Choice | None]:

@@ -16,7 +16,7 @@ from ..diagnosis.facts.blocking import Model
 from ..diagnosis.findings import Finding
 from ..diagnosis.story import step
 from ..record.wording import at_site, counted
-from .judgement import Judgement, as_warning, judge_programs
+from .judgement import Judgement, judge_programs
 from .orders import Order, OrderCount, explore, follow, in_turn, last_first, with_sources
 from .program import CutOff, Event, Made, Program, Waited
 
@@ -70,13 +70,18 @@ def look_for_orders(
             its = model if order.buffered else replace(model, buffered_bytes=0)
             sourced = {rank: with_sources(one, one.came_from) for rank, one in again.items()}
             found = judge_programs(sourced, its)
-            if verdict(found.findings) is not None:
+            is_shown = verdict(found.findings) is not None
+            # A planned receive takes its message as it is waited for. So this may be another order,
+            # in which the ranks have seen the same up to where they are stuck.
+            if not is_shown and known and more is not None:
+                is_shown = all(
+                    again[rank].came_from.get(call) == source
+                    for (rank, call), source in order.seen.items()
+                )
+                found = judge_programs(order.programs, its)
+            if is_shown:
                 schedule = replace(schedule, depends=depends or more is None, faults=faults)
                 findings = [_with_order(one, schedule, order, again) for one in found.findings]
-                return replace(schedule, judgement=replace(found, findings=findings))
-            if more is not None and known:
-                found = judge_programs(order.programs, its)
-                findings = [as_warning(one, f"perhaps, in {schedule}:") for one in found.findings]
                 return replace(schedule, judgement=replace(found, findings=findings))
         if more is not None and count.unknown is None:
             return schedule

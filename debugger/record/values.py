@@ -25,10 +25,10 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
-from .replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from .replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from .safe_files import open_regular, open_to_append, parsed, whole
 
-LOSS, COLLECTIVE, BUFFER = "loss", "collective", "buffer"
+LOSS, COLLECTIVE = "loss", "collective"
 QUANTITIES = (COLLECTIVE, LOSS, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER, BUFFER)
 SKETCH = 8
 ROW = Struct(f"<Qq4d{SKETCH}d")

@@ -66,10 +66,10 @@ def orders_text(orders: Mapping[str, Any]) -> str:
         return f"what ranks do depends on who sends first; of {done} that were planned {stuck}"
     least = "" if orders["exact"] else "at least "
     total = f"{least}{orders['total']:,}"
+    if not orders["stuck"]:
+        return f"nobody is stuck in {total}"
     return (
-        f"ranks are stuck in {orders['stuck']:,} of {total}"
-        if orders["stuck"]
-        else (f"nobody is stuck in {total}")
+        f"ranks {'are' if orders['faults'] else 'may be'} stuck in {orders['stuck']:,} of {total}"
     )
 
 

@@ -28,8 +28,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
-from ...record.values import BUFFER, COLLECTIVE, LOSS, RankValues, Value, ValueColumn, renamed
+from ...record.replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from ...record.values import COLLECTIVE, LOSS, RankValues, Value, ValueColumn, renamed
 
 CANCELLATION = 4.0
 HYPERPARAMETER_TOLERANCE = 1e-6

@@ -26,14 +26,13 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
 
-from ...record.snapshot import CallSite
+from ...record.layout import CallSite
 from ...record.wording import at_site
 from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..torch_private.operator_calls import calls_with, tensors_of
 from ..torch_private.training import DDP, backward_function, current_backward
 
-NAN_ORIGIN = "nan-origin"
 _KEPT = 8
 """Calls of outermost modules that are kept: a model, its loss, the other half of a GAN."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')

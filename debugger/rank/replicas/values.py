@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
+from ...record.replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from ...record.signature import Signature
-from ...record.values import BUFFER, COLLECTIVE, LOSS, ROW, SKETCH, ValueColumn, ValueWriter
+from ...record.values import COLLECTIVE, LOSS, ROW, SKETCH, ValueColumn, ValueWriter
 from ..checks.non_finite import After, Inspect
 from ..log.rank_log import report_own_fault
 from ..record import call_site

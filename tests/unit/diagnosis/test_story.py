@@ -25,7 +25,7 @@ NO_STEPS = {
     "foreign/judging.py: _host",  # a rule's own
     "inspection/inspect.py: _by_nccl",  # rules' own
     "inspection/inspect.py: _with_stacks",
-    "plan/judgement.py: as_warning",  # called by two that are
+    "plan/judgement.py: _warning",  # called by two that are
     "supervisor/on_the_spot.py: _told",  # calls one that is
     "supervisor/supervisor.py: _early_death",
     "testing/judge.py: _allowed",  # leaves out what a test allows
