@@ -193,6 +193,20 @@ def test_no_message_passes_one_that_waits_for_room(mailboxes: Mailboxes) -> None
         assert small.wait(20)
 
 
+def test_sends_that_wait_for_room_until_their_time_is_up(mailboxes: Mailboxes) -> None:
+    with mailboxes(2) as (one, other):
+        assert one.post_send(1, 1, memoryview(bytes(9)), soon()).wait(20)
+        for sizes in ((BUFFERED_BYTES, 9), (BUFFERED_BYTES,)):
+            until = time.monotonic() + 0.1
+            late = [one.post_send(1, 2, memoryview(bytes(size)), until) for size in sizes]
+            behind = one.post_send(1, 3, memoryview(bytes(9)), soon())
+            for posting in late:
+                with pytest.raises(errors.DeadlineExceeded, match="it has no partner"):
+                    posting.wait(20)
+            assert behind.wait(20)
+        assert all(other.post_receive(0, 3, into(9), soon()).wait(20) for _ in range(2))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_which_sends_are_over_is_told_by_a_model(mailboxes: Mailboxes, seed: int) -> None:
     """Of what is not received, in its order and whatever the tags: the first `BUFFERED_BYTES`."""
