@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from ..errors import UsageError
 from . import COMMANDS
@@ -13,6 +14,8 @@ from . import COMMANDS
 if TYPE_CHECKING:
     from ..record.runs.run_directory import RunDirectory
     from ..record.snapshot import Rank
+
+_MOST_EVENTS_BYTES = 1 << 22
 
 
 class Command(ABC):
@@ -82,3 +85,22 @@ def newest_world(directory: RunDirectory) -> tuple[dict[int, Rank], list[str]]:
     records.look()
     ranks = newest_ranks(records.snapshots()[-1:])
     return ranks, [directory.as_known(fault) for fault in records.faults.values()]
+
+
+def record_of(
+    directory: RunDirectory, run: str | None
+) -> tuple[dict[int, Rank], dict[str, Any], list[dict[str, Any]]]:
+    """Returns the ranks of the newest world that the run has on record, its report (empty without
+    one), and its events. `run`: as it was named. Raises UsageError where a record is unreadable, or
+    there is none."""
+    from ..record.safe_files import object_of, read_regular
+    from ..reports import stored
+
+    ranks, faults = newest_world(directory)
+    if faults or not ranks:
+        raise UsageError(faults[0] if faults else f"{run or directory.path} has no rank's record")
+    events = b""
+    with contextlib.suppress(OSError):  # without it nothing tells when it ended
+        events = read_regular(directory.events, _MOST_EVENTS_BYTES)
+    report = stored.load(directory.report_json) or {}
+    return ranks, report, [object_of(line) for line in events.splitlines()]

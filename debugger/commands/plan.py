@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -259,6 +260,12 @@ class PlanCommand(Command):
         )
         group.add_argument("--strict", action="store_true", help="fail for warnings, too")
         group.add_argument(
+            "--orders",
+            action="store_true",
+            help="look at every order in which messages may come (for up to 200 s), and print the "
+            "faults for `run --inject` that bring about one in which ranks are stuck",
+        )
+        group.add_argument(
             "--inject",
             dest="injected",
             action="append",
@@ -417,8 +424,10 @@ def _planned(
     """The ranks are run into this directory; their programs, and the report on them."""
     from ..diagnosis.facts.blocking import Model
     from ..plan.conclusion import PlanFacts, conclude
+    from ..plan.limits import ORDERS_S
     from ..plan.planner import plan_ranks, shown
     from ..plan.program import read_programs
+    from ..plan.schedules import look_for_orders
     from ..supervisor.command import launch
     from ..supervisor.injection import Injection
 
@@ -456,7 +465,25 @@ def _planned(
             )
         directory.write_json("run.json", {**told, "world_size": outcome.world_size})
     model = Model(own.buffered_sends, buffers=outcome.buffers)
-    return programs, conclude(directory, programs, model, facts, injection.settle)
+    schedule = None
+    if own.orders:
+
+        def plan_again(specs: Sequence[str]) -> Mapping[int, Program]:
+            """In a place of its own, which is not kept."""
+            with tempfile.TemporaryDirectory(dir=directory.path) as place:
+                other = RunDirectory.create(Path(place) / "base", Path(place) / "run")
+                injected = argparse.Namespace(injected=[*own.injected, *specs])
+                found = Injection(_faults(injected, request), other, lambda _: None)
+                its = {**request.environment, **found.environment}
+                its_request = replace(request, environment=its)
+                plan_ranks(other, its_request, itself, launch.run_leaving_nothing)
+                other.close()
+                return read_programs(other.path)
+
+        until_s = time.monotonic() + ORDERS_S
+        schedule = look_for_orders(programs, model, plan_again, until_s)
+    facts = replace(facts, seconds=(time.time_ns() - started_ns) / 1e9)
+    return programs, conclude(directory, programs, model, facts, injection.settle, schedule)
 
 
 def _say(sentence: str) -> None:

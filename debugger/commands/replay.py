@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..record.wording import by_device
 from . import flags, options
-from .base import Command, add_run_argument, newest_world
+from .base import Command, add_run_argument, newest_world, record_of
 
 if TYPE_CHECKING:
     from ..benchmarks.replay.plan import ReplayPlan
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ..supervisor.run_options import Options
 
 BACKENDS = ("gloo", "tcp", "mpi")
-_MOST_EVENTS_BYTES = 1 << 22
 _PROGRAM = Path(__file__).parent.parent / "benchmarks" / "replay" / "program.py"
 
 
@@ -67,8 +66,6 @@ class ReplayCommand(Command):
         from ..benchmarks.replay import comparison
         from ..benchmarks.replay.plan import ending, planned
         from ..record.runs.artefact import opened
-        from ..record.safe_files import object_of, read_regular
-        from ..reports import stored
         from ..supervisor.begin import begun
         from ..supervisor.supervisor import Supervisor
 
@@ -77,14 +74,8 @@ class ReplayCommand(Command):
         ):
             raise UsageError(f"--json {args.json}: name a new file in a folder that exists")
         with opened(args.run) as directory:
-            ranks, faults = newest_world(directory)
-            if faults or not ranks:
-                none = f"{args.run or directory.path} has no rank's record"
-                raise UsageError(faults[0] if faults else none)
-            report, events = stored.load(directory.report_json) or {}, b""
-            with contextlib.suppress(OSError):  # without it nothing tells when it ended
-                events = read_regular(directory.events, _MOST_EVENTS_BYTES)
-            plan = planned(ranks, ending(report, map(object_of, events.splitlines())))
+            ranks, report, events = record_of(directory, args.run)
+            plan = planned(ranks, ending(report, events))
             if args.nproc not in (None, plan.world_size):
                 raise UsageError(
                     f"-n {args.nproc}: the run had {plan.world_size} ranks, and its calls are made "

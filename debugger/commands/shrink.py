@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import itertools
 import time
 from pathlib import Path
 
 from ..errors import UsageError
-from .base import Command, add_run_argument, newest_world
+from .base import Command, add_run_argument, record_of
 
 EXIT_FAILED = 1
-_MOST_EVENTS_BYTES = 1 << 22
 
 
 class ShrinkCommand(Command):
@@ -39,49 +38,39 @@ class ShrinkCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..benchmarks.limits import SHRINK_S
-        from ..benchmarks.shrink import confirming, recorded
+        from ..benchmarks.shrink.confirming import confirmed
+        from ..benchmarks.shrink.recorded import aims, programs
         from ..benchmarks.shrink.reducing import Reduced, Reducer
         from ..benchmarks.shrink.writing import FIRST, NotWritten
         from ..diagnosis.facts.blocking import Model
         from ..record.log_file import INFO
         from ..record.runs.artefact import opened
-        from ..record.safe_files import object_of, read_regular, replacing
-        from ..reports.stored import check_replaceable, load
+        from ..record.runs.run_directory import read_object
+        from ..record.safe_files import replacing
+        from ..reports.stored import check_replaceable
 
-        check_replaceable(
-            args.output,
-            "--output",
-            f'"""{FIRST}',
-            fails="replaced",
-            foreign="was not made by shrink",
-        )
+        flag, foreign = "--output", "was not made by shrink"
+        check_replaceable(args.output, flag, FIRST, fails="replaced", foreign=foreign)
         began_s = time.monotonic()
         with opened(args.run) as directory:
-            ranks, faults = newest_world(directory)
-            report = load(directory.report_json)
-            if faults or not ranks or report is None:
-                none = f"{args.run or directory.path} has no report, or no rank's record"
-                raise UsageError(faults[0] if faults else none)
-            events, about = b"", b"{}"
-            with contextlib.suppress(OSError):  # without it nothing tells when it ended
-                events = read_regular(directory.events, _MOST_EVENTS_BYTES)
-                about = read_regular(directory.run_json, _MOST_EVENTS_BYTES)
-            aim = recorded.Aim.of(report, [*map(object_of, events.splitlines())])
-            first = Reduced(recorded.programs(ranks, aim), aim.culprits)
-            for model in (Model(), Model(strict=True)):
+            ranks, report, events = record_of(directory, args.run)
+            if not report:
+                raise UsageError(f"{args.run or directory.path} has no report: has it ended?")
+            for aim, model in itertools.product(
+                aims(report, events), (Model(), Model(strict=True))
+            ):
+                first = Reduced(programs(ranks, aim), aim.culprits)
                 reducer = Reducer(aim, model, SHRINK_S)
                 if reducer.begins_with(first):
                     break
             else:
-                print(
-                    f"{aim.kind.name}: not made smaller: the calls on record, made again in a "
-                    "simulation, do not end so"
-                )
+                said = f"{aim.said_of(aim.culprits)}: the calls on record alone do not lead there"
+                print(f"{said}, as a simulation of them shows: not made smaller")
                 return EXIT_FAILED
             steps = [first, *reducer.steps(first)]
-        level = str(object_of(about).get("level", INFO))
+            level = str(read_object(directory.run_json).get("level", INFO))
         try:
-            small, source = confirming.confirmed(steps, aim, level, args.output.name)
+            small, source = confirmed(steps, aim, level, args.output.name)
         except NotWritten as error:
             print(f"from {first} to {steps[-1]} in a simulation, and no further: {error}")
             return EXIT_FAILED

@@ -31,6 +31,7 @@ STEPS: Mapping[str, str] = {
     "stacks alone": "it was told in words of the stacks, which have no sequence numbers",
     # In a plan.
     "order of messages": "it is a warning, for another order of messages may avoid it",
+    "orders": "in how many orders it happens was added, and what brings it about",
     "needs luck": "it is a warning, for it depends on what a backend buffers",
     "all alike": "all ranks fail in the same way, and are told as one",
     "last words": "what the rank wrote last was added",

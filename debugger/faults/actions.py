@@ -20,6 +20,8 @@ class Kind(Enum):
     """A string: one of `Argument.choices`."""
     INT = "number"
     """A whole number from `low` to `high`."""
+    RANK = "rank"
+    """A global rank, that the world has."""
     SECONDS = "time"
     """`200ms`, `3s`, `1.5s`: a float of seconds above 0. The key is NAME_s."""
     RATE = "rate"
@@ -116,6 +118,8 @@ rank), tag: int; None: something else than it was, chosen by whoever performs it
 LINK_FAULTS = ("drop", "delay", "rate", "corrupt", "truncate", "duplicate", "reset", "blackhole")
 """The faults of frames with data: lost one by one; late by `delay_s`; at most `bytes_per_s`; one
 bit changed; cut short; sent twice; the connection reset; nothing arrives from then on."""
+LAST_CALL = 10**12
+"""The largest number of a call that `hold` waits for."""
 DEFAULT_ERROR = "RuntimeError: injected fault"
 
 _LINK_MOMENTS = frozenset({When.FRAME, When.TIME})
@@ -185,6 +189,16 @@ _TABLE = (
         every=True,
         lasts=True,
         leads_to=_LATENESS,
+    ),
+    Action(
+        "hold",
+        Family.PROCESS,
+        "the rank waits here until the rank `until` comes to its call with this number",
+        (
+            Argument("until", Kind.RANK, required=True),
+            Argument("call", Kind.INT, required=True, high=LAST_CALL),
+        ),
+        leads_to=_LATENESS | frozenset({"deadlock", "early_exit", "unmatched_p2p", "stalled"}),
     ),
     Action("skip", Family.CALL, "the call is left out", every=True),
     Action("duplicate", Family.CALL, "the call is made twice", every=True),

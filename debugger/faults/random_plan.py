@@ -25,7 +25,9 @@ def draw(
 
 
 def fits(action: Action, world_size: int, backend: str | None) -> bool:
-    """Whether the action can be in such a run."""
+    """Whether the action can be in such a run; one that waits for a certain call is not drawn."""
+    if action.name == "hold":
+        return False
     if action.backends and backend not in action.backends:
         return False
     return action.target is Target.RANKS or world_size > 1

@@ -540,7 +540,9 @@ class _Parser:
             self._measures(end)
         for argument in self.action.arguments:
             value = self.given.get(argument.name)
-            if value is not None and argument.kind is Kind.VALUE:
+            if value is not None and value.one is not None and argument.kind is Kind.RANK:
+                found[argument.key] = rank_of(self.cursor, value.one, self.world_size)
+            elif value is not None and argument.kind is Kind.VALUE:
                 found[argument.key] = changed_to(self.cursor, found["what"], value, self.world_size)
             elif value is not None:
                 found[argument.key] = value_of(self.cursor, argument, value)
@@ -627,6 +629,8 @@ class _Parser:
     def _is_missing(self, argument: Argument) -> str:
         if argument.kind is Kind.SECONDS:
             return f"{self.action.name} needs a time, such as 200ms"
+        if not argument.choices:
+            return f"{self.action.name} needs {argument.name}=N"
         return f"{self.action.name} needs to know what: {', '.join(argument.choices)}"
 
 
@@ -646,7 +650,8 @@ def _shown(argument: Argument, action: Action) -> str:
         Kind.ERROR: '"ValueError: text"',
         Kind.TEXT: "TEXT",
         Kind.VALUE: "VALUE",
-        Kind.INT: str(argument.default),
+        Kind.INT: "N" if argument.required else str(argument.default),
+        Kind.RANK: "N",
     }
     choices = [
         {"delay": "delay=5ms", "rate": "rate=2M"}.get(one, one)

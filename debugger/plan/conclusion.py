@@ -22,6 +22,7 @@ from .classes import classes
 from .judgement import Judgement, judge_programs
 from .limits import MOST_READ
 from .program import Program
+from .schedules import Schedule
 
 EXIT_FAILED = 1
 _OF_GPUS = re.compile("cuda|nvidia", re.IGNORECASE)
@@ -53,10 +54,13 @@ def conclude(
     model: Model,
     facts: PlanFacts,
     settle: Settle | None = None,
+    schedule: Schedule | None = None,
 ) -> Document:
-    """Judge the programs, and write the report and the records into the run directory."""
+    """Judge the programs, and write the report and the records into the run directory.
+    `schedule`: their orders, where these were looked at; in one of which ranks may be stuck."""
     # What was injected into the ranks happened before, so that it may explain what is found.
-    judgement = judge_programs(programs, model, time.time_ns())
+    judgement = schedule.judgement if schedule is not None else None
+    judgement = judgement or judge_programs(programs, model, time.time_ns())
     findings = [_with_last_words(one, directory) for one in judgement.findings]
     judgement = replace(judgement, findings=findings)
     for number, rank in judgement.outcome.now.ranks.items():
@@ -67,6 +71,15 @@ def conclude(
             directory.failures.append(f"cannot write the record of rank {number}: {error}")
             break
     report = _report(directory, programs, judgement, facts)
+    if schedule is not None:
+        report["plan"]["orders"] = {
+            "total": schedule.count.total,
+            "stuck": schedule.count.stuck,
+            "exact": schedule.count.exact and not schedule.depends,
+            "planned": schedule.planned,
+            "depends": schedule.depends,
+            "faults": list(schedule.faults),
+        }
     if settle is not None:
         timed = [(finding, None) for finding in judgement.findings]
         settle(report, timed, judgement.outcome.now.ranks)

@@ -12,3 +12,7 @@ MOST_READ = 4096
 """The most characters that are read of what a rank wrote."""
 MOST_PERIODS = 48
 """The most lengths of a step that are tried: those by which most calls come again."""
+MOST_STATES = 20_000
+"""The most states of a plan that are kept while its orders are looked at."""
+ORDERS_S = 200.0
+"""The time in which the orders of a plan are looked at."""

@@ -108,14 +108,16 @@ class Tree:
 
 @dataclass(slots=True, eq=False)
 class Posted:
-    """A send or a receive that has not met its other side. `order`: in which all were posted.
-    `room`: what its buffer is for, if it may be buffered: source, destination, and tag or None."""
+    """A send or a receive that has not met its other side. `order`: in which all were posted;
+    `number`: of the call, as its rank has made them. `room`: what its buffer is for, if it may be
+    buffered: source, destination, and tag or None."""
 
     end: End
     rank: int
     time_ns: int
     order: int
     size_bytes: int = 0
+    number: int = 0
     room: tuple[int, int, int | None] | None = None
 
 
@@ -450,7 +452,8 @@ class Calls:
         end = End()
         if self._model.strict and call.number in rank.lost:
             return seq, end
-        posted = Posted(end, own, now_ns, next(self._order), call_bytes(signature))
+        size_bytes = call_bytes(signature)
+        posted = Posted(end, own, now_ns, next(self._order), size_bytes, number)
         room_bytes = self._model.room_bytes(kind.backend)
         if signature.op == "send":
             other = place.receive_for(own, peer, tag)

@@ -21,6 +21,7 @@ import heapq
 import itertools
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.facts.world import DEFAULT_GROUP
@@ -77,6 +78,10 @@ class Runnable:
         self._parked.setdefault(what, []).append(thread)
         return False
 
+    def is_awaited(self, end: End) -> bool:
+        """Whether a thread waits for this."""
+        return end in self._parked
+
     def unpark(self, what: Hashable, now_ns: int) -> None:
         for thread in self._parked.pop(what, ()):
             thread.clock_ns = max(thread.clock_ns, now_ns)
@@ -85,6 +90,8 @@ class Runnable:
 
 class Simulation:
     """`programs` of the ranks that were planned; `start_ns` is Unix time."""
+
+    place_type: ClassVar[type[MeetingPlace]] = MeetingPlace
 
     def __init__(self, programs: Mapping[int, Program], model: Model, start_ns: int) -> None:
         self.model = model
@@ -139,7 +146,7 @@ class Simulation:
             place = self._places.get((key, group.ranks))
             if place is None:
                 size = len(self._planned.intersection(group.ranks))
-                place = self._places[key, group.ranks] = MeetingPlace(key, group.ranks, size)
+                place = self._places[key, group.ranks] = self.place_type(key, group.ranks, size)
             standing.groups[key] = Membership(
                 place,
                 place.places.get(program.rank, 0),

@@ -56,9 +56,11 @@ ALONE, APART, BUSY, NO_SYNC = 1 << 63, 1 << 62, 1 << 61, 1 << 60
 first entry, or the first step alone, ranks may have made the columns equal themselves; and: it was
 alone since all forwards were below DDP's no_sync()."""
 _STEP = NO_SYNC - 1
-PASSING, SUMMING, UNUSED = "passing", "summing", "unused"
-"""What a group does in a training step: it passes activations, or sums up gradients alone, or
-carries no more than small numbers."""
+PASSING, EXCHANGING, SUMMING, UNUSED = "passing", "exchanging", "summing", "unused"
+"""What a group does in a training step: it passes activations, by all-to-alls too, as to experts;
+or sums up gradients alone; or carries no more than small numbers."""
+EVALUATED = "evaluated"
+"""The use where the columns are running statistics, and the entries are evaluations."""
 FROZEN, MATRIX, CONSTANT, ELSEWHERE = "frozen", "matrix", "constant", "elsewhere"
 PLACED = "placed"
 """Traits of a column: it has no gradient; it has two dimensions or more; all its elements were the
@@ -74,8 +76,8 @@ LEAST_ENTRIES = 4
 MOST_DEFINITION_BYTES = 64 << 20
 """The most memory for the names of the columns."""
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer_state"
-HYPERPARAMETER = "hyperparameter"
-QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER)
+HYPERPARAMETER, BUFFER = "hyperparameter", "buffer"
+QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER, BUFFER)
 OPTIMIZER_CLASS = "class of the optimizer"
 """The one hyper-parameter that is no number: a hash of its name stands for it."""
 _NAME = re.compile(r"pid-\d+-\d+\.replicas")

@@ -53,7 +53,24 @@ def last_lines(document: Mapping[str, Any]) -> Iterator[str]:
         return
     if same := alike(document, MOST_CLASSES):
         yield f"alike: {same}"
+    if orders := document["plan"].get("orders"):
+        yield f"orders: {orders_text(orders)}"
     yield closing(document)
+
+
+def orders_text(orders: Mapping[str, Any]) -> str:
+    """`ranks are stuck in 2 of at least 6`."""
+    if orders["depends"]:
+        done = counted(orders["planned"], "order")
+        stuck = "ranks are stuck in the last" if orders["faults"] else "nobody is stuck"
+        return f"what ranks do depends on who sends first; of {done} that were planned {stuck}"
+    least = "" if orders["exact"] else "at least "
+    total = f"{least}{orders['total']:,}"
+    if not orders["stuck"]:
+        return f"nobody is stuck in {total}"
+    return (
+        f"ranks {'are' if orders['faults'] else 'may be'} stuck in {orders['stuck']:,} of {total}"
+    )
 
 
 def alike(document: Mapping[str, Any], most: int) -> str:

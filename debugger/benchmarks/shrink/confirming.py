@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -13,12 +14,13 @@ from ...reports import stored
 from ..limits import CONFIRM_HANG_S
 from .recorded import Aim
 from .reducing import Reduced
-from .writing import FIRST, NotWritten, written
+from .writing import NotWritten, written
 
 _MOST_PROGRAMS = 3
 _MOST_RUNS = 2
 """On a busy host a rank may come too late once."""
 _MOST_HANGS = 12
+_QUOTES = re.compile(r'["\\\s]')
 
 
 def confirmed(steps: Sequence[Reduced], aim: Aim, level: str, name: str) -> tuple[Reduced, str]:
@@ -28,10 +30,8 @@ def confirmed(steps: Sequence[Reduced], aim: Aim, level: str, name: str) -> tupl
     why = NotWritten("")
     for one in steps[: -_MOST_PROGRAMS - 1 : -1]:
         size = len(one.programs)
-        about = (
-            f"{FIRST} of a run of {steps[0]}: {aim.said_of(one.culprits)}.\n\n"
-            f"    distdebug run -n {size} {name}\n"
-        )
+        about = f"of a run of {steps[0]}: {aim.said_of(one.culprits)}.\n"
+        about += f"\n    distdebug run -n {size} {_QUOTES.sub('_', name)}\n"
         try:
             source = written(one.programs, aim.cause, about, in_one_loop=aim.parted)
             for _ in range(_MOST_RUNS):

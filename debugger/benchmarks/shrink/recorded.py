@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,15 +17,13 @@ from ...errors import UsageError
 from ...plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
 from ...record.kinds import Kind, kind_of
 from ...record.layout import RING, CallState, GroupState
-from ...record.notes import ExceptionNote
+from ...record.notes import ExceptionNote, UnwindingNote, raised
 from ...record.signature import Signature
-from ...record.snapshot import Call, CallSite, Place, Rank
+from ...record.snapshot import Call, CallSite, Note, Place, Rank
 from ...record.wording import ranks_text
 from ..replay.plan import Ending, Selection
 
 BACKEND = "gloo"
-_STAYS = Ending(kind_of("deadlock"))
-"""Whatever was found, the calls at the end are kept as they were."""
 _NOT_OF_GLOO = ("avg", "premul_sum")
 _ENDS = {"early_exit": Ended(0), "rank_exception": Ended(1)}
 """How a culprit ends, by kind; one that died ends as is on record."""
@@ -35,7 +33,7 @@ _BY_CODE = frozenset({"rank_died", "rank_exception"})
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What the small program has to lead to: the finding of a run, as report.json has it.
+    """A finding that a small program has to lead to, as report.json has it.
 
     `parted`: the ranks' lines had parted before, or that is what was found, so it counts which
     calls come from one line. `until_ns`: when it was found (Unix time). `ends`: how ranks ended.
@@ -43,37 +41,33 @@ class Aim:
 
     kind: Kind
     culprits: frozenset[int]
-    cause: str
-    parted: bool
-    until_ns: int
+    cause: str = ""
+    parted: bool = False
+    until_ns: int = 1 << 63
     ends: Mapping[int, Ended] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, report: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Aim:
+    def of(cls, report: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> Aim:
         """Reads the verdict of a run, or else its first warning that lines part. Raises UsageError
         where there is none, or where it is not about calls."""
-        findings = report["findings"]
-        found = [one for one in findings if one["severity"] == "error"]
-        found += [one for one in findings if one["kind"] == "misaligned"]
-        if not found:
+        findings = sorted(report["findings"], key=lambda one: str(one["severity"]) != "error")
+        parted = [one for one in findings if one["kind"] == "misaligned"]
+        if not parted and (not findings or findings[0]["severity"] != "error"):
             raise UsageError("nothing was found in this run that a smaller program could show")
-        kind = kind_of(found[0]["kind"])
+        found = findings[0] if findings[0]["severity"] == "error" else parted[0]
+        kind = kind_of(found["kind"])
         if not (kind.by_calls or kind.name in _BY_CODE) or kind.name == "stalled":
             raise UsageError(
                 f"the run ended with {kind.name}, whose cause is no call: what a smaller program "
                 "would need for it is not on record"
             )
-        times = [
-            int(event["time_ns"])
-            for event in events
-            if event.get("finding") == kind.name and isinstance(event.get("time_ns"), int)
-        ]
+        times = [one.get("time_ns") for one in events if one.get("finding") == kind.name]
         return cls(
             kind,
-            frozenset(found[0]["culprits"]),
-            str(found[0].get("cause") or ""),
-            kind.name == "misaligned" or found[0].get("parted_at") is not None,
-            min(times, default=1 << 63),
+            frozenset(found["culprits"]),
+            str(found.get("cause") or ""),
+            kind.name == "misaligned" or found.get("parted_at") is not None,
+            min((one for one in times if isinstance(one, int)), default=1 << 63),
             {
                 int(rank): Ended(row["exit"]["code"], row["exit"]["signal"])
                 for rank, row in report.get("ranks", {}).items()
@@ -85,13 +79,20 @@ class Aim:
         """`op_mismatch of rank 1`, for these culprits."""
         return f"{self.kind.name} of {ranks_text(sorted(culprits))}" if culprits else self.kind.name
 
-    def is_met_by(self, other: Aim, culprits: Collection[int]) -> bool:
-        """Whether `other`, of a run in which these are the ranks to blame, is the same."""
-        return (
-            other.kind is self.kind
-            and other.culprits == frozenset(culprits)
-            and (other.parted or not self.parted)
-        )
+    def is_met_by(self, other: Aim, culprits: frozenset[int]) -> bool:
+        """Whether `other`, of a run in which these are the ranks to blame, is the same. Of several
+        that end, the launcher lets one alone get so far."""
+        same = other.culprits == culprits
+        one_of_them = self.kind.ends_all and bool(other.culprits & culprits)
+        parted = other.parted or not self.parted
+        return other.kind is self.kind and parted and (same or one_of_them)
+
+
+def aims(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[Aim]:
+    """Returns the aim of a run, and behind it, where lines parted before, the same without that,
+    which a program may reach where the parting was a matter of exceptions. Raises UsageError."""
+    aim = Aim.of(report, events)
+    return [aim, replace(aim, parted=False)] if aim.parted and not aim.kind.at_once else [aim]
 
 
 def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
@@ -104,95 +105,92 @@ def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
             "known"
         )
     calls = {
-        number: [
-            call
-            for call in (rank.history.recent(RING) if rank.history is not None else ())
-            if call.issued_ns <= aim.until_ns
-        ]
+        number: list(rank.history.recent(RING)) if rank.history is not None else []
         for number, rank in ranks.items()
     }
-    selection = Selection(ranks, calls, _STAYS)
+    calls = {
+        number: [call for call in row if call.issued_ns <= aim.until_ns]
+        for number, row in calls.items()
+    }
+    # Whatever was found, the calls at the end are kept as they were.
+    selection = Selection(ranks, calls, Ending(kind_of("deadlock")))
     selection.select()
-    known = _Known()
+    signatures: dict[Signature, Signature] = {}
+    places: dict[int, Place] = {}
+
+    def shared(call: Call) -> Call:
+        """The call as the small program makes it. Equal signatures of all ranks are one; a place is
+        one without its callers, since each has a line of its own there."""
+        made, place = call.signature, None
+        reduce_op = "sum" if made.reduce_op in _NOT_OF_GLOO else made.reduce_op
+        made = replace(made, reduce_op=reduce_op, device="")
+        if aim.parted and call.place is not None:
+            line = CallSite("", len(places) + 1, "")
+            place = places.setdefault(call.place.key, Place((line,)))
+        return replace(
+            call,
+            signature=signatures.setdefault(made, made),
+            thread=0,
+            agrees=False,
+            bounded=False,
+            place=place,
+        )
+
     return {
         number: _program(
             rank,
-            [selection.from_known_source(number, call) for call in selection.kept[number]],
+            [shared(selection.from_known_source(number, one)) for one in selection.kept[number]],
+            len({call.thread for call in calls[number]}) > 1,
             aim,
-            known,
         )
         for number, rank in sorted(ranks.items())
     }
 
 
-class _Known:
-    """What the calls of all ranks share: equal signatures are one, and so are places, of which
-    there are none unless lines count."""
-
-    def __init__(self) -> None:
-        self._signatures: dict[Signature, Signature] = {}
-        self._places: dict[int, Place] = {}
-
-    def signature(self, signature: Signature) -> Signature:
-        reduce_op = "sum" if signature.reduce_op in _NOT_OF_GLOO else signature.reduce_op
-        made = replace(signature, reduce_op=reduce_op, device="")
-        return self._signatures.setdefault(made, made)
-
-    def place(self, place: Place | None) -> Place | None:
-        """The place without its callers: in the small program each has a line of its own."""
-        if place is None:
-            return None
-        made = Place((CallSite("", len(self._places) + 1, ""),))
-        return self._places.setdefault(place.key, made)
-
-
-def _program(rank: Rank, calls: Sequence[Call], aim: Aim, known: _Known) -> Program:
-    ended_ns = rank.exiting_ns or rank.process.ended_ns or 0
+def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> Program:
     is_away = aim.kind.stack_tells and rank.rank in aim.culprits
-    end: Ended | None = aim.ends.get(rank.rank, Ended(None, signal.SIGKILL))
+    seen = aim.ends.get(rank.rank, Ended(None, signal.SIGKILL))
+    left_ns, code = rank.process.ended_ns or 0, seen.exit_code
+    if rank.exiting_ns:  # how its process was ended after that is the launcher's doing
+        left_ns, code = rank.exiting_ns, rank.exit_code
+    end = Ended(0) if 0 < left_ns <= aim.until_ns and code == 0 else None
     if is_away and aim.kind.ends_culprits:
-        end = _ENDS.get(aim.kind.name, end)
-    elif rank.process.alive or not 0 < ended_ns <= aim.until_ns or end != Ended(0):
-        end = None
+        end = _ENDS.get(aim.kind.name, seen)
     moments = sorted({one for call in calls for one in (call.issued_ns, call.completed_ns)})
-    several = len({call.thread for call in calls}) > 1
-    rows: list[tuple[bool, int, Event]] = []
+    rows: list[tuple[bool, int, Event]] = []  # whether it pends, when, and what
+    unwinding = {UnwindingNote.read(one.data) for one in UnwindingNote.among(rank.notes)}
+    on_the_way_out = {note.call for note in unwinding if note is not None}
     for call in calls:
-        done_ns = call.completed_ns if call.completed_ns <= aim.until_ns else 0
-        failed = call.state is CallState.FAILED
-        if failed and done_ns and is_away:
-            continue  # it went on with an exception, and nothing was exchanged
-        if failed or call.state is not CallState.COMPLETED:
-            done_ns = 0
+        is_over = 0 < call.completed_ns <= aim.until_ns
+        refused = is_over and call.state is CallState.FAILED
+        if is_away and (refused or call.number in on_the_way_out):
+            continue  # an exception came of it, or led to it: that is what the rank ends with
+        is_over = is_over and call.state is CallState.COMPLETED
         # Another thread of the rank made calls meanwhile: one thread can only have them both so.
-        within = bisect_left(moments, done_ns) - bisect_right(moments, call.issued_ns)
-        is_async = call.is_async or (several and done_ns > 0 and within > 0)
-        made = replace(
-            call,
-            signature=known.signature(call.signature),
-            thread=0,
-            state=CallState.ISSUED,
-            is_async=is_async,
-            agrees=False,
-            bounded=False,
-            place=known.place(call.place) if aim.parted else None,
-        )
-        rows.append((not is_async and not done_ns, call.issued_ns, Made(made)))
-        if is_async and (done_ns or (end is None and not is_away)):
-            rows.append((not done_ns, done_ns or aim.until_ns, Waited(call.number, call.site)))
+        within = bisect_left(moments, call.completed_ns) - bisect_right(moments, call.issued_ns)
+        is_async = call.is_async or (has_threads and is_over and within > 0)
+        made = replace(call, state=CallState.ISSUED, is_async=is_async)
+        rows.append((not (is_async or is_over), call.issued_ns, Made(made)))
+        if is_async and (is_over or (end is None and not is_away)):
+            time_ns = call.completed_ns if is_over else aim.until_ns
+            rows.append((not is_over, time_ns, Waited(call.number, call.site)))
     rows += [
-        (False, one.time_ns, Created(replace(one, backend=BACKEND)))
-        for one in rank.creations
-        if one.time_ns <= aim.until_ns
+        (False, creation.time_ns, Created(replace(creation, backend=BACKEND)))
+        for creation in rank.creations
+        if creation.time_ns <= aim.until_ns
     ]
     rows.sort(key=lambda row: row[:2])
     events = [event for _, _, event in rows]
     notes = []
+    groups = rank.groups.items()
     if end is not None:
-        groups = rank.groups.items()
         events += [Destroyed(key) for key, group in groups if group.state is GroupState.DESTROYED]
         if end == _ENDS["rank_exception"]:
-            notes = [(len(events), one) for one in ExceptionNote.among(rank.notes)[-1:]]
+            # Its own text may name other ranks, and may be nobody's business.
+            known = [one for one in rank.notes if raised(one).type]
+            last = known[-1] if known else Note("", 0, "")
+            text = f"in place of {raised(last).type or 'an exception'}"
+            notes = [(len(events), Note(ExceptionNote.KIND, 0, text, last.site))]
         events.append(end)
     elif rows and rows[-1][0]:  # else it stays in its own code
         events.append(Ended(0))
@@ -204,7 +202,7 @@ def _program(rank: Rank, calls: Sequence[Call], aim: Aim, known: _Known) -> Prog
         pid=rank.pid,
         groups={
             key: replace(group, backend=BACKEND, state=GroupState.READY, lines=None)
-            for key, group in rank.groups.items()
+            for key, group in groups
         },
         events=events,
         notes=notes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import TypeVar
@@ -18,10 +18,10 @@ from ...diagnosis.facts.blocking import Model
 from ...diagnosis.findings import Finding
 from ...plan.classes import classes
 from ...plan.judgement import judge_programs
-from ...plan.program import Ended, Event, Made
+from ...plan.program import Made
 from ...record.wording import counted
 from .recorded import Aim
-from .smaller import Programs, by_world, ended, of_ranks, spots, synchronous, units, with_spots
+from .smaller import Programs, Unit, by_world, ended, of_ranks, synchronous, units, with_units
 
 Item = TypeVar("Item")
 FEW = 4
@@ -32,24 +32,23 @@ def ddmin(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> Seq
     """Returns some of the items, in their order, for which `fails` is still true, as it is for all
     of them, and none of which can be left out by itself. Cost: at most n² + 3n calls of `fails`,
     and about 2 log n where one item does."""
-    if not items or fails(()):
+    if fails(()):
         return ()
     parts = 2
     while len(items) > 1:
         size = ceil(len(items) / parts)
-        chunks = [items[at : at + size] for at in range(0, len(items), size)]
-        rests = [[*items[: at * size], *items[(at + 1) * size :]] for at in range(len(chunks))]
-        fewer = next((one for one in chunks if fails(one)), None)
+        cuts = range(0, len(items), size)
+        tried = [items[at : at + size] for at in cuts]
+        if len(cuts) > 2:  # of two parts each is what the other one leaves
+            tried += [[*items[:at], *items[at + size :]] for at in cuts]
+        fewer = next(filter(fails, tried), None)
         if fewer is not None:
-            items, parts = fewer, 2
-            continue
-        rest = next((one for one in rests if fails(one)), None) if len(chunks) > 2 else None
-        if rest is not None:
-            items, parts = rest, max(parts - 1, 2)
-        elif parts >= len(items):
-            break
-        else:
+            parts = 2 if len(fewer) <= size else max(parts - 1, 2)
+            items = fewer
+        elif parts < len(items):
             parts = min(2 * parts, len(items))
+        else:
+            break
     return items
 
 
@@ -67,21 +66,8 @@ class Reduced:
     @property
     def calls(self) -> int:
         """How many calls all ranks make together."""
-        return sum(isinstance(event, Made) for event in self._events)
-
-    @property
-    def weight(self) -> int:
-        """Falls with each thing less to say: an event, a group, an asynchronous call, or a rank
-        that does not end."""
-        return (
-            sum(1 + (isinstance(event, Made) and event.call.is_async) for event in self._events)
-            + sum(len(program.groups) for program in self.programs.values())
-            - 2 * sum(isinstance(event, Ended) for event in self._events)
-        )
-
-    @property
-    def _events(self) -> Iterator[Event]:
-        return (event for program in self.programs.values() for event in program.events)
+        events = (event for one in self.programs.values() for event in one.events)
+        return sum(isinstance(event, Made) for event in events)
 
 
 class Reducer:
@@ -133,22 +119,18 @@ class Reducer:
 
     def steps(self, first: Reduced) -> Iterator[Reduced]:
         """Yields what is left, smaller each time; `first` fails."""
-        last = first
-        for make in (self._fewer_ranks, self._fewer_units, self._fewer_ranks):
-            made = make(last)
-            if made is not last:
-                yield (last := made)
-        while not self.is_late:
-            made = self._simpler(self._fewer_events(last))
-            if made is last or made.weight >= last.weight:
-                break
-            yield (last := made)
+        last, before = first, None
+        while last is not before:
+            before = last
+            for fewer in (self._ranks, self._units, self._events, self._simpler):
+                if (made := fewer(last)) is not last:
+                    yield (last := made)
 
     def _try(self, programs: Programs, culprits: frozenset[int]) -> Reduced | None:
         one = Reduced(programs, culprits)
         return one if not self.is_late and self.fails(one) else None
 
-    def _fewer_ranks(self, last: Reduced) -> Reduced:
+    def _ranks(self, last: Reduced) -> Reduced:
         """Whom the finding names, and a few that the others are like, are tried first."""
 
         def of(kept: Sequence[int], by_role: bool = False) -> Reduced | None:
@@ -166,29 +148,19 @@ class Reducer:
                 found = of(likely[:size], by_role)
                 if found is not None:
                     return found
-        left = ddmin(everyone, lambda kept: of(kept) is not None)
-        return last if len(left) == len(everyone) else of(left) or last
+        return _smallest(last, everyone, of)
 
-    def _fewer_units(self, last: Reduced) -> Reduced:
-        left = ddmin(
-            units(last.programs),
-            lambda kept: self._try(self._with(last, kept), last.culprits) is not None,
-        )
-        return replace(last, programs=self._with(last, left))
+    def _units(self, last: Reduced) -> Reduced:
+        def of(kept: Sequence[Unit]) -> Reduced | None:
+            return self._try(with_units(last.programs, kept), last.culprits)
 
-    @staticmethod
-    def _with(last: Reduced, kept: Sequence[Sequence[tuple[int, int]]]) -> Programs:
-        return with_spots(last.programs, [spot for unit in kept for spot in unit])
+        return _smallest(last, units(last.programs), of)
 
-    def _fewer_events(self, last: Reduced) -> Reduced:
-        every = list(spots(last.programs))
-        left = ddmin(
-            every,
-            lambda kept: self._try(with_spots(last.programs, kept), last.culprits) is not None,
-        )
-        if len(left) == len(every):
-            return last
-        return replace(last, programs=with_spots(last.programs, left))
+    def _events(self, last: Reduced) -> Reduced:
+        def of(kept: Sequence[tuple[int, int]]) -> Reduced | None:
+            return self._try(with_units(last.programs, [kept]), last.culprits)
+
+        return _smallest(last, [one for unit in units(last.programs) for one in unit], of)
 
     def _simpler(self, last: Reduced) -> Reduced:
         ways: list[Callable[[Programs], Programs]] = [by_world, synchronous]
@@ -198,6 +170,21 @@ class Reducer:
             if programs != last.programs:
                 last = self._try(programs, last.culprits) or last
         return last
+
+
+def _smallest(
+    last: Reduced, every: Sequence[Item], of: Callable[[Sequence[Item]], Reduced | None]
+) -> Reduced:
+    """The last of the programs made `of` some of the items that failed, which is the smallest."""
+    failed = [last]
+
+    def fails(kept: Sequence[Item]) -> bool:
+        made = of(kept)
+        failed.extend([] if made is None else [made])
+        return made is not None
+
+    ddmin(every, fails)
+    return failed[-1]
 
 
 def _ops(found: Finding) -> set[str]:

@@ -15,13 +15,13 @@ from typing import NamedTuple
 from ...diagnosis.facts.world import DEFAULT_GROUP
 from ...plan.program import Created, CutOff, Destroyed, Ended, Event, Made, Program, Waited
 from ...record.ops import Operand, Pattern, op_of
-from ...record.signature import ANY_SOURCE, Signature, Tensor
+from ...record.signature import ANY_SOURCE, REDUCE_OPS, Signature, Tensor
 from ...record.snapshot import CallSite, GroupKey
 from ...record.wording import printable, signal_name
 from .recorded import BACKEND
 from .smaller import Programs, group_of, sides
 
-FIRST = "Made by distdebug shrink"
+FIRST = '"""Made by distdebug shrink'
 MOST_LINES = 60
 _FOREVER = {
     "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
@@ -51,7 +51,7 @@ class Statement(NamedTuple):
 
 
 def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) -> str:
-    """Returns the source. `cause`: of a rank that is missing; `about`: the program's docstring.
+    """Returns the source. `cause`: of a rank that is missing; `about`: what follows `FIRST`.
     Raises NotWritten, also where that takes more lines than a report should have."""
     names = _names(programs)
     rows = {rank: _Rank(program, names, cause).statements() for rank, program in programs.items()}
@@ -71,7 +71,7 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
     text = "\n".join([*first, *body])
     used = [f"import {name}" for name in _MODULES if f"{name}." in text]
     lines = [
-        f'"""{about}"""',
+        f'{FIRST} {about}"""',
         "",
         *used,
         *([""] if used else []),
@@ -89,21 +89,17 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
 
 
 def _names(programs: Programs) -> dict[GroupKey, str]:
-    """The variable of each group; "" of the default group."""
-    names: dict[GroupKey, str] = {}
-    worlds = set()
-    for program in programs.values():
-        for key, group in program.groups.items():
-            if group.desc == DEFAULT_GROUP:
-                names[key] = ""
-                worlds.add(key)
-        for event in program.events:
-            used = group_of(event)
-            if used is not None and used not in names:
-                names[used] = f"group_{sum(map(bool, names.values())) + 1}"
-    if len(worlds) > 1:
+    """The variable of each group that is used; "" of the default group."""
+    groups = [row for one in programs.values() for row in one.groups.items()]
+    worlds = {key for key, group in groups if group.desc == DEFAULT_GROUP}
+    used = [group_of(event) for one in programs.values() for event in one.events]
+    if len(worlds.intersection(used)) > 1:
         raise NotWritten("it makes the default group anew")
-    return names
+    others = [key for key in dict.fromkeys(used) if key is not None and key not in worlds]
+    return {
+        **dict.fromkeys(worlds, ""),
+        **{key: f"group_{at}" for at, key in enumerate(others, 1)},
+    }
 
 
 class _Rank:
@@ -163,7 +159,9 @@ class _Rank:
     def _call(self, signature: Signature, group: GroupKey, is_async: bool) -> str:
         row = op_of(signature.op)
         if row.coalesced or row.pattern is Pattern.OTHER:
-            raise NotWritten(f"torch has no function of its own for {signature.op}")
+            raise NotWritten(f"torch has no function of its own for {printable(signature.op)}")
+        if signature.reduce_op not in ("", *REDUCE_OPS):
+            raise NotWritten(f"it has a reduce op {printable(signature.reduce_op)}")
         flat = bool(signature.sends or signature.receives)
         given, taken = map(_flat, sides(signature)) if flat else sides(signature)
         arguments = [
@@ -203,8 +201,12 @@ def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def _tensors(operand: Operand, tensors: Sequence[Tensor]) -> str:
     made = []
     for dtype, shape in tensors:
+        layout, _, name = dtype.rpartition(" ")
+        if layout not in ("", "sparse") or not name.isidentifier():  # a record may be anybody's
+            raise NotWritten(f"it has a tensor of {printable(dtype)}")
         sizes = str(shape[0]) if len(shape) == 1 else str(tuple(shape))
-        made.append(f"torch.zeros({sizes}{'' if dtype == 'float32' else f', dtype=torch.{dtype}'})")
+        typed = "" if name == "float32" else f", dtype=torch.{name}"
+        made.append(f"torch.zeros({sizes}{typed}){'.to_sparse()' if layout else ''}")
     if operand is not Operand.LIST:
         return made[0] if made else "None"
     if len(made) > 1 and len(set(made)) == 1:
@@ -282,26 +284,9 @@ def _letters(rows: Mapping[int, Sequence[Statement]]) -> Iterator[str]:
             word += known[one.text, one.place][0]
         words[rank] = word
     yield "calls = {"
-    for rank, word in words.items():
-        yield f"{_INDENT}{rank}: {_as_product(word)},"
+    yield from (f'{_INDENT}{rank}: "{word}",' for rank, word in words.items())
     yield "}"
     yield "for call in calls[rank]:"
     for letter, one in known.values():
         yield f'{_INDENT}{"el" if letter != "a" else ""}if call == "{letter}":'
         yield f"{2 * _INDENT}{one}"
-
-
-def _as_product(word: str) -> str:
-    parts, at = [], 0
-    row = [Statement(letter) for letter in word]
-    while at < len(row):
-        length, times = _step(row, at)
-        part = word[at : at + length]
-        if times > 1:
-            parts.append(f'"{part}" * {times}')
-        elif parts and parts[-1].endswith('"'):
-            parts[-1] = f'{parts[-1][:-1]}{part}"'
-        else:
-            parts.append(f'"{part}"')
-        at += length * times
-    return " + ".join(parts) or '""'

@@ -25,8 +25,11 @@ from math import isnan, prod
 
 from ...record.dispute import vote
 from ...record.replicas import (
+    BUFFER,
     CONSTANT,
     ELSEWHERE,
+    EVALUATED,
+    EXCHANGING,
     FROZEN,
     GRADIENT,
     HYPERPARAMETER,
@@ -60,6 +63,7 @@ _WORDS = {
     GRADIENT: "the gradient of",
     OPTIMIZER_STATE: "the optimizer's state of",
     HYPERPARAMETER: "hyper-parameter",
+    BUFFER: "the running statistic",
 }
 
 
@@ -96,7 +100,8 @@ def differing_replicas(world: World) -> list[Candidate]:
         for name in finding.data.get("parameters", ())
     }
     for table in tables:
-        parted = _parted(world, table)
+        evaluated = next(iter(table.values())).use == EVALUATED
+        parted = _evaluated(world, table) if evaluated else _parted(world, table)
         if parted is not None and told.isdisjoint(
             (parted.group.name if parted.group else "", name) for name in parted.data["parameters"]
         ):
@@ -215,6 +220,26 @@ def _were_equal(
     return {row.step for row in rows.values()} == {0} and len({r.total for r in rows.values()}) == 1
 
 
+def _evaluated(world: World, table: dict[int, Replicas]) -> Finding | None:
+    """Returns a warning where all ranks of a group evaluate a model, by other statistics each."""
+    group = _group(world, table)
+    digests = {rank: {row.moment: row for row in one.digests()} for rank, one in table.items()}
+    for moment in sorted({moment for rows in digests.values() for moment in rows}):
+        rows = {rank: of_rank[moment] for rank, of_rank in digests.items() if moment in of_rank}
+        if group is None or rows.keys() != set(group.ranks):
+            continue
+        difference = _difference(table, moment, rows)
+        if difference is None or difference.column is None:
+            continue
+        finding = _finding(world, table, rows, difference)
+        cause = (
+            "each rank has its own: DDP makes them equal in its own forward alone, and not with "
+            "broadcast_buffers=False"
+        )
+        return _in_doubt(finding, difference, rows, cause, evaluated=True)
+    return None
+
+
 def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
     """Returns a warning of what may be replicas by a table and has parted, and still is apart."""
     digests = {rank: one.digests() for rank, one in table.items()}
@@ -292,11 +317,13 @@ def _candidates(
     trained = [place for place, of_it in enumerate(traits) if FROZEN not in of_it]
     alike = [one for one in places if one in trained and PLACED not in traits[one]]
     random = [one for one in places if traits[one] & {MATRIX, CONSTANT} == {MATRIX}]
-    if one_of.use == PASSING:
+    if one_of.use in (PASSING, EXCHANGING):
         if any(MATRIX in traits[place] and not equal[place] for place in trained):
             cause = "no collective reduced its gradient between backward and step on axis {axis}"
             for place in alike:
-                zeros = traits[place] >= {MATRIX, CONSTANT}
+                # An expert's norm begins as all norms do.
+                kind = {CONSTANT} if one_of.use == EXCHANGING else {CONSTANT, MATRIX}
+                zeros = traits[place] >= kind
                 if owners[place] not in mixed and not zeros:
                     found[place] = cause
         return found
@@ -392,7 +419,7 @@ def _difference(
     differing = [
         column for column in common if any(other[column] != first[column] for other in others)
     ]
-    for quantity in _order(rows, first):
+    for quantity in (*_order(rows, first), BUFFER):
         of_it = [column for column in differing if column.quantity == quantity]
         if of_it:
             values_of = {rank: values[of_it[0]] for rank, values in known.items()}
@@ -489,6 +516,7 @@ def _in_doubt(
     rows: Mapping[int, Digest],
     cause: str,
     like: Sequence[str] = (),
+    evaluated: bool = False,
 ) -> Finding:
     """The same as a warning, of what seems to be a replica, by others like it or by its start."""
     first = min(rows.values(), key=lambda row: row.step)
@@ -496,8 +524,11 @@ def _in_doubt(
     where = f' in group "{group_name(group.name, group.desc)}"' if group else ""
     own = [column.name for column in difference.differing]
     others = f", while those of {printable(', '.join(like), 300)} were" if like else ""
+    what = f"parameters that were equal on all ranks{where} at the start differ"
+    if evaluated:
+        what = f"all ranks{where} evaluate a model, and its running statistics differ"
     message = (
-        f"parameters that were equal on all ranks{where} at the start differ {_after(first.step)}"
+        f"{what} {_after(first.step)}"
         f"{at_site(first.site)}: {printable(', '.join(own), 300)}; {cause}{others}: "
         "if each rank is meant to have its own, nothing is wrong"
     )

@@ -21,18 +21,15 @@ from typing import NamedTuple
 
 from ...record.layout import RING
 from ...record.snapshot import Call, Snapshot, Timing
-from ...record.wording import at_site, by_device, call_text
+from ...record.wording import by_device, call_text
 from ..facts.blocking import Model, on_device
 from ..facts.channels import Channels
 from ..facts.evidence import of_call
 from ..facts.world import World, exit_status
-from ..findings import CallIs, Finding, Step, group_evidence
+from ..findings import CallIs, Finding, group_evidence
 from ..limits import Limits
 
-LUCK = (
-    "needs luck: it ended well only where messages are buffered, as larger ones, or those of "
-    "another backend, may not be; else"
-)
+LUCK = "needs luck: it ended well only because small messages were buffered; else"
 _PASSED, _NEVER = -1, sys.maxsize
 """Places of calls that are no longer on record, and of those that a rank has never made."""
 _Rows = Mapping[int, Sequence[Timing]]
@@ -126,17 +123,14 @@ def _findings(world: World, rows: _Rows, stuck: Mapping[int, _Stuck]) -> Iterato
     def finding(
         kind: str, headline: str, waiting: Sequence[int], culprits: Sequence[int]
     ) -> Finding:
-        steps = []
-        for number in waiting:
-            call, target = calls[number], stuck[number].peer
-            what = f"in {call_text(call)}"
-            detail = f"rank {number} {what}{at_site(call.site)} waits for rank {target}"
-            steps.append(Step(number, what, target, detail))
-        shown = [f"rank {one.rank} {one.doing} waits for rank {one.waits_for}" for one in steps[:6]]
+        lines = [
+            f"rank {one} in {call_text(calls[one])} waits for rank {stuck[one].peer}"
+            for one in waiting
+        ]
         group = rows[waiting[0]][stuck[waiting[0]].at].group
         return Finding(
             kind=kind,
-            message=f"{LUCK} {headline}: {'; '.join(shown)}",
+            message=f"{LUCK} {headline}: {'; '.join(lines[:6])}",
             culprits=tuple(culprits),
             victims=tuple(one for one in waiting if one not in culprits),
             severity="warning",
@@ -146,16 +140,15 @@ def _findings(world: World, rows: _Rows, stuck: Mapping[int, _Stuck]) -> Iterato
                 one: of_call("called", calls[one], calls[one].site, CallIs.OBJECT)
                 for one in waiting
             },
-            details=[one.detail for one in steps],
+            details=lines,
             headline=f"{LUCK} {headline}",
-            cycle=tuple(steps) if kind == "deadlock" else (),
             observable_ns=max(rows[one][stuck[one].at].completed_ns for one in waiting),
         )
 
     own = {number: call_of(number, one.at) for number, one in stuck.items()}
     calls = {number: call for number, call in own.items() if call is not None}
     seen: set[int] = set()
-    for number, one in stuck.items():
+    for number, one in sorted(stuck.items()):
         if one.place == _NEVER and number in calls:
             headline = f"rank {one.peer} never receives what rank {number} sends"
             yield finding("unmatched_p2p", headline, [number], [one.peer])

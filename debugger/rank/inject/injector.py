@@ -33,6 +33,7 @@ from ..log import user_log
 from ..log.rank_log import report_own_fault
 from ..record import call_site, describe
 from ..record.recorder import Recorder
+from ..torch_private.groups import default_store
 from ..torch_private.training import cannot_look, on_optimizer_steps
 from . import data, links, process
 from .arguments import change
@@ -112,6 +113,11 @@ class Injector:
         own = tuple(one for one in faults.faults if one.action not in links.ACTIONS)
         with self._lock:
             self._plan = replace(faults, faults=own)
+            self._awaited = {
+                (one.arguments["until"], one.arguments["call"])
+                for one in own
+                if one.action == "hold"
+            }
             self._armed = None
 
     # -- whose faults --------------------------------------------------------------------------
@@ -173,6 +179,9 @@ class Injector:
                     call.group.issued += 1
                 made = self._counts.add(call.op, seq, call.group.names, self._elapsed_s())
                 armed = [one for one in self._faults() if one.at_call(made)]
+                arrived = (self._recorder.writer.rank, made.number)
+            if arrived in self._awaited:
+                default_store().set(process.arrival(*arrived), b"")
         except Exception as error:
             self._fail(error)
             return None

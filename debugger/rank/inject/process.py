@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...faults.actions import exception_of
 from ...record.layout import Phase
@@ -30,6 +31,7 @@ from ...record.limits import POLL_EVERY_S
 from ...record.notes import ExitNote
 from ...system import proc
 from ...system.memory import address_space_bytes, cgroup_folders
+from ..torch_private.groups import default_store
 from .call import CannotHappen, Context, InjectedGroup, at_users_line
 
 _MUTEX_BYTES = 128
@@ -79,6 +81,30 @@ def delay(context: Context) -> None:
     sleep = partial(_sleep, context.recorder.waits.check)
     context.announce()
     at_users_line(context.frame, "sleep(seconds)", {"sleep": sleep, "seconds": seconds})
+
+
+def hold(context: Context) -> None:
+    """The thread waits until another rank has said, in the store, that it comes to its call."""
+    store = default_store()
+    if store is None:
+        raise CannotHappen("there is no store yet through which ranks could wait for each other")
+    key = arrival(context.arguments["until"], context.arguments["call"])
+    context.announce()
+    names = {"wait": partial(_wait_for, store, key, context.recorder.waits.check)}
+    at_users_line(context.frame, "wait()", names)
+
+
+def arrival(rank: int, call: int) -> str:
+    """Returns the key that the rank sets as it comes to this call, if others are held until
+    then."""
+    return f"distdebug/hold/{rank}/{call}"
+
+
+def _wait_for(store: Any, key: str, check: Callable[[], None]) -> None:
+    """`check` raises when it must end."""
+    while not store.check([key]):
+        time.sleep(POLL_EVERY_S)
+        check()
 
 
 def hang(context: Context) -> None:
@@ -291,6 +317,7 @@ ACTS: dict[str, Callable[[Context], None]] = {
     "exit": leave,
     "raise": throw,
     "delay": delay,
+    "hold": hold,
     "hang": hang,
     "oom": run_out_of_memory,
     "fork": fork,

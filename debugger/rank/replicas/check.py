@@ -17,6 +17,7 @@ it has been on its own, and the diagnosis, which sees all ranks, tells the one f
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import time
@@ -33,7 +34,16 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.notes import ReplicasNote
-from ...record.replicas import ALONE, APART, BUSY, NO_SYNC, ReplicaWriter, file_name
+from ...record.replicas import (
+    ALONE,
+    APART,
+    BUFFER,
+    BUSY,
+    EVALUATED,
+    NO_SYNC,
+    ReplicaWriter,
+    file_name,
+)
 from ...record.signature import hash64
 from ...record.snapshot import Column
 from ..checks import pipeline
@@ -172,6 +182,8 @@ class ReplicaCheck:
         self._axes: weakref.WeakKeyDictionary[GroupRecord, str] = weakref.WeakKeyDictionary()
         """What the program calls the dimension of a mesh along which a group's ranks are: torch
         describes only those groups so that it has made for one."""
+        self._evaluating: dict[int, Callable[[], None]] = {}
+        """By model, what ends waiting for its first forward of an evaluation."""
 
     def observe(self) -> None:
         """The check is asked for: from now on the steps of all optimisers are looked at."""
@@ -181,6 +193,7 @@ class ReplicaCheck:
         training.on_statistics(self.forward)
         training.on_models_averaged(self.averaged)
         training.on_mesh(self.meshed)
+        training.on_modes(self.switched)
         training.on_optimizer_steps(self.before_step, self.after_step)
 
     def look_meanwhile(self) -> Callable[[], None]:
@@ -256,6 +269,49 @@ class ReplicaCheck:
                 group: Any = mesh.get_group(dim)
                 if isinstance(group, CheckedGroup):
                     self._axes.setdefault(group._record, str(name))
+
+    def switched(self, module: torch.nn.Module, mode: bool) -> None:
+        """A module was told to train, or to evaluate. DDP brings running statistics together in
+        its own forward alone, so what is compared is what the module inside of it begins with."""
+        for number, known in enumerate(self._models):
+            model = known.reference()
+            if model is None or module not in (model, model.module):
+                continue
+            end = self._evaluating.pop(number, None)
+            if end is not None:
+                end()
+            if not mode and not self._off and training.running_statistics(model.module):
+                hear = functools.partial(self._evaluates, number, model.module)
+                self._evaluating[number] = training.on_forwards(hear)
+
+    def _evaluates(self, number: int, inner: torch.nn.Module, module: torch.nn.Module) -> None:
+        if module is not inner or torch.compiler.is_compiling() or training.capturing():
+            return
+        self._evaluating.pop(number, lambda: None)()
+        model = self._models[number].reference()
+        group: Any = getattr(model, "process_group", None)
+        if self._off or os.getpid() != self._pid or not isinstance(group, CheckedGroup):
+            return
+        try:
+            site = self._recorder.safe_site(sys._getframe(1))
+            named = training.running_statistics(inner)
+            traits = [()] * len(named)
+            declared = Declared(number, group._record, named, use=EVALUATED, traits=traits)
+            made = self._replica(None, declared, parameters_alone=True)
+            steps = [one.last[1] for one in self._replicas if one.model == number]
+            if made is not None:
+                issued, turn = group._record.slot.issued, 0
+                if issued == made.last[0][0]:
+                    turn = made.last[0][1] + 1
+                made.last = ((issued, turn), 0, site)
+                tensors = [one for _, one in named]
+                reading = quantities.ReplicaReading(None, tensors, None, stepped=False)
+                values, samples = reading.values(len(named)), reading.samples(made.samples)
+                step, now = max(steps, default=0), time.monotonic_ns()
+                made.writer.append((issued, turn), step, site, now, values, samples)
+        except Exception as error:
+            self._off = True
+            report_own_fault("the check of replicas", error)
 
     def averaged(self) -> None:
         """The program averages its models from time to time: in between they may well differ."""
@@ -507,15 +563,17 @@ class ReplicaCheck:
                 summed = made
 
     def _replica(
-        self, optimizer: Optimizer, declared: Declared, parameters_alone: bool = False
+        self, optimizer: Optimizer | None, declared: Declared, parameters_alone: bool = False
     ) -> Replica | None:
         number, group, named = declared.model, declared.group, declared.named
         layout = tuple((name, str(one.dtype), tuple(one.shape)) for name, one in named)
-        key = (group.name, group.incarnation, number, hash64(layout))
+        key = (group.name, group.incarnation, number, declared.use, hash64(layout))
         tensors = [one for _, one in named]
         alive = [one for one in self._replicas if all(known() is not None for known in one.tensors)]
         self._replicas = alive
         columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
+        if declared.use == EVALUATED:
+            columns = [Column(BUFFER, name[:200]) for name, _ in named]
         local = [quantities.local(one) for one in tensors] if declared.use else []
         samples = quantities.samples(
             [one for one in local if one is not None] or tensors, declared.axis
@@ -533,7 +591,7 @@ class ReplicaCheck:
                 rank_log.write("the check of replicas leaves out further models", "warning")
             self._full = True
             return None  # a program that makes its models anew all the time
-        text = f"{number}.{namesake}.{key[-1]:016x}"
+        text = f"{number}.{namesake}{declared.use}.{key[-1]:016x}"
         group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
         axis = axis or self._axes.get(group) or ("dp" if number >= 0 else "")

@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from ...record.replicas import (
     CONSTANT,
     ELSEWHERE,
+    EXCHANGING,
     FROZEN,
     MATRIX,
     PASSING,
@@ -151,7 +152,7 @@ def _by_table(
         if group in taken or len(group.ranks) < 2:
             continue
         if gradients.moves_activations(group, [*every, *beside]):
-            use = PASSING
+            use = EXCHANGING if group in gradients.exchanging else PASSING
         elif any(gradients.held(group, every)):
             use = SUMMING
         elif gradients.peers.isdisjoint({*group.ranks} - {group.ranks[group.group_rank]}):

@@ -88,12 +88,13 @@ def local(tensor: Any) -> Tensor | None:
     return tensor if _is_readable(tensor) and tensor.numel() else None
 
 
-def columns(optimizer: Optimizer, names: Sequence[str]) -> list[Column]:
+def columns(optimizer: Optimizer | None, names: Sequence[str]) -> list[Column]:
     """Returns the columns of `ReplicaReading.values` for a replica of parameters with these names,
     in order."""
     found = [Column(quantity, name) for quantity in _BY_PARAMETER for name in names]
-    found.append(Column(HYPERPARAMETER, OPTIMIZER_CLASS))
-    found += [Column(HYPERPARAMETER, name) for name, _ in hyperparameters(optimizer)]
+    if optimizer is not None:
+        found.append(Column(HYPERPARAMETER, OPTIMIZER_CLASS))
+        found += [Column(HYPERPARAMETER, name) for name, _ in hyperparameters(optimizer)]
     return found
 
 
@@ -113,7 +114,7 @@ class ReplicaReading:
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Optimizer | None,
         parameters: Sequence[Tensor],
         axis: Axis | None,
         stepped: bool,
@@ -123,7 +124,7 @@ class ReplicaReading:
         self._tensors += [_parts([one.grad] if stepped else [], axis) for one in parameters]
         self._numbers: list[list[float]] = [[] for _ in self._tensors]
         for parameter in parameters:
-            state = _state(optimizer, parameter) if stepped else []
+            state = _state(optimizer, parameter) if stepped and optimizer is not None else []
             self._tensors.append(_parts([one for one in state if isinstance(one, Tensor)], axis))
             self._numbers.append([float(one) for one in state if not isinstance(one, Tensor)])
 
@@ -137,9 +138,10 @@ class ReplicaReading:
             for part in (*itertools.islice(found_digests, len(tensors)), *map(bits_of, numbers)):
                 total = (total * ODD + part) & MASK
             found.append(total)
-        kind = type(self._optimizer)
-        found.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
-        found += [bits_of(value) for _, value in hyperparameters(self._optimizer)]
+        if self._optimizer is not None:
+            kind = type(self._optimizer)
+            found.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
+            found += [bits_of(value) for _, value in hyperparameters(self._optimizer)]
         # A scheduler may have added a hyper-parameter since: the first ones are what they were.
         return (found + [_ABSENT] * count)[:count]
 

@@ -37,6 +37,7 @@ METHODS = methods_of(Pattern.ALL_REDUCE)
 GIVEN_BY_ONE = "broadcast"
 """The call by which a root hands to all what it has summed up."""
 SCATTERED = methods_of(Pattern.REDUCE_SCATTER)
+EXCHANGES = methods_of(Pattern.ALL_TO_ALL)
 TO_ONE = methods_of(Pattern.REDUCE, Pattern.GATHER)
 """The calls by which a root is given what it sums up. Before the first of these a broadcast makes
 weights equal, and the gradient of a bias may be just the next layer's weights."""
@@ -72,6 +73,8 @@ class ReducedGradients:
         """The tensors that each group of this process has carried, but for small ones."""
         self._moved: weakref.WeakKeyDictionary[GroupRecord, int] = weakref.WeakKeyDictionary()
         """The larger tensors that each group has neither summed up nor broadcast."""
+        self.exchanging: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
+        """The groups that make all-to-alls."""
         self._messages = 0
         self.peers: set[int | None] = set()
         """The ranks with which this one has exchanged messages."""
@@ -106,6 +109,8 @@ class ReducedGradients:
                 self._messages += 1
                 self.peers.add(signature.peer)
                 return None
+            if method in EXCHANGES:
+                self.exchanging.add(record)
             large = any(may_tell(one) for one in tensors_in(args[:2]))
             self.carried[record] += large
             if method in TO_ONE:

@@ -37,6 +37,14 @@ _OUTER = "_distdebug_outer"
 _own_world = type(getattr(c10d, "_world", None))
 
 
+def default_store() -> Any:
+    """The store in which the ranks of the default group have met; None without one."""
+    try:
+        return c10d._get_default_store()
+    except (AttributeError, ValueError, RuntimeError):
+        return None
+
+
 def has_threads_for_ranks() -> bool:
     """Whether torch's world is one a thread, as torch's own tests have it: no process is a rank."""
     return type(getattr(c10d, "_world", None)) is not _own_world

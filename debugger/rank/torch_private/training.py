@@ -342,6 +342,41 @@ def on_mesh(note: Callable[[Any], None]) -> None:
     when_imported("torch.distributed.device_mesh", watch)
 
 
+STATISTICS_OF_NORMS = WatchedPart(
+    "running_statistics",
+    "running statistics that differ at evaluation are not noticed",
+    Private("torch.nn.modules.batchnorm", "_NormBase"),
+)
+
+
+@STATISTICS_OF_NORMS
+def on_modes(note: Callable[[Any, bool], None]) -> None:
+    """`note(module, mode)` hears of every `train()` and `eval()` of each module."""
+
+    after(torch.nn.Module, "train", lambda _, module, mode=True: note(module, mode))
+
+
+def running_statistics(model: Any) -> list[tuple[str, Any]]:
+    """Returns the means and variances of batches that its norms keep, by their qualified names."""
+    norms = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.modules.batchnorm._NormBase)
+    ]
+    return [
+        (f"{name}.{of_norm}".removeprefix("."), buffer)
+        for name, norm in norms
+        for of_norm, buffer in norm.named_buffers(recurse=False)
+        if buffer.is_floating_point()
+    ]
+
+
+def on_forwards(note: Callable[[Any], None]) -> Callable[[], None]:
+    """`note(module)` comes before the forward of every module. Returns what takes that back."""
+    hook = torch.nn.modules.module.register_module_forward_pre_hook
+    return hook(lambda module, _: note(module)).remove
+
+
 def in_function(frame: FrameType | None, depth: int = 12) -> bool:
     """Whether one of these frames is the forward of an autograd function of the program's, which
     has its context as first argument."""

@@ -29,7 +29,7 @@ FLOAT = ("float32", (8,))
 
 
 def aim_at(kind: str, *, parted: bool = False) -> Aim:
-    return Aim(kind_of(kind), frozenset(), "", parted, 1 << 63)
+    return Aim(kind_of(kind), frozenset(), parted=parted)
 
 
 def reduced(made: Programs, kind: str, culprits: Sequence[int], *, parted: bool = False) -> Reduced:
@@ -169,7 +169,7 @@ CASES: dict[str, tuple[str, Sequence[int], Callable[[Programs], None], int, int]
     ),
     "root": ("root_mismatch", [5], in_world(broadcast(8, root=3), broadcast(8)), 3, 3),
     "splits": ("split_mismatch", [0, 5], splits, 2, 2),
-    "groups": ("group_mismatch", [5], other_groups, 3, 0),
+    "groups": ("group_mismatch", [5], other_groups, 2, 0),
     "missing": ("missing_rank", [5], late, 2, 1),
     "early exit": ("early_exit", [5], left_early, 2, 1),
     "died": ("rank_died", [5], died, 2, 1),

@@ -85,6 +85,7 @@ ACTIONS_READ: list[tuple[str, str, tuple[int, ...], dict[str, Any]]] = [
     ("partition({0}|{2}|{3})", "partition", (0, 2, 3), {"sides": [[0], [2], [3]]}),
     ("delay(rank=3, 200ms)", "delay", (3,), {"delay_s": 0.2}),
     ("delay(rank=3, delay=1.5s)", "delay", (3,), {"delay_s": 1.5}),
+    ("hold(rank=3, until=0, call=2) @ call 1", "hold", (3,), {"until": 0, "call": 2}),
 ]
 
 
@@ -170,7 +171,7 @@ WRONG = [
     # The spec, with the wrong words in the caret's place; the sentence; what is possible.
     ("", "", "the fault is empty", ""),
     ("kil(rank=1)", "kil", "there is no action kil; did you mean kill?", "actions: kill, exit"),
-    ("boom", "boom", "there is no action boom", "drop-store, delay, skip"),
+    ("boom", "boom", "there is no action boom", "drop-store, delay, hold, skip"),
     ("5(rank=1)", "5", "begins with its action", "actions:"),
     ("kill", "kill", "whom? kill needs a rank", "write kill(rank=N, signal=KILL|"),
     ("kill()", ")", "whom?", "write kill("),

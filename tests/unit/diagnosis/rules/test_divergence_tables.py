@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from distdebug.record.replicas import (
+    BUFFER,
     CONSTANT,
     ELSEWHERE,
+    EVALUATED,
+    EXCHANGING,
     FROZEN,
     MATRIX,
     PARAMETER,
@@ -235,3 +238,29 @@ def test_a_parameter_that_one_rank_has_beside_the_others() -> None:
         run[rank].steps(1, [rank, 7][: len(names)], key=f"0.0.{rank}", columns=columns)
     (found,) = findings(run)
     assert found.data["name"] == "w"
+
+
+def test_an_experts_norm_begins_as_all_do() -> None:
+    """The group exchanges tokens: a router is no expert's, for its elements are not all one."""
+    assert not findings(table(MIXED, {NORM: (7, 8)}, use=EXCHANGING))
+    assert named(table(MIXED, {ROUTER: (7, 8)}, use=EXCHANGING)) == [("warning", 1, [ROUTER])]
+
+
+def evaluated(*by_rank: int) -> Run:
+    """A model of which these ranks have evaluated this running mean."""
+    run = Run(3)
+    for rank, value in enumerate(by_rank):
+        columns = [Column(BUFFER, "norm.running_mean")]
+        run[rank].steps(8, [value], key="0.0evaluated.abc", columns=columns)
+        run[rank].replicas[0].use = EVALUATED
+    run.finished = True
+    return run
+
+
+def test_running_statistics_at_an_evaluation() -> None:
+    (found,) = findings(evaluated(1, 2, 3))
+    assert (found.severity, found.culprits) == ("warning", (0, 1, 2))
+    assert (found.data["quantity"], found.data["name"]) == ("buffer", "norm.running_mean")
+    assert found.message.startswith("all ranks")
+    assert not findings(evaluated(1, 1, 1))
+    assert not findings(evaluated(1, 2)), "one of the ranks evaluates nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 import time
@@ -190,6 +191,37 @@ def test_no_message_passes_one_that_waits_for_room(mailboxes: Mailboxes) -> None
         assert other.post_receive(0, 2, into(BUFFERED_BYTES), soon()).wait(20)
         assert large.wait(20)
         assert small.wait(20)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_which_sends_are_over_is_told_by_a_model(mailboxes: Mailboxes, seed: int) -> None:
+    """Of what is not received, in its order and whatever the tags: the first `BUFFERED_BYTES`."""
+    chance = random.Random(seed)
+    sizes = (0, 1, 100, 3000, BUFFERED_BYTES - 1, BUFFERED_BYTES, BUFFERED_BYTES + 1)
+    sent: list[tuple[int, int, Posting]] = []
+    with mailboxes(2) as (one, other):
+        for _ in range(60):
+            if chance.random() < 0.6 or not sent:
+                tag, size = chance.randrange(3), chance.choice(sizes)
+                data = memoryview(bytes([chance.randrange(256)]) * size)
+                sent.append((tag, size, one.post_send(1, tag, data, soon())))
+            else:
+                wanted = chance.choice(sent)[0]
+                message = next(row for row in sent if row[0] == wanted)
+                sent.remove(message)
+                assert other.post_receive(0, wanted, into(message[1]), soon()).wait(20)
+                assert message[2].wait(20)
+            held = 0
+            for _, size, posting in sent:
+                if size <= BUFFERED_BYTES:
+                    held += max(size, 1)
+                if size <= BUFFERED_BYTES and held <= BUFFERED_BYTES:
+                    assert posting.wait(20)
+                else:
+                    assert not posting.done
+        for tag, size, posting in sent:
+            assert other.post_receive(0, tag, into(size), soon()).wait(20)
+            assert posting.wait(20)
 
 
 def test_what_is_buffered_arrives_after_its_sender_has_left(mailboxes: Mailboxes) -> None:

@@ -710,3 +710,27 @@ def test_the_first_average_after_many_steps_alone(bench: Bench) -> None:
     (rows,) = bench.rows()
     assert [row.busy for row in rows[-2:]] == [False, True]
     assert len(rows) == check.MOST_APART + 2
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.LayerNorm(4)])
+def test_running_statistics_when_a_model_is_evaluated(bench: Bench, norm: nn.Module) -> None:
+    """At the first forward of each evaluation; whatever is evaluated beside it."""
+    model = bench.model(nn.Sequential(nn.Linear(4, 4), norm))
+    inner, other = model.module, nn.Linear(4, 4)
+    for module, mode in ((inner, False), (other, False), (inner[0], False)):
+        module.train(mode)
+        bench.check.switched(module, mode)
+    for _ in range(2):
+        other(torch.ones(2, 4))
+        inner(torch.ones(2, 4))
+    bench.check.switched(inner, False)
+    inner(torch.ones(2, 4))
+    bench.check.switched(inner, False)
+    bench.check.switched(inner, True)
+    inner(torch.ones(2, 4))
+    assert not nn.modules.module._global_forward_pre_hooks
+    readers = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    expected = ["1.running_mean", "1.running_var"] if isinstance(norm, nn.BatchNorm1d) else []
+    assert [column.name for one in readers for column in one.columns] == expected
+    moments = [row.moment for one in readers for row in one.digests()]
+    assert moments == ([(5, 0), (5, 1)] if expected else [])

@@ -1,0 +1,299 @@
+"""The orders of made-up programs, compared with all interleavings of their events."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+
+from distdebug.diagnosis.facts.blocking import Model
+from distdebug.plan.orders import OrderCount, explore
+from distdebug.plan.program import CutOff, Program
+from distdebug.plan.schedules import look_for_orders
+from tests.support.programs import Programs
+from tests.unit.diagnosis.builder import all_reduce, recv, send
+
+ANY = -1
+Action = tuple[str, int, int]
+"""op ("send", "recv", "isend", "irecv", "wait", "meet"), peer (of "wait": the call), tag."""
+Matching = frozenset[tuple[int, int, int, int]]
+"""Receiver and its call, sender and its call."""
+
+
+def orders_of(rows: Sequence[Sequence[Action]], model: Model | None = None) -> OrderCount:
+    return explore(programs(rows).programs(), model or Model(), math.inf)
+
+
+def programs(rows: Sequence[Sequence[Action]]) -> Programs:
+    made = Programs(len(rows))
+    for rank, row in enumerate(rows):
+        for op, peer, tag in row:
+            if op == "wait":
+                made[rank].waits(peer)
+            elif op == "meet":
+                made[rank].makes(all_reduce(8))
+            else:
+                signature = send(peer, 4, tag=tag) if "send" in op else recv(peer, 4, tag=tag)
+                made[rank].makes(signature, is_async=op.startswith("i"))
+    made.end()
+    return made
+
+
+@dataclass(frozen=True)
+class State:
+    """`at`: of each rank; `open`: calls that wait for their other side, as rank, number, in the
+    order in which they came; `met`: pairs of calls; `blocked`: the call that each waits for;
+    `sent`: what has not arrived."""
+
+    at: tuple[int, ...]
+    calls: tuple[int, ...]
+    open: tuple[tuple[int, int, Action], ...]
+    met: Matching
+    blocked: tuple[int | None, ...]
+    sent: tuple[tuple[int, int, Action], ...] = ()
+
+
+def every_ending(rows: Sequence[Sequence[Action]]) -> dict[Matching, bool]:
+    """Whether all ranks end, for each set of pairs that some interleaving of all events ends
+    with. Nothing is buffered."""
+    size = len(rows)
+    first = State((0,) * size, (0,) * size, (), frozenset(), (None,) * size)
+    seen = {first}
+    todo = [first]
+    found: dict[Matching, bool] = {}
+    while todo:
+        state = todo.pop()
+        following = list(_next(rows, state))
+        if not following:
+            ends = all(at == len(row) for at, row in zip(state.at, rows, strict=True))
+            found[state.met] = ends and not any(one is not None for one in state.blocked)
+        for one in following:
+            if one not in seen:
+                seen.add(one)
+                todo.append(one)
+    return found
+
+
+def _next(rows: Sequence[Sequence[Action]], state: State) -> Iterator[State]:
+    done = {row[:2] for row in state.met} | {row[2:] for row in state.met}
+    heads = []
+    for rank, row in enumerate(rows):
+        blocked = state.blocked[rank]
+        if blocked is not None and (rank, blocked) not in done:
+            continue
+        if state.at[rank] == len(row):
+            if blocked is not None:
+                yield _moved(state, rank, blocks=None, at=0, calls=0)
+            continue
+        op, peer, tag = row[state.at[rank]]
+        heads.append(op)
+        number = state.calls[rank]
+        if op == "wait":
+            yield _moved(state, rank, blocks=peer, at=1, calls=0)
+        elif op != "meet":
+            moved = _moved(state, rank, blocks=None if op[0] == "i" else number, at=1, calls=1)
+            own = (rank, number, (op, peer, tag))
+            if "send" in op:
+                yield replace(moved, sent=(*moved.sent, own))
+            else:
+                yield from _met(moved, own)
+    for at, own in enumerate(state.sent):
+        if not any(one[0] == own[0] and one[2][1:] == own[2][1:] for one in state.sent[:at]):
+            left = (*state.sent[:at], *state.sent[at + 1 :])
+            yield from _met(replace(state, sent=left), own)
+    if heads == ["meet"] * len(rows):
+        after = tuple(at + 1 for at in state.at)
+        calls = tuple(number + 1 for number in state.calls)
+        yield replace(state, at=after, calls=calls, blocked=(None,) * len(rows))
+
+
+def _met(state: State, own: tuple[int, int, Action]) -> Iterator[State]:
+    """The call comes: with whom it may meet."""
+    others = [one for one in state.open if _fits(own, one)]
+    if "send" in own[2][0]:  # the receive that was posted first
+        others = others[:1]
+        if any(one[0] == own[0] and _same_channel(one[2], own[2]) for one in state.open):
+            others = []
+    firsts = {one[0]: one for one in reversed(others)}  # the first message of each source
+    for other in firsts.values():
+        pair = (*own[:2], *other[:2]) if "recv" in own[2][0] else (*other[:2], *own[:2])
+        left = tuple(one for one in state.open if one is not other)
+        yield replace(state, open=left, met=state.met | {pair})
+    if not others:
+        yield replace(state, open=(*state.open, own))
+
+
+def _moved(state: State, rank: int, blocks: int | None, at: int, calls: int) -> State:
+    def put(row, value):  # type: ignore[no-untyped-def]
+        return (*row[:rank], value, *row[rank + 1 :])
+
+    return replace(
+        state,
+        at=put(state.at, state.at[rank] + at),
+        calls=put(state.calls, state.calls[rank] + calls),
+        blocked=put(state.blocked, blocks),
+    )
+
+
+def _same_channel(one: Action, other: Action) -> bool:
+    return "send" in one[0] and "send" in other[0] and one[1:] == other[1:]
+
+
+def _fits(one: tuple[int, int, Action], other: tuple[int, int, Action]) -> bool:
+    if "recv" in one[2][0]:
+        one, other = other, one
+    (sender, _, (sends, to, tag)), (receiver, _, (receives, source, its)) = one, other
+    return (
+        "send" in sends
+        and "recv" in receives
+        and (to, tag) == (receiver, its)
+        and source in (ANY, sender)
+    )
+
+
+def drawn(chance: random.Random) -> list[list[Action]]:
+    """Programs whose messages fit in number: what is stuck is so by the order."""
+    size = chance.choice([3, 3, 4])
+    rows: list[list[Action]] = [[] for _ in range(size)]
+    for _ in range(chance.randint(1, 2)):
+        for _ in range(chance.randint(1, 4)):
+            source, to = (
+                chance.sample(range(size), 2)
+                if chance.random() < 0.4
+                else (chance.randint(1, size - 1), 0)
+            )
+            tag = chance.choice([0, 0, 0, 1])
+            rows[source].append(("send", to, tag))
+            rows[to].append(("recv", ANY if chance.random() < 0.6 else source, tag))
+        if chance.random() < 0.4:
+            for row in rows:
+                row.append(("meet", 0, 0))
+    return [_with_waits(row, chance) for row in rows]
+
+
+def _with_waits(row: list[Action], chance: random.Random) -> list[Action]:
+    found: list[Action] = []
+    late: list[int] = []
+    for calls, (op, peer, tag) in enumerate(row):
+        if op != "meet" and chance.random() < 0.2:
+            found.append((f"i{op}", peer, tag))
+            late.append(calls)
+        else:
+            found.append((op, peer, tag))
+        if late and chance.random() < 0.5:
+            found.append(("wait", late.pop(0), 0))
+    return found + [("wait", number, 0) for number in late]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_found_is_what_all_interleavings_come_to(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(25):
+        rows = drawn(chance)
+        expected = every_ending(rows)
+        found = orders_of(rows)
+        stuck = sum(not well for well in expected.values())
+        assert bool(found.stuck) == bool(stuck), rows
+        if found.exact:
+            assert (found.total, found.stuck) == (len(expected), stuck), rows
+        else:
+            assert found.total <= len(expected), rows
+            assert found.stuck <= stuck, rows
+
+
+def test_independent_groups_and_phases_of_64_ranks_do_not_multiply() -> None:
+    meet = ("meet", 0, 0)
+    farms = [
+        [("recv", ANY, 0)] * 3 + [meet] if rank % 4 == 0 else [("send", rank // 4 * 4, 0), meet]
+        for rank in range(64)
+    ]
+    found = orders_of(farms)
+    assert (found.total, found.stuck, found.exact) == (math.factorial(3) ** 16, 0, True)
+    phases: list[list[Action]] = [([("recv", ANY, 0)] * 63 + [meet]) * 2]
+    phases += [[("send", 0, 0), meet] * 2 for _ in range(63)]
+    found = orders_of(phases)
+    assert (found.total, found.stuck, found.exact) == (math.factorial(63) ** 2, 0, True)
+
+
+def test_opposite_sends_are_stuck_unless_they_are_buffered() -> None:
+    rows: list[list[Action]] = [[("send", 1, 0), ("recv", 1, 0)], [("send", 0, 0), ("recv", 0, 0)]]
+    found = orders_of(rows, Model(buffered_bytes=64))
+    assert (found.total, found.stuck, found.exact) == (2, 1, True)
+    assert orders_of(rows).stuck == orders_of(rows).total == 1
+
+
+STOLEN: list[list[Action]] = [
+    [("recv", ANY, 0), ("recv", 1, 0), ("meet", 0, 0)],
+    [("send", 0, 0), ("meet", 0, 0)],
+    [("send", 0, 0), ("meet", 0, 0)],
+]
+
+
+def planned_as(*sources: int) -> dict[int, Program]:
+    """STOLEN, as it is planned where its receive takes the message of the first of these."""
+    found = programs(STOLEN).programs()
+    return {**found, 0: replace(found[0], came_from={0: sources[0]})}
+
+
+def test_an_order_is_told_of_when_it_was_planned() -> None:
+    asked: list[Sequence[str]] = []
+
+    def plan_again(faults: Sequence[str]) -> dict[int, Program]:
+        asked.append(faults)
+        return planned_as(1)
+
+    found = look_for_orders(planned_as(2), Model(), plan_again, math.inf)
+    assert asked == [("hold(rank=2, until=0, call=1) @ call 0",)] == [found.faults]
+    assert found.judgement is not None
+    verdict = found.judgement.verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.culprits, verdict.proven) == ("deadlock", (0, 1), True)
+    assert verdict.message.startswith("in 1 of 2 orders: ")
+    assert any(line.endswith(f"--inject '{asked[0][0]}'") for line in verdict.details)
+
+
+def test_of_a_program_that_does_something_else_then_nothing_is_told() -> None:
+    """It receives from the other one, whoever was first."""
+    other = [list(row) for row in STOLEN]
+    other[0][1] = ("recv", 2, 0)
+
+    def plan_again(faults: Sequence[str]) -> dict[int, Program]:
+        if "hold(rank=1" in faults[0]:
+            return planned_as(2)
+        found = programs(other).programs()
+        return {**found, 0: replace(found[0], came_from={0: 1})}
+
+    found = look_for_orders(planned_as(2), Model(), plan_again, math.inf)
+    assert found.depends
+    assert found.judgement is None
+
+
+def test_what_was_planned_in_vain_is_planned_in_another_order() -> None:
+    """The plan met the order in which the second receive gets nothing."""
+    whole = planned_as(1)
+    cut = CutOff("it waits for a message that never comes", stuck=True)
+    short = {**whole, 0: replace(whole[0], events=(*whole[0].events[:2], cut))}
+    again = iter([planned_as(2), short])
+    found = look_for_orders(short, Model(), lambda _: next(again), math.inf)
+    assert (found.count.total, found.count.stuck, found.count.exact) == (2, 1, True)
+    assert found.judgement is not None
+    assert found.judgement.verdict is not None
+    assert found.judgement.verdict.kind == "deadlock"
+
+
+def test_a_receive_that_nobody_has_waited_for_cannot_have_changed_anything() -> None:
+    """A plan has it take its message later than a run may."""
+    rows: list[list[Action]] = [
+        [("irecv", ANY, 0), ("recv", 1, 0), ("wait", 0, 0), ("meet", 0, 0)],
+        *STOLEN[1:],
+    ]
+    made = programs(rows).programs()
+    made[0] = replace(made[0], came_from={0: 2})
+    found = look_for_orders(made, Model(), lambda _: made, math.inf)
+    assert found.faults == ("hold(rank=2, until=1, call=1) @ call 0",)
+    assert found.judgement is not None
+    assert found.judgement.verdict is not None
+    assert found.judgement.verdict.kind == "deadlock"
