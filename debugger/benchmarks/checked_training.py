@@ -34,7 +34,7 @@ from .overhead import make
 
 KINDS = ("DDP", "FSDP2", "TP")
 STEPS = 10
-WIDTH, HEAD, BLOCKS, TOKENS, BATCH, LENGTH = 256, 32, 2, 256, 8, 64
+WIDTH, HEAD, BLOCKS, TOKENS, BATCH, LENGTH = 128, 32, 2, 256, 8, 64
 MOST_ROUNDS = 40
 WAYS = {
     "stock": (False, 0, False),

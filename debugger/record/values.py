@@ -74,7 +74,7 @@ class Value:
         largest = max(abs(self.least), abs(self.most))
         if math.isinf(self.squares) and not self.nonfinite:
             return largest
-        return max(self.squares**0.5, largest)
+        return max(math.sqrt(self.squares), largest)
 
 
 class ValueWriter:
