@@ -33,7 +33,9 @@ __all__ = [
     "install",
     "log",
     "monitored_barrier",
+    "not_replicated",
     "precheck",
+    "replicated",
     "step",
 ]
 
@@ -76,6 +78,30 @@ def precheck() -> AbstractContextManager[None]:
     from .rank.api import precheck as begin
 
     return begin()
+
+
+def replicated(what: Any, group: Any = None) -> None:
+    """Say that a module's parameters, or a tensor, are the same on all ranks of a group.
+
+    `--check replicas` then compares them, as it does a DDP model, whatever the program does with
+    them: a difference is an error. `group` is a process group (default: the world). All ranks of
+    the group call it for the same parameters before the first optimizer step. In a program that
+    distdebug does not watch, it does nothing.
+    """
+    from .rank.api import say_replicated
+
+    say_replicated(what, group)
+
+
+def not_replicated(what: Any) -> None:
+    """Say that a module's parameters, or a tensor, are each rank's own.
+
+    `--check replicas` then leaves them out, on all groups. Call it before the first optimizer step.
+    In a program that distdebug does not watch, it does nothing.
+    """
+    from .rank.api import say_not_replicated
+
+    say_not_replicated(what)
 
 
 def breakpoint(  # noqa: A001 - as torch's

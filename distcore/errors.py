@@ -85,3 +85,15 @@ def unusable(name: str, ranks: Sequence[int], first: BaseException | None) -> Gr
     )
     error.__cause__ = first
     return error
+
+
+class BarrierFailed(DistBackendError, TimeoutError):
+    """A rank did not reach the barrier in time. The group can still be used. `missing`: the global
+    ranks that did not come; `reason`: the part of the message that is the same on all ranks."""
+
+    def __init__(self, message: str, missing: Sequence[int], reason: str) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.reason = reason
+        self.finding: object = None
+        """The finding that an observer made of it."""

@@ -69,9 +69,8 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     """A barrier that fails when a rank does not come in time, and names it.
 
     `timeout`: a timedelta, by default the group's. With `wait_all_ranks` all missing ranks are
-    named, otherwise the first. Raises
-    `distcore.groups.monitored_barrier.BarrierFailed`, after which the group can still be used;
-    TypeError for another timeout.
+    named, otherwise the first. Raises `distcore.errors.BarrierFailed`, after which the group can
+    still be used; TypeError for another timeout.
     """
     found = _ours(group)
     if found is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..record.limits import MOST_S
-from ..record.runs.artefact import SUFFIX
+from ..record.runs.run_directory import PACKED_SUFFIX
 
 if TYPE_CHECKING:
     from ..plan.traffic import Link
@@ -113,7 +113,7 @@ def add_ci(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help=(
             "with --ci: the name of the packed file; `tui`, `report`, `stacks` and `logs` open it "
-            f"(default: NAME{SUFFIX} in the current directory)"
+            f"(default: NAME{PACKED_SUFFIX} in the current directory)"
         ),
     )
 

@@ -54,6 +54,12 @@ class ReportCommand(Command):
             help="print calls and bytes by group, op and step instead (--json: as JSON)",
         )
         parser.add_argument(
+            "--replicas",
+            action="store_true",
+            help="print what was taken for a replica of what, how that is known, and what was left "
+            "alone, instead",
+        )
+        parser.add_argument(
             "--calls",
             type=flags.seed,
             metavar="SEQ",
@@ -102,6 +108,8 @@ class ReportCommand(Command):
             return self._show_traffic(args)
         if args.calls is not None:
             return self._show_calls(args)
+        if args.replicas:
+            return self._show_replicas(args)
         if args.run is not None and looks_like_dumps(path := Path(args.run)):
             from . import foreign_report
 
@@ -128,6 +136,19 @@ class ReportCommand(Command):
         else:
             print("\n".join(traffic.lines(found)))
         return 0
+
+    @staticmethod
+    def _show_replicas(args: argparse.Namespace) -> int:
+        from ..reports import replicas
+        from .base import newest_world
+        from .whole_job import opened_whole
+
+        with opened_whole(args.run) as directory:
+            ranks, faults = newest_world(directory)
+            print(*replicas.lines(ranks), sep="\n")
+        for fault in faults:
+            print(f"distdebug: {fault}", file=sys.stderr)
+        return EXIT_BAD_INPUT if faults else 0
 
     @staticmethod
     def _show_calls(args: argparse.Namespace) -> int:

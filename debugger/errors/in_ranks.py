@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch.distributed import DistBackendError, DistError, DistNetworkError, DistStoreError
 
-from distcore.groups.monitored_barrier import BarrierFailed
+from distcore.errors import BarrierFailed
 
 from ..record.kinds import Family, kind_of
 

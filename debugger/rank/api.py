@@ -78,6 +78,20 @@ def precheck() -> contextlib.AbstractContextManager[None]:
     return made.precheck.within()
 
 
+def say_replicated(what: Any, group: Any) -> None:
+    """See `distdebug.replicated`."""
+    made = layer.installed()
+    if made is not None:
+        made.replicas.say(what, dist.group.WORLD if group is None else group)
+
+
+def say_not_replicated(what: Any) -> None:
+    """See `distdebug.not_replicated`."""
+    made = layer.installed()
+    if made is not None:
+        made.replicas.say(what, None)
+
+
 def stops_on(rank: int, condition: bool | Callable[[], object] | None) -> bool:
     """See `distdebug.breakpoint`."""
     if not isinstance(rank, int):

@@ -18,10 +18,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle, islice
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .signature import CHAIN_STEP, MASK
-from .snapshot import LineLog, Place, Surprise
+
+if TYPE_CHECKING:  # a rank, which packs nothing, starts sooner without it
+    from .snapshot import LineLog, Place, Surprise
 
 MOST_PERIOD = 4096
 """A loop that makes more calls is a surprise or two in each round."""
@@ -115,7 +117,9 @@ class PackedLines:
 
 def pack(calls: Iterable[tuple[int, Place | None]]) -> PackedLines:
     """Returns the log of calls whose sequence numbers follow one another."""
-    predictor = Predictor[Place | None]()
+    from .snapshot import Surprise
+
+    predictor: Predictor[Place | None] = Predictor()
     found: list[Surprise] = []
     mark = kept = 0
     for seq, place in calls:

@@ -65,7 +65,7 @@ FROZEN, MATRIX, CONSTANT, ELSEWHERE = "frozen", "matrix", "constant", "elsewhere
 PLACED = "placed"
 """Traits of a column: it has no gradient; it has two dimensions or more; all its elements were the
 same at the start; another group has summed up its gradient, or holds the other shards of it; and:
-it is a DTensor, which says itself what it is."""
+it is a DTensor, which says itself what it is. Its dtype is one, too."""
 MARK = Struct("<Q")
 
 MOST_BYTES = 4 << 20

@@ -199,6 +199,13 @@ def hash64(key: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little")
 
 
+def place_key(sites: Iterable[tuple[str, int, str, str]]) -> int:
+    """Returns the number by which the place of a call is compared, which is the same on all hosts,
+    wherever the program lies there, and never 0. `sites`: file, line, function, and the line of a
+    package that it led to, of the user's line and those that led to it, innermost first."""
+    return hash64([(*re.split(r"[/\\]", file)[-2:], *others) for file, *others in sites]) or 1
+
+
 def agreement_hash(signature: Signature) -> int:
     """Returns what a call adds to the chain of its group."""
     return hash64(agreement_key(signature))

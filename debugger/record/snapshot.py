@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from .layout import Activity, CallState, GroupState, Phase
 from .layout import CallSite as CallSite
 from .ops import POINT_TO_POINT
-from .signature import ANY_SOURCE, Signature, hash64
+from .signature import ANY_SOURCE, Signature, place_key
 
 GroupKey = tuple[str, int]
 """torch's group name, and how often this process had created that name before (0, 1, ...)."""
@@ -32,11 +32,8 @@ class Place:
     key: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        levels = [
-            (*re.split(r"[/\\]", site.file)[-2:], site.line, site.function, site.through)
-            for site in self.sites
-        ]
-        object.__setattr__(self, "key", hash64(levels) or 1)
+        sites = ((one.file, one.line, one.function, one.through) for one in self.sites)
+        object.__setattr__(self, "key", place_key(sites))
 
 
 @dataclass(frozen=True, slots=True)

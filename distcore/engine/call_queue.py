@@ -11,16 +11,31 @@ for them. And one that holds up others for `CALLBACK_S` may be waiting for those
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
+from _signal import getsignal  # type: ignore[import-not-found]
 from collections import deque
 from collections.abc import Callable, Iterable
 from threading import Lock
 
 from ..base.background_thread import BackgroundThread
-from ..limits import CALLBACK_S
+from ..limits import CALLBACK_S, MESSAGE_PAUSE_S
 
 Job = Callable[[], None]
+_NO_HANDLERS = frozenset((signal.SIG_DFL, signal.SIG_IGN, signal.default_int_handler, None))
+_HABIT = 8
+"""So many calls in a row that their callers ran are more than chance."""
+
+
+def _may_be_interrupted() -> bool:
+    """Whether a signal's handler of the program's may raise here: that ends a wait, and must not
+    end the call. (Ctrl-C ends the program.)"""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    # Not by `signal.getsignal`, which makes a member of an enumeration of each answer: 10 times as
+    # long.
+    return not _NO_HANDLERS.issuperset(map(getsignal, range(1, signal.NSIG)))
 
 
 class CallQueue:
@@ -34,8 +49,10 @@ class CallQueue:
         self._idle: Lock | None = None
         self._thread: BackgroundThread | None = None
         self._next: Job | None = None
-        self._work = Lock()  # released when `_next` is set
+        self._work = Lock()  # released when `_next` is set, unless the thread is about to look
         self._work.acquire()
+        self._is_woken = self._watches = self._is_taken = False
+        self._taken_in_a_row = 0
         self._stopped = False
 
     @property
@@ -94,19 +111,49 @@ class CallQueue:
             self._busy = True
         self._hand_over(job)
 
+    def run_here(self, job: Job) -> bool:
+        """Run a submitted job on this thread, if its turn has come and the group's thread has not
+        begun it: that saves who waits for it two switches. Returns whether it did."""
+        with self._guard:
+            if self._next is not job or _may_be_interrupted():
+                return False
+            self._next = None
+            self._is_taken = True
+            self._taken_in_a_row += 1
+        try:
+            job()
+        finally:
+            self.leave()
+        return True
+
     def _hand_over(self, job: Job) -> None:
-        self._next = job
         if self._thread is None:
             self._thread = BackgroundThread(self._run, f"distcore {self._name}")
             self._thread.start()
-        self._work.release()
+        with self._guard:
+            self._next = job
+            if not self._watches:
+                self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._work.release()
 
     def _run(self) -> None:
         while True:
-            self._work.acquire()
-            job, self._next = self._next, None
-            if job is None:
-                return
+            in_time = self._work.acquire(timeout=MESSAGE_PAUSE_S if self._watches else -1)
+            with self._guard:
+                self._is_woken &= not in_time
+                job, self._next = self._next, None
+                if job is None and self._stopped:
+                    return
+                if job is not None:
+                    self._taken_in_a_row = 0
+                # A program that waits for each call at once would wake this thread in vain, which
+                # costs as much as a small call: then it looks by itself while that goes on.
+                self._watches = self._is_taken and self._taken_in_a_row >= _HABIT
+                self._is_taken = False
             while job is not None:
                 job()
                 job = self._following()
@@ -140,8 +187,7 @@ class CallQueue:
             if self._busy or self._thread is None or self._stopped:
                 return
             self._stopped = True
-        self._next = None
-        self._work.release()
+            self._wake()
 
 
 _now = time.monotonic

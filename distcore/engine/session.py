@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -90,6 +91,7 @@ class Session:
                 failed = error
             work.finish(failed)
 
+        work.run_here = partial(self.queue.run_here, job)
         self.queue.submit(job)
         return work
 

@@ -145,6 +145,8 @@ class PendingWork(CallWork):
         self._lock = Lock()
         self._over = Lock()  # held until the call is over: waiting for it ends early on a signal
         self._over.acquire()
+        self.run_here: Callable[[], bool] | None = None
+        """Runs the call on this thread, if nobody has begun it: whether it did."""
         self._callbacks: list[Callable[[], None]] = []
         self._quick: list[Callable[[], None]] = []
 
@@ -157,6 +159,7 @@ class PendingWork(CallWork):
         with self._lock:
             self._error = error
             self._done = True
+            self.run_here = None  # it refers to this handle
             callbacks, self._callbacks = self._callbacks, []
             quick, self._quick = self._quick, []
         self._over.release()
@@ -181,9 +184,10 @@ class PendingWork(CallWork):
             if timeout > NO_TIMEOUT:
                 if not self._over.acquire(timeout=timeout.total_seconds()):
                     raise too_late(self.text, timeout)
-            else:
+                self._over.release()
+            elif (run_here := self.run_here) is None or not run_here():
                 self._over.acquire()
-            self._over.release()
+                self._over.release()
         self._end_record()
         if self._error is not None:
             raise again(self._error)

@@ -15,22 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.distributed import DistBackendError
-
 from ..base.deadline import Deadline, wait_for
+from ..errors import BarrierFailed
 from ..limits import ANSWER_S, FIRST_STORE_PAUSE_S
-
-
-class BarrierFailed(DistBackendError, TimeoutError):
-    """A rank did not reach the barrier in time. The group can still be used. `missing`: the global
-    ranks that did not come; `reason`: the part of the message that is the same on all ranks."""
-
-    def __init__(self, message: str, missing: Sequence[int], reason: str) -> None:
-        super().__init__(message)
-        self.missing = tuple(missing)
-        self.reason = reason
-        self.finding: object = None
-        """The finding that an observer made of it."""
 
 
 def monitored_barrier(

@@ -134,7 +134,7 @@ def _python() -> Iterator[str]:
     yield ""
     yield "A program below `distdebug run` or `exec` can use these functions; it does not have to."
     names = ("install", "precheck", "step", "log", "breakpoint", "inject", "monitored_barrier")
-    for name in names:
+    for name in (*names, "replicated", "not_replicated"):
         yield from _documented(f"distdebug.{name}", getattr(distdebug, name))
     yield from ("", "## Errors", "")
     yield "What a rank raises can be caught by these names (`except distdebug.MismatchError`)."

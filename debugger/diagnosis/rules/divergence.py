@@ -10,7 +10,7 @@ hyper-parameters, gradients and the optimiser's state, and makes the parameters.
 What only seems to be replicas, by what the program does with others like them, is a warning, where
 it was equal on all ranks of the group before their first step (`_were_equal`). So is what a
 table has (`_parted`): all parameters beside an optimiser's, on a group that the program uses. The
-first digests tell what may be a replica there (`_candidates`): what shards and experts are, which
+first digests tell what may be a replica there (`candidates`): what shards and experts are, which
 are apart by design, shows in that they began so, or in that all of them began alike.
 
 Ranks that all make steps on their own have no replicas (local SGD). Where others show that there
@@ -54,6 +54,8 @@ MOST_PARTIES = 4
 _MOST_CALLS = 256
 _SMALL = 8
 """Elements of a loss, or of a count."""
+_COARSER = {"bfloat16": 1 << 16, "float16": 1 << 13}
+"""The units in the last place of these dtypes, in those of float32."""
 PATIENCE = 8
 """After so many more moments at which they are apart, what may be replicas is no longer thought to
 be averaged now and then."""
@@ -256,13 +258,13 @@ def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
     if {row.step for row in moments[first].values()} != {0} or len(start) < len(table):
         return None
     one_of = next(iter(table.values()))
-    places = _candidates(world, table, start, moments[last])
+    places = candidates(world, table, start, moments[last])
     now = _values(table, last)
     apart = [place for place in places if len({row[place] for row in now.values()}) > 1]
     for moment in [one for one in sorted(moments) if one > first and apart]:
         values = _values(table, moment)
         differing = [place for place in apart if len({row[place] for row in values.values()}) > 1]
-        if all(_is_small(table, moment, one_of.columns[place]) for place in differing):
+        if all(_is_small(table, moment, place) for place in differing):
             continue
         since = sum(moment < one <= last for one in together)
         if world.snapshot.finished or since >= PATIENCE:
@@ -286,7 +288,7 @@ def _values(table: dict[int, Replicas], moment: Moment) -> dict[int, Sequence[in
     }
 
 
-def _candidates(
+def candidates(
     world: World,
     table: dict[int, Replicas],
     start: Mapping[int, Sequence[int]],
@@ -348,22 +350,25 @@ def _candidates(
     return found
 
 
-def _is_small(table: dict[int, Replicas], moment: Moment, column: Column) -> bool:
-    """Whether the elements on record differ, and no more than by rounding."""
+def _is_small(table: dict[int, Replicas], moment: Moment, place: int) -> bool:
+    """Whether the elements on record differ, and no more than by rounding in their dtype."""
+    one_of = next(iter(table.values()))
+    column = one_of.columns[place]
+    coarser = max(_COARSER.get(trait, 1) for trait in one_of.traits[place] | {""})
     largest = _largest_difference(list(table.values()), moment, column, {})
     difference = ReplicaDifference(column, {}, [column], 1, largest)
-    return largest is not None and _is_rounding(table, moment, difference)
+    return largest is not None and _is_rounding(table, moment, difference, coarser)
 
 
 def _is_rounding(
-    replicas: dict[int, Replicas], moment: Moment, difference: ReplicaDifference
+    replicas: dict[int, Replicas], moment: Moment, difference: ReplicaDifference, coarser: int = 1
 ) -> bool:
     """Whether it may come of the order of additions: what no call has made equal is computed by
     each rank, from the same where all have the whole activations."""
     column = difference.column
     samples = [one.samples(moment, column) for one in replicas.values()] if column else []
     most = max((abs(one) for row in samples for one in row if not isnan(one)), default=0.0)
-    return (difference.largest or 0.0) <= ROUNDING * most
+    return (difference.largest or 0.0) <= ROUNDING * coarser * most
 
 
 def _compared(rows: dict[int, Digest]) -> dict[int, Digest]:

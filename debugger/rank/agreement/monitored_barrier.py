@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distcore.groups.monitored_barrier import BarrierFailed, monitored_barrier
+from distcore.errors import BarrierFailed
+from distcore.groups.monitored_barrier import monitored_barrier
 
 from ...record.layout import Activity, Phase
 from ...record.reading.reader import FlightError, FlightReader

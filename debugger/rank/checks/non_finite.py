@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,9 +29,12 @@ from ..record.describe import METHODS, tensors_in
 from ..record.exception_text import text_of
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from ..torch_private.training import on_loss_scaling
-from .nan_origin import NanOrigin
+
+if TYPE_CHECKING:
+    from .nan_origin import NanOrigin
 
 NAN, OVERFLOW = NAMES = ("nan", "overflow")
+NAN_ORIGIN = "nan-origin"
 
 ADDS = SUMS | {"product"}
 """Reduce ops to which an Inf is as wrong as a NaN."""

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors.in_ranks import FindingRaised
 from ...record.signature import Signature
@@ -22,8 +22,10 @@ from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..record.recorder import GroupRecord, Known, Recorder
 from . import in_flight, memory_layout, non_finite
-from .nan_origin import NAN_ORIGIN, NanOrigin
-from .non_finite import After, Inspect
+from .non_finite import NAN_ORIGIN, After, Inspect
+
+if TYPE_CHECKING:
+    from .nan_origin import NanOrigin
 
 CHECKS = "DISTDEBUG_CHECK"
 """The names, with commas between."""
@@ -62,7 +64,7 @@ class Pipeline:
     _branches: LooksAt
     _values: LooksAt
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
-    _origin: NanOrigin = field(default_factory=NanOrigin)
+    _origin: NanOrigin | None = None
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
     _once: Callable[[], None] | None = None
     _all: bool = False
@@ -107,7 +109,11 @@ class Pipeline:
         if detail and record.holds:
             in_flight.prepare()
         names = frozenset(filter(self._wants, non_finite.NAMES))
-        origin = self._origin if NAN_ORIGIN in asked() else None
+        if NAN_ORIGIN in asked() and self._origin is None:
+            from .nan_origin import NanOrigin
+
+            self._origin = NanOrigin()
+        origin = self._origin
         strided = several and (detail or self._wants(memory_layout.TENSORS))
         tensors = memory_layout.TensorCheck(recorder, record).before if strided else None
         sums = several and (self._all or REPLICAS in asked())

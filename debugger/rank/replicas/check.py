@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -59,6 +60,7 @@ from .declarations import (
     BY_GRADIENTS,
     BY_PLACEMENT,
     BY_TABLE,
+    BY_WORD,
     DdpModel,
     Declared,
     declared_by,
@@ -184,6 +186,10 @@ class ReplicaCheck:
         describes only those groups so that it has made for one."""
         self._evaluating: dict[int, Callable[[], None]] = {}
         """By model, what ends waiting for its first forward of an evaluation."""
+        self._said: list[tuple[GroupRecord, list[tuple[str, torch.Tensor]]]] = []
+        """What the program says that it is replicated."""
+        self._own: Any = WeakIdKeyDictionary()
+        """The tensors of which it says that they are not."""
 
     def observe(self) -> None:
         """The check is asked for: from now on the steps of all optimisers are looked at."""
@@ -261,6 +267,18 @@ class ReplicaCheck:
         for known in self._models:
             if getattr(known.reference(), "logger", None) is logger:
                 known.synchronised += 1
+
+    def say(self, what: torch.nn.Module | torch.Tensor, group: Any) -> None:
+        """The program says that a module's parameters, or a tensor, are replicated on a group, or
+        (None) nowhere."""
+        if isinstance(what, torch.Tensor):
+            named = [("tensor", what)]
+        else:
+            named = [(name, one) for name, one in what.named_parameters()]
+        if group is None:
+            self._own.update((one, None) for _, one in named)
+        elif isinstance(group, CheckedGroup):
+            self._said.append((group._record, named))
 
     def meshed(self, mesh: Any) -> None:
         """A device mesh was made."""
@@ -346,7 +364,8 @@ class ReplicaCheck:
         steps: Steps = self._steps.setdefault(optimizer, Steps())
         steps.made += made
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        seen = (len(self._models), *map(id, parameters))
+        told = len(self._said) + len(self._own)
+        seen = (len(self._models), told, *map(id, parameters))
         if seen != steps.seen:
             steps.seen, steps.parameters = seen, parameters
             trained = [one for one in parameters if one.requires_grad]
@@ -451,7 +470,7 @@ class ReplicaCheck:
         if all(id(one) in trained for _, one in named):
             return  # other optimisers have the rest
         if part.whole is None:
-            declared = Declared(part.model, part.group, named)
+            declared = self._as_said(Declared(part.model, part.group, named))
             part.whole = self._replica(optimizer, declared, parameters_alone=True)
         if part.whole is not None:
             self._take(part.whole, optimizer, [one for _, one in named], part.last)
@@ -483,7 +502,7 @@ class ReplicaCheck:
 
     def _is_local(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether this step was made without the other ranks."""
-        if replica.model == BY_PLACEMENT:
+        if replica.model in (BY_PLACEMENT, BY_WORD):
             return False  # what is declared holds for each step
         if replica.model == BY_GRADIENTS:
             return not self._were_reduced(replica, tensors)
@@ -550,7 +569,9 @@ class ReplicaCheck:
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[Replica]:
         summed = None
-        for declared in declared_by(optimizer, parameters, self._models, self._gradients):
+        known = declared_by(optimizer, parameters, self._models, self._gradients)
+        said = (Declared(BY_WORD, group, named) for group, named in self._said)
+        for declared in map(self._as_said, itertools.chain(said, known)):
             if declared.model == BY_TABLE and (self._late or self._steps[optimizer].made):
                 continue  # nobody knows how its columns began
             if declared.named and len(declared.group.ranks) > 1:
@@ -561,6 +582,27 @@ class ReplicaCheck:
                         made.summed = summed  # the one before is its group's
                     yield made
                 summed = made
+
+    def _as_said(self, declared: Declared) -> Declared:
+        """The same without what the program says that it is no replica, or that it surely is."""
+        surely = {
+            id(one)
+            for group, named in self._said
+            for _, one in named
+            if group is declared.group and declared.model in (BY_EQUALITY, BY_TABLE)
+        }
+        chosen = [
+            place
+            for place, (_, one) in enumerate(declared.named)
+            if one not in self._own and id(one) not in surely
+        ]
+        if len(chosen) == len(declared.named):
+            return declared
+        return replace(
+            declared,
+            named=[declared.named[place] for place in chosen],
+            traits=[declared.traits[place] for place in chosen if declared.traits],
+        )
 
     def _replica(
         self, optimizer: Optimizer | None, declared: Declared, parameters_alone: bool = False

@@ -51,6 +51,8 @@ BY_PLACEMENT = -2
 """The same, where DTensors say themselves that they are."""
 BY_EQUALITY = -3
 """The same, where they are equal at the start, and gradients of others like them are summed."""
+BY_WORD = -5
+"""The same, where the program says so."""
 BY_TABLE = -4
 """The same, where these are all parameters, and the diagnosis tells which may be replicas."""
 
@@ -175,7 +177,9 @@ def _by_table(
 
 def _traits(one: torch.Tensor, group: GroupRecord, gradients: ReducedGradients) -> set[str]:
     local = quantities.local(one)
-    found = set() if one.requires_grad else {FROZEN}
+    found = {str(one.dtype).removeprefix("torch.")}
+    if not one.requires_grad:
+        found.add(FROZEN)
     if one.dim() > 1:
         found.add(MATRIX)
     if local is not None and bool((local == local.reshape(-1)[:1]).all()):

@@ -35,9 +35,9 @@ from ..limits import LATEST_S
 from ..log_file import TIMES_ENTRY
 from ..safe_files import MOST_JSON_BYTES, open_regular, replacing
 from ..safe_text import clean
-from .run_directory import BASE, RunDirectory, RunDirectoryError, reason
+from .run_directory import BASE, PACKED_SUFFIX, RunDirectory, RunDirectoryError, reason
 
-SUFFIX = ".distdebug.tar.gz"
+SUFFIX = PACKED_SUFFIX
 FOLDERS = ("stacks", "ranks", "logs")
 FILE = re.compile(
     rf"(?:(?:{'|'.join(FOLDERS)})/)?[A-Za-z0-9][A-Za-z0-9_-]{{0,60}}"

@@ -36,6 +36,7 @@ from .verdict import Verdict
 SCHEMA = "distdebug.run/1"
 BASE = Path(".distdebug")
 LATEST = "latest"
+PACKED_SUFFIX = ".distdebug.tar.gz"
 FAULTS_PLAN = "faults.json"
 FAULTS_SCHEMA = "distdebug.faults/1"
 FAULTS_ASKED = "inject-now.jsonl"

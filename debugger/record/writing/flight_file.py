@@ -20,10 +20,10 @@ from typing import Any
 
 from ...system import proc
 from .. import layout
-from ..definitions import place_of
 from ..layout import Definition, GroupState, Phase, Role, packed_ranks
 from ..lost_pages import keep
 from ..notes import NoteData
+from ..signature import place_key
 from .slots import ChannelSlot, GroupSlot, Surprises
 
 _now = time.monotonic_ns
@@ -200,7 +200,9 @@ class FlightFile:
             self._words[layout.HEAP_USED_AT // 8] = self._heap_used
             self._ids[known] = number
             if kind is Definition.SITE:
-                self._place_keys[number] = place_of(json.loads(text)).key
+                row = json.loads(text)
+                sites = [row[:4], *(row[4] if len(row) > 4 else ())]
+                self._place_keys[number] = place_key((*one, "")[:4] for one in sites)
             return number
 
     @property

@@ -4,6 +4,7 @@ for itself: a device that cannot report one thing reports the others."""
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -84,7 +85,8 @@ class Gpus:
         self._nvml: Any = None
         self._devices: list[_Device] = []
         try:
-            # Only machines with a driver can load the library, and the import takes 20 ms.
+            # Only machines with a driver have the library, and the import takes 20 ms.
+            ctypes.CDLL("libnvidia-ml.so.1")
             pynvml = dependency("pynvml")
             pynvml.nvmlInit()
             self._nvml = pynvml

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +155,30 @@ def test_a_message_from_a_rank_whose_collective_has_failed(crew: Crew) -> None:
     assert (found["kind"], found["culprit"]) == ("PeerLost", 0), found
     assert "rank 0 was lost in all_reduce" in found["text"]
     assert found["at_s"] - killed_s < 1 + BOUND_S
+
+
+@pytest.mark.long  # minutes: of what a message leaves behind there must be much to be seen
+@pytest.mark.timeout(3600)
+def test_a_million_messages_leave_nothing_behind(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("many_messages.py")
+    words = [sys.executable, "-X", "dev", str(script)]
+    ranks = [
+        subprocess.Popen(
+            [*words, str(rank), str(tmp_path / "store"), "1000000"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[3])},
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        printed, said = rank.communicate()
+        assert rank.returncode == 0, said
+        assert "ResourceWarning" not in said
+        early, late = json.loads(printed)
+        assert late["blocks"] - early["blocks"] < 2_000
+        assert late["bytes"] - early["bytes"] < 8_000_000
+        assert late["descriptors"] == early["descriptors"]
+        assert late["threads"] == early["threads"]
+        assert early["in_dev_shm"] == late["in_dev_shm"] == []

@@ -13,24 +13,32 @@ import pytest
 from distdebug import hook
 from distdebug.benchmarks import start
 
-MOST_MODULES = 106
+MOST_MODULES = 103
 """Before the first group. Who needs more imports it where it is needed."""
 
 
-def test_a_rank_loads_what_it_uses(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["", "torchrun"])
+def test_a_process_loads_what_it_uses(launcher: str, tmp_path: Path) -> None:
+    """torchrun itself, which is no rank, looks for no garbage in torch at its end, either."""
     for name in ("ranks", "logs", "stacks"):
         (tmp_path / name).mkdir()
-    code = f"import runpy; print(runpy.run_path({str(start.PROGRAM)!r})['modules'])"
+    code = (
+        f"import gc, runpy; print(runpy.run_path({str(start.PROGRAM)!r})['modules'],"
+        "gc.get_freeze_count(), gc.isenabled())"
+    )
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "DISTDEBUG_REDIRECT": "0"}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**hook.environment(os.environ, tmp_path, ""), **rank},
+        env={**hook.environment(os.environ, tmp_path, launcher), **rank},
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert 40 < int(done.stdout) <= MOST_MODULES
+    modules, frozen, collects = done.stdout.split()
+    least, most = (0, 10) if launcher else (40, MOST_MODULES)
+    assert least < int(modules) <= most
+    assert (int(frozen) > 100_000, collects) == (bool(launcher), "True")
 
 
 def test_figures_are_of_pairs() -> None:

@@ -93,6 +93,11 @@ def test_traffic_of_a_run(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--traffic", "--junit", run]) == BAD_INPUT
 
 
+def test_replicas_of_a_run_without_the_check(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--replicas", run]) == 0
+    assert "run with `--check replicas`" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [

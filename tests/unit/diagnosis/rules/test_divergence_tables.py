@@ -123,11 +123,21 @@ def test_a_run_that_goes_on_is_given_some_steps() -> None:
     assert named(table(MIXED, *later, {}, finished=False)) == [("warning", 1, [NORM])]
 
 
-def test_rounding() -> None:
-    run = table(MIXED, {NORM: (7, 8)})
-    for rank, values in enumerate([[1.0], [1.0 + 1e-8]]):
+@pytest.mark.parametrize(
+    ("dtype", "by", "expected"),
+    [
+        ("float32", 1e-8, False),
+        ("float32", 1e-3, True),
+        ("bfloat16", 2**-7, False),
+        ("bfloat16", 0.1, True),
+    ],
+)
+def test_rounding(dtype: str, by: float, expected: bool) -> None:
+    traits = {**TRAITS, NORM: VECTOR | {dtype}}
+    run = table(MIXED, {NORM: (7, 8)}, traits=traits)
+    for rank, values in enumerate([[1.0], [1.0 + by]]):
         run[rank].replicas[0].sampled = {Column(PARAMETER, NORM): values}
-    assert not findings(run)
+    assert bool(findings(run)) is expected
 
 
 def test_a_rank_that_leaves_out_a_step() -> None:

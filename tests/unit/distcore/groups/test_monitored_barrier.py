@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
+from distcore.errors import BarrierFailed
 from distcore.groups import monitored_barrier as monitored
-from distcore.groups.monitored_barrier import BarrierFailed, monitored_barrier
+from distcore.groups.monitored_barrier import monitored_barrier
 from tests.support.gate import Gate
 from tests.support.meshes import together
 

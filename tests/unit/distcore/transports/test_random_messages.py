@@ -68,6 +68,24 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_random_programs(seed: int, dies: bool) -> None:
+    run_program(seed, dies)
+
+
+@pytest.mark.long  # what is rare among interleavings comes up among so many
+@pytest.mark.timeout(3600)
+def test_ten_thousand_random_programs() -> None:
+    begin = int(os.environ.get("DISTCORE_TEST_SEED", 1000))
+    for seed in range(begin, begin + 10_000):
+        try:
+            run_program(seed, dies=seed % 2 == 0)
+        except BaseException:
+            print(f"DISTCORE_TEST_SEED={seed}")
+            raise
+
+
+def run_program(seed: int, dies: bool) -> None:
+    """Runs the seed's program on mailboxes of threads, and checks it against the model. `dies`:
+    rank 0 ends somewhere in it."""
     size = 2 + seed % 3
     # One that is gone ends no receive from any source, while others may send.
     calls = program(seed, size, (0, 1) if dies else (0, 1, ANY))

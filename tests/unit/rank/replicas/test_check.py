@@ -616,8 +616,9 @@ def test_all_parameters_where_a_group_passes_activations(bench: Bench) -> None:
     ((use, traits, rows),) = tables(bench)
     assert (use, [row.step for row in rows]) == (PASSING, [0, 1, 2])
     assert len({row.total for row in rows}) == 3
-    assert traits["norm.weight"] == {CONSTANT}
-    assert (traits["shard.weight"], traits["base.weight"]) == ({MATRIX}, {MATRIX, FROZEN})
+    assert traits["norm.weight"] == {CONSTANT, "float32"}
+    assert traits["shard.weight"] == {MATRIX, "float32"}
+    assert traits["base.weight"] == {MATRIX, FROZEN, "float32"}
 
 
 def test_what_the_group_sums_is_left_out_of_its_table(bench: Bench) -> None:
@@ -734,3 +735,36 @@ def test_running_statistics_when_a_model_is_evaluated(bench: Bench, norm: nn.Mod
     assert [column.name for one in readers for column in one.columns] == expected
     moments = [row.moment for one in readers for row in one.digests()]
     assert moments == ([(5, 0), (5, 1)] if expected else [])
+
+
+def test_what_the_program_says_is_replicated(bench: Bench) -> None:
+    """It is compared before and after each step, whoever brings it together."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = sgd(model)
+    group: Any = SimpleNamespace(_record=bench.group)
+    bench.check.say(model[1], group)
+    for _ in range(3):
+        bench.step(optimizer, collectives=1)
+    (path,) = bench.files()
+    reader = ReplicaReader(path, lambda _: None, 0)
+    assert [row.step for row in reader.digests()] == [0, 1, 2, 3]
+    assert {c.name for c in reader.columns if c.quantity == PARAMETER} == {"weight", "bias"}
+
+
+def test_what_the_program_says_is_not_replicated(bench: Bench) -> None:
+    """Of a model of DDP, and of a table."""
+    model = Frozen()
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    bench.check.say(model.base, None)
+    bench.check.say(model.norm.weight, None)
+    model.backward(bench)
+    bench.step(optimizer, collectives=1)
+    ((_, traits, _),) = tables(bench)
+    assert not traits.keys() & {"base.weight", "norm.weight"}
+    assert "norm.bias" in traits
+    net = nn.Linear(2, 2)
+    bench.model(net)
+    bench.check.say(net.bias, None)
+    bench.step(sgd(net), collectives=1)
+    reader = ReplicaReader(bench.files()[-1], lambda _: None, 0)
+    assert {c.name for c in reader.columns if c.quantity == PARAMETER} == {"weight"}

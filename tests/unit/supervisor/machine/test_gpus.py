@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from pathlib import Path
@@ -62,6 +63,7 @@ class Driver:
         fake.nvmlEventSetWait_v2 = self.next_event
         fake.nvmlEventSetFree = self.freed.append
         monkeypatch.setitem(sys.modules, "pynvml", fake)
+        monkeypatch.setattr(ctypes, "CDLL", lambda _name: None)
 
     def said(self, question: str, device: int) -> Any:
         special = self.answers.get((question, device)) or self.answers.get(("all", device))
