@@ -27,16 +27,19 @@ COMMANDS = {
     "inspect": "look at a running job that was started without distdebug",
     "export": "write a run's record for other tools: a trace, metrics, torch's recorder dumps",
     "replay": "make the recorded calls of a run again, without its program, and compare the times",
+    "resume-check": "check that a program goes on from its checkpoint as it would have",
     "shrink": "write a small program that fails as a recorded run did, for a bug report",
     "mcp": "serve the records of runs to an agent, read-only, over standard input and output",
     "bench": "measure what watching costs, or how fast backends communicate",
     "completion": "print what completes commands, flags and names of runs in bash, zsh or fish",
 }
-"""Each command with the line that `distdebug --help` shows: `run` is `RunCommand` in `run.py`."""
+"""Each command with the line that `distdebug --help` shows: `resume-check` is
+`ResumeCheckCommand` in `resume_check.py`."""
 
 
 def load(name: str) -> Command:
     """Import the command of this name."""
-    module = importlib.import_module(f".{name}", __package__)
-    command: Command = getattr(module, f"{name.capitalize()}Command")()
+    words = name.split("-")
+    module = importlib.import_module(f".{'_'.join(words)}", __package__)
+    command: Command = getattr(module, f"{''.join(map(str.capitalize, words))}Command")()
     return command

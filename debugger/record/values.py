@@ -9,7 +9,8 @@ One file for each process, `pid-<pid>.values`, of lines of JSON: first what is r
 then columns, as they are met, {"columns": [[quantity, name, dtype, numel, whole, site], ...]}, and
 steps {"step", "precision", "depth", "summands", "columns": [numbers], "values": base64 of a ROW
 for each}. `numel` is of the part of the tensor that this rank has, `whole` of all of it. The rows
-of a step stand in the order in which they came about. A file that is full becomes
+of a step stand in the order in which they came about; {"saved": step} is a save behind that one. A
+file that is full becomes
 `pid-<pid>.values.1`, in the place of the one before it: then the oldest steps are lost.
 """
 
@@ -30,6 +31,9 @@ from .safe_files import open_regular, open_to_append, parsed, whole
 
 LOSS, COLLECTIVE = "loss", "collective"
 QUANTITIES = (COLLECTIVE, LOSS, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER, BUFFER)
+INPUT, RANDOM = CAUSES = ("input", "random_state")
+"""What may explain a difference, and is none by itself: what outermost modules were given, and the
+random state when the loss was made."""
 SKETCH = 8
 ROW = Struct(f"<Qq4d{SKETCH}d")
 """digest, count of non-finite elements, sum, sum of squares, minimum, maximum, sketch"""
@@ -104,6 +108,10 @@ class ValueWriter:
         values = base64.b64encode(b"".join(row for _, row in rows)).decode()
         self._write({"step": step, **about, "columns": numbers, "values": values})
 
+    def saved(self, step: int) -> None:
+        """Adds that the program has saved something behind this step."""
+        self._write({"saved": step})
+
     def _write(self, line: dict[str, Any]) -> None:
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         if len(data) <= MOST_LINE_BYTES:
@@ -118,6 +126,8 @@ class RankValues:
         self.steps: dict[int, list[tuple[Path, int, int, list[ValueColumn]]]] = {}
         """By step the places of its lines: file, offset, bytes, and the columns known there."""
         self.precisions: set[str] = set()
+        self.saves: set[int] = set()
+        """The steps behind which the program has saved something."""
         self.depth = self.summands = 1
         self.rank, self.world_size, self.started_ns = 0, 1, 0
         older = path.with_name(path.name + ".1")
@@ -141,6 +151,8 @@ class RankValues:
                     self.precisions.add(str(line.get("precision", "")))
                     self.depth = max(self.depth, whole(line.get("depth", 1)))
                     self.summands = max(self.summands, whole(line.get("summands", 1)))
+                elif "saved" in line:
+                    self.saves.add(whole(line["saved"]))
                 elif "columns" in line:
                     columns += [_column(one) for one in line["columns"]]
                 else:
@@ -166,9 +178,9 @@ class RankValues:
 
 def _column(row: Any) -> ValueColumn:
     quantity, name, dtype, numel, of_all, site = row
-    if quantity not in QUANTITIES:
+    if quantity not in (*QUANTITIES, *CAUSES):
         raise ValueError(f"{quantity!r} is no quantity of values")
-    if quantity not in (LOSS, COLLECTIVE, HYPERPARAMETER):
+    if quantity not in (LOSS, COLLECTIVE, HYPERPARAMETER, *CAUSES):
         name = ".".join(one for one in str(name).split(".") if one not in _WRAPPERS)
     return ValueColumn(quantity, str(name), str(dtype), whole(numel), whole(of_all), str(site))
 

@@ -29,7 +29,17 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...record.replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
-from ...record.values import COLLECTIVE, LOSS, RankValues, Value, ValueColumn, renamed
+from ...record.values import (
+    CAUSES,
+    COLLECTIVE,
+    INPUT,
+    LOSS,
+    RankValues,
+    Value,
+    ValueColumn,
+    renamed,
+)
+from ...record.wording import ranks_text
 
 CANCELLATION = 4.0
 HYPERPARAMETER_TOLERANCE = 1e-6
@@ -100,18 +110,20 @@ class Furthest:
 class ValuesComparison:
     """`beyond`: by quantity, the names of the values that are further apart than rounding explains
     in the step in which the runs part. `without_effect`: collectives that returned something else
-    where nothing else differs."""
+    where nothing else differs. `causes`: inputs and random states that differ in that step."""
 
     dtypes: tuple[str, str]
     roundoff: float
     depth: int
     summands: int
+    shift: int = 0
     first: ValueDifference | None = None
     is_exact: bool = True
     values: int = 0
     steps: dict[int, dict[str, Furthest]] = field(default_factory=dict)
     beyond: dict[str, list[str]] = field(default_factory=dict)
     without_effect: set[str] = field(default_factory=set)
+    causes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -167,6 +179,7 @@ class _Comparing:
         self.found = ValuesComparison(
             *(dtypes, self._roundoff),
             *(max(one.depth for one in every), max(one.summands for one in every)),
+            shift,
         )
         self._names: dict[str, str] = {}
         """The names of parameters in `b`, by which they are called in `a`."""
@@ -186,13 +199,19 @@ class _Comparing:
         found = self.found
         for step in self._common:
             left = _of_step(self._a, step + self._shift)
+            if self._begins(step):
+                # Frozen parameters are on record where a run begins.
+                frozen = _of_step(self._a, 0).items()
+                left.update(
+                    (key, of) for key, of in frozen if key.quantity == PARAMETER and key not in left
+                )
             right = self._called_alike(_of_step(self._b, step), left, step)
             self._gradients = _norm_of_all((left, right))
             self._move(step, left, right)
             self._parameters.clear()
             beyond: list[ValueDifference] = []
             collectives: list[ValueDifference] = []
-            for key in self._in_order(left, right):
+            for key in self._in_order(left, right, self._begins(step)):
                 difference = self._judge(step, key, left.get(key, {}), right.get(key, {}))
                 if difference is None or found.first is not None:
                     continue
@@ -201,12 +220,30 @@ class _Comparing:
                 keys = list(left)
                 early = [one for one in collectives if self._counts(one, keys)]
                 found.first = (early or beyond)[0]
+                found.causes = list(self._causes(left, right))
                 for one in (*beyond, *collectives):
                     found.beyond.setdefault(one.key.quantity, []).append(one.key.name)
             else:
                 found.without_effect.update(one.key.name for one in collectives)
             self._model_apart = math.hypot(*self._parameters.values())
         return found
+
+    def _begins(self, step: int) -> bool:
+        """Whether this is the beginning of `b`, where that has gone on from a state of `a`: there
+        is no more than the state then."""
+        return bool(self._shift) and step == 0
+
+    def _causes(
+        self, left: Mapping[Key, dict[int, Value]], right: Mapping[Key, dict[int, Value]]
+    ) -> Iterator[str]:
+        for key in left:
+            if key.quantity not in CAUSES or key not in right or len(self._a) != len(self._b):
+                continue
+            pairs = ((rank, one, right[key].get(rank)) for rank, one in left[key].items())
+            ranks = [rank for rank, one, other in pairs if other and one.digest != other.digest]
+            if ranks:
+                what = key.name if key.quantity == INPUT else f"the random state of {key.name}"
+                yield f"{what} is another one on {ranks_text(ranks)}"
 
     def _counts(self, one: ValueDifference, keys: Sequence[Key]) -> bool:
         """Whether a collective may be where the runs part: it came before the loss, and is no
@@ -253,7 +290,10 @@ class _Comparing:
         return made
 
     def _in_order(
-        self, left: Mapping[Key, dict[int, Value]], right: Mapping[Key, dict[int, Value]]
+        self,
+        left: Mapping[Key, dict[int, Value]],
+        right: Mapping[Key, dict[int, Value]],
+        begins: bool,
     ) -> list[Key]:
         """The values that can be compared, in causal order: gradients from the loss back."""
         calls = [[key for key in side if key.quantity == COLLECTIVE] for side in (left, right)]
@@ -264,7 +304,12 @@ class _Comparing:
         found = []
         for key in keys:
             both = key in left and key in right
-            if key.quantity == COLLECTIVE:
+            if key.quantity in CAUSES:
+                fits = False
+            elif begins:
+                lost = key.quantity == OPTIMIZER_STATE and key in left
+                fits = lost or (both and key.quantity == PARAMETER)
+            elif key.quantity == COLLECTIVE:
                 fits = both and same_world and calls[0] == calls[1]
             elif key.quantity == LOSS:
                 fits = key.turn == 0
@@ -316,8 +361,8 @@ class _Comparing:
     ) -> ValueDifference | None:
         """A parameter that one run alone has, or a gradient other than zero."""
         one = next(iter(values.values()))
-        early = step == self._common[0]
-        if not (one.squares if key.quantity == GRADIENT else early and key.quantity == PARAMETER):
+        early = step == self._common[0] and key.quantity in (PARAMETER, OPTIMIZER_STATE)
+        if not (one.squares if key.quantity == GRADIENT else early):
             return None
         sides = (one, None) if is_mine else (None, one)
         return ValueDifference(step, key, tuple(values), math.inf, 0.0, *sides)
@@ -392,7 +437,7 @@ class _Comparing:
         if quantity in (OPTIMIZER_STATE, PARAMETER):
             stored = (2 * own * steps + READING * min(own, ROUNDOFF["float32"])) * scale
             parameter = key.name.partition(": ")[0]
-            if step == self._common[0] and not self._shift:
+            if self._begins(step) or (step == self._common[0] and not self._shift):
                 return stored  # nothing was computed yet
             known = self._apart.get(parameter)
             apart = self._first_step(own) + self._drift() if known is None else known

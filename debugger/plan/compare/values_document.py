@@ -70,13 +70,18 @@ def _parting(first: ValueDifference, found: ValuesComparison) -> Iterator[str]:
     turn = f", number {first.key.turn + 1} of this step" if first.key.turn else ""
     name = "" if quantity == first.key.name else f" {printable(first.key.name)}"
     ranks = f", {ranks_text(first.ranks)}" if first.ranks else ", all ranks together"
-    yield f"DIFFERENT  the runs part at step {first.step}: {quantity}{name}{turn}{ranks}"
+    at = f"step {first.step}"
+    if found.shift:
+        began = ", with which it began" if first.step == 0 else ""
+        at = f"step {first.step + found.shift} of A, {at} of B{began}"
+    yield f"DIFFERENT  the runs part at {at}: {quantity}{name}{turn}{ranks}"
     for side, value in (("A", first.one), ("B", first.other)):
         yield f"    {side}  {'has none' if value is None else _value_text(value)}"
     if math.isfinite(first.difference):
         yield (
             f"    relative difference {first.difference:.1e}; rounding explains {first.bound:.1e}"
         )
+    yield from (f"  likely cause: {printable(one)}" for one in found.causes[:MOST_NOTES])
     others = "; ".join(
         f"{quantity.replace('_', ' ')} {names[0]}"
         + (f" and {len(names) - 1} more" if len(names) > 1 else "")
@@ -148,6 +153,7 @@ def as_json(found: ValuesComparison, sides: tuple[ValuesSide, ValuesSide]) -> di
             "a": _value_json(first.one),
             "b": _value_json(first.other),
         },
+        "causes": found.causes,
         "beyond_rounding": found.beyond,
         "bounds": {
             "roundoff": found.roundoff,

@@ -24,14 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.modules import module as modules
 
 from ...record.layout import CallSite
 from ...record.wording import at_site
 from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..torch_private.operator_calls import calls_with, tensors_of
-from ..torch_private.training import DDP, backward_function, current_backward
+from ..torch_private.training import DDP, backward_function, current_backward, on_module_calls
 
 _KEPT = 8
 """Calls of outermost modules that are kept: a model, its loss, the other half of a GAN."""
@@ -78,63 +77,44 @@ class NanOrigin:
         """Begins to look at modules."""
         if not self._watches:
             self._watches = True
-            modules.register_module_forward_pre_hook(self._begins)
-            modules.register_module_forward_hook(self._ends, with_kwargs=True, always_call=True)
+            on_module_calls(self._begins, self._ends)
 
     # -- while the program runs ------------------------------------------------------------------
 
-    def _stack(self) -> list[Module]:
-        stack: list[Module] = self._thread.__dict__.setdefault("stack", [])
-        return stack
-
-    def _begins(self, module: Module, _args: Any) -> None:
-        if self._off or torch.compiler.is_compiling():
-            return
-        stack = self._stack()
-        if not stack:
+    def _begins(self, module: Module, outermost: bool) -> None:
+        if outermost:
             number = self._counts[type(module)] = self._counts.get(type(module), 0) + 1
             self._thread.forward = Forward(number, module, torch.get_rng_state())
-        stack.append(module)
 
-    def _ends(self, module: Module, args: tuple[Any, ...], *rest: Any) -> None:
-        """`rest`: the keyword arguments, where torch gives them, and what the module returns."""
-        stack = self._stack()
-        if self._off or torch.compiler.is_compiling() or module not in stack:
+    def _ends(
+        self, module: Module, args: tuple[Any, ...], kwargs: Any, output: Any, outermost: bool
+    ) -> None:
+        forward: Forward | None = getattr(self._thread, "forward", None)
+        if self._off or forward is None:
             return
-        while stack.pop() is not module:  # what an exception has left tells no end
-            pass
         try:
-            self._look(self._thread.forward, module, args, rest, outermost=not stack)
+            infinite = _holds(_not_finite, output)
+            wrong = {True: infinite and _holds(_nan, output), False: infinite}
+            for nan, found in wrong.items():
+                if found:
+                    forward.first.setdefault(nan, (module, args, kwargs))
+            if outermost:
+                self._thread.forward = None
+                forward.args, forward.kwargs, forward.returned = args, kwargs, wrong
+                self._forwards.append(forward)
+                for index, one in enumerate(tensors_of(output)):
+                    if one.grad_fn is not None:
+                        hook: Any = one.register_hook  # which torch's stubs leave untyped
+                        hook(partial(forward.gradients.__setitem__, index))
         except Exception as error:
             self._off = True
             report_own_fault("the search for the origin of a NaN", error)
 
-    def _look(
-        self,
-        forward: Forward,
-        module: Module,
-        args: tuple[Any, ...],
-        rest: tuple[Any, ...],
-        outermost: bool,
-    ) -> None:
-        kwargs, output = rest[0] if len(rest) > 1 else {}, rest[-1]
-        infinite = _holds(_not_finite, output)
-        wrong = {True: infinite and _holds(_nan, output), False: infinite}
-        for nan, found in wrong.items():
-            if found:
-                forward.first.setdefault(nan, (module, args, kwargs))
-        if outermost:
-            forward.args, forward.kwargs, forward.returned = args, kwargs, wrong
-            self._forwards.append(forward)
-            for index, one in enumerate(tensors_of(output)):
-                if one.grad_fn is not None:
-                    hook: Any = one.register_hook  # which torch's stubs leave untyped
-                    hook(partial(forward.gradients.__setitem__, index))
-
     def calls(self, frame: FrameType) -> None:
         """The program makes a call of a group; `frame` is one of ours."""
-        if self._stack():
-            self._thread.forward.communicates = True
+        forward: Forward | None = getattr(self._thread, "forward", None)
+        if forward is not None:
+            forward.communicates = True
         back = current_backward()
         if back is not None and back >= 0 and not call_site.by_autograd(frame):
             for one in self._forwards:

@@ -27,15 +27,27 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from ...record.signature import Signature
-from ...record.values import COLLECTIVE, LOSS, ROW, SKETCH, ValueColumn, ValueWriter
+from ...record.values import (
+    COLLECTIVE,
+    INPUT,
+    LOSS,
+    RANDOM,
+    ROW,
+    SKETCH,
+    ValueColumn,
+    ValueWriter,
+)
 from ..checks.non_finite import After, Inspect
 from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..record.describe import tensors_in
 from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private import training
+from ..torch_private.operator_calls import tensors_of
 from . import declarations, quantities
 
+STOP = "DISTDEBUG_VALUES_STOP"
+"""The step behind which this process ends, when the next one is about to be made."""
 MOST_CALLS = 1024
 """Calls of one step whose results are looked at."""
 MOST_CALL_BYTES = 256 << 20
@@ -61,6 +73,8 @@ class Named:
     seen: tuple[int, ...]
     trained: list[tuple[str, Tensor]]
     root: weakref.ref[nn.Module] | None
+    others: list[tuple[str, weakref.ref[nn.Module]]]
+    """Modules that it does not train, by the names of their classes: averages of the model, say."""
 
 
 class ValueRecorder:
@@ -70,6 +84,8 @@ class ValueRecorder:
         self._recorder = recorder
         self._directory = directory
         self._every = every
+        stop = os.environ.get(STOP, "")
+        self._stop = int(stop) if stop.isdecimal() else 1 << 62
         self._lock = threading.RLock()
         self._off = False
         self._adopt()
@@ -83,6 +99,7 @@ class ValueRecorder:
         self._stepped: list[int] = []
         self._taking_turns = 1
         self._graph: dict[str, Any] = {}
+        self._scalers: list[Any] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -94,15 +111,34 @@ class ValueRecorder:
         """Begin."""
         training.on_optimizer_steps(self._before_step, self._after_step)
         training.on_backward(self._backward)
+        training.on_saves(self._saved)
+        training.on_module_calls(lambda *_: None, self._forward)
 
     # -- losses and collectives ------------------------------------------------------------------
+
+    def _coming(self) -> int:
+        """The step that this process works on."""
+        return self._step + (len(self._stepped) >= self._taking_turns or not self._stepped)
 
     def _looks(self) -> bool:
         """Whether the step that this process works on is one of those that are put on record."""
         if self._pid != os.getpid():
             self._adopt()
-        coming = self._step + (len(self._stepped) >= self._taking_turns or not self._stepped)
-        return not self._off and self._is_due(coming) and not training.capturing()
+        return not self._off and self._is_due(self._coming()) and not training.capturing()
+
+    def _forward(
+        self, module: nn.Module, args: Any, kwargs: Any, _output: Any, outermost: bool
+    ) -> None:
+        try:
+            if outermost and self._looks() and next(module.parameters(), None) is not None:
+                for number, one in enumerate(tensors_of((args, kwargs))):
+                    self._add(INPUT, f"input {number} of {_inner(module)}", one, "")
+        except Exception as error:
+            self._switch_off(error)
+
+    def _saved(self) -> None:
+        if self._writer is not None and not self._off and self._pid == os.getpid():
+            self._writer.saved(self._step)
 
     def _is_due(self, step: int) -> bool:
         return step <= 1 or step % self._every == 0
@@ -111,6 +147,7 @@ class ValueRecorder:
         try:
             if self._looks() and not torch.compiler.is_compiling():
                 site = _site(sys._getframe(1))
+                self._add(RANDOM, "torch", torch.get_rng_state(), "")
                 for one in tensors_in(tensors if isinstance(tensors, Tensor) else list(tensors)):
                     if not self._graph:
                         dtype, depth, largest = training.graph_of(one)
@@ -168,6 +205,8 @@ class ValueRecorder:
             self._adopt()
         if self._off or training.cannot_look(frame):
             return
+        if not made and self._coming() > self._stop:
+            os._exit(0)  # as one who is killed does: nothing that comes at a program's end is made
         try:
             with torch.no_grad(), self._lock:
                 if made:
@@ -211,7 +250,8 @@ class ValueRecorder:
             for name, one in known.trained:
                 if one.grad is not None:
                     yield from _readings(GRADIENT, name, one.grad, site)
-            for name, number in quantities.hyperparameters(optimizer):
+            scales = [("loss scale", float(one.get_scale())) for one in self._scalers]
+            for name, number in (*quantities.hyperparameters(optimizer), *scales):
                 yield from _readings(
                     HYPERPARAMETER, name, torch.tensor(number, dtype=torch.float64), site
                 )
@@ -229,6 +269,11 @@ class ValueRecorder:
             yield from _readings(PARAMETER, name, one, site)
         for name, one in root.named_buffers() if root is not None else ():
             yield from _readings(BUFFER, name, one, site)
+        for of, reference in () if before else known.others:
+            other = reference()
+            kept = (*other.named_parameters(), *other.named_buffers()) if other is not None else ()
+            for name, one in kept:
+                yield from _readings(BUFFER, f"{of}: {name}", one, site)
 
     def _named(self, optimizer: Optimizer) -> Named:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -242,9 +287,24 @@ class ValueRecorder:
             ]
             most, root = max(shares, key=lambda one: one[0], default=(0, None))
             trained = [(names[id(one)], one) for one in parameters]
-            known = Named(seen, trained, weakref.ref(root) if root is not None and most else None)
+            mine = root if most else None
+            counts = Counter(_inner(one) for _, one in shares if one is not mine)
+            others = [
+                (_inner(one), weakref.ref(one))
+                for share, one in shares
+                if not share and one is not mine and counts[_inner(one)] == 1
+            ]
+            known = Named(seen, trained, weakref.ref(mine) if mine is not None else None, others)
             self._known[optimizer] = known
+            scalers = [one for one in training.living(torch.amp.GradScaler) if one.is_enabled()]
+            self._scalers = scalers if len(scalers) == 1 else []
         return known
+
+
+def _inner(module: nn.Module) -> str:
+    """The name of a module's class, below DDP."""
+    inner: Any = module.module if isinstance(module, training.DDP) else module
+    return type(inner).__name__
 
 
 def _site(frame: Any) -> str:

@@ -9,6 +9,7 @@ import functools
 import gc
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from math import prod
@@ -262,6 +263,43 @@ def on_backward_end(
 def on_backward(observe: Callable[[Any], None]) -> None:
     """`observe(tensors)` hears of the tensor, or the tensors, on which each backward is called."""
     before(torch.autograd, "backward", lambda tensors, *_, **__: observe(tensors))
+
+
+def on_module_calls(
+    begins: Callable[[Any, bool], None], ends: Callable[[Any, Any, Any, Any, bool], None]
+) -> None:
+    """`begins(module, outermost)` comes before each forward, and `ends(module, args, kwargs,
+    output, outermost)` behind one that has returned; `outermost`: no other module has called it, on
+    its thread."""
+    from torch.nn.modules import module as modules
+
+    local = threading.local()
+
+    def before_it(module: Any, _args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            stack = local.__dict__.setdefault("stack", [])
+            stack.append(module)
+            begins(module, len(stack) == 1)
+
+    def behind_it(module: Any, args: Any, *rest: Any) -> None:
+        # `rest`: the keyword arguments, where torch gives them, and what the module returns.
+        stack = local.__dict__.get("stack", [])
+        if torch.compiler.is_compiling() or module not in stack:
+            return
+        while stack.pop() is not module:  # what an exception has left tells no end
+            pass
+        ends(module, args, rest[0] if len(rest) > 1 else {}, rest[-1], not stack)
+
+    modules.register_module_forward_pre_hook(before_it)
+    modules.register_module_forward_hook(behind_it, with_kwargs=True, always_call=True)
+
+
+def on_saves(note: Callable[[], None]) -> None:
+    """Hear of each `torch.save`, torch.distributed.checkpoint's own among them."""
+    import torch.serialization
+
+    for module in (torch, torch.serialization):
+        before(module, "save", lambda *_, **__: note())
 
 
 _PRODUCTS = re.compile("(Mm|Addmm|Bmm|Baddbmm|Linear|Convolution|Attention)[A-Za-z]*Backward")

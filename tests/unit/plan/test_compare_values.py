@@ -14,12 +14,14 @@ import pytest
 from distdebug.plan.compare import values_document as document
 from distdebug.plan.compare.values import NoCommonStepError, ValuesComparison, compare_values
 from distdebug.record import values as record
-from distdebug.record.replicas import GRADIENT, HYPERPARAMETER, PARAMETER
+from distdebug.record.replicas import GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from distdebug.record.signature import hash64
 from distdebug.record.values import (
     BUFFER,
     COLLECTIVE,
+    INPUT,
     LOSS,
+    RANDOM,
     ROW,
     SKETCH,
     RankValues,
@@ -81,12 +83,16 @@ def trained(
     change: Callable[[int, Rows], Rows] = lambda _step, rows: rows,
     shards: int = 1,
     lr: float = 0.1,
+    since: int = 0,
 ) -> dict[int, RankValues]:
     """A run. `noise`: the relative error of each gradient; `change(step, rows)` changes what is
-    recorded; `shards`: into how many parts the ranks cut the model."""
+    recorded; `shards`: into how many parts the ranks cut the model; `since`: it goes on from what
+    another one was after so many steps."""
     run = Run(folder, ranks)
     source = random.Random(folder.name)
     weight = [1.0 + n / 16 for n in range(16)]
+    for _ in range(since):
+        weight = [one - lr * one for one in weight]
 
     def part(elements: Vector, rank: int) -> Vector:
         size = len(elements) // shards
@@ -333,3 +339,49 @@ def test_damaged_files_are_refused_or_read_as_far_as_they_go(
     for one in found.values():
         assert all(list(one.values(step)) for step in one.steps)
     assert found or faults or not file.read_bytes()
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    def moments(step: int, rows: Rows) -> Rows:
+        return [*rows, row(OPTIMIZER_STATE, "fc.weight: exp_avg", [1.0, 2.0 + step])]
+
+    def goes_on(step: int, rows: Rows) -> Rows:
+        frozen = [row(PARAMETER, "base.weight", [3.0])] if step == 0 else []
+        return moments(step + 2, rows) + frozen
+
+    def frozen_too(step: int, rows: Rows) -> Rows:
+        return moments(step, rows) + ([row(PARAMETER, "base.weight", [3.0])] if not step else [])
+
+    def lost(step: int, rows: Rows) -> Rows:
+        return rows if step == 0 else goes_on(step, rows)
+
+    a = trained(tmp_path / "a", change=frozen_too)
+    right = trained(tmp_path / "right", steps=3, since=2, change=goes_on)
+    assert compare_values(a, right, shift=2).outcome == "equal"
+    wrong = compare_values(a, trained(tmp_path / "wrong", steps=3, since=2, change=lost), shift=2)
+    assert wrong.first is not None
+    assert (wrong.first.step, wrong.first.key.quantity) == (0, OPTIMIZER_STATE)
+    assert wrong.first.other is None
+    stale = compare_values(a, trained(tmp_path / "stale", steps=3, since=1, change=goes_on), 2)
+    assert stale.first is not None
+    assert (stale.first.step, stale.first.key.name) == (0, "fc.weight")
+    sides = (document.ValuesSide.of("a", a), document.ValuesSide.of("b", a))
+    text = "\n".join(document.lines(stale, sides))
+    assert "part at step 2 of A, step 0 of B, with which it began: parameter fc.weight" in text
+
+
+def test_what_explains_a_difference_is_none_by_itself(tmp_path: Path) -> None:
+    def other(loss: float) -> Callable[[int, Rows], Rows]:
+        def change(step: int, rows: Rows) -> Rows:
+            causes = [row(INPUT, "input 0 of Net", [loss]), row(RANDOM, "torch", [4.0])]
+            return [*causes, row(LOSS, "loss", [loss]), *rows[1:]] if step == 3 else rows
+
+        return change
+
+    a = trained(tmp_path / "a", change=other(1.0))
+    same = trained(tmp_path / "same", change=lambda step, rows: other(1.0)(step, rows)[step == 3 :])
+    assert compare_values(a, same).outcome == "equal"
+    found = compare_values(a, trained(tmp_path / "b", change=other(2.0)))
+    assert found.first is not None
+    assert found.first.key.quantity == LOSS
+    assert found.causes == ["input 0 of Net is another one on rank 0"]
