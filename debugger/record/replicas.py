@@ -216,7 +216,7 @@ class ReplicaReader:
         if len(self.columns) != self._columns or (self.use and len(self.traits) != self._columns):
             raise ValueError(f"{path} names {len(self.columns)} of {self._columns} columns")
         elements = definition.get("elements") or ()
-        self.elements = [(str(dtype), whole(count)) for dtype, count in elements]
+        self.elements: Sequence[tuple[str, int]] = [(str(one), whole(of)) for one, of in elements]
         self._samples = [whole(one) for one in definition.get("samples", ())]
         self._size: int = ENTRY.size + 8 * (self._columns + sum(self._samples)) + MARK.size
         fits = len(self._samples) <= self._columns and min(self._samples, default=0) >= 0

@@ -602,7 +602,9 @@ def _one_bit(replicas: dict[int, Replicas], moment: Moment, column: Column | Non
     """Returns which bit of which element of a float32 parameter differs, where no other does of the
     elements on record; "" elsewhere."""
     one_of = next(iter(replicas.values()))
-    place = one_of.columns.index(column) if column in one_of.columns else len(one_of.columns)
+    if column is None or column not in one_of.columns:
+        return ""
+    place = one_of.columns.index(column)
     if place >= len(one_of.elements) or one_of.elements[place][0] != "float32":
         return ""
     rows = [samples for one in replicas.values() if (samples := one.samples(moment, column))]
