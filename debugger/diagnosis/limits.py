@@ -36,6 +36,9 @@ UNKNOWN_NS = 6 * SECOND_NS
 is left."""
 FAILING_NS = 10 * SECOND_NS
 """So long a test runner may take from a test that failed to the end of its process."""
+MOST_READ = 200_000
+"""Calls that are read at the end of a run, of all ranks together: so that the largest run takes
+about a second."""
 ROUNDING = 1e-6
 """Of the largest element: eight units in the last place of a float32 at 1, where norms begin."""
 

@@ -228,8 +228,9 @@ class Matching:
                     self._receivers[key[0]].discard(key[1])
                 else:
                     self._senders[key[0]].take_back(key[1])
-                    self.buffer(key[0])
                 self._fail_late(posting, progress or "it has no partner")
+        for peer in self._short:
+            self.buffer(peer)  # what waited behind one of these
 
     def end_all(self, error: GroupFailed) -> None:
         """End everything that is posted. Nothing may be sent or received any more but last
@@ -274,8 +275,9 @@ class Matching:
             self._fail(posting, CallMismatch(message))
             self.buffer(peer)
         elif what is not None:
-            self.late = CallMismatch(f"rank {me} was in {what}, but rank {rank} is in {text}")
-            self.cause = self.cause or self.late
+            error = CallMismatch(f"rank {me} was in {what}, but rank {rank} is in {text}")
+            self.late = self.late or error
+            self.cause = self.cause or error
 
     def _was_buffered(self, peer: int, number: int) -> str | None:
         """Gives the room of a buffered message back, which is no more under way; its text."""

@@ -16,7 +16,7 @@ from .recorded import Aim
 from .reducing import Reduced
 from .writing import NotWritten, written
 
-_MOST_PROGRAMS = 3
+_MOST_PROGRAMS = 2
 _MOST_RUNS = 2
 """On a busy host a rank may come too late once."""
 _MOST_HANGS = 12

@@ -61,18 +61,19 @@ class Aim:
                 f"the run ended with {kind.name}, whose cause is no call: what a smaller program "
                 "would need for it is not on record"
             )
+        ends = {}
+        for rank, row in report.get("ranks", {}).items():
+            code, number = ((row.get("exit") or {}).get(one) for one in ("code", "signal"))
+            if rank.isdigit() and (code is not None or number is not None):
+                ends[int(rank)] = Ended(code, number)
         times = [one.get("time_ns") for one in events if one.get("finding") == kind.name]
         return cls(
             kind,
-            frozenset(found["culprits"]),
+            frozenset(one for one in found["culprits"] if isinstance(one, int)),
             str(found.get("cause") or ""),
             kind.name == "misaligned" or found.get("parted_at") is not None,
             min((one for one in times if isinstance(one, int)), default=1 << 63),
-            {
-                int(rank): Ended(row["exit"]["code"], row["exit"]["signal"])
-                for rank, row in report.get("ranks", {}).items()
-                if any(one is not None for one in row["exit"].values())
-            },
+            ends,
         )
 
     def said_of(self, culprits: Collection[int]) -> str:
@@ -105,12 +106,9 @@ def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
             "known"
         )
     calls = {
-        number: list(rank.history.recent(RING)) if rank.history is not None else []
+        number: [call for call in rank.history.recent(RING) if call.issued_ns <= aim.until_ns]
         for number, rank in ranks.items()
-    }
-    calls = {
-        number: [call for call in row if call.issued_ns <= aim.until_ns]
-        for number, row in calls.items()
+        if rank.history is not None
     }
     # Whatever was found, the calls at the end are kept as they were.
     selection = Selection(ranks, calls, Ending(kind_of("deadlock")))
@@ -121,20 +119,14 @@ def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
     def shared(call: Call) -> Call:
         """The call as the small program makes it. Equal signatures of all ranks are one; a place is
         one without its callers, since each has a line of its own there."""
-        made, place = call.signature, None
-        reduce_op = "sum" if made.reduce_op in _NOT_OF_GLOO else made.reduce_op
-        made = replace(made, reduce_op=reduce_op, device="")
+        made, place = replace(call.signature, device=""), None
+        if made.reduce_op in _NOT_OF_GLOO:
+            made = replace(made, reduce_op="sum")
         if aim.parted and call.place is not None:
             line = CallSite("", len(places) + 1, "")
             place = places.setdefault(call.place.key, Place((line,)))
-        return replace(
-            call,
-            signature=signatures.setdefault(made, made),
-            thread=0,
-            agrees=False,
-            bounded=False,
-            place=place,
-        )
+        made = signatures.setdefault(made, made)
+        return replace(call, signature=made, thread=0, agrees=False, bounded=False, place=place)
 
     return {
         number: _program(
@@ -148,12 +140,14 @@ def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
 
 
 def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> Program:
-    is_away = aim.kind.stack_tells and rank.rank in aim.culprits
     seen = aim.ends.get(rank.rank, Ended(None, signal.SIGKILL))
     left_ns, code = rank.process.ended_ns or 0, seen.exit_code
     if rank.exiting_ns:  # how its process was ended after that is the launcher's doing
         left_ns, code = rank.exiting_ns, rank.exit_code
     end = Ended(0) if 0 < left_ns <= aim.until_ns and code == 0 else None
+    is_away = aim.kind.stack_tells and rank.rank in aim.culprits
+    if aim.kind.leaves and end is None:  # to blame may be one that has skipped a call, and waits
+        is_away = is_away and all(call.state is CallState.COMPLETED for call in calls)
     if is_away and aim.kind.ends_culprits:
         end = _ENDS.get(aim.kind.name, seen)
     moments = sorted({one for call in calls for one in (call.issued_ns, call.completed_ns)})
@@ -197,9 +191,6 @@ def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> 
     return Program(
         rank=rank.rank,
         world_size=rank.world_size,
-        host=rank.host,
-        local_rank=rank.rank,
-        pid=rank.pid,
         groups={
             key: replace(group, backend=BACKEND, state=GroupState.READY, lines=None)
             for key, group in groups

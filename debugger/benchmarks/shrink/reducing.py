@@ -79,11 +79,6 @@ class Reducer:
         self._end_s = time.monotonic() + limit_s
         self._first: Finding | None = None
 
-    @property
-    def is_late(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() > self._end_s
-
     def begins_with(self, first: Reduced) -> bool:
         """Whether the programs as they were recorded come to the finding. It must be asked first:
         smaller ones have to come to one that is like theirs."""
@@ -128,7 +123,7 @@ class Reducer:
 
     def _try(self, programs: Programs, culprits: frozenset[int]) -> Reduced | None:
         one = Reduced(programs, culprits)
-        return one if not self.is_late and self.fails(one) else None
+        return one if time.monotonic() < self._end_s and self.fails(one) else None
 
     def _ranks(self, last: Reduced) -> Reduced:
         """Whom the finding names, and a few that the others are like, are tried first."""
@@ -151,16 +146,16 @@ class Reducer:
         return _smallest(last, everyone, of)
 
     def _units(self, last: Reduced) -> Reduced:
+        return self._left(last, units(last.programs))
+
+    def _events(self, last: Reduced) -> Reduced:
+        return self._left(last, [[one] for unit in units(last.programs) for one in unit])
+
+    def _left(self, last: Reduced, every: Sequence[Unit]) -> Reduced:
         def of(kept: Sequence[Unit]) -> Reduced | None:
             return self._try(with_units(last.programs, kept), last.culprits)
 
-        return _smallest(last, units(last.programs), of)
-
-    def _events(self, last: Reduced) -> Reduced:
-        def of(kept: Sequence[tuple[int, int]]) -> Reduced | None:
-            return self._try(with_units(last.programs, [kept]), last.culprits)
-
-        return _smallest(last, [one for unit in units(last.programs) for one in unit], of)
+        return _smallest(last, every, of)
 
     def _simpler(self, last: Reduced) -> Reduced:
         ways: list[Callable[[Programs], Programs]] = [by_world, synchronous]

@@ -7,6 +7,8 @@ instead, so that each call has one line, whoever makes it.
 
 from __future__ import annotations
 
+import itertools
+import re
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
@@ -55,12 +57,8 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
     Raises NotWritten, also where that takes more lines than a report should have."""
     names = _names(programs)
     rows = {rank: _Rank(program, names, cause).statements() for rank, program in programs.items()}
-    made = {
-        event.creation.group
-        for one in programs.values()
-        for event in one.events
-        if isinstance(event, Created)
-    }
+    events = [event for one in programs.values() for event in one.events]
+    made = {event.creation.group for event in events if isinstance(event, Created)}
     groups = {key: group.ranks for one in programs.values() for key, group in one.groups.items()}
     first = [
         f"{names[key]} = dist.new_group({list(ranks)})"
@@ -69,7 +67,7 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
     ]
     body = list(_letters(rows) if in_one_loop else _branches(rows))
     text = "\n".join([*first, *body])
-    used = [f"import {name}" for name in _MODULES if f"{name}." in text]
+    used = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.(?!py:)", text)]
     lines = [
         f'{FIRST} {about}"""',
         "",
@@ -122,12 +120,8 @@ class _Rank:
             case Made(call):
                 text = self._call(call.signature, call.group, call.is_async)
                 if call.is_async:
-                    name = next(
-                        name
-                        for at in range(1, 1 << 30)
-                        if (name := f"work_{at}") not in self._works.values()
-                    )
-                    self._works[call.number] = name
+                    known = {f"work_{at + 1}" for at in range(len(self._works) + 1)}
+                    name = self._works[call.number] = min(known.difference(self._works.values()))
                     text = f"{name} = {text}"
                 place = call.place.sites[0].line if call.place is not None else 0
                 yield Statement(text, place, _shown(call.site))
@@ -137,24 +131,20 @@ class _Rank:
                 made = f"dist.new_group({list(creation.ranks)})"
                 yield Statement(f"{self._names[creation.group]} = {made}", 0, _shown(creation.site))
             case Destroyed(group, site):
-                yield Statement(
-                    f"dist.destroy_process_group({self._names.get(group, '')})", 0, _shown(site)
-                )
+                text = f"dist.destroy_process_group({self._names.get(group, '')})"
+                yield Statement(text, 0, _shown(site))
+            case Ended() if self._program.notes:
+                ((_, note),) = self._program.notes
+                yield Statement(f"raise RuntimeError({note.message!r})", 0, _shown(note.site))
             case Ended(code, signal):
-                yield from self._end(code, signal)
+                if signal is not None:
+                    name = signal_name(signal)  # "signal 63" where it has none
+                    sent = f"signal.{name}" if name.isidentifier() else signal
+                    yield Statement(f"os.kill(os.getpid(), {sent})")
+                elif code:
+                    yield Statement(f"os._exit({code})")
             case CutOff():
                 raise NotWritten("not all is known of it")
-
-    def _end(self, code: int | None, signal: int | None) -> Iterator[Statement]:
-        for _, note in self._program.notes:
-            yield Statement(
-                f"raise RuntimeError({printable(note.message, 60)!r})", 0, _shown(note.site)
-            )
-            return
-        if signal is not None:
-            yield Statement(f"os.kill(os.getpid(), signal.{signal_name(signal)})")
-        elif code:
-            yield Statement(f"os._exit({code})")
 
     def _call(self, signature: Signature, group: GroupKey, is_async: bool) -> str:
         row = op_of(signature.op)
@@ -261,7 +251,7 @@ def _step(row: Sequence[Statement], at: int) -> tuple[int, int]:
     """How many statements make a step here, and how often it comes: what saves most lines."""
     best, saved = (1, 1), 0
     texts = [one.text for one in row]
-    for length in range(1, (len(row) - at) // 2 + 1):
+    for length in range(1, min((len(row) - at) // 2, MOST_LINES) + 1):
         step, times = texts[at : at + length], 1
         while texts[at + times * length : at + (times + 1) * length] == step:
             times += 1
@@ -272,21 +262,17 @@ def _step(row: Sequence[Statement], at: int) -> tuple[int, int]:
 
 def _letters(rows: Mapping[int, Sequence[Statement]]) -> Iterator[str]:
     """The lines of a program in which all ranks make a call from the line that is its own."""
-    known: dict[tuple[str, int], tuple[str, Statement]] = {}
-    words = {}
-    for rank, row in rows.items():
-        word = ""
-        for one in row:
-            if (one.text, one.place) not in known:
-                if len(known) == len(string.ascii_letters):
-                    raise NotWritten("its calls come from too many lines")
-                known[one.text, one.place] = string.ascii_letters[len(known)], one
-            word += known[one.text, one.place][0]
-        words[rank] = word
+    known: dict[tuple[str, int], Statement] = {}
+    for one in itertools.chain(*rows.values()):
+        known.setdefault(one[:2], one)
+    if len(known) > len(string.ascii_letters):
+        raise NotWritten("its calls come from too many lines")
+    letters = dict(zip(known, string.ascii_letters, strict=False))
     yield "calls = {"
-    yield from (f'{_INDENT}{rank}: "{word}",' for rank, word in words.items())
+    for rank, row in rows.items():
+        yield f'{_INDENT}{rank}: "{"".join(letters[one[:2]] for one in row)}",'
     yield "}"
     yield "for call in calls[rank]:"
-    for letter, one in known.values():
+    for about, letter in letters.items():
         yield f'{_INDENT}{"el" if letter != "a" else ""}if call == "{letter}":'
-        yield f"{2 * _INDENT}{one}"
+        yield f"{2 * _INDENT}{known[about]}"

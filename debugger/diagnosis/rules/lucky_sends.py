@@ -24,10 +24,10 @@ from ...record.snapshot import Call, Snapshot, Timing
 from ...record.wording import by_device, call_text
 from ..facts.blocking import Model, on_device
 from ..facts.channels import Channels
-from ..facts.evidence import of_call
+from ..facts.evidence import chosen, of_call
 from ..facts.world import World, exit_status
 from ..findings import CallIs, Finding, group_evidence
-from ..limits import Limits
+from ..limits import MOST_READ, Limits
 
 LUCK = "needs luck: it ended well only because small messages were buffered; else"
 _PASSED, _NEVER = -1, sys.maxsize
@@ -70,7 +70,8 @@ def _messages(world: World, channels: Channels) -> _Rows:
     rows = {}
     for number, rank in world.ranks.items():
         if number in ends and rank.history is not None:
-            made = rank.history.timings(range(max(0, rank.calls - RING), rank.calls))
+            count = min(RING, MOST_READ // len(ends))
+            made = rank.history.timings(range(max(0, rank.calls - count), rank.calls))
             rows[number] = [one for one in made if one.message and one.group in buffered]
     return rows
 
@@ -138,7 +139,7 @@ def _findings(world: World, rows: _Rows, stuck: Mapping[int, _Stuck]) -> Iterato
             group=group_evidence(world.ranks[waiting[0]].groups[group]),
             ranks={
                 one: of_call("called", calls[one], calls[one].site, CallIs.OBJECT)
-                for one in waiting
+                for one in chosen(waiting, ())
             },
             details=lines,
             headline=f"{LUCK} {headline}",

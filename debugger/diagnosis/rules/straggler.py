@@ -31,7 +31,7 @@ from ...record.ops import OPS, POINT_TO_POINT
 from ...record.snapshot import Call, CallSite, Group, GroupKey, Snapshot
 from ...record.wording import at_site, group_name, printable
 from ..findings import Finding, RankEvidence, group_evidence
-from ..limits import SECOND_NS
+from ..limits import MOST_READ, SECOND_NS
 from ..story import step
 
 SHARE = 0.75
@@ -49,8 +49,6 @@ FEW, FEW_FACTOR, FEW_EXCEPTIONS = 20, 3.0, 1
 """Of fewer than that it must be last at all but one, and take three times as long."""
 WARM_UP, WARM_UP_SHARE = 10, 4
 """Collectives at the beginning that do not count, but no more than one in four."""
-MOST_CALLS = 200_000
-"""To be read, of all ranks together: so that the largest run takes about a second."""
 MOST_FACTOR = 100.0
 NEEDS_ALL = frozenset(op for op, row in OPS.items() if row.certain == "all") - POINT_TO_POINT
 """Nobody is through with one of these before everybody has come."""
@@ -96,7 +94,7 @@ def stragglers(snapshot: Snapshot) -> list[Finding]:
     ranks = {number: rank for number, rank in snapshot.ranks.items() if rank.history}
     if len(ranks) < 2:
         return []
-    count = MOST_CALLS // len(ranks)
+    count = MOST_READ // len(ranks)
     calls = {n: rank.history.recent(count) for n, rank in ranks.items() if rank.history}
     # When the last rank came to each collective that needs all, and that all have on record.
     counts: dict[tuple[GroupKey, int], tuple[int, int]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -193,6 +194,20 @@ def test_no_message_passes_one_that_waits_for_room(mailboxes: Mailboxes) -> None
         assert small.wait(20)
 
 
+def test_sends_that_wait_for_room_until_their_time_is_up(mailboxes: Mailboxes) -> None:
+    with mailboxes(2) as (one, other):
+        assert one.post_send(1, 1, memoryview(bytes(9)), soon()).wait(20)
+        for sizes in ((BUFFERED_BYTES, 9), (BUFFERED_BYTES,)):
+            until = time.monotonic() + 0.1
+            late = [one.post_send(1, 2, memoryview(bytes(size)), until) for size in sizes]
+            behind = one.post_send(1, 3, memoryview(bytes(9)), soon())
+            for posting in late:
+                with pytest.raises(errors.DeadlineExceeded, match="it has no partner"):
+                    posting.wait(20)
+            assert behind.wait(20)
+        assert all(other.post_receive(0, 3, into(9), soon()).wait(20) for _ in range(2))
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_which_sends_are_over_is_told_by_a_model(mailboxes: Mailboxes, seed: int) -> None:
     """Of what is not received, in its order and whatever the tags: the first `BUFFERED_BYTES`."""
@@ -309,3 +324,28 @@ def test_several_threads_wait(mailboxes: Mailboxes) -> None:
         talks = [pool.submit(talk, box, tag) for box in boxes for tag in range(threads)]
         for one in talks:
             one.result(60)
+
+
+def test_a_batch_wakes_a_peer_once() -> None:
+    """The bell of a peer that sleeps counts the rings."""
+    with lanes(2) as options:
+        bells = options[1]["bells"]
+        box = Mailbox("g", (0, 1), 0, None, {}, lambda _peer: False, **options[0])  # type: ignore[arg-type]
+        for batched, rings in ((True, 1), (False, 4)):
+            if batched:
+                box.begin_batch()
+            for tag in range(4):
+                box.post_send(1, tag, memoryview(b"data"), soon())
+            if batched:
+                box.end_batch()
+            assert sum(_taken(bell) for bell in bells) == rings
+        box.close()
+    for bell in bells:
+        os.close(bell)
+
+
+def _taken(bell: int) -> int:
+    try:
+        return os.eventfd_read(bell)
+    except BlockingIOError:
+        return 0
