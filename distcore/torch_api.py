@@ -139,7 +139,11 @@ def batch_isend_irecv(p2p_op_list: Any) -> Any:
     if not isinstance(group, CoreGroup) or tensor is None:
         return original(p2p_op_list)
     if not group._get_backend(tensor.device).supports_coalescing:
-        return original(p2p_op_list)
+        group._start_coalescing()
+        try:
+            return original(p2p_op_list)
+        finally:
+            group._end_coalescing()
     return torch_private.coalesced(group, tensor.device, p2p_op_list)
 
 

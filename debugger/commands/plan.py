@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -385,6 +386,8 @@ def _request(asked: Asked) -> Request:
 
     request, job = asked.request, asked.job
     own = request.own
+    if own.orders and own.ranks:
+        raise UsageError("--orders needs the messages of all ranks: leave --ranks out")
     link_of(own)  # which may be one that cannot be: that is said before anything runs
     if job is not None and job.starts_itself:
         for flag, given in (("--ranks", own.ranks), ("--nodes", own.nodes)):
@@ -470,15 +473,18 @@ def _planned(
 
         def plan_again(specs: Sequence[str]) -> Mapping[int, Program]:
             """In a place of its own, which is not kept."""
-            with tempfile.TemporaryDirectory(dir=directory.path) as place:
-                other = RunDirectory.create(Path(place) / "base", Path(place) / "run")
+            place = Path(tempfile.mkdtemp(dir=directory.path))
+            other = RunDirectory.create(place / "base", place / "run")
+            try:
                 injected = argparse.Namespace(injected=[*own.injected, *specs])
                 found = Injection(_faults(injected, request), other, lambda _: None)
                 its = {**request.environment, **found.environment}
                 its_request = replace(request, environment=its)
                 plan_ranks(other, its_request, itself, launch.run_leaving_nothing)
-                other.close()
                 return read_programs(other.path)
+            finally:
+                other.close()
+                shutil.rmtree(place, ignore_errors=True)
 
         until_s = time.monotonic() + ORDERS_S
         schedule = look_for_orders(programs, model, plan_again, until_s)

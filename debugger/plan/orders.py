@@ -113,8 +113,8 @@ class OpenPlace(MeetingPlace):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A choice is one of `ways` to go on where all stand still. `source`: whose message the first
+class OrderStep:
+    """A step is one of `ways` to go on where all stand still. `source`: whose message the first
     receive from any source of `destination` takes, with this tag in this place of the
     simulation's; None: none of those that are there. Without a place see `STAY`, `BUFFER`, `LEAVE`.
     `orders`: by how many there are more, since others are equivalent to it; at least, unless
@@ -134,24 +134,25 @@ class Choice:
         return self.place < 0 and self.tag == STAY.tag
 
 
-STAY, BUFFER, LEAVE = (Choice(tag=tag) for tag in range(3))
+STAY, BUFFER, LEAVE = (OrderStep(tag=tag) for tag in range(3))
 """Nothing is buffered, and nobody goes on; the sends that wait are buffered; ranks end that have
 messages under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Rank `rank` does not make its call `call` before rank `until` has come to its call `its`.
-    Both numbers count the calls of a rank."""
+    """None of `ranks` makes its call `call` before rank `until` has come to its call `its`. All
+    numbers of calls are those of their rank."""
 
-    rank: int
+    ranks: tuple[int, ...]
     call: int
     until: int
     its: int
 
     def __str__(self) -> str:
         """Returns it as `--inject` takes it."""
-        return f"hold(rank={self.rank}, until={self.until}, call={self.its}) @ call {self.call}"
+        ranks = str(self.ranks[0]) if len(self.ranks) == 1 else str([*self.ranks])
+        return f"hold(rank={ranks}, until={self.until}, call={self.its}) @ call {self.call}"
 
 
 def is_any(call: Call) -> bool:
@@ -233,8 +234,8 @@ class OpenSimulation(Simulation):
         """The sources whose messages a receive, by rank and call, does not take."""
         self.taken: dict[tuple[int, int], int] = {}
         """The source of what each receive from any source has taken, by rank and call."""
-        self.holds: dict[tuple[int, int], Hold] = {}
-        """Those that bring the same about in a run, by the call that is held."""
+        self.held: dict[tuple[int, int], tuple[int, int]] = {}
+        """The calls, by rank and number, that come after one of another rank in a run like it."""
         programs = {rank: replace(one, came_from={}) for rank, one in programs.items()}
         super().__init__(programs, model, SECOND_NS)
         self.places = [one for one in self._places.values() if isinstance(one, OpenPlace)]
@@ -247,7 +248,7 @@ class OpenSimulation(Simulation):
             return False
         return super()._end(thread, doing)
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[OrderStep]:
         """Returns what may happen now that all stand still: nothing at the end of an order, nor
         where there is none, since a receive has not taken what it must take."""
         able = []
@@ -260,9 +261,9 @@ class OpenSimulation(Simulation):
                 impossible = impossible or len(sources) < len(arrived)
                 if sources:
                     able.append((number, place, destination, tag, sources, arrived))
-        several: list[Choice] = []
+        several: list[OrderStep] = []
         for number, place, destination, tag, sources, arrived in able:
-            step = Choice(number, destination, tag, sources[0])
+            step = OrderStep(number, destination, tag, sources[0])
             fits = self._take_all(place, destination, tag)
             if fits is not None and len(sources) == len(arrived):
                 queues = [*map(len, arrived.values())]
@@ -290,7 +291,7 @@ class OpenSimulation(Simulation):
             if (slept := self._slept.get((destination, place.pending(destination, tag)[0].number)))
         )
 
-    def take(self, step: Choice) -> None:
+    def take(self, step: OrderStep) -> None:
         """Lets that happen; nothing goes on before `run`."""
         if step.place < 0:
             for place in self.places if step.tag == BUFFER.tag else ():
@@ -334,7 +335,7 @@ class OpenSimulation(Simulation):
         if own is None:
             return
         for one in sent:
-            self.holds[one.rank, one.number] = Hold(one.rank, one.number, receive[0], own)
+            self.held[one.rank, one.number] = (receive[0], own)
 
     def _next_call(self, number: int, call: int, *, at_once: bool) -> int | None:
         """Returns the number of the next call that this rank makes after this one of its calls is
@@ -425,19 +426,19 @@ class OrderCount:
     total: int
     stuck: int
     exact: bool
-    shortest: tuple[Choice, ...] | None = None
-    unknown: tuple[Choice, ...] | None = None
+    shortest: tuple[OrderStep, ...] | None = None
+    unknown: tuple[OrderStep, ...] | None = None
 
 
 def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> OrderCount:
     """Executes the orders of the programs, those with the fewest decisions that differ from the
     first one's first: all, or those that there is time for (`time.monotonic()`) and room."""
     reach = MostSends(programs, model)
-    nodes: dict[Hashable, list[tuple[Choice, Hashable]]] = {}
-    ends: dict[Hashable, tuple[int, int, int, tuple[Choice, ...]]] = {}
+    nodes: dict[Hashable, list[tuple[OrderStep, Hashable]]] = {}
+    ends: dict[Hashable, tuple[int, int, int, tuple[OrderStep, ...]]] = {}
     """Of a state: orders, those that are stuck, the decisions of the shortest one, its steps."""
-    unknown: tuple[Choice, ...] | None = None
-    todo: deque[tuple[tuple[Choice, ...], Hashable]] = deque([((), None)])
+    unknown: tuple[OrderStep, ...] | None = None
+    todo: deque[tuple[tuple[OrderStep, ...], Hashable]] = deque([((), None)])
     exact = True
     while todo and len(nodes) < MOST_STATES and (time.monotonic() < until_s or not nodes):
         steps, parent = todo.popleft()
@@ -475,9 +476,9 @@ def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> Or
 
 def _sum(
     first: Hashable,
-    nodes: Mapping[Hashable, Sequence[tuple[Choice, Hashable]]],
-    ends: dict[Hashable, tuple[int, int, int, tuple[Choice, ...]]],
-) -> tuple[int, int, int, tuple[Choice, ...]]:
+    nodes: Mapping[Hashable, Sequence[tuple[OrderStep, Hashable]]],
+    ends: dict[Hashable, tuple[int, int, int, tuple[OrderStep, ...]]],
+) -> tuple[int, int, int, tuple[OrderStep, ...]]:
     """Adds up the ends of all orders from the state `first` on, into `ends`."""
     todo = [first]
     while todo:
@@ -487,7 +488,7 @@ def _sum(
             todo.pop() if state in ends else todo.extend(left)
             continue
         total, stuck = 0, 0
-        best: tuple[int, tuple[Choice, ...]] | None = None
+        best: tuple[int, tuple[OrderStep, ...]] | None = None
         for step, one in nodes[state]:
             its_total, its_stuck, decisions, steps = ends[one]
             total += int(step.orders * its_total)
@@ -514,7 +515,7 @@ class Order:
 def follow(
     programs: Mapping[int, Program],
     model: Model,
-    choose: Callable[[OpenSimulation], Choice | None],
+    choose: Callable[[OpenSimulation], OrderStep | None],
 ) -> Order:
     """Executes the order of these choices; None ends it."""
     simulation = OpenSimulation(programs, model, MostSends(programs, model))
@@ -545,16 +546,20 @@ def follow(
         for at, call in sources:
             if at == rank and call not in waited:
                 del seen[at, call]
-    return Order(found, tuple(simulation.holds.values()), buffered, seen)
+    holds: dict[tuple[int, int, int], list[int]] = {}
+    for (rank, call), after in sorted(simulation.held.items()):
+        holds.setdefault((call, *after), []).append(rank)
+    held = tuple(Hold(tuple(ranks), *calls) for calls, ranks in holds.items())
+    return Order(found, held, buffered, seen)
 
 
-def in_turn(choices: Sequence[Choice]) -> Callable[[OpenSimulation], Choice | None]:
+def in_turn(choices: Sequence[OrderStep]) -> Callable[[OpenSimulation], OrderStep | None]:
     """For `follow`: these choices, one after the other."""
     left = iter(choices)
     return lambda _: next(left, None)
 
 
-def last_first(simulation: OpenSimulation) -> Choice | None:
+def last_first(simulation: OpenSimulation) -> OrderStep | None:
     """Returns what makes each receive take the message of the last rank, whether that matters or
     not."""
     found = simulation.choices()

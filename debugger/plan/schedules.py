@@ -15,7 +15,7 @@ from ..diagnosis.diagnose import verdict
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.findings import Finding
 from ..diagnosis.story import step
-from ..record.wording import at_site, counted
+from ..record.wording import at_site, counted, ranks_text
 from .judgement import Judgement, judge_programs
 from .orders import Order, OrderCount, explore, follow, in_turn, last_first, with_sources
 from .program import CutOff, Event, Made, Program, Waited
@@ -70,7 +70,7 @@ def look_for_orders(
             its = model if order.buffered else replace(model, buffered_bytes=0)
             sourced = {rank: with_sources(one, one.came_from) for rank, one in again.items()}
             found = judge_programs(sourced, its)
-            is_shown = verdict(found.findings) is not None
+            is_shown = verdict(found.findings) is not None and _went_on(order, again)
             # A planned receive takes its message as it is waited for. So this may be another order,
             # in which the ranks have seen the same up to where they are stuck.
             if not is_shown and known and more is not None:
@@ -87,6 +87,15 @@ def look_for_orders(
             return schedule
         depends = depends or more is None
         programs = more or again
+
+
+def _went_on(order: Order, programs: Mapping[int, Program]) -> bool:
+    """Whether all who were held have gone on: else others may be stuck by that."""
+    made = {
+        rank: sum(isinstance(event, Made) for event in program.events)
+        for rank, program in programs.items()
+    }
+    return all(made[rank] > hold.call for hold in order.holds for rank in hold.ranks)
 
 
 def _longer(
@@ -129,13 +138,14 @@ def _with_order(
     }
     lines = []
     for hold in order.holds:
-        own, its = calls.get((hold.rank, hold.call)), calls.get((hold.until, hold.its))
+        own, its = calls.get((hold.ranks[0], hold.call)), calls.get((hold.until, hold.its))
         lines.append(
-            f"in that order rank {hold.rank} comes to its call {hold.call}"
-            f"{at_site(own.site) if own else ''} after rank {hold.until} has come to its call "
-            f"{hold.its}{at_site(its.site) if its else ''}"
+            f"in that order call {hold.call} of {ranks_text(hold.ranks)}"
+            f"{at_site(own.site) if own else ''} comes after rank {hold.until} has come to its "
+            f"call {hold.its}{at_site(its.site) if its else ''}"
         )
-    lines += [f"to bring it about: distdebug run --inject '{fault}'" for fault in schedule.faults]
+    flags = " ".join(f"--inject '{fault}'" for fault in schedule.faults)
+    lines.append(f"to bring it about: distdebug run {flags}")
     return replace(
         finding,
         message=f"in {schedule}: {finding.message}",

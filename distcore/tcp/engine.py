@@ -17,6 +17,7 @@ from ..bootstrap.rendezvous import FREE_LANE, Rendezvous
 from ..engine.base import Body
 from ..engine.session import QueuedEngine, Session
 from ..engine.staging import MAIN_MEMORY
+from ..engine.work import CallWork
 from ..transports import faulty
 from ..transports.base import Connect
 from ..transports.mailbox import Mailbox
@@ -59,6 +60,13 @@ class TcpEngine(QueuedEngine):
 
     def barrier(self) -> Body:
         return collectives.barrier
+
+    def begin_batch(self) -> None:
+        self.session.mailbox().begin_batch()
+
+    def end_batch(self, works: Sequence[Any]) -> CallWork:
+        self.session.mailbox().end_batch()
+        return super().end_batch(works)
 
 
 _LANE = 0

@@ -121,7 +121,7 @@ class Mailbox:
         self._waiter: Posting | None = None
         self._waiting_thread = 0
         self._in_line: list[Posting] = []
-        self._posts = self._posts_seen = 0
+        self._posts = self._posts_seen = self._batches = 0
         self._resting = self._has_slept = False
         self._pause_s = self._rest_until = 0.0
         self._spin_s = limits.LANE_SPIN_S if len(ranks) <= (os.cpu_count() or 1) else 0.0
@@ -229,8 +229,8 @@ class Mailbox:
                 self._matching.receive(posting)
             if lane is not None:
                 self._use(lane)
-            for one in self._busy:  # a receive from any source may have answered any of them
-                one.ring()
+            if not self._batches:
+                self._ring_peers()
             if lane is None and len(self._lanes) < len(self.ranks) - 1:
                 self._rouse()  # it serves the sockets
             elif not posting.is_over and posting.deadline < self._rest_until:
@@ -238,6 +238,21 @@ class Mailbox:
             else:
                 self._hand_over()
         return posting
+
+    def begin_batch(self) -> None:
+        """Until `end_batch` no peer is woken for what is posted."""
+        with self._lock:
+            self._batches += 1
+
+    def end_batch(self) -> None:
+        """Wakes each peer once for all that was posted."""
+        with self._lock, self._moving:
+            self._batches -= 1
+            self._ring_peers()
+
+    def _ring_peers(self) -> None:
+        for one in self._busy:  # a receive from any source may have answered any of them
+            one.ring()
 
     # -- the thread that waits -----------------------------------------------------------------
 

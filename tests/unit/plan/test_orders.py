@@ -297,3 +297,20 @@ def test_a_receive_that_nobody_has_waited_for_cannot_have_changed_anything() -> 
     assert found.judgement is not None
     assert found.judgement.verdict is not None
     assert found.judgement.verdict.kind == "deadlock"
+
+
+def test_nothing_is_told_where_ranks_are_stuck_because_one_is_held() -> None:
+    held = CutOff("it waits for a key that nobody sets", stuck=True)
+
+    def plan_again(_faults: Sequence[str]) -> dict[int, Program]:
+        found = planned_as(1)
+        return {**found, 2: replace(found[2], events=(held,))}
+
+    other = [list(row) for row in STOLEN]
+    other[0][1:1] = [("recv", 2, 0)]
+    other[2][1:1] = [("send", 0, 0)]
+    made = programs(other).programs()
+    made[0] = replace(made[0], came_from={0: 2})
+    found = look_for_orders(made, Model(), plan_again, math.inf)
+    assert found.depends
+    assert found.judgement is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -323,3 +324,28 @@ def test_several_threads_wait(mailboxes: Mailboxes) -> None:
         talks = [pool.submit(talk, box, tag) for box in boxes for tag in range(threads)]
         for one in talks:
             one.result(60)
+
+
+def test_a_batch_wakes_a_peer_once() -> None:
+    """The bell of a peer that sleeps counts the rings."""
+    with lanes(2) as options:
+        bells = options[1]["bells"]
+        box = Mailbox("g", (0, 1), 0, None, {}, lambda _peer: False, **options[0])  # type: ignore[arg-type]
+        for batched, rings in ((True, 1), (False, 4)):
+            if batched:
+                box.begin_batch()
+            for tag in range(4):
+                box.post_send(1, tag, memoryview(b"data"), soon())
+            if batched:
+                box.end_batch()
+            assert sum(_taken(bell) for bell in bells) == rings
+        box.close()
+    for bell in bells:
+        os.close(bell)
+
+
+def _taken(bell: int) -> int:
+    try:
+        return os.eventfd_read(bell)
+    except BlockingIOError:
+        return 0
