@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from ..benchmarks import arguments as read
@@ -21,6 +22,10 @@ from .base import Command
 SCHEMA = "distdebug.bench/1"
 COMM_SCHEMA = "distdebug.bench.comm/1"
 START_SCHEMA = "distdebug.bench.start/1"
+REPLICAS_SCHEMA = "distdebug.bench.replicas/1"
+REPLICAS_BARS = {"every_tenth": 3.0, "every": 15.0, "values": 5.0}
+"""In percent of a step: of replicas at each tenth and at every step, and of values at each
+tenth."""
 START_BAR = 1.08
 IMPORT_BAR_S = 0.1
 MODULES_BAR = 70
@@ -77,6 +82,17 @@ group. Ratios and differences are of the two runs of a round; the figures are me
 examples:
   distdebug bench start
   distdebug bench start -n 4 --rounds 9 --json start.json"""
+
+
+_REPLICAS_EPILOG = """\
+A small transformer is trained on gloo by DDP, FSDP2 and tensor parallel, ten steps at a time each
+way in turn: by torch alone, below `run`, with `--check replicas --check-every 10` (every tenth),
+with `--check replicas` (every), and with `--values --values-every 10` (values). Figures are medians
+of the ratios to torch alone in the same round; on a busy machine trust those of CPU time.
+
+examples:
+  distdebug bench replicas
+  distdebug bench replicas -n 4 --budget 300 --json replicas.json"""
 
 
 @dataclass(frozen=True)
@@ -357,7 +373,54 @@ def _start_table(figures: dict[str, dict[str, float]]) -> Iterator[str]:
     yield f"{'modules of ours':24}{'':10}{modules:11.0f}{'':17}   bar: {MODULES_BAR}"
 
 
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    """The flags of `bench replicas`."""
+    ranks = flags.between(2, 64, "from 2 to 64 ranks")
+    parser.add_argument(
+        "-n", type=ranks, default=2, metavar="N", dest="ranks", help="ranks (default: 2)"
+    )
+    read.add_budget(parser, default_s=120.0)
+    read.add_json(parser)
+
+
+def _over_stock(taken: dict[str, list[float]], way: str) -> float:
+    """Returns by how many percent a way takes more than torch alone: in the median round."""
+    return 100 * (median(a / b for a, b in zip(taken[way], taken["stock"], strict=True)) - 1)
+
+
+def _replicas(args: argparse.Namespace) -> int:
+    read.check_seconds(args.budget, "--budget")
+    read.check_file(args.json)
+    request = {"backends": ["gloo"], "ranks": args.ranks, "budget_s": args.budget}
+    described, lines = program.begin(loading.command("benchmarks.checked_training"), request)
+    bars = {"run": "", **{name: f" (bar: {bar:g} %)" for name, bar in REPLICAS_BARS.items()}}
+    rows = []
+    for row in lines:
+        percent = {
+            name: {key: _over_stock(row[key], name) for key in ("rounds_us", "cpu_us")}
+            for name in bars
+        }
+        rows.append({**row, "percent": percent})
+        stock = row["rounds_us"]["stock"]
+        print(
+            f"{row['kind']}: {median(stock) / 1e4:.1f} ms a step, {len(stock)} rounds", flush=True
+        )
+        for name, bar in bars.items():
+            wall, cpu = percent[name].values()
+            words = name.replace("_", " ")
+            print(f"  {words:14}{wall:+7.1f} % of time, {cpu:+7.1f} % of CPU time{bar}", flush=True)
+    measured = {"schema": REPLICAS_SCHEMA, **described, "bars_percent": REPLICAS_BARS, "rows": rows}
+    program.write(args.json, measured)
+    return 0
+
+
 KINDS = {
+    "replicas": BenchKind(
+        "measure what the check of replicas and values cost a training step",
+        _REPLICAS_EPILOG,
+        _add_replicas,
+        _replicas,
+    ),
     "start": BenchKind("measure what starting a run costs", _START_EPILOG, _add_start, _start),
     "overhead": BenchKind(
         "measure what watching costs", _OVERHEAD_EPILOG, read.add_json, _overhead

@@ -4,7 +4,7 @@ One file for each optimiser and group, `pid-<pid>-<n>.replicas`, which a note of
 announces. It is allocated in full when it is made, and holds the last steps only:
 
     HEADER, then the definition: JSON {"group": [name, incarnation], "key", "axis", "names",
-        "quantities", "samples", "unreduced", "like", "late", "use", "traits"}
+        "quantities", "samples", "elements", "unreduced", "like", "late", "use", "traits"}
     ring of `entries`: ENTRY, 64 bits for each column, the samples, the entry's number + 1 again
     (the first entry is kept: by it the ranks were equal at the start)
 
@@ -13,12 +13,13 @@ optimiser keeps of it, or the bits of a hyper-parameter as a float64. `quantitie
 the columns, in their order, are of which: [["parameter", 12], ...]; without it all are parameters.
 `samples` says for the first columns of how many elements the values themselves stand there, as
 float64 (NaN: of none): all of a small tensor, or some, evenly spaced. They show how far replicas
-are apart. `unreduced` names the parameters that the model's DDP did not have when it was made: it
-never brings their gradients together. `like`: what is in this file only seems to be
-a replica, by what happens to these parameters. `late`: steps are counted from the begin of a
-precheck, and not of the program. `use`: what this group does, where the columns are all parameters,
-of which what is equal in the first entry may be replicas; `traits` says of each what it is. All
-numbers are little-endian. A reader takes an entry only if both numbers agree.
+are apart. `elements` says for parameters what they are of: [dtype, count]. `unreduced` names the
+parameters that the model's DDP did not have when it was made: it never brings their gradients
+together. `like`: what is in this file only seems to be a replica, by what happens to these
+parameters. `late`: steps are counted from the begin of a precheck, and not of the program. `use`:
+what this group does, where the columns are all parameters, of which what is equal in the first
+entry may be replicas; `traits` says of each what it is. All numbers are little-endian. A reader
+takes an entry only if both numbers agree.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ class ReplicaWriter:
         late: bool = False,
         use: str = "",
         traits: Sequence[Collection[str]] = (),
+        elements: Sequence[tuple[str, int]] = (),
     ) -> None:
         runs = groupby(columns, key=lambda column: column.quantity)
         of_columns = {
@@ -121,6 +123,7 @@ class ReplicaWriter:
             "names": [column.name for column in columns],
             "quantities": [[quantity, len(list(run))] for quantity, run in runs],
             "samples": list(samples),
+            "elements": [list(of_column) for of_column in elements],
             "unreduced": list(unreduced),
             "like": list(like),
             "late": late,
@@ -212,6 +215,8 @@ class ReplicaReader:
         self.columns: Sequence[Column] = _columns(definition)
         if len(self.columns) != self._columns or (self.use and len(self.traits) != self._columns):
             raise ValueError(f"{path} names {len(self.columns)} of {self._columns} columns")
+        elements = definition.get("elements") or ()
+        self.elements: Sequence[tuple[str, int]] = [(str(one), whole(of)) for one, of in elements]
         self._samples = [whole(one) for one in definition.get("samples", ())]
         self._size: int = ENTRY.size + 8 * (self._columns + sum(self._samples)) + MARK.size
         fits = len(self._samples) <= self._columns and min(self._samples, default=0) >= 0

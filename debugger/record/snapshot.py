@@ -284,6 +284,7 @@ class Replicas(Protocol):
     they were looked at within a precheck, from whose begin steps are counted. `use`: these are all
     parameters beside an optimiser's, of which the first digest tells which may be replicas on a
     group of this use, by the `traits` of each column (see `record.replicas`); "": replicas.
+    `elements`: dtype and count of those of the first columns, as far as known.
     """
 
     group: GroupKey
@@ -295,6 +296,7 @@ class Replicas(Protocol):
     late: bool
     use: str
     traits: Sequence[frozenset[str]]
+    elements: Sequence[tuple[str, int]]
 
     def digests(self) -> Sequence[Digest]:
         """The last ones, oldest first."""

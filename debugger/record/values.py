@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -73,8 +74,11 @@ class Value:
 
     @property
     def norm(self) -> float:
-        """The Euclidean norm."""
-        return float(self.squares**0.5)
+        """The Euclidean norm: at least the largest element, whose square a float32 may not hold."""
+        largest = max(abs(self.least), abs(self.most))
+        if math.isinf(self.squares) and not self.nonfinite:
+            return largest
+        return max(math.sqrt(self.squares), largest)
 
 
 class ValueWriter:

@@ -137,7 +137,7 @@ def test_what_starts_ranks_says_what_it_lacks(
     words: tuple[str, ...], distdebug: Path, tmp_path: Path
 ) -> None:
     said = _ask(distdebug, tmp_path, *words, code=2)
-    assert said.startswith("distdebug: torch is not installed in this Python")
+    assert said.startswith("distdebug: torch is not installed in ")
     assert not os.listdir(tmp_path)
 
 

@@ -179,7 +179,7 @@ def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> 
     groups = rank.groups.items()
     if end is not None:
         events += [Destroyed(key) for key, group in groups if group.state is GroupState.DESTROYED]
-        if end == _ENDS["rank_exception"]:
+        if is_away and aim.kind.name == "rank_exception":
             # Its own text may name other ranks, and may be nobody's business.
             known = [one for one in rank.notes if raised(one).type]
             last = known[-1] if known else Note("", 0, "")

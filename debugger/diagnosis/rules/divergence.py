@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, prod
+from struct import pack
 
 from ...record.dispute import vote
 from ...record.replicas import (
@@ -56,6 +57,8 @@ _SMALL = 8
 """Elements of a loss, or of a count."""
 _COARSER = {"bfloat16": 1 << 16, "float16": 1 << 13}
 """The units in the last place of these dtypes, in those of float32."""
+_LARGEST = 3.4028234663852886e38
+"""The largest float32."""
 PATIENCE = 8
 """After so many more moments at which they are apart, what may be replicas is no longer thought to
 be averaged now and then."""
@@ -277,7 +280,9 @@ def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
             finding = _finding(world, table, moments[moment], difference)
             causes = {places[place] for place in differing}
             steps = {row.step for row in moments[moment].values()}
-            cause = finding.data["likely_cause"] if len(steps) > 1 else "; ".join(sorted(causes))
+            cause = "; ".join(sorted(causes))
+            if len(steps) > 1 or finding.data["likely_cause"].startswith("one bit"):
+                cause = finding.data["likely_cause"]
             return _in_doubt(finding, difference, moments[moment], cause.format(**finding.data))
     return None
 
@@ -354,6 +359,8 @@ def _is_small(table: dict[int, Replicas], moment: Moment, place: int) -> bool:
     """Whether the elements on record differ, and no more than by rounding in their dtype."""
     one_of = next(iter(table.values()))
     column = one_of.columns[place]
+    if FROZEN in one_of.traits[place]:
+        return False  # nothing computes it
     coarser = max(_COARSER.get(trait, 1) for trait in one_of.traits[place] | {""})
     largest = _largest_difference(list(table.values()), moment, column, {})
     difference = ReplicaDifference(column, {}, [column], 1, largest)
@@ -486,6 +493,8 @@ def _finding(
     column = difference.column
     left_out = [] if column is None else _who_leaves_out(world, replicas, rows, column)
     cause = _likely_cause(rows, difference, left_out, one_of.late)
+    if bit := _one_bit(replicas, first.moment, column):
+        cause = f"{bit}: memory that has changed by itself, if nothing in the program writes there"
     if column in [Column(GRADIENT, name) for one in replicas.values() for name in one.unreduced]:
         cause = "DDP does not have it: it was frozen (or did not exist) when DDP was made"
     finding = Finding(
@@ -587,6 +596,34 @@ def _largest_difference(
         return None
     apart = (max(row) - min(row) for row in zip(*samples, strict=True) if not any(map(isnan, row)))
     return max(apart, default=0.0) or None
+
+
+def _one_bit(replicas: dict[int, Replicas], moment: Moment, column: Column | None) -> str:
+    """Returns which bit of which element of a float32 parameter differs, where no other does of the
+    elements on record; "" elsewhere."""
+    one_of = next(iter(replicas.values()))
+    if column is None or column not in one_of.columns:
+        return ""
+    place = one_of.columns.index(column)
+    if place >= len(one_of.elements) or one_of.elements[place][0] != "float32":
+        return ""
+    rows = [samples for one in replicas.values() if (samples := one.samples(moment, column))]
+    apart = [
+        (index, set(values))
+        for index, values in enumerate(zip(*rows, strict=False))
+        if len(set(values)) > 1
+    ]
+    if len(apart) != 1 or len(apart[0][1]) != 2:
+        return ""
+    index, values = apart[0]
+    if max(map(abs, values)) > _LARGEST:
+        return ""
+    one, other = (int.from_bytes(pack("<f", value), "little") for value in values)
+    changed = one ^ other
+    if changed.bit_count() != 1:
+        return ""
+    stride = max(1, one_of.elements[place][1] // len(rows[0]))
+    return f"one bit ({changed.bit_length() - 1}) of element {index * stride}"
 
 
 def _who_leaves_out(

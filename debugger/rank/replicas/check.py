@@ -616,10 +616,9 @@ class ReplicaCheck:
         columns = quantities.columns(optimizer, [name[:200] for name, _ in named])
         if declared.use == EVALUATED:
             columns = [Column(BUFFER, name[:200]) for name, _ in named]
-        local = [quantities.local(one) for one in tensors] if declared.use else []
-        samples = quantities.samples(
-            [one for one in local if one is not None] or tensors, declared.axis
-        )
+        local = [quantities.local(one) for one in tensors]
+        parts = [tensors[place] if one is None else one for place, one in enumerate(local)]
+        samples = quantities.samples(parts if declared.use else tensors, declared.axis)
         if parameters_alone:
             columns, samples = columns[: len(named)], samples[: len(named)]
         for replica in alive:
@@ -647,6 +646,7 @@ class ReplicaCheck:
                 writer = ReplicaWriter(
                     *(path, group_key, text, columns, samples, axis),
                     *(unreduced, declared.like, self._late, declared.use, declared.traits),
+                    [(str(one.dtype).removeprefix("torch."), one.numel()) for one in parts],
                 )
                 break
             except FileExistsError:

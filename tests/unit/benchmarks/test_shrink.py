@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from distdebug.benchmarks.shrink.writing import NotWritten, written
 from distdebug.diagnosis.facts.blocking import Model
 from distdebug.errors import UsageError
 from distdebug.plan.judgement import judge_programs
+from distdebug.plan.program import Ended
 from distdebug.record.kinds import KINDS, kind_of
 from distdebug.record.signature import Signature
 from fixtures.recorded import unpack
@@ -379,6 +381,15 @@ def test_the_record_of_a_run_is_made_smaller(
     assert reducer.begins_with(first)
     small = [first, *reducer.steps(first)][-1]
     assert (len(small.programs), small.calls) == (ranks, calls)
+
+
+def test_a_rank_that_ended_with_1_has_not_raised(tmp_path: Path) -> None:
+    directory = unpack("died", tmp_path).path
+    aim, _ = read(directory)
+    aim = replace(aim, ends={1: Ended(1)})
+    first = Reduced(recorded.programs(ranks_of(directory), aim), aim.culprits)
+    assert Reducer(aim, Model(), LIMIT_S).begins_with(first)
+    assert "    os._exit(1)" in source_of(first)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -149,6 +149,7 @@ class ListReplicas:
     like: Sequence[str] = ()
     use: str = ""
     traits: Sequence[frozenset[str]] = ()
+    elements: Sequence[tuple[str, int]] = ()
     rows: list[tuple[Digest, tuple[int, ...]]] = field(default_factory=list)
     sampled: dict[Column, Sequence[float]] = field(default_factory=dict)
 

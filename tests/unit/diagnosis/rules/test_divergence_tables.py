@@ -156,6 +156,21 @@ def test_what_is_frozen(use: str) -> None:
     assert not findings(table(MIXED, {SHARD: (5, 6)}, use=use, traits=traits))
 
 
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [(1.0 + 2**-22, "one bit (1) of element 30"), (1.0 + 2**-22 + 2**-23, "it was frozen")],
+)
+def test_a_bit_that_flips(other: float, expected: str) -> None:
+    """Of each tenth element the value is on record."""
+    run = table(MIXED, {ROUTER: (4, 5)}, traits={**TRAITS, ROUTER: RANDOM | {FROZEN}})
+    for rank, value in enumerate([1.0, other]):
+        one = run[rank].replicas[0]
+        one.elements = [("float32", 40)] * 3
+        one.sampled = {Column(PARAMETER, ROUTER): [0.5, 2.0, 3.0, value]}
+    (found,) = findings(run)
+    assert found.data["likely_cause"].startswith(expected)
+
+
 ACROSS = {name: RANDOM | {ELSEWHERE} for name in TRAITS}
 ALIKE = {NORM: (1, 1), SHARD: (2, 2), ROUTER: (4, 4)}
 
