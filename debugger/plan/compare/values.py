@@ -210,7 +210,7 @@ class _Comparing:
             right = self._called_alike(_of_step(self._b, step), left, step)
             self._gradients = _norm_of_all((left, right))
             self._move(step, left, right)
-            # A rank of a tensor-parallel run has the loss of other data than one of a data-parallel.
+            # A tensor-parallel rank has the loss of the whole batch, a data-parallel one of a part.
             self._is_cut_alike = self._is_cut_alike and all(
                 left[key][rank].column.numel == one.column.numel
                 for key, values in right.items()
