@@ -181,6 +181,8 @@ class _Comparing:
             *(max(one.depth for one in every), max(one.summands for one in every)),
             shift,
         )
+        self._is_cut_alike = True
+        """Whether each rank has the same parts of all parameters in both runs."""
         self._names: dict[str, str] = {}
         """The names of parameters in `b`, by which they are called in `a`."""
         self._largest: dict[tuple[str, str], float] = {}
@@ -208,6 +210,13 @@ class _Comparing:
             right = self._called_alike(_of_step(self._b, step), left, step)
             self._gradients = _norm_of_all((left, right))
             self._move(step, left, right)
+            # A tensor-parallel rank has the loss of the whole batch, a data-parallel one of a part.
+            self._is_cut_alike = self._is_cut_alike and all(
+                left[key][rank].column.numel == one.column.numel
+                for key, values in right.items()
+                for rank, one in values.items()
+                if key.quantity == PARAMETER and rank in left.get(key, ())
+            )
             self._parameters.clear()
             beyond: list[ValueDifference] = []
             collectives: list[ValueDifference] = []
@@ -373,7 +382,7 @@ class _Comparing:
         """Yields what is compared."""
         same_world = len(self._a) == len(self._b)
         if key.quantity == LOSS:
-            yield from self._losses(step, same_world)
+            yield from self._losses(step, same_world and self._is_cut_alike)
             return
         sizes = [{rank: one.column.numel for rank, one in side.items()} for side in (mine, theirs)]
         if same_world and sizes[0] == sizes[1]:
