@@ -50,6 +50,12 @@ JOINING = WatchedPart(
     "steps that Join makes for a rank without inputs are taken for the program's own",
     Private("torch.distributed.algorithms.join", "Join.__exit__", ("self",)),
 )
+_STATES = "torch.distributed.checkpoint.state_dict"
+FILLING = WatchedPart(
+    "steps_of_checkpoints",
+    "a step that makes empty optimiser state, for a checkpoint, is taken for the program's own",
+    Private(_STATES, "_init_optim_state"),
+)
 BACKWARD = WatchedPart(
     "backward_calls",
     "gradients that a program has forgotten to sum are not noticed",
@@ -148,14 +154,15 @@ def cannot_look(hook: FrameType) -> bool:
 
     A step within another optimiser's is a part of that: ZeroRedundancyOptimizer's own brings the
     ranks together. One that Join makes for a rank without further inputs shadows those of the
-    others: no backward came before it, and what gradients are there belong to nobody. The capture
+    others: no backward came before it, and what gradients are there belong to nobody. One with a
+    learning rate of 0 makes the state that a checkpoint is then loaded into. The capture
     of a CUDA graph must not meet a wait for the device.
     """
     step = hook.f_back
-    shadows = _shadowing()
+    others = (_shadowing(), _filling())
     above = step.f_back if step is not None else None
     while above is not None:
-        if step is not None and (above.f_code is step.f_code or above.f_code is shadows):
+        if step is not None and (above.f_code is step.f_code or above.f_code in others):
             return True
         above = above.f_back
     return capturing()
@@ -166,6 +173,12 @@ def cannot_look(hook: FrameType) -> bool:
 def _shadowing() -> CodeType | None:
     """Returns the code that runs while Join makes the steps of a rank without inputs."""
     return getattr(JOINING.needs[0].find(), "__code__", None)
+
+
+def _filling() -> CodeType | None:
+    """Returns the code that makes empty optimiser state, once the program has loaded it."""
+    loaded = _STATES in sys.modules and FILLING.works
+    return getattr(FILLING.needs[0].find(), "__code__", None) if loaded else None
 
 
 @BACKWARD
