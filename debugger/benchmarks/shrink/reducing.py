@@ -65,7 +65,7 @@ class Reduced:
 
     @property
     def calls(self) -> int:
-        """How many calls all ranks make together."""
+        """Counts the calls that all ranks make together."""
         events = (event for one in self.programs.values() for event in one.events)
         return sum(isinstance(event, Made) for event in events)
 
@@ -126,7 +126,7 @@ class Reducer:
         return one if time.monotonic() < self._end_s and self.fails(one) else None
 
     def _ranks(self, last: Reduced) -> Reduced:
-        """Whom the finding names, and a few that the others are like, are tried first."""
+        """Tries first whom the finding names, and a few that the others are like."""
 
         def of(kept: Sequence[int], by_role: bool = False) -> Reduced | None:
             kept = sorted(kept)

@@ -248,7 +248,7 @@ def _looped(row: Sequence[Statement]) -> Iterator[str]:
 
 
 def _step(row: Sequence[Statement], at: int) -> tuple[int, int]:
-    """How many statements make a step here, and how often it comes: what saves most lines."""
+    """Returns how many statements make a step here, and how often it comes, to save most lines."""
     best, saved = (1, 1), 0
     texts = [one.text for one in row]
     for length in range(1, min((len(row) - at) // 2, MOST_LINES) + 1):

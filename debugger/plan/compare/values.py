@@ -69,7 +69,7 @@ class NoCommonStepError(ValueError):
     """Nothing of the two runs can be compared."""
 
 
-class Key(NamedTuple):
+class ValueKey(NamedTuple):
     """A value of a step: the `turn`-th of its name, counted from 0."""
 
     quantity: str
@@ -84,7 +84,7 @@ class ValueDifference:
     """
 
     step: int
-    key: Key
+    key: ValueKey
     ranks: tuple[int, ...]
     difference: float
     bound: float
@@ -138,19 +138,19 @@ def compare_values(a: Ranks, b: Ranks, shift: int = 0, rtol: float = 0.0) -> Val
     return _Comparing(a, b, shift, rtol).run()
 
 
-def _of_step(ranks: Ranks, step: int) -> dict[Key, dict[int, Value]]:
+def _of_step(ranks: Ranks, step: int) -> dict[ValueKey, dict[int, Value]]:
     """The values of a step by rank, in the order in which they came about."""
-    found: dict[Key, dict[int, Value]] = defaultdict(dict)
+    found: dict[ValueKey, dict[int, Value]] = defaultdict(dict)
     for rank, values in ranks.items():
         turns: Counter[tuple[str, str]] = Counter()
         for one in values.values(step):
             name = one.column.quantity, one.column.name
-            found[Key(*name, turns[name])][rank] = one
+            found[ValueKey(*name, turns[name])][rank] = one
             turns[name] += 1
     return found
 
 
-def _precision(ranks: Ranks, first: Mapping[Key, Mapping[int, Value]]) -> str:
+def _precision(ranks: Ranks, first: Mapping[ValueKey, Mapping[int, Value]]) -> str:
     """Returns the least precise dtype that a run declares: that of most of its matrix products, of
     most of its parameters, or of the tensors that it communicates."""
     found = {dtype for one in ranks.values() for dtype in one.precisions}
@@ -243,7 +243,7 @@ class _Comparing:
         return bool(self._shift) and step == 0
 
     def _causes(
-        self, left: Mapping[Key, dict[int, Value]], right: Mapping[Key, dict[int, Value]]
+        self, left: Mapping[ValueKey, dict[int, Value]], right: Mapping[ValueKey, dict[int, Value]]
     ) -> Iterator[str]:
         for key in left:
             if key.quantity not in CAUSES or key not in right or len(self._a) != len(self._b):
@@ -254,7 +254,7 @@ class _Comparing:
                 what = key.name if key.quantity == INPUT else f"the random state of {key.name}"
                 yield f"{what} is another one on {ranks_text(ranks)}"
 
-    def _counts(self, one: ValueDifference, keys: Sequence[Key]) -> bool:
+    def _counts(self, one: ValueDifference, keys: Sequence[ValueKey]) -> bool:
         """Whether a collective may be where the runs part: it came before the loss, and is no
         number that is of each run alone, as a time that was measured. What comes after the loss is
         gradients, which have names of their own."""
@@ -264,8 +264,11 @@ class _Comparing:
         return is_tensor and early and one.key.name not in self.found.without_effect
 
     def _called_alike(
-        self, right: dict[Key, dict[int, Value]], left: dict[Key, dict[int, Value]], step: int
-    ) -> dict[Key, dict[int, Value]]:
+        self,
+        right: dict[ValueKey, dict[int, Value]],
+        left: dict[ValueKey, dict[int, Value]],
+        step: int,
+    ) -> dict[ValueKey, dict[int, Value]]:
         """Returns the values of `b` under the names that `a` has for them. In the first step it is
         found out what was renamed: parameters of other names that are equal bit for bit."""
         if step == self._common[0]:
@@ -300,10 +303,10 @@ class _Comparing:
 
     def _in_order(
         self,
-        left: Mapping[Key, dict[int, Value]],
-        right: Mapping[Key, dict[int, Value]],
+        left: Mapping[ValueKey, dict[int, Value]],
+        right: Mapping[ValueKey, dict[int, Value]],
         begins: bool,
-    ) -> list[Key]:
+    ) -> list[ValueKey]:
         """The values that can be compared, in causal order: gradients from the loss back."""
         calls = [[key for key in side if key.quantity == COLLECTIVE] for side in (left, right)]
         same_world = len(self._a) == len(self._b)
@@ -331,7 +334,7 @@ class _Comparing:
     # -- one value -------------------------------------------------------------------------------
 
     def _judge(
-        self, step: int, key: Key, mine: dict[int, Value], theirs: dict[int, Value]
+        self, step: int, key: ValueKey, mine: dict[int, Value], theirs: dict[int, Value]
     ) -> ValueDifference | None:
         found = self.found
         if not (mine and theirs):
@@ -366,7 +369,7 @@ class _Comparing:
         return worst and ValueDifference(step, key, tuple(ranks), *worst)
 
     def _only_in_one(
-        self, step: int, key: Key, values: dict[int, Value], is_mine: bool
+        self, step: int, key: ValueKey, values: dict[int, Value], is_mine: bool
     ) -> ValueDifference | None:
         """A parameter that one run alone has, or a gradient other than zero."""
         one = next(iter(values.values()))
@@ -377,7 +380,7 @@ class _Comparing:
         return ValueDifference(step, key, tuple(values), math.inf, 0.0, *sides)
 
     def _pairs(
-        self, step: int, key: Key, mine: dict[int, Value], theirs: dict[int, Value]
+        self, step: int, key: ValueKey, mine: dict[int, Value], theirs: dict[int, Value]
     ) -> Iterator[Pair]:
         """Yields what is compared."""
         same_world = len(self._a) == len(self._b)
@@ -422,7 +425,7 @@ class _Comparing:
         columns = [next(iter(side.values()))[0].column for side in sides]
         yield -1, (-1, -1), _number(least[0], columns[0]), _number(least[1], columns[1])
 
-    def _scale(self, key: Key, one: Value, other: Value) -> float:
+    def _scale(self, key: ValueKey, one: Value, other: Value) -> float:
         """The largest norm that the value has had, in either run."""
         known = self._largest.get(key[:2], 0.0)
         norms = [value.norm for value in (one, other) if math.isfinite(value.norm)]
@@ -430,7 +433,13 @@ class _Comparing:
         return scale
 
     def _allowed(
-        self, step: int, key: Key, places: tuple[int, int], one: Value, other: Value, scale: float
+        self,
+        step: int,
+        key: ValueKey,
+        places: tuple[int, int],
+        one: Value,
+        other: Value,
+        scale: float,
     ) -> float:
         """The largest difference that rounding explains."""
         quantity = key.quantity
@@ -467,7 +476,7 @@ class _Comparing:
 
     # -- how far the model has gone, and how far both are apart ----------------------------------
 
-    def _move(self, step: int, *sides: Mapping[Key, dict[int, Value]]) -> None:
+    def _move(self, step: int, *sides: Mapping[ValueKey, dict[int, Value]]) -> None:
         """Adds to the ways that parameters have gone, and finds out how far the whole model goes in
         a step at most."""
         squares = [0.0, 0.0]
@@ -552,7 +561,7 @@ def _bits(values: Mapping[int, Value]) -> object:
     return one.column.numel, one.digest
 
 
-def _norm_of_all(sides: Sequence[Mapping[Key, dict[int, Value]]]) -> float:
+def _norm_of_all(sides: Sequence[Mapping[ValueKey, dict[int, Value]]]) -> float:
     """The norm of all gradients together, of the side where it is larger."""
     squares = [
         sum(max(one.squares for one in values.values())

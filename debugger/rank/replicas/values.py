@@ -58,7 +58,7 @@ _SEED = 0x51675
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TensorReading:
     """The numbers of one tensor, still on its device."""
 
     column: ValueColumn
@@ -67,7 +67,7 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Named:
+class TrainedParameters:
     """The parameters of one optimiser, by name, and the module that has most of them."""
 
     seen: tuple[int, ...]
@@ -103,7 +103,7 @@ class ValueRecorder:
         self._clear()
 
     def _clear(self) -> None:
-        self._pending: list[Reading] = []
+        self._pending: list[TensorReading] = []
         self._calls: Counter[str] = Counter()
         self._call_bytes = 0
 
@@ -228,7 +228,7 @@ class ValueRecorder:
             self._write(self._step, rows)
         self._clear()
 
-    def _write(self, step: int, rows: Sequence[Reading]) -> None:
+    def _write(self, step: int, rows: Sequence[TensorReading]) -> None:
         if self._writer is None:
             rank = max(self._recorder.writer.rank, 0)
             size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -242,7 +242,7 @@ class ValueRecorder:
         self._clear()
         report_own_fault("recording values", error)
 
-    def _state(self, optimizer: Optimizer, site: str, before: bool) -> Iterator[Reading]:
+    def _state(self, optimizer: Optimizer, site: str, before: bool) -> Iterator[TensorReading]:
         """Yields what an optimiser's step was made of, and what it has made; `before`: what is
         there before its first one."""
         known = self._named(optimizer)
@@ -275,10 +275,10 @@ class ValueRecorder:
             for name, one in kept:
                 yield from _readings(BUFFER, f"{of}: {name}", one, site)
 
-    def _named(self, optimizer: Optimizer) -> Named:
+    def _named(self, optimizer: Optimizer) -> TrainedParameters:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
         seen = tuple(map(id, parameters))
-        known: Named | None = self._known.get(optimizer)
+        known: TrainedParameters | None = self._known.get(optimizer)
         if known is None or known.seen != seen:
             names, wanted = declarations.find(optimizer), set(seen)
             shares = [
@@ -294,7 +294,9 @@ class ValueRecorder:
                 for share, one in shares
                 if not share and one is not mine and counts[_inner(one)] == 1
             ]
-            known = Named(seen, trained, weakref.ref(mine) if mine is not None else None, others)
+            known = TrainedParameters(
+                seen, trained, weakref.ref(mine) if mine is not None else None, others
+            )
             self._known[optimizer] = known
             scalers = [one for one in training.living(torch.amp.GradScaler) if one.is_enabled()]
             self._scalers = scalers if len(scalers) == 1 else []
@@ -314,7 +316,7 @@ def _site(frame: Any) -> str:
     return f"{found.f_code.co_filename}:{found.f_lineno}:{found.f_code.co_name}"
 
 
-def _readings(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Reading]:
+def _readings(quantity: str, name: str, tensor: Any, site: str) -> Iterator[TensorReading]:
     """Yields the reading of a tensor, of a DTensor that of its local part; none where that cannot
     be read, or is a summand of what all ranks together have."""
     of_all = tensor.numel()
@@ -325,7 +327,7 @@ def _readings(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Read
     if part is not None:
         dtype = str(part.dtype).removeprefix("torch.")
         column = ValueColumn(quantity, name[:300], dtype, part.numel(), of_all, site)
-        yield Reading(column, quantities.raw_digest(part), _numbers(part))
+        yield TensorReading(column, quantities.raw_digest(part), _numbers(part))
 
 
 def _numbers(tensor: Tensor) -> Tensor:
@@ -367,7 +369,7 @@ def _signs_on(device: torch.device, dtype: torch.dtype) -> Tensor:
     return (2 * made - 1).to(device, dtype)
 
 
-def _packed(rows: Sequence[Reading]) -> list[tuple[ValueColumn, bytes]]:
+def _packed(rows: Sequence[TensorReading]) -> list[tuple[ValueColumn, bytes]]:
     """Rows as they are written, with one wait for each device."""
     found: list[tuple[ValueColumn, bytes]] = []
     by_device: dict[torch.device, tuple[list[int], list[list[float]]]] = {}
