@@ -270,25 +270,30 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
 
 def raw_digest(tensor: Tensor) -> Tensor:
     """Returns one of `digests`, on the tensor's device: other where a NaN has other bits."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    return _fold(flat.view(_WORDS.get(flat.element_size(), torch.int32)))
+    return raw_digests(tensor.detach().contiguous().reshape(1, -1))[0]
+
+
+def raw_digests(rows: Tensor) -> Tensor:
+    """Returns that of each row of a contiguous tensor, of shape (tensors, elements)."""
+    return _fold(rows.view(_WORDS.get(rows.element_size(), torch.int32)))
 
 
 def _fold(words: Tensor) -> Tensor:
-    """The weighted sum, by rows so that the weights stay few: those of its row and its column."""
+    """The weighted sums of the last dimension, by rows so that the weights stay few: those of its
+    row and its column."""
     weights = _weights_on(words.device)
-    count = words.numel()
+    tensors, count = words.shape
     if count <= ROW:
-        return (words * weights[:count]).sum()
+        return (words * weights[:count]).sum(1)
     rows, rest = divmod(count, ROW)
-    table = words[: rows * ROW].view(rows, ROW)
+    table = words[:, : rows * ROW].view(tensors, rows, ROW)
     sums = [
-        (table[first : first + ROWS_AT_ONCE] * weights).sum(1)
+        (table[:, first : first + ROWS_AT_ONCE] * weights).sum(2)
         for first in range(0, rows, ROWS_AT_ONCE)
     ]
     if rest:
-        sums.append((words[rows * ROW :] * weights[:rest]).sum().view(1))
-    return _fold(torch.cat(sums))
+        sums.append((words[:, rows * ROW :] * weights[:rest]).sum(1, keepdim=True))
+    return _fold(torch.cat(sums, 1))
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,11 @@ MOST_CALL_BYTES = 256 << 20
 """The most bytes of such results in one step."""
 ROW_ELEMENTS = 1 << 16
 ROWS_AT_ONCE = 64
+MOST_TOGETHER = 1 << 20
+"""Elements that are copied to be read together."""
 _SEED = 0x51675
+Part = tuple[ValueColumn, Tensor]
+"""What is to be read, as which column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +194,7 @@ class ValueRecorder:
 
     def _add(self, quantity: str, name: str, tensor: Tensor, site: str) -> None:
         with torch.no_grad(), self._lock:
-            self._pending += _readings(quantity, name, tensor, site)
+            self._pending += _read(_parts(quantity, name, tensor, site))
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -212,7 +216,7 @@ class ValueRecorder:
                 if made:
                     self._made(optimizer, _site(frame))
                 elif self._step <= 1 and optimizer not in self._known:
-                    self._write(0, list(self._state(optimizer, _site(frame), before=True)))
+                    self._write(0, _read(self._state(optimizer, _site(frame), before=True)))
         except Exception as error:
             self._switch_off(error)
 
@@ -224,7 +228,7 @@ class ValueRecorder:
             self._step += 1
         self._stepped.append(number)
         if self._is_due(self._step):
-            rows = [*self._pending, *self._state(optimizer, site, before=False)]
+            rows = [*self._pending, *_read(self._state(optimizer, site, before=False))]
             self._write(self._step, rows)
         self._clear()
 
@@ -242,17 +246,17 @@ class ValueRecorder:
         self._clear()
         report_own_fault("recording values", error)
 
-    def _state(self, optimizer: Optimizer, site: str, before: bool) -> Iterator[TensorReading]:
+    def _state(self, optimizer: Optimizer, site: str, before: bool) -> Iterator[Part]:
         """Yields what an optimiser's step was made of, and what it has made; `before`: what is
         there before its first one."""
         known = self._named(optimizer)
         if not before:
             for name, one in known.trained:
                 if one.grad is not None:
-                    yield from _readings(GRADIENT, name, one.grad, site)
+                    yield from _parts(GRADIENT, name, one.grad, site)
             scales = [("loss scale", float(one.get_scale())) for one in self._scalers]
             for name, number in (*quantities.hyperparameters(optimizer), *scales):
-                yield from _readings(
+                yield from _parts(
                     HYPERPARAMETER, name, torch.tensor(number, dtype=torch.float64), site
                 )
         for name, one in known.trained:
@@ -262,18 +266,18 @@ class ValueRecorder:
                 if isinstance(value, (int, float)):
                     value = torch.tensor(value, dtype=torch.float64)
                 if isinstance(value, Tensor):
-                    yield from _readings(OPTIMIZER_STATE, f"{name}: {key}", value, site)
+                    yield from _parts(OPTIMIZER_STATE, f"{name}: {key}", value, site)
         root = known.root() if known.root is not None else None
         frozen = root.named_parameters() if before and root is not None else ()
         for name, one in (*known.trained, *(row for row in frozen if not row[1].requires_grad)):
-            yield from _readings(PARAMETER, name, one, site)
+            yield from _parts(PARAMETER, name, one, site)
         for name, one in root.named_buffers() if root is not None else ():
-            yield from _readings(BUFFER, name, one, site)
+            yield from _parts(BUFFER, name, one, site)
         for of, reference in () if before else known.others:
             other = reference()
             kept = (*other.named_parameters(), *other.named_buffers()) if other is not None else ()
             for name, one in kept:
-                yield from _readings(BUFFER, f"{of}: {name}", one, site)
+                yield from _parts(BUFFER, f"{of}: {name}", one, site)
 
     def _named(self, optimizer: Optimizer) -> TrainedParameters:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -316,9 +320,9 @@ def _site(frame: Any) -> str:
     return f"{found.f_code.co_filename}:{found.f_lineno}:{found.f_code.co_name}"
 
 
-def _readings(quantity: str, name: str, tensor: Any, site: str) -> Iterator[TensorReading]:
-    """Yields the reading of a tensor, of a DTensor that of its local part; none where that cannot
-    be read, or is a summand of what all ranks together have."""
+def _parts(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Part]:
+    """Yields what is read of a tensor, of a DTensor its local part; nothing where that cannot be
+    read, or is a summand of what all ranks together have."""
     of_all = tensor.numel()
     if any(one.is_partial() for one in getattr(tensor, "placements", ())):
         return
@@ -326,39 +330,62 @@ def _readings(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Tens
     part = quantities.part(local, None)
     if part is not None:
         dtype = str(part.dtype).removeprefix("torch.")
-        column = ValueColumn(quantity, name[:300], dtype, part.numel(), of_all, site)
-        yield TensorReading(column, quantities.raw_digest(part), _numbers(part))
+        yield ValueColumn(quantity, name[:300], dtype, part.numel(), of_all, site), part.detach()
 
 
-def _numbers(tensor: Tensor) -> Tensor:
-    """The numbers of a `ROW` behind the digest, as float64 on the tensor's device."""
-    flat = tensor.detach().contiguous().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    if not flat.is_floating_point():
-        flat = flat.to(torch.float64)
-    elif flat.element_size() < 4:
-        flat = flat.to(torch.float32)
-    if not flat.numel():
-        return torch.zeros(5 + SKETCH, dtype=torch.float64, device=flat.device)
-    wrong = flat.numel() - flat.isfinite().sum()
-    norm = torch.linalg.vector_norm(flat).to(torch.float64)
-    few = torch.stack([wrong, flat.sum(), norm * norm, *flat.aminmax()])
-    return torch.cat([few.to(torch.float64), _sketch(flat).to(torch.float64)])
+def _read(parts: Iterable[Part]) -> list[TensorReading]:
+    """Reads them, those of one shape together: on small ones it is the number of operations that
+    takes the time."""
+    rows = list(parts)
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, (_, one) in enumerate(rows):
+        together = one.dtype, one.device, one.numel()
+        alike.setdefault(together if one.numel() <= ROW_ELEMENTS else (index,), []).append(index)
+    found: list[TensorReading | None] = [None] * len(rows)
+    for indices in alike.values():
+        at_once = max(1, MOST_TOGETHER // max(1, rows[indices[0]][1].numel()))
+        for first in range(0, len(indices), at_once):
+            some = indices[first : first + at_once]
+            flat = [rows[index][1].contiguous().reshape(-1) for index in some]
+            table = torch.stack(flat) if len(flat) > 1 else flat[0][None]
+            both = zip(quantities.raw_digests(table), _numbers(table), strict=True)
+            for index, (digest, numbers) in zip(some, both, strict=True):
+                found[index] = TensorReading(rows[index][0], digest, numbers)
+    return [one for one in found if one is not None]
 
 
-def _sketch(flat: Tensor) -> Tensor:
-    """The sums of `SKETCH` parts, each element times a sign that its place has."""
-    signs = _signs_on(flat.device, flat.dtype)
-    rows, rest = divmod(flat.numel(), ROW_ELEMENTS)
+def _numbers(table: Tensor) -> Tensor:
+    """The numbers of a `ROW` behind the digest, as float64 on the tensors' device, for each row of
+    a contiguous tensor of shape (tensors, elements)."""
+    if table.is_complex():
+        table = torch.view_as_real(table).flatten(1)
+    if not table.is_floating_point():
+        table = table.to(torch.float64)
+    elif table.element_size() < 4:
+        table = table.to(torch.float32)
+    count, elements = table.shape
+    if not elements:
+        return torch.zeros(count, 5 + SKETCH, dtype=torch.float64, device=table.device)
+    wrong = elements - table.isfinite().sum(1)
+    norm = torch.linalg.vector_norm(table, dim=1).to(torch.float64)
+    few = [wrong, table.sum(1), norm * norm, *table.aminmax(dim=1)]
+    return torch.cat([torch.stack(few, 1).to(torch.float64), _sketch(table).to(torch.float64)], 1)
+
+
+def _sketch(table: Tensor) -> Tensor:
+    """The sums of `SKETCH` parts of each row, each element times a sign that its place has."""
+    signs = _signs_on(table.device, table.dtype)
+    count, elements = table.shape
+    rows, rest = divmod(elements, ROW_ELEMENTS)
     part = -(-rest // SKETCH)
-    last = flat[rows * ROW_ELEMENTS :] * signs[:rest]
-    found = nn.functional.pad(last, (0, SKETCH * part - rest)).view(SKETCH, part).sum(1)
-    table = flat[: rows * ROW_ELEMENTS].view(rows, SKETCH, ROW_ELEMENTS // SKETCH)
+    last = table[:, rows * ROW_ELEMENTS :] * signs[:rest]
+    padded = nn.functional.pad(last, (0, SKETCH * part - rest))
+    found = padded.view(count, SKETCH, part).sum(2)
+    whole = table[:, : rows * ROW_ELEMENTS].view(count, rows, SKETCH, ROW_ELEMENTS // SKETCH)
     for first in range(0, rows, ROWS_AT_ONCE):
-        some = (table[first : first + ROWS_AT_ONCE] * signs.view(SKETCH, -1)).sum(2)
-        of_rows = signs[(torch.arange(len(some), device=flat.device) + first) % ROW_ELEMENTS]
-        found = found + (some * of_rows[:, None]).sum(0)
+        some = (whole[:, first : first + ROWS_AT_ONCE] * signs.view(SKETCH, -1)).sum(3)
+        places = torch.arange(some.shape[1], device=table.device) + first
+        found = found + (some * signs[places % ROW_ELEMENTS][:, None]).sum(1)
     return found
 
 
