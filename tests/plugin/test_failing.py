@@ -128,7 +128,7 @@ def test_a_test_is_skipped_in_all_ranks_or_in_none(session: Session) -> None:
 
 def test_wrong_use_is_one_sentence(session: Session) -> None:
     assert "@pytest.mark.distributed does not know 'nprocs'" in session.failure("test_wrong_mark")
-    assert "'heat' is none of nan, overflow," in session.failure("test_unknown_check")
+    assert "'heat' is none of nan, nan-origin, overflow," in session.failure("test_unknown_check")
     assert "dist_rank is for tests with @pytest.mark.distributed" in session.failure(
         "test_without_mark"
     )

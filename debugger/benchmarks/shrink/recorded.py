@@ -182,9 +182,9 @@ def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> 
         if is_away and aim.kind.name == "rank_exception":
             # Its own text may name other ranks, and may be nobody's business.
             known = [one for one in rank.notes if raised(one).type]
-            last = known[-1] if known else Note("", 0, "")
-            text = f"in place of {raised(last).type or 'an exception'}"
-            notes = [(len(events), Note(ExceptionNote.KIND, 0, text, last.site))]
+            text = f"in place of {raised(known[-1]).type if known else 'an exception'}"
+            site = known[-1].site if known else None
+            notes = [(len(events), Note(ExceptionNote.KIND, 0, text, site))]
         events.append(end)
     elif rows and rows[-1][0]:  # else it stays in its own code
         events.append(Ended(0))

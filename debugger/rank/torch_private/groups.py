@@ -37,11 +37,19 @@ _OUTER = "_distdebug_outer"
 _own_world = type(getattr(c10d, "_world", None))
 
 
+STORE = WatchedPart(
+    "default_store",
+    "a rank cannot be held until another one comes to a call",
+    private("_get_default_store", ()),
+)
+
+
+@STORE
 def default_store() -> Any:
     """The store in which the ranks of the default group have met; None without one."""
     try:
         return c10d._get_default_store()
-    except (AttributeError, ValueError, RuntimeError):
+    except (ValueError, RuntimeError):
         return None
 
 
