@@ -183,8 +183,12 @@ def _filling() -> CodeType | None:
 
 @BACKWARD
 def current_backward() -> int | None:
-    """A number of the backward that runs on this thread; negative where none does."""
-    return int(torch._C._current_graph_task_id())
+    """A number of the backward that runs on this thread; negative where none does, None where torch
+    does not tell."""
+    try:
+        return int(torch._C._current_graph_task_id())
+    except RuntimeError:
+        return None
 
 
 @FUNCTION

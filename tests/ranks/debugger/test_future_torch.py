@@ -20,7 +20,8 @@ LEAST = 150
 A_FEW = [*random.Random(future_torch.SEED).sample(range(LEAST), 6), *range(-6, 0)]
 """Of one name, and of several at once, which are the last."""
 SILENT = {"durations", "coalesced_messages", "boxed_groups"}
-"""Parts that not every torch and backend asks for: nothing need be said of them."""
+SILENT |= {"backward_function", "default_store", "steps_of_checkpoints"}
+"""Parts that not every torch, backend and run asks for: nothing need be said of them."""
 WITH_A_GROUP = {"loss_scaling", "operators", "reads_in_flight", "reads_of_saving"}
 """Parts that are asked for where a group is observed."""
 
