@@ -659,6 +659,8 @@ def _likely_cause(
         return f"{ranks_text(apart)} made a step before that the others did not make"
     if left_out:
         return f"no optimizer of {ranks_text(left_out)} has it"
+    if len({row.step for row in rows.values()}) > 1:
+        return "a rank has left out a step, or made one more"
     if quantity == GRADIENT:
         return (
             "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "
@@ -668,8 +670,6 @@ def _likely_cause(
         return "they parted before the precheck: `--check replicas` finds at which step"
     if before_the_first:
         return "another seed, or a checkpoint that only some ranks have loaded"
-    if len({row.step for row in rows.values()}) > 1:
-        return "a rank has left out a step, or made one more"
     if quantity == OPTIMIZER_STATE:
         return "a checkpoint that only some ranks have loaded, or a write to the state"
     return (
