@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from .flags import add_link_flags, link_of
 
 if TYPE_CHECKING:
     from ..plan.compare.document import Side
+    from ..plan.compare.values import ValuesComparison
     from ..plan.compare.values_document import ValuesSide
     from ..plan.traffic import RankCalls
     from ..record.values import RankValues
@@ -67,7 +68,7 @@ class CompareCommand(Command):
         )
         group.add_argument(
             "--rtol",
-            type=_tolerance,
+            type=tolerance,
             default=0.0,
             metavar="R",
             help="take relative differences up to R for rounding, where the bound is less",
@@ -103,14 +104,10 @@ class CompareCommand(Command):
 
 def _values(args: argparse.Namespace) -> int:
     from ..plan.compare import values_document as document
-    from ..plan.compare.values import NoCommonStepError, compare_values
 
     (side, ranks), (other_side, other_ranks) = recorded_values(args.a), recorded_values(args.b)
     sides = (side, other_side)
-    try:
-        found = compare_values(ranks, other_ranks, args.shift, args.rtol)
-    except NoCommonStepError as error:
-        raise UsageError(str(error)) from None
+    found = compared(ranks, other_ranks, args.shift, args.rtol)
     if args.plot is not None:
         try:
             args.plot.write_text(document.plot(found), encoding="utf-8")
@@ -121,6 +118,18 @@ def _values(args: argparse.Namespace) -> int:
     else:
         print("\n".join(document.lines(found, sides)))
     return EXIT_DIFFERENT if found.first else 0
+
+
+def compared(
+    one: Mapping[int, RankValues], other: Mapping[int, RankValues], shift: int, rtol: float
+) -> ValuesComparison:
+    """Compares the values of two runs. Raises UsageError where they have no step in common."""
+    from ..plan.compare.values import NoCommonStepError, compare_values
+
+    try:
+        return compare_values(one, other, shift, rtol)
+    except NoCommonStepError as error:
+        raise UsageError(str(error)) from None
 
 
 def recorded_values(run: str | None) -> tuple[ValuesSide, dict[int, RankValues]]:
@@ -141,7 +150,8 @@ def recorded_values(run: str | None) -> tuple[ValuesSide, dict[int, RankValues]]
         return ValuesSide.of(place, ranks), ranks
 
 
-def _tolerance(text: str) -> float:
+def tolerance(text: str) -> float:
+    """Reads a relative difference. Raises ArgumentTypeError."""
     try:
         found = float(text)
     except ValueError:

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..hook import loading
 from ..record.runs.run_directory import BASE
+from ..record.values import STOP
 from ..record.wording import counted
 from . import flags
 from .base import Command
-from .compare import recorded_values
+from .compare import compared, recorded_values, tolerance
 
 if TYPE_CHECKING:
     from ..plan.compare.values_document import ValuesSide
     from ..record.values import RankValues
 
 EXIT_DIFFERENT = 1
-STOP = "DISTDEBUG_VALUES_STOP"
 MOST_FILES = 200_000
 _MOST_OUTPUT = 15
 _LEFT_OUT = frozenset({BASE.name, ".git", "__pycache__", ".venv"})
@@ -76,7 +76,7 @@ class ResumeCheckCommand(Command):
         parser.add_argument("--resume-n", metavar="N", help="ranks where it goes on (default: -n)")
         parser.add_argument(
             "--rtol",
-            type=float,
+            type=tolerance,
             default=0.0,
             metavar="R",
             help="take relative differences up to R for rounding",
@@ -93,7 +93,6 @@ class ResumeCheckCommand(Command):
 
     def run(self, args: argparse.Namespace) -> int:
         from ..plan.compare import values_document as document
-        from ..plan.compare.values import NoCommonStepError, compare_values
 
         if not args.program:
             raise UsageError("no script given; write: distdebug resume-check -n 2 train.py")
@@ -111,7 +110,7 @@ class ResumeCheckCommand(Command):
             raise UsageError(
                 f"the program makes no step behind the save at step {first}: let it run longer"
             )
-        runs.move_files("through", ".")
+        runs.move_files("through")
         _, before = runs.run("interrupted", args.nproc, program, first + 1)
         saved = max(_saves(before, first))
         again = [*program, *shlex.split(args.resume_args)]
@@ -122,11 +121,8 @@ class ResumeCheckCommand(Command):
             print(f"DIFFERENT  the run that goes on has failed: {error}")
             return EXIT_DIFFERENT
         finally:
-            runs.move_files("resumed", ".")
-        try:
-            found = compare_values(one, other, saved, args.rtol)
-        except NoCommonStepError as error:
-            raise UsageError(str(error)) from None
+            runs.move_files("resumed")
+        found = compared(one, other, saved, args.rtol)
         sides = (through, resumed)
         if args.json:
             print(json.dumps({"saved_at": saved} | document.as_json(found, sides), indent=2))
@@ -180,14 +176,19 @@ class Runs:
             raise RunFailedError(f"{name}: exit code {done.returncode}: {last}")
         return side, values
 
-    def move_files(self, name: str, where: str) -> None:
+    def move_files(self, name: str) -> None:
         """Moves what the program has made since into the runs' folder. Raises UsageError where it
         has changed what was there."""
         now = files_here()
         changed = [path for path, state in self.before.items() if now.get(path, state) != state]
-        made = [path for path in now if path not in self.before]
+        runs = self.folder.resolve()  # which may lie in the present folder
+        made = [
+            path
+            for path in now
+            if path not in self.before and not path.absolute().is_relative_to(runs)
+        ]
         for path in made:
-            target = self.folder / f"files-{name}" / path.relative_to(where)
+            target = self.folder / f"files-{name}" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, target)
         for parent in sorted({one for path in made for one in path.parents}, reverse=True):

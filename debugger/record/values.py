@@ -35,6 +35,8 @@ QUANTITIES = (COLLECTIVE, LOSS, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAM
 INPUT, RANDOM = CAUSES = ("input", "random_state")
 """What may explain a difference, and is none by itself: what outermost modules were given, and the
 random state when the loss was made."""
+STOP = "DISTDEBUG_VALUES_STOP"
+"""The variable with the step behind which a process ends, when the next one is about to be made."""
 SKETCH = 8
 ROW = Struct(f"<Qq4d{SKETCH}d")
 """digest, count of non-finite elements, sum, sum of squares, minimum, maximum, sketch"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distdebug.plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
-from distdebug.record.layout import Activity, CallState, GroupState
+from distdebug.record.layout import CallState, GroupState
 from distdebug.record.signature import Signature
 from distdebug.record.snapshot import (
     Call,
@@ -17,7 +17,6 @@ from distdebug.record.snapshot import (
     GroupKey,
     Note,
     Place,
-    Rank,
 )
 
 WORLD = "0"
@@ -133,46 +132,3 @@ class Programs:
 
     def programs(self) -> dict[int, Program]:
         return {builder.rank: builder.program() for builder in self.ranks}
-
-
-def program_of(rank: Rank) -> Program:
-    """What a recorded rank did, as far as its record goes. Which calls it waited for, and when, is
-    known from their ends; of a call that failed, that it was made."""
-    timed: list[tuple[int, int, Event]] = []
-    history = rank.history
-    assert history is not None
-    for number in range(rank.calls):
-        call = history.call(number)
-        if call is None:
-            raise ValueError(f"call {number} of rank {rank.rank} was overwritten")
-        timed.append((call.issued_ns, 0, Made(call)))
-        if call.is_async and call.completed_ns and call.state is CallState.COMPLETED:
-            timed.append((call.completed_ns, 1, Waited(number, call.site)))
-    for wait in rank.waits:
-        if wait.call is not None and wait.activity is Activity.IN_CALL:
-            waited = history.call(wait.call)
-            if waited is not None and waited.is_async:
-                timed.append((wait.since_ns, 2, Waited(wait.call, wait.site)))
-    timed += [(one.time_ns, 0, Created(one)) for one in rank.creations]
-    timed.sort(key=lambda row: row[:2])
-    for key, group in rank.groups.items():
-        if group.state is GroupState.DESTROYED:
-            last = timed[-1][0] if timed else 0
-            timed.append((last + 1, 0, Destroyed(key)))
-    process = rank.process
-    ends = not process.alive and not rank.waits
-    notes = [(sum(time_ns <= note.time_ns for time_ns, _, _ in timed), note) for note in rank.notes]
-    events = [event for _, _, event in timed]
-    if ends:
-        code = process.exit_code if process.exit_code is not None else rank.exit_code
-        events.append(Ended(code, process.signal))
-    return Program(
-        rank=rank.rank,
-        world_size=rank.world_size,
-        host=rank.host,
-        local_rank=rank.local_rank,
-        pid=rank.pid,
-        groups=rank.groups,
-        events=events,
-        notes=notes,
-    )

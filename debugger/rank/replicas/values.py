@@ -34,6 +34,7 @@ from ...record.values import (
     RANDOM,
     ROW,
     SKETCH,
+    STOP,
     ValueColumn,
     ValueWriter,
 )
@@ -46,8 +47,6 @@ from ..torch_private import training
 from ..torch_private.operator_calls import tensors_of
 from . import declarations, quantities
 
-STOP = "DISTDEBUG_VALUES_STOP"
-"""The step behind which this process ends, when the next one is about to be made."""
 MOST_CALLS = 1024
 """Calls of one step whose results are looked at."""
 MOST_CALL_BYTES = 256 << 20

@@ -23,7 +23,7 @@ def test_what_it_has_made_is_moved(runs: Runs) -> None:
     Path("out", "deep").mkdir(parents=True)
     Path("out", "deep", "model.pt").write_text("weights")
     Path("data", "cache.bin").write_text("words")
-    runs.move_files("through", ".")
+    runs.move_files("through")
     assert {str(one) for one in files_here()} == {"train.py", "data/words.txt"}
     assert not Path("out").exists()
     moved = runs.folder / "files-through"
@@ -34,5 +34,15 @@ def test_what_it_has_made_is_moved(runs: Runs) -> None:
 def test_what_was_there_and_is_written_anew_is_refused(runs: Runs) -> None:
     Path("data", "words.txt").write_text("a b c")
     with pytest.raises(UsageError, match="1 file anew that was there before, such as data/words"):
-        runs.move_files("through", ".")
+        runs.move_files("through")
     assert Path("data", "words.txt").read_text() == "a b c"
+
+
+def test_the_runs_own_folder_stays(runs: Runs) -> None:
+    inside = Runs(Path("checked"), runs.before, quiet=True)
+    Path("checked", "through").mkdir(parents=True)
+    Path("checked", "through", "report.json").write_text("{}")
+    Path("model.pt").write_text("weights")
+    inside.move_files("through")
+    assert Path("checked", "through", "report.json").exists()
+    assert Path("checked", "files-through", "model.pt").exists()
