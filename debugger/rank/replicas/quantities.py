@@ -285,16 +285,17 @@ def _fold(words: Tensor) -> Tensor:
     weights = _weights_on(words.device)
     tensors, count = words.shape
     if count <= ROW:
-        return (words.to(torch.int64).mul_(weights[:count])).sum(1)
+        wide, factors = words.to(torch.int64), weights[:count]
+        # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.
+        return torch.mv(wide, factors) if wide.is_cpu else wide.mul_(factors).sum(1)
     rows, rest = divmod(count, ROW)
     table = words[:, : rows * ROW].view(tensors, rows, ROW)
     sums = [
-        (table[:, first : first + ROWS_AT_ONCE].to(torch.int64).mul_(weights)).sum(2)
+        _fold(table[:, first : first + ROWS_AT_ONCE].flatten(0, 1)).view(tensors, -1)
         for first in range(0, rows, ROWS_AT_ONCE)
     ]
     if rest:
-        last = words[:, rows * ROW :].to(torch.int64)
-        sums.append(last.mul_(weights[:rest]).sum(1, keepdim=True))
+        sums.append(_fold(words[:, rows * ROW :])[:, None])
     return _fold(torch.cat(sums, 1))
 
 
