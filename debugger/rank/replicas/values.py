@@ -389,7 +389,8 @@ def _numbers(table: Tensor) -> Tensor:
     if not rows or elements == ROW_ELEMENTS:
         return _numbers_of_rows(table)
     whole = table[:, : rows * ROW_ELEMENTS].reshape(-1, ROW_ELEMENTS)
-    cut = torch.cat([_numbers_of_rows(some) for some in whole.split(ROWS_AT_ONCE)])
+    firsts = range(0, count * rows, ROWS_AT_ONCE)
+    cut = torch.cat([_numbers_of_rows(whole[first : first + ROWS_AT_ONCE]) for first in firsts])
     cut = cut.view(count, rows, -1)
     if rest:
         last = _numbers_of_rows(table[:, rows * ROW_ELEMENTS :])
