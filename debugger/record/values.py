@@ -11,7 +11,8 @@ steps {"step", "precision", "depth", "summands", "columns": [numbers], "values":
 for each}. `numel` is of the part of the tensor that this rank has, `whole` of all of it. The rows
 of a step stand in the order in which they came about; {"saved": step} is a save behind that one. A
 file that is full becomes
-`pid-<pid>.values.1`, in the place of the one before it: then the oldest steps are lost.
+`pid-<pid>.values.1`, in the place of the one before it: then the oldest steps are lost. The files
+of other nodes have `node<number>-` before their names.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
+from .reading.copies import own_name
 from .replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from .safe_files import open_regular, open_to_append, parsed, whole
 
@@ -197,9 +199,9 @@ def read_values(directory: Path) -> tuple[dict[int, RankValues], list[str]]:
     counts."""
     found: dict[int, RankValues] = {}
     faults: list[str] = []
-    for path in sorted(directory.glob("pid-*.values")):
+    for path in sorted(directory.glob("*pid-*.values")):
         try:
-            if not _NAME.fullmatch(path.name):
+            if not _NAME.fullmatch(own_name(path.name)):
                 continue
             values = RankValues(path)
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
