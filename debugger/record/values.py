@@ -28,7 +28,6 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple
 
-from .reading.copies import own_name
 from .replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
 from .safe_files import open_regular, open_to_append, parsed, whole
 
@@ -45,7 +44,7 @@ ROW = Struct(f"<Qq4d{SKETCH}d")
 MOST_BYTES = 64 << 20
 """Of both files of a process together."""
 MOST_LINE_BYTES = 32 << 20
-_NAME = re.compile(r"pid-(\d+)\.values")
+_NAME = re.compile(r"(node\d{1,6}-)?pid-\d+\.values")
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """What torch's wrappers call the module within them."""
 
@@ -201,7 +200,7 @@ def read_values(directory: Path) -> tuple[dict[int, RankValues], list[str]]:
     faults: list[str] = []
     for path in sorted(directory.glob("*pid-*.values")):
         try:
-            if not _NAME.fullmatch(own_name(path.name)):
+            if not _NAME.fullmatch(path.name):
                 continue
             values = RankValues(path)
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
