@@ -113,28 +113,18 @@ class Needs:
         return None
 
     def _message(self, pending: Pending, call: Call) -> Need | None:
-        rank, peer, tag = pending.rank, call.signature.peer, call.signature.tag
+        rank, peer = pending.rank, call.signature.peer
         assert peer is not None
         channels = self.channels
-        if call.signature.op == "send":
-            key = channels.key_of(rank, call)
-            if channels.received(key) > call.seq:
-                return None
-            if not channels.strict(key):
-                to = (call.group, peer, tag)
-                if channels.received_by.get(to, 0) >= channels.sent_to.get(to, 0):
-                    return None
-            return _need(frozenset({peer}), certain=False)
         if peer == ANY_SOURCE:
             if not channels.lacks(rank, call):
                 return None
             view = self.world.view(rank, call.group)
             members = frozenset(view.ranks) - {rank} if view else frozenset()
             return _need(members, any_of=True)
-        key = channels.key_of(rank, call)
-        if channels.sent(key) > call.seq:
+        if channels.posted(rank, call) is not False:
             return None
-        return _need(frozenset({peer}))
+        return _need(frozenset({peer}), certain=call.signature.op == "recv")
 
     def not_created(self, pending: Pending) -> frozenset[int]:
         """Ranks that the creation this rank waits in needs, and that have not entered it.
