@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from ...record.layout import CallState
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, Channel, GroupKey
+from ...record.wording import by_device
+from .blocking import Model
 from .world import World, begun
 
 ChannelKey = tuple[GroupKey, int, int, int]
@@ -105,6 +108,19 @@ class Channels:
         if self.sent(key) <= call.seq + (own.taken if own else 0):
             return False
         return True if self.settled(key) else None
+
+    def all_received(self, key: ChannelKey) -> bool:
+        """Whether the last message of this channel is over for its sender, on a backend that sends
+        none before its receive is posted: so some receive has taken it."""
+        channel, sender = self.sends[key], self.world.ranks[key[1]]
+        history, group = sender.history, sender.groups.get(key[0])
+        last = history.call(channel.last) if history and channel.last is not None else None
+        return (
+            last is not None
+            and last.state is CallState.COMPLETED
+            and group is not None
+            and not any(map(Model().room_bytes, by_device(group.backend.lower()).values()))
+        )
 
     def sent_less(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
         """Returns the few ranks that have sent less than most of the others, of those that could

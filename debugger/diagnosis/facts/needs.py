@@ -6,6 +6,8 @@
                                         the root is there, others are absent     after a while
     nobody                              absent members come                      after a while
     recv from b                         b sends                                  yes
+    recv from b, whose messages others  b sends                                  after a while
+    from any source may have taken
     recv from any                       any member sends                         yes
     send to b                           b receives (or a buffer takes it)        after a while
     new_group                           all members create it                    yes
@@ -122,9 +124,12 @@ class Needs:
             view = self.world.view(rank, call.group)
             members = frozenset(view.ranks) - {rank} if view else frozenset()
             return _need(members, any_of=True)
-        if channels.posted(rank, call) is not False:
+        posted, receives = channels.posted(rank, call), call.signature.op == "recv"
+        if posted or (
+            posted is None and not (receives and channels.all_received(channels.key_of(rank, call)))
+        ):
             return None
-        return _need(frozenset({peer}), certain=call.signature.op == "recv")
+        return _need(frozenset({peer}), certain=receives and posted is False)
 
     def not_created(self, pending: Pending) -> frozenset[int]:
         """Ranks that the creation this rank waits in needs, and that have not entered it.
