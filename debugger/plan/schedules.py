@@ -34,7 +34,7 @@ PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class OtherWay:
     """What may be otherwise than it was planned. `call` of `rank` comes after its call `after`, of
     another of its threads; without that it is over when the rank asks whether it is. `lines`: of
     these calls; `told`: that in words."""
@@ -78,8 +78,8 @@ def look_for_orders(
 ) -> Schedule:
     """Returns what the orders come to, as far as there is time (`time.monotonic()`)."""
     result: Schedule | None = None
-    todo: deque[tuple[Sequence[Choice], Mapping[int, Program]]] = deque([((), programs)])
-    tried = {frozenset[Choice]()}
+    todo: deque[tuple[Sequence[OtherWay], Mapping[int, Program]]] = deque([((), programs)])
+    tried = {frozenset[OtherWay]()}
     impossible: set[tuple[CallSite | None, ...]] = set()
     while todo and (result is None or time.monotonic() < until_s):
         chosen, before = todo.popleft()
@@ -110,9 +110,9 @@ def look_for_orders(
     return result
 
 
-def _choices(programs: Mapping[int, Program]) -> list[Choice]:
+def _choices(programs: Mapping[int, Program]) -> list[OtherWay]:
     """Returns what may be otherwise; those of lines that others have had before come last."""
-    found: list[Choice] = []
+    found: list[OtherWay] = []
     for rank, program in programs.items():
         last: dict[GroupKey, Call] = {}
         for event in program.events:
@@ -123,7 +123,7 @@ def _choices(programs: Mapping[int, Program]) -> list[Choice]:
             if call.number in program.asked and _may_be_asked(call, program):
                 told = text.format(call.number) + at_site(call.site)
                 told += " is over when the rank asks whether it is"
-                found.append(Choice(rank, call.number, None, (call.site,), told))
+                found.append(OtherWay(rank, call.number, None, (call.site,), told))
             if call.signature.peer is None:
                 other = last.get(call.group)
                 last[call.group] = call
@@ -131,7 +131,7 @@ def _choices(programs: Mapping[int, Program]) -> list[Choice]:
                     told = f"{text.format(other.number)}{at_site(other.site)} comes after its call "
                     told += f"{call.number}{at_site(call.site)}, which another thread makes"
                     lines = (other.site, call.site)
-                    found.append(Choice(rank, other.number, call.number, lines, told))
+                    found.append(OtherWay(rank, other.number, call.number, lines, told))
     seen: Counter[object] = Counter()
     order = []
     for choice in found:
@@ -151,7 +151,7 @@ def _may_be_asked(call: Call, program: Program) -> bool:
 
 
 def _can_be(
-    choice: Choice, before: Mapping[int, Program], known: Mapping[int, Program], model: Model
+    choice: OtherWay, before: Mapping[int, Program], known: Mapping[int, Program], model: Model
 ) -> bool:
     """Whether the rank comes to make this choice, without what comes after it; `before`: the
     programs without it, `known`: as they were planned with it."""
@@ -200,7 +200,7 @@ def _look_for_messages(
     model: Model,
     plan_again: PlanAgain,
     until_s: float,
-    chosen: Sequence[Choice],
+    chosen: Sequence[OtherWay],
     planned: int,
 ) -> Schedule:
     """Returns what the orders of messages come to. `programs`: as they are with these choices;
@@ -300,7 +300,7 @@ def _with_order(
     schedule: Schedule,
     order: Order,
     programs: Mapping[int, Program],
-    chosen: Sequence[Choice],
+    chosen: Sequence[OtherWay],
 ) -> Finding:
     calls = {
         (rank, event.call.number): event.call

@@ -204,7 +204,7 @@ def make_postponed(group: InjectedGroup) -> None:
             work.wait()
 
 
-class FinishedWork(ForwardingWork):
+class AskedLater(ForwardingWork):
     """A handle that is asked whether its call is over, and answers once it is: as if the rank had
     come to that question later. `check` raises when the wait must end."""
 
@@ -214,7 +214,7 @@ class FinishedWork(ForwardingWork):
         self._check = check
 
     def __repr__(self) -> str:
-        return f"<FinishedWork of {self._work!r}>"
+        return f"<AskedLater of {self._work!r}>"
 
     def is_completed(self) -> bool:
         while not self._work.is_completed():
@@ -226,7 +226,7 @@ class FinishedWork(ForwardingWork):
 def finish(call: InjectedCall) -> Any:
     """Makes the call; whoever asks whether it is over waits for that."""
     work, recorder = call.make(), call.group._recorder
-    return work if work is None or recorder is None else FinishedWork(work, recorder.waits.check)
+    return work if work is None or recorder is None else AskedLater(work, recorder.waits.check)
 
 
 WAYS = {"finish": finish, "skip": skip, "duplicate": make_twice, "reorder": postpone}

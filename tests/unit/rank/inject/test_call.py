@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from distdebug.rank.inject.arguments import change
-from distdebug.rank.inject.call import CannotHappen, FinishedWork, InjectedCall, OtherWork, skip
+from distdebug.rank.inject.call import CannotHappen, AskedLater, InjectedCall, OtherWork, skip
 from distdebug.rank.inject.data import damage_call, damage_parameter
 
 
@@ -294,7 +294,7 @@ def test_who_asks_whether_a_call_is_over_is_answered_once_it_is() -> None:
         def is_completed(self) -> bool:
             return next(answers)
 
-    work = FinishedWork(Asked(None, ()), lambda: looks.append(None))
+    work = AskedLater(Asked(None, ()), lambda: looks.append(None))
     assert work.is_completed()
     assert len(looks) == 2
 
