@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from distdebug.rank.inject.arguments import change
-from distdebug.rank.inject.call import CannotHappen, AskedLater, InjectedCall, OtherWork, skip
+from distdebug.rank.inject.call import AskedLater, CannotHappen, InjectedCall, OtherWork, skip
 from distdebug.rank.inject.data import damage_call, damage_parameter
 
 
