@@ -35,7 +35,7 @@ PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
 
 @dataclass(frozen=True, slots=True)
 class OtherWay:
-    """What may be otherwise than it was planned. `call` of `rank` comes after its call `after`, of
+    """A choice that was planned in another way: `call` of `rank` comes after its call `after`, of
     another of its threads; without that it is over when the rank asks whether it is. `lines`: of
     these calls; `told`: that in words."""
 
