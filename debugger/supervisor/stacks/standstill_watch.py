@@ -109,8 +109,8 @@ def _keeper(
     joined = [one for one in others if any(f.file == joins for f in one.python_frames)] or others
     user = [one for one in joined if users_frame(one.python_frames)]
     plain = [one for one in joined if one not in user]
-    if location is None and plain and _is_leaving(main):
-        # The rank says where the thread stands that it waits for: this one has no such line.
+    if plain and _is_leaving(main) and (location is None or not user):
+        # A rank says at which line of the user's the thread stands that it waits for, if at any.
         return plain[0] if len(plain) == 1 else main
     there = (one for one in user if location is not None and _is_at(one, location))
     return next(chain(there, user), main)
