@@ -454,7 +454,7 @@ class ReplicaCheck:
         values = reading.values(count)
         for place in table.brought_together:
             values[place] = _REDUCED
-        flags = BUSY * (gradients.carried[table.group] > table.carried)
+        flags = BUSY * (gradients.of(table.group).carried > table.carried)
         samples = reading.samples(table.samples)
         now = time.monotonic_ns()
         table.writer.append((issued, turn), step | flags, site, now, values, samples)
@@ -658,6 +658,6 @@ class ReplicaCheck:
         seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
         made.every = max(self._every, SELDOM) if seldom else self._every
         if self._gradients is not None:
-            made.carried = self._gradients.carried.get(group, 0)
+            made.carried = self._gradients.of(group).carried
         self._replicas.append(made)
         return made

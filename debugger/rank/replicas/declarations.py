@@ -150,11 +150,11 @@ def _by_table(
     taken = {getattr(one, "_record", None) for one in of_ddp}
     every = [one.grad for one in parameters]
     beside = [one.grad for module in modules() for one in module.parameters(recurse=False)]
-    for group in sorted(gradients.carried, key=lambda one: (one.incarnation, one.name)):
+    for group in sorted(gradients.traffic, key=lambda one: (one.incarnation, one.name)):
         if group in taken or len(group.ranks) < 2:
             continue
         if gradients.moves_activations(group, [*every, *beside]):
-            use = EXCHANGING if group in gradients.exchanging else PASSING
+            use = EXCHANGING if gradients.of(group).exchanges else PASSING
         elif any(gradients.held(group, every)):
             use = SUMMING
         elif gradients.peers.isdisjoint({*group.ranks} - {group.ranks[group.group_rank]}):
