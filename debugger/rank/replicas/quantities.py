@@ -240,24 +240,23 @@ def _numbers(value: Any) -> Iterator[tuple[str, float]]:
 MASK = (1 << 64) - 1
 ROW = 1 << 16
 ROWS_AT_ONCE = 64
-MOST_TOGETHER = 1 << 17
-"""Elements that are copied to be read together."""
+SMALL, MOST_TOGETHER = 1 << 14, 1 << 17
+"""Elements of a tensor, and of several, that are copied to be read together."""
 _SEED = 0x5EED
-_WORDS = {1: torch.int8, 2: torch.int16}
-"""By the size of an element in bytes; larger ones are cut into 32 bits: of 64, two changed signs
-would make up for each other."""
+WORD = 8
+"""The bytes that are taken for one integer."""
 
 
 def digests(tensors: Sequence[Tensor]) -> list[int]:
     """Returns 64 bits of each: equal for equal bits, other when any single element is another.
     Reads every element once, and waits for the devices that have them.
 
-    Each element's bits, as an integer, times an odd number of its position, are added up modulo
+    Each eight bytes, as an integer, times an odd number of their position, are added up modulo
     2**64. Integer arithmetic gives the same on every device and in every order of addition. All
     NaNs count as one: which of them an addition gives depends on the order of its operands.
     """
     with torch.no_grad():
-        by_id = {id(one): one.detach() for one in tensors}  # one that is tied comes several times
+        by_id = {id(one): one for one in tensors}  # one that is tied comes several times
         once = list(by_id.values())
         numbers: dict[int, int] = {}
         by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
@@ -284,39 +283,50 @@ def tables(tensors: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, one in enumerate(tensors):
         together = one.dtype, one.device, one.numel()
-        alike.setdefault(together if one.numel() <= ROW else (place,), []).append(place)
+        alike.setdefault(together if one.numel() <= SMALL else (place,), []).append(place)
     for places in alike.values():
         at_once = max(1, MOST_TOGETHER // max(1, tensors[places[0]].numel()))
         for first in range(0, len(places), at_once):
             some = places[first : first + at_once]
-            flat = [tensors[place].contiguous().reshape(-1) for place in some]
-            yield some, torch.stack(flat) if len(flat) > 1 else flat[0][None]
+            flat = [tensors[place].reshape(-1) for place in some]
+            yield some, torch.stack(flat) if len(flat) > 1 else flat[0].contiguous()[None]
 
 
 def raw_digests(rows: Tensor) -> Tensor:
     """Returns one of `digests` for each row of a contiguous tensor of shape (tensors, elements), on
     its device: other where a NaN has other bits."""
-    return _fold(rows.view(_WORDS.get(rows.element_size(), torch.int32)))
+    size = rows.element_size()
+    if not rows.numel():
+        return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    if lacking := -rows.shape[1] * size % WORD:
+        rows = torch.nn.functional.pad(rows, (0, lacking // size))
+    elif rows.storage_offset() * size % WORD:
+        rows = rows.clone()
+    return _fold(rows.view(torch.int64))
 
 
 def _fold(words: Tensor) -> Tensor:
     """The weighted sums of the last dimension, by rows so that the weights stay few: those of its
-    row and its column. The words are made as long as the weights first: a product of two integer
-    types takes torch nine times as long."""
+    row and its column."""
     weights = _weights_on(words.device)
     tensors, count = words.shape
     if count <= ROW:
-        return (words.to(torch.int64).mul_(weights[:count])).sum(1)
+        return _mixed(words).mul_(weights[:count]).sum(1)
     rows, rest = divmod(count, ROW)
     table = words[:, : rows * ROW].view(tensors, rows, ROW)
     sums = [
-        (table[:, first : first + ROWS_AT_ONCE].to(torch.int64).mul_(weights)).sum(2)
+        _mixed(table[:, first : first + ROWS_AT_ONCE]).mul_(weights).sum(2)
         for first in range(0, rows, ROWS_AT_ONCE)
     ]
     if rest:
-        last = words[:, rows * ROW :].to(torch.int64)
-        sums.append(last.mul_(weights[:rest]).sum(1, keepdim=True))
+        sums.append(_mixed(words[:, rows * ROW :]).mul_(weights[:rest]).sum(1, keepdim=True))
     return _fold(torch.cat(sums, 1))
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """Other words for other words. Of the highest bit a product keeps nothing but that: two changed
+    signs would make up for each other."""
+    return words.bitwise_right_shift(32).bitwise_xor_(words)
 
 
 @functools.cache
