@@ -64,7 +64,6 @@ from .declarations import (
     DdpModel,
     Declared,
     declared_by,
-    replicated_by,
 )
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
@@ -118,7 +117,7 @@ class Replica:
     parameters_alone: bool = False
     """Whether the gradients and state of a step are left out: they may be the next one's by
     then."""
-    is_part: bool = False
+    of_whole: list[tuple[str, weakref.ref[torch.Tensor]]] = field(default_factory=list)
     whole: Replica | None = None
     """For a part of a model: all of that, compared before the next step."""
     summed: Replica | None = None
@@ -341,7 +340,7 @@ class ReplicaCheck:
         """`optimizer` is about to make a step."""
         steps = self._steps.get(optimizer)
         if steps is None or any(
-            replica.is_part or replica.model == BY_TABLE for replica in steps.replicas
+            replica.of_whole or replica.model == BY_TABLE for replica in steps.replicas
         ):
             self._guarded(optimizer, sys._getframe(1), made=0)
 
@@ -403,8 +402,8 @@ class ReplicaCheck:
                         continue
                     replica.apart += 1
                 self._add(replica, optimizer, tensors, steps.made, site)
-            elif replica.is_part:
-                self._add_whole(replica, optimizer, tensors)
+            elif replica.of_whole:
+                self._add_whole(replica, optimizer)
         if made and self._gradients is not None:
             self._gradients.forget()
 
@@ -459,16 +458,15 @@ class ReplicaCheck:
         now = time.monotonic_ns()
         table.writer.append((issued, turn), step | flags, site, now, values, samples)
 
-    def _add_whole(
-        self, part: Replica, optimizer: Optimizer, tensors: Sequence[torch.Tensor]
-    ) -> None:
+    def _add_whole(self, part: Replica, optimizer: Optimizer) -> None:
         """Digests the whole model of which the optimiser has a part, as it is by now: the other
         ranks may have put it on record right after the last step."""
-        named = replicated_by(self._models[part.model], [id(one) for one in tensors])
+        named = [(name, one) for name, known in part.of_whole if (one := known()) is not None]
         every = [one for known in self._steps.values() for one in known.parameters]
         trained = {id(one) for one in every if one.requires_grad}
         if all(id(one) in trained for _, one in named):
-            return  # other optimisers have the rest
+            part.of_whole = []  # other optimisers have the rest
+            return
         if part.whole is None:
             declared = self._as_said(Declared(part.model, part.group, named))
             part.whole = self._replica(optimizer, declared, parameters_alone=True)
@@ -578,6 +576,7 @@ class ReplicaCheck:
                 alone = declared.model in (BY_EQUALITY, BY_TABLE) or declared.is_frozen
                 made = self._replica(optimizer, declared, parameters_alone=alone)
                 if made is not None:
+                    made.of_whole = [(name, weakref.ref(one)) for name, one in declared.whole]
                     if declared.model == BY_EQUALITY:
                         made.summed = summed  # the one before is its group's
                     yield made
@@ -654,7 +653,7 @@ class ReplicaCheck:
         self._recorder.note(ReplicasNote(name), "digests of replicas")
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
-        made.parameters_alone, made.is_part = parameters_alone, declared.is_part
+        made.parameters_alone = parameters_alone
         seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
         made.every = max(self._every, SELDOM) if seldom else self._every
         if self._gradients is not None:
