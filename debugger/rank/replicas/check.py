@@ -47,8 +47,6 @@ from ...record.replicas import (
 )
 from ...record.signature import hash64
 from ...record.snapshot import Column
-from ..checks import pipeline
-from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
@@ -149,16 +147,14 @@ class Steps:
 
 
 class ReplicaCheck:
-    """The optimisers of this process. `gradients`: which were reduced; None: DDP's models only.
+    """The optimisers of this process. `gradients`: which were reduced.
 
     It looks from the start where it is asked for, or for a while (`look_meanwhile`). Of a model
     that was trained before, nobody knows then whether its ranks step on their own: what it is
     before a step counts once that step was made with the others.
     """
 
-    def __init__(
-        self, recorder: Recorder, directory: Path, gradients: ReducedGradients | None
-    ) -> None:
+    def __init__(self, recorder: Recorder, directory: Path, gradients: ReducedGradients) -> None:
         self._recorder = recorder
         self._directory = directory
         self._gradients = gradients
@@ -193,8 +189,6 @@ class ReplicaCheck:
     def observe(self) -> None:
         """The check is asked for: from now on the steps of all optimisers are looked at."""
         self._is_asked = True
-        if REPLICAS not in pipeline.asked():
-            self._gradients = None
         training.on_statistics(self.forward)
         training.on_models_averaged(self.averaged)
         training.on_mesh(self.meshed)
@@ -236,8 +230,7 @@ class ReplicaCheck:
         self._local.clear()
         for replica in self._replicas:
             replica.withheld = None
-        if self._gradients is not None:
-            self._gradients.forget_all()
+        self._gradients.forget_all()
 
     def adopt(self) -> None:
         """This process was forked, and is a rank of its own now: what the parent has trained is
@@ -258,8 +251,7 @@ class ReplicaCheck:
         named = model.module.named_parameters(remove_duplicate=False)
         trained = frozenset(name for name, one in named if one.requires_grad)
         self._models.append(DdpModel(weakref.ref(model), issued, trained))
-        if self._gradients is not None:
-            self._gradients.keep_no_sums()  # they are not asked for any more
+        self._gradients.keep_no_sums()  # they are not asked for any more
 
     def forward(self, logger: Any) -> None:
         """A forward of the DDP model with this logger has begun, and it is not within no_sync()."""
@@ -381,8 +373,7 @@ class ReplicaCheck:
                 replica.withheld = None
                 if not self._is_left_alone(replica):
                     replica.left_alone = True
-                    if self._gradients is not None:
-                        self._gradients.keep_sums()
+                    self._gradients.keep_sums()
                     if replica.model >= 0:
                         self._local.add(replica.model)
                     rank_log.write("the check of replicas is off: steps without synchronisation")
@@ -404,7 +395,7 @@ class ReplicaCheck:
                 self._add(replica, optimizer, tensors, steps.made, site)
             elif replica.of_whole:
                 self._add_whole(replica, optimizer)
-        if made and self._gradients is not None:
+        if made:
             self._gradients.forget()
 
     def _add(
@@ -431,8 +422,6 @@ class ReplicaCheck:
         site: int,
     ) -> None:
         gradients = self._gradients
-        if gradients is None:
-            return
         issued, turn = table.group.slot.issued, 0
         if issued == table.last[0][0]:
             turn = table.last[0][1] + 1
@@ -526,8 +515,6 @@ class ReplicaCheck:
     def _may_be_averaged(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether, since its first step alone, ranks may have made the parameters equal."""
         gradients = self._gradients
-        if gradients is None:
-            return True
         if replica.exchanges < 0:
             replica.exchanges = gradients.exchanges(replica.group)
             replica.reduced = gradients.count
@@ -536,11 +523,8 @@ class ReplicaCheck:
 
     def _were_reduced(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether all gradients that this step has used were summed up since the step before."""
-        gradients = self._gradients
-        if gradients is None:
-            return False
-        since, replica.reduced = replica.reduced, gradients.count
-        held = gradients.held(replica.group, [one.grad for one in tensors], since)
+        since, replica.reduced = replica.reduced, self._gradients.count
+        held = self._gradients.held(replica.group, [one.grad for one in tensors], since)
         return all(one.grad is None or known for one, known in zip(tensors, held, strict=True))
 
     def _seem_forgotten(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
@@ -549,7 +533,7 @@ class ReplicaCheck:
         gradients = self._gradients
         if replica.apart == MOST_APART:
             return True  # nothing is put on record any more
-        if gradients is None or replica.summed is None or self._is_left_alone(replica.summed):
+        if replica.summed is None or self._is_left_alone(replica.summed):
             return False
         since, replica.reduced = replica.reduced, gradients.count
         if not since:
@@ -656,7 +640,6 @@ class ReplicaCheck:
         made.parameters_alone = parameters_alone
         seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
         made.every = max(self._every, SELDOM) if seldom else self._every
-        if self._gradients is not None:
-            made.carried = self._gradients.of(group).carried
+        made.carried = self._gradients.of(group).carried
         self._replicas.append(made)
         return made

@@ -93,7 +93,7 @@ def declared_by(
     optimizer: Optimizer,
     parameters: Sequence[torch.Tensor],
     models: Sequence[DdpModel],
-    gradients: ReducedGradients | None,
+    gradients: ReducedGradients,
 ) -> Iterator[Declared]:
     """Yields what is known of the `parameters` that this optimiser trains."""
     plain = [one for one in parameters if quantities.part(one, None) is not None]
@@ -109,13 +109,12 @@ def declared_by(
             known_so = {*getattr(model, "parameters_to_ignore", ()), *known.trained}
             kept = [(name, one) for name, one in frozen if name not in known_so]
             yield Declared(number, group._record, kept, is_frozen=True)
-    if not models and gradients is not None:
+    if not models:
         yield from _by_gradients(optimizer, plain, gradients)
     if len(plain) < len(parameters):
         yield from _by_placement(optimizer, parameters)
-    if gradients is not None:
-        ours = [getattr(known.reference(), "process_group", None) for known in models]
-        yield from _by_table(optimizer, parameters, gradients, ours)
+    ours = [getattr(known.reference(), "process_group", None) for known in models]
+    yield from _by_table(optimizer, parameters, gradients, ours)
 
 
 def frozen_in(module: nn.Module) -> Named:
@@ -230,10 +229,12 @@ def _by_gradients(
     for group, of_group in reduced.items():
         named = [(names[key], one) for key, one in of_group.items()]
         reach = [root for root in roots(every_module) if has(root, of_group)]
-        more = [one for root in reach for one in root.named_parameters()]
-        held = gradients.held(group, [one.grad for _, one in more])
+        of_roots: Named = [one for root in reach for one in root.named_parameters()]
+        summed_up = gradients.held(group, [one.grad for _, one in of_roots])
         whole = [
-            one for one, known in zip(more, held, strict=True) if known or id(one[1]) in of_group
+            (name, one)
+            for (name, one), known in zip(of_roots, summed_up, strict=True)
+            if known or id(one) in of_group
         ]
         yield Declared(BY_GRADIENTS, group, named, whole=_if_more(whole, named))
         if gradients.passes_activations(group, [*every, *of_all]):
