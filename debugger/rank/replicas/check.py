@@ -459,7 +459,9 @@ class ReplicaCheck:
         if part.whole is None:
             declared = self._as_said(Declared(part.model, part.group, named))
             part.whole = self._replica(optimizer, declared, parameters_alone=True)
-        if part.whole is not None:
+        # Of several parts the first one tells: by the next one's step that has changed the whole.
+        if part.whole is not None and part.whole.last[0] < part.last[0]:
+            part.whole.last = part.last
             self._take(part.whole, optimizer, [one for _, one in named], part.last)
 
     def _take(

@@ -52,7 +52,7 @@ _signature = lru_cache(Signature.from_json)
 
 @dataclass(slots=True)
 class GroupTraffic:
-    """What one group has carried, of tensors that are not small."""
+    """The calls of one group so far, of tensors that are not small."""
 
     carried: int = 0
     """How many there were."""
