@@ -110,8 +110,8 @@ class Tree:
 class Posted:
     """A send or a receive that has not met its other side. `order`: in which all were posted;
     `number`: of the call, as its rank has made them. `room`: what its buffer is for, if it may be
-    buffered: source, destination, and tag or None; `held_bytes`: what it takes of that, from when it
-    is over."""
+    buffered: source, destination, and tag or None; `held_bytes`: what it takes of that once it is
+    over."""
 
     end: End
     rank: int
