@@ -145,7 +145,7 @@ OPS = {
         ),
         MeasuredOp(
             PING_PONG,
-            lambda rank, ranks: [-1.0 if rank ^ 1 >= ranks else 1.0],
+            lambda rank, ranks: [rank - rank % 2 + 1.0 if rank ^ 1 < ranks else -1.0],
             target="whole",
         ),
         MeasuredOp("barrier", lambda _rank, _ranks: [0.0]),

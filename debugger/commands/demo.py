@@ -40,6 +40,8 @@ class DemoCommand(RunCommand):
         flags, behind = split_at_script(argv, parser)
         if behind:
             raise UsageError(f"demo takes flags alone, not {behind[0]!r}: its program is its own")
+        # All is refused that will be, a Python without torch too, before anything is written.
+        super().parse(parser, ["-n", "4", *flags, str(_PROGRAM)])
         program = BASE / _PROGRAM.name
         try:
             make_base(BASE)
