@@ -176,9 +176,9 @@ def _slip_before(world: World, finding: Finding) -> tuple[Slip | None, int | Non
         seq = finding.seq
         if finding.kind == "rank_exception":
             seq = max(state.issued for state in view.states.values())
-        slip = slip_of(world, view)[1] if seq is None else parting_before(world, view, seq)
-        if slip is not None:
-            return slip, seq
+        found = slip_of(world, view)[1] if seq is None else parting_before(world, view, seq)
+        if found is not None:
+            return found, seq
     return None, None
 
 
