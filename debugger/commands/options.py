@@ -144,7 +144,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAMES",
         help=f"check the data that are communicated: {', '.join(kinds.CHECKS)}, or all (which "
-        "compares replicas of DDP models only, and leaves out nan-origin)",
+        "leaves out nan-origin)",
     )
     group.add_argument(
         "--check-every",
