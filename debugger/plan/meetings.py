@@ -110,7 +110,8 @@ class Tree:
 class Posted:
     """A send or a receive that has not met its other side. `order`: in which all were posted;
     `number`: of the call, as its rank has made them. `room`: what its buffer is for, if it may be
-    buffered: source, destination, and tag or None."""
+    buffered: source, destination, and tag or None; `held_bytes`: what it takes of that once it is
+    over. `into`: the channels of the rank, if it receives from any source."""
 
     end: End
     rank: int
@@ -119,6 +120,22 @@ class Posted:
     size_bytes: int = 0
     number: int = 0
     room: tuple[int, int, int | None] | None = None
+    held_bytes: int | None = None
+    into: ChannelCounts | None = None
+
+    def takes(self, sent: Posted, group: GroupKey, tag: int) -> None:
+        """This receive takes that message."""
+        if self.into is not None:
+            self.into.setdefault((group, "recv", sent.rank, tag), ChannelCount()).taken += 1
+
+
+@dataclass(slots=True)
+class Buffered:
+    """The sends that may be buffered in one room and are not received, in order."""
+
+    held_bytes: int = 0
+    """Of the first ones, which are over: none of them is looked at again."""
+    others: deque[Posted] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -136,8 +153,7 @@ class MeetingPlace:
     """By destination and tag, then by source."""
     _receives: dict[tuple[int, int, int], deque[Posted]] = field(default_factory=dict)
     """By destination, tag and source."""
-    _short: dict[tuple[int, int, int | None], deque[Posted]] = field(default_factory=dict)
-    """The sends that may be buffered and are not received, in order."""
+    _short: dict[tuple[int, int, int | None], Buffered] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.places = {rank: place for place, rank in enumerate(self.ranks)}
@@ -170,7 +186,11 @@ class MeetingPlace:
             return None
         found = queue.popleft()
         if found.room is not None:
-            self._short[found.room].remove(found)
+            buffer = self._short[found.room]
+            if found.held_bytes is not None:
+                buffer.held_bytes -= found.held_bytes
+            else:
+                buffer.others.remove(found)
         return found
 
     def post_send(self, sent: Posted, destination: int, tag: int) -> None:
@@ -178,12 +198,19 @@ class MeetingPlace:
         by_source = self._sends.setdefault((destination, tag), {})
         by_source.setdefault(sent.rank, deque()).append(sent)
         if sent.room is not None:
-            self._short.setdefault(sent.room, deque()).append(sent)
+            self._short.setdefault(sent.room, Buffered()).others.append(sent)
 
     def buffered(self, sent: Posted, room_bytes: int) -> Iterator[Posted]:
         """The sends, among those in one buffer with this one, that are over by now."""
-        held_bytes = 0
-        for one in self._short.get(sent.room, ()) if sent.room is not None else ():
+        if sent.room is None:
+            return
+        buffer = self._short[sent.room]
+        while buffer.others and buffer.others[0].end.done_ns:
+            first = buffer.others.popleft()
+            first.held_bytes = max(first.size_bytes, min(1, room_bytes))
+            buffer.held_bytes += first.held_bytes
+        held_bytes = buffer.held_bytes
+        for one in buffer.others:
             held_bytes += max(one.size_bytes, min(1, room_bytes))
             if held_bytes > room_bytes:
                 return
@@ -231,6 +258,11 @@ class ChannelCount:
     issued: int = 0
     chain: int = 0
     last: int | None = None
+    taken: int = 0
+
+
+ChannelCounts = dict[tuple[GroupKey, str, int, int], ChannelCount]
+"""By group, op, peer and tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +284,7 @@ class Standing:
         self.program = program
         self.start_ns = start_ns
         self.groups: dict[GroupKey, Membership] = {}
-        self.channels: dict[tuple[GroupKey, str, int, int], ChannelCount] = {}
+        self.channels: ChannelCounts = {}
         self.calls: list[Call] = []
         self.seqs = array("q")
         self.issued_ns = array("q")
@@ -454,6 +486,8 @@ class Calls:
             return seq, end
         size_bytes = call_bytes(signature)
         posted = Posted(end, own, now_ns, next(self._order), size_bytes, number)
+        if signature.peer == ANY_SOURCE:
+            posted.into = rank.channels
         room_bytes = self._model.room_bytes(kind.backend)
         if signature.op == "send":
             other = place.receive_for(own, peer, tag)
@@ -476,6 +510,8 @@ class Calls:
                 return seq, now_ns  # it may come from a rank that is not in the plan
             rank.posted = True
             return seq, end
+        sent, received = (posted, other) if signature.op == "send" else (other, posted)
+        received.takes(sent, call.group, signature.tag)
         if not other.end.done_ns:
             self._over(other.end, max(now_ns, other.time_ns))
         return seq, max(now_ns, other.time_ns)

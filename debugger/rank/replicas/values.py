@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,6 @@ MOST_CALL_BYTES = 256 << 20
 """The most bytes of such results in one step."""
 ROW_ELEMENTS = 1 << 16
 ROWS_AT_ONCE = 64
-MOST_TOGETHER = 1 << 19
-"""Elements that are copied to be read together."""
 _SEED = 0x51675
 Part = tuple[ValueColumn, Tensor]
 """What is to be read, as which column."""
@@ -353,27 +351,18 @@ def _parts(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Part]:
 
 
 def _read(parts: Iterable[Part], first: int = 0) -> list[TensorReadings]:
-    """Reads them, those of one shape together: on small ones it is the number of operations that
-    takes the time. `first`: the place of the first of them in its step."""
+    """Reads them, small ones of one shape together. `first`: the place of the first of them in its
+    step."""
     rows = list(parts)
-    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for index, (_, one) in enumerate(rows):
-        elements = one.numel()
-        alike[(one.dtype, one.device, elements) if elements <= ROW_ELEMENTS else (index,)].append(
-            index
+    return [
+        TensorReadings(
+            [first + place for place in places],
+            [rows[place][0] for place in places],
+            quantities.raw_digests(table),
+            _numbers(table),
         )
-    found = []
-    for indices in alike.values():
-        at_once = max(1, MOST_TOGETHER // max(1, rows[indices[0]][1].numel()))
-        for start in range(0, len(indices), at_once):
-            some = indices[start : start + at_once]
-            flat = [rows[index][1].reshape(-1) for index in some]
-            table = torch.stack(flat) if len(flat) > 1 else flat[0].contiguous()[None]
-            places, columns = [first + index for index in some], [rows[index][0] for index in some]
-            found.append(
-                TensorReadings(places, columns, quantities.raw_digests(table), _numbers(table))
-            )
-    return found
+        for places, table in quantities.tables([one for _, one in rows])
+    ]
 
 
 def _numbers(table: Tensor) -> Tensor:
