@@ -331,6 +331,8 @@ class Branch:
         return (*re.split(r"[/\\]", self.file)[-2:], self.line, self.function, self.part)
 
 
+ITEM, NO_MORE = "an item", "no more items"
+"""The outcomes of a loop over things."""
 OFF_AND_ON = "off"
 """The outcome of a branch that is taken too often to be followed: nothing is known of it in that
 interval."""
