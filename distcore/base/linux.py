@@ -3,10 +3,13 @@ program's.)"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import ipaddress
 import os
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 _MOST_NAME_BYTES = 15
 """The longest name of a thread that Linux keeps."""
@@ -58,6 +61,37 @@ def mapped_files(prefix: str) -> list[str]:
     except OSError:
         return []
     return sorted(path for path in paths if os.path.basename(path).startswith(prefix))
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("size_bytes", ctypes.c_size_t))
+
+
+@functools.cache
+def _process_vm_readv() -> Any:
+    function = ctypes.CDLL(None).process_vm_readv
+    some, one = ctypes.c_ulong, ctypes.POINTER(_Range)
+    function.argtypes = (ctypes.c_int, one, some, one, some, some)
+    function.restype = ctypes.c_ssize_t
+    return function
+
+
+def address_of(view: memoryview) -> int:
+    """Returns where a view of writable bytes lies, of which there is one at least."""
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
+
+
+def read_memory(process: int, address: int, into: memoryview) -> bool:
+    """Copies what lies at this address of a process; whether that is allowed, and all of it is that
+    process's. Other threads run meanwhile."""
+    here, done = address_of(into), 0
+    while done < len(into):
+        mine, theirs = (_Range(one + done, len(into) - done) for one in (here, address))
+        count = _process_vm_readv()(process, mine, 1, theirs, 1, 0)
+        if count <= 0:
+            return False
+        done += count
+    return True
 
 
 def name_this_thread(name: str) -> None:

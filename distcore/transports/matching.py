@@ -179,7 +179,7 @@ class Matching:
         if len(posting.data) <= EAGER_BYTES:
             sender.eager(number, posting.tag, text, posting.data)
         else:
-            sender.offer(number, posting.tag, text, len(posting.data))
+            sender.offer(number, posting.tag, text, posting.data)
 
     def buffer(self, peer: int) -> None:
         """Ends the sends to this peer for which there is room; they have been copied."""
@@ -247,8 +247,8 @@ class Matching:
 
     # -- what the connections' ends say --------------------------------------------------------
 
-    def accepted(self, peer: int, number: int) -> None:
-        """A short message was taken, or a long one may be sent."""
+    def accepted(self, peer: int, number: int, taken: int) -> None:
+        """So many bytes of the message were taken: all, or none of a long one that may be sent."""
         if self._was_buffered(peer, number) is not None:
             return
         posting = self._offered.pop((peer, number), None)
@@ -256,7 +256,7 @@ class Matching:
             if number < self._numbers:
                 return  # its deadline has passed: it was taken back
             raise BadFrame(f"message {number} was accepted, which was not offered")
-        if len(posting.data) <= EAGER_BYTES:
+        if taken == len(posting.data):
             posting.finish()
             self.buffer(peer)
             return
@@ -353,8 +353,9 @@ class Matching:
                 text = f"rank {me} is in {posting.what}, but rank {rank} sent {sent}"
                 self._fail(posting, CallMismatch(text))
                 receiver.refuse(parcel.number, posting.what)
-            elif parcel.body is not None:
-                posting.data[:] = parcel.body
+            elif parcel.body is not None or receiver.read(parcel, posting.data):
+                if parcel.body is not None:
+                    posting.data[:] = parcel.body
                 posting.finish()
                 receiver.accept(parcel, None)
             else:
