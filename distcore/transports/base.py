@@ -74,8 +74,9 @@ it returns."""
 class Send:
     """Bytes for a peer (a rank of the group). They must not change until `exchange` returns.
 
-    `at_rest`: the call only reads them, so a peer of this host may read them where they lie. What
-    it writes as well costs more that way: the peer's processor has to give each piece back.
+    `at_rest`: the call only reads them, so a peer of this host may read them where they lie, in
+    place of two copies. What it writes as well costs more that way (the peer's processor has to
+    give each piece back), and so does what only one of two idle processors copies.
     """
 
     peer: int

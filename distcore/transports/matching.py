@@ -138,7 +138,10 @@ class Matching:
         rank: int,
         senders: Mapping[int, Sender],
         receivers: Mapping[int, Receiver],
+        crowded: bool = False,
     ) -> None:
+        """`crowded`: there are more ranks than processors."""
+        self._crowded = crowded
         self._ranks = ranks
         self._rank = rank
         self._senders = senders
@@ -206,6 +209,12 @@ class Matching:
     def has_pending(self) -> bool:
         """Whether a posting is not over."""
         return bool(self._receives or self._offered or self._accepted or self._leaving)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether its processor has other work than one copy of a message, of which the sender's
+        does the other one meanwhile."""
+        return bool(self._crowded or self._offered or self._leaving)
 
     @property
     def pending(self) -> list[Posting]:
@@ -353,9 +362,11 @@ class Matching:
                 text = f"rank {me} is in {posting.what}, but rank {rank} sent {sent}"
                 self._fail(posting, CallMismatch(text))
                 receiver.refuse(parcel.number, posting.what)
-            elif parcel.body is not None or receiver.read(parcel, posting.data):
-                if parcel.body is not None:
-                    posting.data[:] = parcel.body
+            elif parcel.body is not None:
+                posting.data[:] = parcel.body
+                posting.finish()
+                receiver.accept(parcel, None)
+            elif self._is_busy and receiver.read(parcel, posting.data):
                 posting.finish()
                 receiver.accept(parcel, None)
             else:

@@ -167,9 +167,10 @@ class Mesh(Transport):
                 link = links[receive.peer]
                 link.expect(receive, call, step)
                 receiving.add(link)
+            alone = not receives and self._spins
             for send in sends:
                 link = links[send.peer]
-                if not link.send(send.data, call, step, send.at_rest):
+                if not link.send(send.data, call, step, send.at_rest and not alone):
                     sending.add(link)
             for link in tuple(receiving):
                 # Where nobody has had the processor since, nothing has come that is not read yet.

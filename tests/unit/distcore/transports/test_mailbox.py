@@ -30,8 +30,10 @@ Mailboxes = Callable[[int], AbstractContextManager[list[Mailbox]]]
 
 
 @pytest.fixture(params=["sockets", "lanes", "in place"])
-def mailboxes(request: pytest.FixtureRequest) -> Mailboxes:
+def mailboxes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
     """Ranks of one group in this process."""
+    if request.param == "in place":
+        monkeypatch.setattr(os, "cpu_count", lambda: 1)
     return partial(_mailboxes, request.param)
 
 
