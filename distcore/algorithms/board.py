@@ -118,7 +118,7 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
 
     Meetings: 1. Copied: all parts but the own ones, in and out. Only the pairs know their sizes:
     they are written behind, so that all ranks see whether they agree; where not, the direct
-    exchange says whose they are. What has no room in a cell goes by one as well: nothing is read
+    exchange says whose they are. What has no room in a cell goes in one more step: nothing is read
     twice, so a page gains nothing, and it may be read where it lies.
     """
     board, rank, size = _board(net), net.rank, net.size
@@ -139,9 +139,13 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
     for peer in peers:
         part = outputs[peer][:cell]
         copy_bytes(part, pages[peer][start : start + len(part)])
-    sends = [Send(peer, inputs[peer][cell:], True) for peer in peers if len(inputs[peer]) > cell]
-    rests = [(peer, outputs[peer][cell:]) for peer in peers]
-    net.exchange(sends, [Receive(peer, rest) for peer, rest in rests if rest])
+    if max(map(max, given)) > cell:
+        sends = [(peer, inputs[peer][cell:]) for peer in peers]
+        rests = [(peer, outputs[peer][cell:]) for peer in peers]
+        net.exchange(
+            [Send(peer, rest, at_rest=True) for peer, rest in sends if rest],
+            [Receive(peer, rest) for peer, rest in rests if rest],
+        )
     copy_bytes(outputs[rank], inputs[rank])
 
 

@@ -4,12 +4,10 @@ program's.)"""
 from __future__ import annotations
 
 import ctypes
-import functools
 import ipaddress
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
 
 _MOST_NAME_BYTES = 15
 """The longest name of a thread that Linux keeps."""
@@ -67,13 +65,10 @@ class _Range(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("size_bytes", ctypes.c_size_t))
 
 
-@functools.cache
-def _process_vm_readv() -> Any:
-    function = ctypes.CDLL(None).process_vm_readv
-    some, one = ctypes.c_ulong, ctypes.POINTER(_Range)
-    function.argtypes = (ctypes.c_int, one, some, one, some, some)
-    function.restype = ctypes.c_ssize_t
-    return function
+_SOME, _ONE = ctypes.c_ulong, ctypes.POINTER(_Range)
+_process_vm_readv = ctypes.CDLL(None).process_vm_readv
+_process_vm_readv.argtypes = (ctypes.c_int, _ONE, _SOME, _ONE, _SOME, _SOME)
+_process_vm_readv.restype = ctypes.c_ssize_t
 
 
 def address_of(view: memoryview) -> int:
@@ -87,7 +82,7 @@ def read_memory(process: int, address: int, into: memoryview) -> bool:
     here, done = address_of(into), 0
     while done < len(into):
         mine, theirs = (_Range(one + done, len(into) - done) for one in (here, address))
-        count = _process_vm_readv()(process, mine, 1, theirs, 1, 0)
+        count = _process_vm_readv(process, mine, 1, theirs, 1, 0)
         if count <= 0:
             return False
         done += count

@@ -280,8 +280,8 @@ class Incoming:
 
     def _in_place(self, receive: Receive, address: int) -> bool | None:
         """Read a whole message out of the peer's process; where that cannot be, it sends it."""
-        reach = None if self._inbox is None else self._inbox.reach
-        if reach is None:
+        peer_memory = None if self._inbox is None else self._inbox.peer_memory
+        if peer_memory is None:
             raise BadFrame(f"memory at {address:#x}, which this rank did not say it could read")
         into, consume, answer = receive.into, receive.consume, READ
         step = len(into)
@@ -289,7 +289,7 @@ class Incoming:
             step, into = SEGMENT_BYTES, self._segment()
         for offset in range(0, len(receive.into), step):
             piece = into[: min(step, len(receive.into) - offset)]
-            if not reach.read(address + offset, piece):
+            if not peer_memory.read(address + offset, piece):
                 if offset:
                     raise Closed("has no memory any more", orderly=False)
                 answer = UNREADABLE

@@ -40,7 +40,7 @@ from .parcels import (
     Receiver,
     Sender,
 )
-from .reach import REORDERS, Fenced, Reach
+from .peer_memory import REORDERS, Fenced, PeerMemory
 
 WORDS_BYTES = 4096
 RING_BYTES = 1024 * 1024
@@ -81,13 +81,13 @@ class Lane(Fenced):
         memories: tuple[mmap.mmap, mmap.mmap],
         start: int,
         bells: tuple[int, int],
-        reach: Reach,
+        peer_memory: PeerMemory,
     ) -> None:
         """`memories`: this rank's and the peer's, with a lane from `start` on; `bells`: the peer's
-        eventfds, of a waiter and of its mailbox's thread, which are closed with the lane. `reach`:
-        for long messages, the lane's alone."""
+        eventfds, of a waiter and of its mailbox's thread, which are closed with the lane.
+        `peer_memory`: for long messages, the lane's alone."""
         super().__init__()
-        self.reach = reach
+        self.peer_memory = peer_memory
         mine, theirs = (memoryview(one)[start : start + LANE_BYTES] for one in memories)
         self._mine = mine[:WORDS_BYTES].cast("Q")
         self._theirs = theirs[:WORDS_BYTES].cast("Q")
@@ -110,7 +110,7 @@ class Lane(Fenced):
         """Give the descriptors and the memory back."""
         while self._bells:
             os.close(self._bells.pop())
-        self.reach.close()
+        self.peer_memory.close()
         # Both mappings have a descriptor each, and would wait for a garbage collection. Who is late
         # looks into memory of its own, in which nothing ever comes.
         blank = memoryview(bytearray(LANE_BYTES))
@@ -315,15 +315,15 @@ class LaneSender(_LaneEnd, Sender):
 
     def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
         """Queue the offer of a long one, which says where the peer may read it."""
-        address = self._lane.reach.offers(data)
+        address = self._lane.peer_memory.offers(data)
         self.add(ParcelFrame(OFFER, number, tag, text, len(data), address))
 
     def take_back(self, number: int) -> None:
-        self._lane.reach.withdraw()
+        self._lane.peer_memory.withdraw()
         super().take_back(number)
 
     def abandon(self) -> None:
-        self._lane.reach.withdraw()
+        self._lane.peer_memory.withdraw()
         super().abandon()
 
 
@@ -336,11 +336,11 @@ class LaneReceiver(_LaneEnd, Receiver):
             super().accept(parcel, into)
 
     def read(self, parcel: Parcel, into: memoryview) -> bool:
-        return bool(parcel.address) and self._lane.reach.read(parcel.address, into)
+        return bool(parcel.address) and self._lane.peer_memory.read(parcel.address, into)
 
     def took(self, frame: ParcelFrame, payload: bytes) -> None:
         if frame.kind == WITHDRAW:
-            self._lane.reach.known += 1
+            self._lane.peer_memory.known += 1
         super().took(frame, payload)
 
     def tell(self, error: GroupFailed) -> None:

@@ -78,7 +78,7 @@ class Outgoing:
     def __init__(self, connection: socket.socket, outbox: SlotOutbox | None, checked: bool) -> None:
         self._connection = connection
         self._outbox = outbox
-        self._reach = outbox.reach if outbox is not None else None
+        self._peer_memory = outbox.peer_memory if outbox is not None else None
         self._checked = CHECKED if checked else 0
         self._unsent: list[memoryview] = []
         """The bytes of the current frame that the socket has not taken."""
@@ -117,8 +117,8 @@ class Outgoing:
             return False
         self._data, self._sent, self._call, self._step = data, 0, call, step
         self._address = 0
-        if at_rest and self._reach is not None and size > IN_PLACE_BYTES:
-            self._address = self._reach.offers(data)
+        if at_rest and self._peer_memory is not None and size > IN_PLACE_BYTES:
+            self._address = self._peer_memory.offers(data)
         if not self._unsent:
             self._next_frame()
         return self.push()
@@ -199,13 +199,13 @@ class Outgoing:
 
     def credit(self, slot: int) -> None:
         """The peer has read this slot, or has answered what it was to read in place."""
-        if slot in (READ, UNREADABLE) and self._reach is not None:
+        if slot in (READ, UNREADABLE) and self._peer_memory is not None:
             if self._address and self._sent:
                 self._sent = self._address = 0
                 if slot == READ:
                     self._data, self._call = _NOTHING, None
                 else:
-                    self._reach.is_read = False  # from now on all goes through slots
+                    self._peer_memory.is_read = False  # from now on all goes through slots
             return
         if self._outbox is None or slot >= SLOTS or slot in self._outbox.free:
             raise BadFrame(f"slot {slot} was given back, which was not in use")
@@ -213,8 +213,8 @@ class Outgoing:
 
     def abandon(self) -> None:
         """Send nothing of the message behind the current frame; its memory may change."""
-        if self._reach is not None:
-            self._reach.withdraw()
+        if self._peer_memory is not None:
+            self._peer_memory.withdraw()
         self._data, self._call = _NOTHING, None
 
     def drop_unsent(self) -> None:

@@ -211,12 +211,6 @@ class Matching:
         return bool(self._receives or self._offered or self._accepted or self._leaving)
 
     @property
-    def _is_busy(self) -> bool:
-        """Whether its processor has other work than one copy of a message, of which the sender's
-        does the other one meanwhile."""
-        return bool(self._crowded or self._offered or self._leaving)
-
-    @property
     def pending(self) -> list[Posting]:
         """The postings that are not over."""
         sends = (*self._offered.values(), *self._leaving.values())
@@ -355,6 +349,8 @@ class Matching:
     def _deliver(self, peer: int, parcel: Parcel, posting: Posting) -> None:
         posting.source = peer
         receiver = self._receivers[peer]
+        # Else this rank's processor copies out while the sender's, which waits, copies in.
+        busy = self._crowded or self._offered or self._leaving
         try:
             if parcel.total != len(posting.data) or parcel.text != posting.text:
                 me, rank = self._ranks[self._rank], self._ranks[peer]
@@ -366,7 +362,7 @@ class Matching:
                 posting.data[:] = parcel.body
                 posting.finish()
                 receiver.accept(parcel, None)
-            elif self._is_busy and receiver.read(parcel, posting.data):
+            elif busy and receiver.read(parcel, posting.data):
                 posting.finish()
                 receiver.accept(parcel, None)
             else:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 from .base import BOARD_BYTES, SEGMENT_BYTES, SharedBoard, unmap
 from .lane import LANE_BYTES, Lane
-from .reach import FOR_LANE, FOR_LINK, REACH_BYTES, Reach, announce, reached
+from .peer_memory import FOR_LANE, FOR_LINK, PEER_WORDS_BYTES, PeerMemory, announce, reached
 
 SLOT_BYTES = 2 * SEGMENT_BYTES
 SLOTS = 4
@@ -29,23 +29,23 @@ _HAVE, _HAVE_NOT = b"M", b"-"
 
 
 class _Slots:
-    def __init__(self, memory: mmap.mmap, reach: Reach | None = None) -> None:
+    def __init__(self, memory: mmap.mmap, peer_memory: PeerMemory | None = None) -> None:
         self._memory = memory
-        self.reach = reach
+        self.peer_memory = peer_memory
         self._view = memoryview(memory)
 
     def close(self) -> None:
         self._view.release()
-        if self.reach is not None:
-            self.reach.close()
+        if self.peer_memory is not None:
+            self.peer_memory.close()
         unmap(self._memory)
 
 
 class SlotOutbox(_Slots):
     """The slots that this rank fills for one peer."""
 
-    def __init__(self, memory: mmap.mmap, reach: Reach | None = None) -> None:
-        super().__init__(memory, reach)
+    def __init__(self, memory: mmap.mmap, peer_memory: PeerMemory | None = None) -> None:
+        super().__init__(memory, peer_memory)
         self.free = deque(range(SLOTS))
 
     def put(self, data: memoryview) -> int | None:
@@ -91,7 +91,7 @@ def share(
     Raises Gone.
     """
     theirs: list[int] = []
-    size_bytes = RING_BYTES + LANE_BYTES + REACH_BYTES
+    size_bytes = RING_BYTES + LANE_BYTES + PEER_WORDS_BYTES
     try:
         memories = _exchange({peer: connection}, -1, size_bytes, True, bells, theirs)
         if memories is None:
@@ -100,16 +100,16 @@ def share(
         with _naming(peer):
             known = reached(connection, inbox) if in_place else (None, False)
 
-        def reach(word: int) -> Reach:
+        def peer_memory(word: int) -> PeerMemory:
             start = RING_BYTES + LANE_BYTES + word
             mine, its = (memoryview(memory)[start : start + 8] for memory in (outbox, inbox))
-            return Reach(mine, its, *known)
+            return PeerMemory(mine, its, *known)
 
         lane = None
         if bells and len(theirs) == len(bells):
             two = theirs.pop(0), theirs.pop(0)
-            lane = Lane((outbox, inbox), RING_BYTES, two, reach(FOR_LANE))
-        of_link = reach(FOR_LINK)
+            lane = Lane((outbox, inbox), RING_BYTES, two, peer_memory(FOR_LANE))
+        of_link = peer_memory(FOR_LINK)
         return SlotOutbox(outbox, of_link), SlotInbox(inbox, of_link), lane
     finally:
         for descriptor in theirs:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from distcore.transports.lane import LANE_BYTES, Lane
 from distcore.transports.mesh import Mesh
-from distcore.transports.reach import Reach
+from distcore.transports.peer_memory import PeerMemory
 from distcore.transports.shared_memory import new_bells
 
 T = TypeVar("T")
@@ -71,8 +71,8 @@ def lanes(size: int, in_place: bool = False) -> Iterator[list[dict[str, Any]]]:
         one, other = map(os.dup, bells[peer])
         both = memories[rank, peer], memories[peer, rank]
         words = [memoryview(memory)[LANE_BYTES:] for memory in both]
-        reach = Reach(words[0], words[1], os.getpid() if in_place else None, in_place)
-        return Lane(both, 0, (one, other), reach)
+        peer_memory = PeerMemory(words[0], words[1], os.getpid() if in_place else None, in_place)
+        return Lane(both, 0, (one, other), peer_memory)
 
     made = [
         {

@@ -12,7 +12,7 @@ import pytest
 from distcore.transports import lane as lanes
 from distcore.transports.lane import BELL, HEAD, NOBODY, TAIL, WAITER, Lane
 from distcore.transports.parcels import Parcel
-from distcore.transports.reach import Reach
+from distcore.transports.peer_memory import PeerMemory
 
 RING = 128
 """Two records: the third message waits for room, and so may an answer."""
@@ -46,7 +46,7 @@ class Program:
         self._left = iter(history)
         memories: Any = [bytearray(lanes.LANE_BYTES) for _ in range(2)]
         words = memoryview(bytearray(8)), memoryview(bytearray(8))
-        self.lane = lane = Lane(memories, 0, (0, 1), Reach(*words))
+        self.lane = lane = Lane(memories, 0, (0, 1), PeerMemory(*words))
         lane.attach(0, self)
         lane._mine = lane._theirs = self  # type: ignore[assignment]
         lane._fence = lambda: self.do("fence") if fences else None  # type: ignore[method-assign]

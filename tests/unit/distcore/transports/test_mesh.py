@@ -16,7 +16,7 @@ from distcore.transports.base import SEGMENT_BYTES, Receive, Send
 from distcore.transports.frames import DATA, FIRST, HEADER, MAGIC, control
 from distcore.transports.link import ready
 from distcore.transports.mesh import Mesh
-from distcore.transports.reach import Reach
+from distcore.transports.peer_memory import PeerMemory
 from tests.support.meshes import Wires, on_meshes, together
 
 KINDS = ("tcp", "shm")
@@ -63,7 +63,7 @@ def test_consumed_messages_come_in_segments(
     kind: str, at_rest: bool, may: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not may:  # what was allowed at first
-        monkeypatch.setattr(Reach, "read", lambda *_what: False)
+        monkeypatch.setattr(PeerMemory, "read", lambda *_what: False)
 
     def body(mesh: Mesh) -> None:
         for size in SIZES:

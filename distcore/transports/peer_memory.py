@@ -18,7 +18,7 @@ from threading import Lock
 
 from ..base.linux import address_of, read_memory
 
-REACH_BYTES = 4096
+PEER_WORDS_BYTES = 4096
 FOR_LINK, FOR_LANE = 0, 64
 """Where the words lie in that: of messages in a mesh's steps, and of a mailbox's."""
 
@@ -42,7 +42,7 @@ class Fenced:
         self._order.acquire()
 
 
-class Reach(Fenced):
+class PeerMemory(Fenced):
     """What of a peer's process this rank may read, and the peer of this one's. One thread at a time
     uses it."""
 
@@ -95,7 +95,7 @@ def announce(memory: mmap.mmap) -> None:
 
 def reached(connection: socket.socket, theirs: mmap.mmap) -> tuple[int | None, bool]:
     """Finds out, with the peer at the other end that calls it as well and has announced itself in
-    `theirs`, what `Reach` is to be told. A process of that number is the peer, and not one of
+    `theirs`, what `PeerMemory` is to be told. A process of that number is the peer, and not one of
     another container, if it has the same secret where it says."""
     process, address, _secret = written = _WHERE.unpack_from(theirs)
     read = bytearray(_WHERE.size)
