@@ -248,14 +248,15 @@ def test_what_a_failed_rank_had_offered_is_not_read() -> None:
     data = bytearray(1_000_000)
 
     def body(mesh: Mesh) -> None:
-        mesh.begin("broadcast(src=0)", soon())
+        mesh.begin("all_to_all_single()", soon())
+        into = memoryview(bytearray(len(data)))
         if mesh.rank:
             assert failed.wait(20)
-            mesh.exchange([], [Receive(0, memoryview(bytearray(len(data))))])
+            mesh.exchange([Send(0, into)], [Receive(0, into)])
             return
         mesh.abort("enough")
         try:
-            mesh.exchange([Send(1, memoryview(data), at_rest=True)], [])
+            mesh.exchange([Send(1, memoryview(data), at_rest=True)], [Receive(1, into)])
         except errors.Aborted as error:
             mesh.fail(error)
             data[:] = b"x" * len(data)
