@@ -144,7 +144,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="NAMES",
         help=f"check the data that are communicated: {', '.join(kinds.CHECKS)}, or all (which "
-        "compares replicas of DDP models only, and leaves out nan-origin)",
+        "leaves out nan-origin)",
     )
     group.add_argument(
         "--check-every",
@@ -291,6 +291,10 @@ def common(
         checks = kinds.chosen_checks(args.check)
     except ValueError as error:
         raise UsageError(f"--check {args.check}: {error}") from None
+    if args.check_every != 1 and "replicas" not in checks:
+        raise UsageError("--check-every needs --check replicas")
+    if args.values_every != 1 and not args.values:
+        raise UsageError("--values-every needs --values")
     if args.tui:
         need_terminal()
     if args.prom is not None:

@@ -110,7 +110,8 @@ class Tree:
 class Posted:
     """A send or a receive that has not met its other side. `order`: in which all were posted;
     `number`: of the call, as its rank has made them. `room`: what its buffer is for, if it may be
-    buffered: source, destination, and tag or None."""
+    buffered: source, destination, and tag or None; `held_bytes`: what it takes of that once it is
+    over."""
 
     end: End
     rank: int
@@ -119,6 +120,16 @@ class Posted:
     size_bytes: int = 0
     number: int = 0
     room: tuple[int, int, int | None] | None = None
+    held_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class Buffered:
+    """The sends that may be buffered in one room and are not received, in order."""
+
+    held_bytes: int = 0
+    """Of the first ones, which are over: none of them is looked at again."""
+    others: deque[Posted] = field(default_factory=deque)
 
 
 @dataclass(slots=True)
@@ -136,8 +147,7 @@ class MeetingPlace:
     """By destination and tag, then by source."""
     _receives: dict[tuple[int, int, int], deque[Posted]] = field(default_factory=dict)
     """By destination, tag and source."""
-    _short: dict[tuple[int, int, int | None], deque[Posted]] = field(default_factory=dict)
-    """The sends that may be buffered and are not received, in order."""
+    _short: dict[tuple[int, int, int | None], Buffered] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.places = {rank: place for place, rank in enumerate(self.ranks)}
@@ -170,7 +180,11 @@ class MeetingPlace:
             return None
         found = queue.popleft()
         if found.room is not None:
-            self._short[found.room].remove(found)
+            buffer = self._short[found.room]
+            if found.held_bytes is not None:
+                buffer.held_bytes -= found.held_bytes
+            else:
+                buffer.others.remove(found)
         return found
 
     def post_send(self, sent: Posted, destination: int, tag: int) -> None:
@@ -178,12 +192,19 @@ class MeetingPlace:
         by_source = self._sends.setdefault((destination, tag), {})
         by_source.setdefault(sent.rank, deque()).append(sent)
         if sent.room is not None:
-            self._short.setdefault(sent.room, deque()).append(sent)
+            self._short.setdefault(sent.room, Buffered()).others.append(sent)
 
     def buffered(self, sent: Posted, room_bytes: int) -> Iterator[Posted]:
         """The sends, among those in one buffer with this one, that are over by now."""
-        held_bytes = 0
-        for one in self._short.get(sent.room, ()) if sent.room is not None else ():
+        if sent.room is None:
+            return
+        buffer = self._short[sent.room]
+        while buffer.others and buffer.others[0].end.done_ns:
+            first = buffer.others.popleft()
+            first.held_bytes = max(first.size_bytes, min(1, room_bytes))
+            buffer.held_bytes += first.held_bytes
+        held_bytes = buffer.held_bytes
+        for one in buffer.others:
             held_bytes += max(one.size_bytes, min(1, room_bytes))
             if held_bytes > room_bytes:
                 return

@@ -84,6 +84,12 @@ OPTIMIZER_CLASS = "class of the optimizer"
 _NAME = re.compile(r"pid-\d+-\d+\.replicas")
 
 
+def is_context(axis: str) -> bool:
+    """Returns whether an axis is of context parallelism, by its name: ranks along it have parts of
+    each sequence, and all parameters."""
+    return axis == "cp" or "context" in axis
+
+
 def file_name(pid: int, number: int) -> str:
     """Returns the name of the file of the `number`-th optimiser of a process."""
     return f"pid-{pid}-{number}.replicas"

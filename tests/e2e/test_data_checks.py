@@ -10,7 +10,7 @@ import pytest
 from tests.support import runs
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "fixtures" / "scripts"
-EVERYTHING = ["--check", "all,replicas", "--debug-level", "DETAIL"]
+EVERYTHING = ["--check", "all", "--debug-level", "DETAIL"]
 
 
 @pytest.mark.long

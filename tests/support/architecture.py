@@ -237,11 +237,14 @@ def imports(file: Path, module: str, tree: ast.Module, modules: set[str]) -> Ite
 
 def _walk(node: ast.AST, *, lazy: bool) -> Iterator[tuple[ast.AST, bool]]:
     """Every node, and whether it runs only when a function is called."""
-    function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-    for child in ast.iter_child_nodes(node):
+    waiting = [(node, lazy)]
+    while waiting:
+        node, lazy = waiting.pop()
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         later = lazy or function or _is_for_types(node)
-        yield child, later
-        yield from _walk(child, lazy=later)
+        children = [(child, later) for child in ast.iter_child_nodes(node)]
+        yield from children
+        waiting += children
 
 
 def _is_for_types(node: ast.AST) -> bool:
@@ -298,7 +301,7 @@ def _private_torch(file: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
         else:
             continue
         yield from ((node.lineno, reason.format(name)) for name in names if _is_private(name))
-    for node in ast.walk(tree):
+    for node in ast.walk(tree) if aliases else ():
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             start: ast.expr = node
             while isinstance(start, ast.Attribute):

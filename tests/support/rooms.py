@@ -9,10 +9,11 @@ the table.
 from __future__ import annotations
 
 import ast
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.architecture import FOLDERS, imports, module_name
+from tests.support.architecture import FOLDERS, Import, imports, module_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,20 +75,26 @@ def house(name: str, root: Path = ROOT) -> House:
     imported = max((one for one in FOLDERS.values() if f"{name}.".startswith(f"{one}.")), key=len)
     top = root / next(folder for folder, one in FOLDERS.items() if one == imported)
     folder = top.joinpath(*name.removeprefix(imported).split("."))
-    files = {file: module_name(root, file) for file in sorted(top.rglob("*.py"))}
-    modules = set(files.values())
-    rooms = {_room(name, module) for module in modules} - {""}
+    known = _imports_below(top, root)
+    rooms = {_room(name, module) for _, module in known} - {""}
     arrows: dict[str, set[str]] = {room: set() for room in rooms}
-    for file, module in files.items():
+    for (file, module), found in known.items():
         here = _room(name, module)
         if not here or not file.is_relative_to(folder):
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
-        for found in imports(file, module, tree, modules):
-            there = _room(name, found.target)
-            if there and there != here:
-                arrows[here].add(there)
+        arrows[here] |= {_room(name, one.target) for one in found} - {"", here}
     return House(name, arrows)
+
+
+@functools.cache
+def _imports_below(top: Path, root: Path) -> dict[tuple[Path, str], list[Import]]:
+    """By file and module. Each file belongs to several houses, and is read once."""
+    files = {file: module_name(root, file) for file in sorted(top.rglob("*.py"))}
+    modules = set(files.values())
+    return {
+        (file, module): list(imports(file, module, ast.parse(file.read_bytes()), modules))
+        for file, module in files.items()
+    }
 
 
 def _room(package: str, module: str) -> str:

@@ -157,13 +157,14 @@ class Slips:
         marks = tuple((rank, log.mark) for rank, log in logs.items())
         calls, known = list(issued.values()), self._known.get(owner)
         if known is None or not known.lasts(marks, calls):
-            rows = _rows(logs, issued, min(calls))
-            if messages:
-                rows = _paired(rows) if rows is not None and len(rows.classes) == 2 else None
-            slip, mixed = find(rows) if rows is not None else (None, False)
-            if rows is not None and slip is None and not mixed:
+            rows, slip, mixed = _rows(logs, issued, min(calls)), None, False
+            if rows is not None and not (messages and len(rows.classes) != 2):
+                pairs = _paired if messages else (lambda found: found)
+                if (whole := pairs(rows)) is not None:
+                    slip, mixed = find(whole)
                 # A block of two functions in another order is called from lines of its own.
-                slip, _ = find(_innermost(rows)) if not messages else (None, False)
+                if slip is None and not mixed and (inner := pairs(_innermost(rows))) is not None:
+                    slip, _ = find(inner)
             rows = None if mixed else rows
             known = self._known[owner] = _Known(marks, calls, rows, slip, mixed)
         return known.rows, known.slip
@@ -518,7 +519,9 @@ def _needed(event: _Event, irregular: bool, block: Sequence[int], straight: set[
         return 3 * least
     if event.what == "repeated" and not straight.issuperset(block):
         least = max(least, OF_STRANGE)
-    return min(least + 4 * (max(event.ours, event.theirs) - 1), OF_IRREGULAR)
+    needed = least + 4 * (max(event.ours, event.theirs) - 1)
+    # Loops in another order are what phases of a rank's own look like, however long.
+    return needed if event.what == "swapped" else min(needed, OF_IRREGULAR)
 
 
 def _start(

@@ -42,6 +42,7 @@ from ...record.replicas import (
     PLACED,
     SUMMING,
     UNUSED,
+    is_context,
     number_of,
 )
 from ...record.snapshot import Column, Digest, GroupKey, Replicas
@@ -304,7 +305,8 @@ def candidates(
     Each was equal on all ranks at the start. Equal seeds make shards and experts so, too, and so do
     zeros. A group that passes activations has shards. They are told from replicas where matrices
     among them did begin apart: then what began alike was made so, unless it is a matrix of zeros,
-    or stands in one module with what began apart. A group that does not pass activations has
+    or stands in one module with what began apart. An axis of context parallelism has replicas of
+    all parameters, whatever it passes, but for experts. A group that does not pass activations has
     replicas of what is reduced on another group that crosses it, such as the other dimension of a
     mesh; if the program never uses it, only where all that is trained is so, or where the gradients
     of other ranks are summed up along the same dimension.
@@ -325,8 +327,10 @@ def candidates(
     alike = [one for one in places if one in trained and PLACED not in traits[one]]
     random = [one for one in places if traits[one] & {MATRIX, CONSTANT} == {MATRIX}]
     if one_of.use in (PASSING, EXCHANGING):
+        cause = "no collective reduced its gradient between backward and step on axis {axis}"
+        if is_context(one_of.axis) and not _has_experts(world, table):
+            return found | dict.fromkeys([place for place in places if place in trained], cause)
         if any(MATRIX in traits[place] and not equal[place] for place in trained):
-            cause = "no collective reduced its gradient between backward and step on axis {axis}"
             for place in alike:
                 # An expert's norm begins as all norms do.
                 kind = {CONSTANT} if one_of.use == EXCHANGING else {CONSTANT, MATRIX}
@@ -353,6 +357,19 @@ def candidates(
             cause = "other ranks reduce gradients along axis {axis}, and these do not"
             found |= dict.fromkeys(alike, cause)
     return found
+
+
+def _has_experts(world: World, table: dict[int, Replicas]) -> bool:
+    """Whether another group of two of these ranks exchanges tokens: it may have experts on each."""
+    others = [
+        {*view.ranks}
+        for rank, one_of in table.items()
+        for one in world.ranks[rank].replicas
+        if one.use == EXCHANGING
+        and one.group != one_of.group
+        and (view := world.view(rank, one.group)) is not None
+    ]
+    return any(len(one & table.keys()) > 1 for one in others)
 
 
 def _is_small(table: dict[int, Replicas], moment: Moment, place: int) -> bool:

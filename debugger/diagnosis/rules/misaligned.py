@@ -172,23 +172,33 @@ def _slip_before(world: World, finding: Finding) -> tuple[Slip | None, int | Non
             if about.issuperset(ends) and group_evidence(group) == finding.group:
                 return slip, None
         return None, None
-    view, seq = _view(world, finding), finding.seq
-    if view is None:
-        return None, None
-    if finding.kind == "rank_exception":
-        seq = max(state.issued for state in view.states.values())
-    return slip_of(world, view)[1] if seq is None else parting_before(world, view, seq), seq
+    for view in _views(world, finding):
+        seq = finding.seq
+        if finding.kind == "rank_exception":
+            seq = max(state.issued for state in view.states.values())
+        found = slip_of(world, view)[1] if seq is None else parting_before(world, view, seq)
+        if found is not None:
+            return found, seq
+    return None, None
 
 
-def _view(world: World, finding: Finding) -> GroupView | None:
+def _views(world: World, finding: Finding) -> list[GroupView]:
+    """Returns the group that the finding is about; without one those of its ranks' last calls, in
+    which they wait for each other, or which an error may have come from."""
     group = finding.group
     if group is not None:
         views = [one for one in world.groups if one.ranks == group.ranks]
         named = [one for one in views if group_evidence(one.any).name == group.name]
-        return max(named, key=lambda one: one.key, default=None)
-    rank = finding.culprits[0] if finding.culprits else -1
-    call = last_call(world, rank) if rank in world.ranks and finding.about.ends_all else None
-    return None if call is None or call.signature.peer is not None else world.view(rank, call.group)
+        return [max(named, key=lambda one: one.key)] if named else []
+    if not (finding.about.ends_all or finding.about.stuck):
+        return []
+    calls = [(rank, last_call(world, rank)) for rank in finding.culprits if rank in world.ranks]
+    found = [
+        world.view(rank, call.group)
+        for rank, call in calls
+        if call is not None and call.signature.peer is None
+    ]
+    return [view for view in found if view is not None]
 
 
 def without_carried(findings: Sequence[Finding]) -> list[Finding]:

@@ -31,7 +31,6 @@ CHECKS = "DISTDEBUG_CHECK"
 """The names, with commas between."""
 ALL = "all"
 REPLICAS = "replicas"
-"""Asked for by name, it also looks at models that nothing but their gradients tells as replicas."""
 
 
 def asked() -> frozenset[str]:
@@ -116,7 +115,7 @@ class Pipeline:
         origin = self._origin
         strided = several and (detail or self._wants(memory_layout.TENSORS))
         tensors = memory_layout.TensorCheck(recorder, record).before if strided else None
-        sums = several and (self._all or REPLICAS in asked())
+        sums = several and self._wants(REPLICAS)
         replicas = self._gradients(record) if sums else None
         looks: dict[str, Inspect | None] = {
             "watching branches": self._branches(record),

@@ -428,9 +428,9 @@ def _above(frame: FrameType) -> tuple[Standing, ...]:
 
 def _callers(user: FrameType) -> list[FrameType]:
     """Returns the frames of the user's code that have called this one of it, up to one that goes
-    round in a loop: that makes the steps, and who has called it is the same for all of them. None
-    where a function is among them twice: a call at another depth of a recursion comes from the same
-    place."""
+    round in a loop: that makes the steps, and who has called it is the same for all of them; and
+    none from where on a function comes again: a call at another depth of a recursion comes from the
+    same place."""
     callers: list[FrameType] = []
     above = user.f_back
     while above is not None and len(callers) < _MOST_CALLERS:
@@ -438,7 +438,7 @@ def _callers(user: FrameType) -> list[FrameType]:
         if call_site.frame_kind(code.co_filename) != call_site.USER or call_site.is_compiled(code):
             break
         if code is user.f_code or any(code is one.f_code for one in callers):
-            return []
+            break
         callers.append(above)
         if any(one.opcode in _JUMPS and one.argval < one.offset for one in dis.Bytecode(code)):
             break

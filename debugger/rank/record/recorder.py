@@ -213,7 +213,9 @@ class Recorder:
         known = self.sites.get(key)
         if known is not None:
             number = known[1]
-            return number if number >= 0 else self._in_graph(frame, found) or -number
+            if number >= 0 or of_another:
+                return abs(number)
+            return self._in_graph(frame, found) or -number
         by, codes = "", (code, code)
         if library is not None:
             by = call_site.through(library.f_code.co_filename, library.f_lineno)
@@ -222,11 +224,11 @@ class Recorder:
         if len(self.sites) > _MOST_SITES:
             self.sites.clear()  # a program that makes its code as it goes
         # The references keep the codes' ids their own.
-        if of_another or not call_site.is_compiled(code):
-            self.sites[key] = (codes, number)
-            return number
-        self.sites[key] = (codes, -number)
-        return self._in_graph(frame, found) or number
+        # Negative: the line is in the graph, which only the thread itself can look at.
+        is_compiled = call_site.is_compiled(code)
+        self.sites[key] = (codes, -number if is_compiled else number)
+        in_graph = self._in_graph(frame, found) if is_compiled and not of_another else 0
+        return in_graph or number
 
     def _in_graph(self, frame: FrameType | None, compiled: FrameType) -> int:
         """The line that a call has in a function which torch.compile has compiled; 0: not known."""

@@ -47,8 +47,6 @@ from ...record.replicas import (
 )
 from ...record.signature import hash64
 from ...record.snapshot import Column
-from ..checks import pipeline
-from ..checks.pipeline import REPLICAS
 from ..group.checked_group import CheckedGroup
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
@@ -64,7 +62,6 @@ from .declarations import (
     DdpModel,
     Declared,
     declared_by,
-    replicated_by,
 )
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
@@ -118,7 +115,7 @@ class Replica:
     parameters_alone: bool = False
     """Whether the gradients and state of a step are left out: they may be the next one's by
     then."""
-    is_part: bool = False
+    of_whole: list[tuple[str, weakref.ref[torch.Tensor]]] = field(default_factory=list)
     whole: Replica | None = None
     """For a part of a model: all of that, compared before the next step."""
     summed: Replica | None = None
@@ -150,16 +147,14 @@ class Steps:
 
 
 class ReplicaCheck:
-    """The optimisers of this process. `gradients`: which were reduced; None: DDP's models only.
+    """The optimisers of this process. `gradients`: which were reduced.
 
     It looks from the start where it is asked for, or for a while (`look_meanwhile`). Of a model
     that was trained before, nobody knows then whether its ranks step on their own: what it is
     before a step counts once that step was made with the others.
     """
 
-    def __init__(
-        self, recorder: Recorder, directory: Path, gradients: ReducedGradients | None
-    ) -> None:
+    def __init__(self, recorder: Recorder, directory: Path, gradients: ReducedGradients) -> None:
         self._recorder = recorder
         self._directory = directory
         self._gradients = gradients
@@ -194,8 +189,6 @@ class ReplicaCheck:
     def observe(self) -> None:
         """The check is asked for: from now on the steps of all optimisers are looked at."""
         self._is_asked = True
-        if REPLICAS not in pipeline.asked():
-            self._gradients = None
         training.on_statistics(self.forward)
         training.on_models_averaged(self.averaged)
         training.on_mesh(self.meshed)
@@ -237,8 +230,7 @@ class ReplicaCheck:
         self._local.clear()
         for replica in self._replicas:
             replica.withheld = None
-        if self._gradients is not None:
-            self._gradients.forget_all()
+        self._gradients.forget_all()
 
     def adopt(self) -> None:
         """This process was forked, and is a rank of its own now: what the parent has trained is
@@ -259,8 +251,7 @@ class ReplicaCheck:
         named = model.module.named_parameters(remove_duplicate=False)
         trained = frozenset(name for name, one in named if one.requires_grad)
         self._models.append(DdpModel(weakref.ref(model), issued, trained))
-        if self._gradients is not None:
-            self._gradients.keep_no_sums()  # they are not asked for any more
+        self._gradients.keep_no_sums()  # they are not asked for any more
 
     def forward(self, logger: Any) -> None:
         """A forward of the DDP model with this logger has begun, and it is not within no_sync()."""
@@ -341,7 +332,7 @@ class ReplicaCheck:
         """`optimizer` is about to make a step."""
         steps = self._steps.get(optimizer)
         if steps is None or any(
-            replica.is_part or replica.model == BY_TABLE for replica in steps.replicas
+            replica.of_whole or replica.model == BY_TABLE for replica in steps.replicas
         ):
             self._guarded(optimizer, sys._getframe(1), made=0)
 
@@ -382,8 +373,7 @@ class ReplicaCheck:
                 replica.withheld = None
                 if not self._is_left_alone(replica):
                     replica.left_alone = True
-                    if self._gradients is not None:
-                        self._gradients.keep_sums()
+                    self._gradients.keep_sums()
                     if replica.model >= 0:
                         self._local.add(replica.model)
                     rank_log.write("the check of replicas is off: steps without synchronisation")
@@ -403,9 +393,9 @@ class ReplicaCheck:
                         continue
                     replica.apart += 1
                 self._add(replica, optimizer, tensors, steps.made, site)
-            elif replica.is_part:
-                self._add_whole(replica, optimizer, tensors)
-        if made and self._gradients is not None:
+            elif replica.of_whole:
+                self._add_whole(replica, optimizer)
+        if made:
             self._gradients.forget()
 
     def _add(
@@ -432,8 +422,6 @@ class ReplicaCheck:
         site: int,
     ) -> None:
         gradients = self._gradients
-        if gradients is None:
-            return
         issued, turn = table.group.slot.issued, 0
         if issued == table.last[0][0]:
             turn = table.last[0][1] + 1
@@ -454,25 +442,26 @@ class ReplicaCheck:
         values = reading.values(count)
         for place in table.brought_together:
             values[place] = _REDUCED
-        flags = BUSY * (gradients.carried[table.group] > table.carried)
+        flags = BUSY * (gradients.of(table.group).carried > table.carried)
         samples = reading.samples(table.samples)
         now = time.monotonic_ns()
         table.writer.append((issued, turn), step | flags, site, now, values, samples)
 
-    def _add_whole(
-        self, part: Replica, optimizer: Optimizer, tensors: Sequence[torch.Tensor]
-    ) -> None:
+    def _add_whole(self, part: Replica, optimizer: Optimizer) -> None:
         """Digests the whole model of which the optimiser has a part, as it is by now: the other
         ranks may have put it on record right after the last step."""
-        named = replicated_by(self._models[part.model], [id(one) for one in tensors])
+        named = [(name, one) for name, known in part.of_whole if (one := known()) is not None]
         every = [one for known in self._steps.values() for one in known.parameters]
         trained = {id(one) for one in every if one.requires_grad}
         if all(id(one) in trained for _, one in named):
-            return  # other optimisers have the rest
+            part.of_whole = []  # other optimisers have the rest
+            return
         if part.whole is None:
             declared = self._as_said(Declared(part.model, part.group, named))
             part.whole = self._replica(optimizer, declared, parameters_alone=True)
-        if part.whole is not None:
+        # Of several parts the first one tells: by the next one's step that has changed the whole.
+        if part.whole is not None and part.whole.last[0] < part.last[0]:
+            part.whole.last = part.last
             self._take(part.whole, optimizer, [one for _, one in named], part.last)
 
     def _take(
@@ -528,8 +517,6 @@ class ReplicaCheck:
     def _may_be_averaged(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether, since its first step alone, ranks may have made the parameters equal."""
         gradients = self._gradients
-        if gradients is None:
-            return True
         if replica.exchanges < 0:
             replica.exchanges = gradients.exchanges(replica.group)
             replica.reduced = gradients.count
@@ -538,11 +525,8 @@ class ReplicaCheck:
 
     def _were_reduced(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether all gradients that this step has used were summed up since the step before."""
-        gradients = self._gradients
-        if gradients is None:
-            return False
-        since, replica.reduced = replica.reduced, gradients.count
-        held = gradients.held(replica.group, [one.grad for one in tensors], since)
+        since, replica.reduced = replica.reduced, self._gradients.count
+        held = self._gradients.held(replica.group, [one.grad for one in tensors], since)
         return all(one.grad is None or known for one, known in zip(tensors, held, strict=True))
 
     def _seem_forgotten(self, replica: Replica, tensors: Sequence[torch.Tensor]) -> bool:
@@ -551,7 +535,7 @@ class ReplicaCheck:
         gradients = self._gradients
         if replica.apart == MOST_APART:
             return True  # nothing is put on record any more
-        if gradients is None or replica.summed is None or self._is_left_alone(replica.summed):
+        if replica.summed is None or self._is_left_alone(replica.summed):
             return False
         since, replica.reduced = replica.reduced, gradients.count
         if not since:
@@ -578,6 +562,7 @@ class ReplicaCheck:
                 alone = declared.model in (BY_EQUALITY, BY_TABLE) or declared.is_frozen
                 made = self._replica(optimizer, declared, parameters_alone=alone)
                 if made is not None:
+                    made.of_whole = [(name, weakref.ref(one)) for name, one in declared.whole]
                     if declared.model == BY_EQUALITY:
                         made.summed = summed  # the one before is its group's
                     yield made
@@ -654,10 +639,9 @@ class ReplicaCheck:
         self._recorder.note(ReplicasNote(name), "digests of replicas")
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
-        made.parameters_alone, made.is_part = parameters_alone, declared.is_part
+        made.parameters_alone = parameters_alone
         seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
         made.every = max(self._every, SELDOM) if seldom else self._every
-        if self._gradients is not None:
-            made.carried = self._gradients.carried.get(group, 0)
+        made.carried = self._gradients.of(group).carried
         self._replicas.append(made)
         return made

@@ -7,9 +7,10 @@ group, for as long as that goes on before each further step. What a program seem
 to sum up so (`forgotten`) is taken for a replica as long as it was equal at the start: that it no
 longer is, is a warning. All else may be a part of a model, or one of many.
 
-An optimiser may leave out parameters of a DDP model, each rank others, where every rank steps its
-share and sends it to the rest; or one rank alone leaves out what the others train, which is a
-mistake. Either way all of the model must be equal again by the next step.
+An optimiser may leave out parameters of a DDP model, or of those whose gradients are summed up,
+each rank others, where every rank steps its share and sends it to the rest; or one rank alone
+leaves out what the others train, which is a mistake. Either way all of the model must be equal
+again by the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from ...record.replicas import (
     PLACED,
     SUMMING,
     UNUSED,
+    is_context,
 )
 from ...record.wording import OF_MESH
 from ..group.checked_group import CheckedGroup
@@ -72,14 +74,15 @@ class DdpModel:
 @dataclass(frozen=True, slots=True)
 class Declared:
     """Parameters that are said to be equal on the ranks of a group: along an axis, or whole.
-    `is_part`: their DDP model has more. `like`: what those are called that they are taken for
-    replicas by. `is_frozen`: no optimiser has them. `use`, `traits`: see `record.replicas`."""
+    `whole`: all that must be equal by the next step, where other optimisers have more of it.
+    `like`: what those are called that they are taken for replicas by. `is_frozen`: no optimiser has
+    them. `use`, `traits`: see `record.replicas`."""
 
     model: int
     group: GroupRecord
     named: Named
     axis: Axis | None = None
-    is_part: bool = False
+    whole: Named = field(default_factory=list)
     like: Sequence[str] = ()
     is_frozen: bool = False
     use: str = ""
@@ -90,7 +93,7 @@ def declared_by(
     optimizer: Optimizer,
     parameters: Sequence[torch.Tensor],
     models: Sequence[DdpModel],
-    gradients: ReducedGradients | None,
+    gradients: ReducedGradients,
 ) -> Iterator[Declared]:
     """Yields what is known of the `parameters` that this optimiser trains."""
     plain = [one for one in parameters if quantities.part(one, None) is not None]
@@ -101,18 +104,17 @@ def declared_by(
         if isinstance(group, CheckedGroup):
             whole = replicated_by(known, mine)
             named = [(name, one) for name, one in whole if id(one) in mine]
-            yield Declared(number, group._record, named, is_part=len(named) < len(whole))
+            yield Declared(number, group._record, named, whole=_if_more(whole, named))
             frozen = frozen_in(model.module) if model is not None else []
             known_so = {*getattr(model, "parameters_to_ignore", ()), *known.trained}
             kept = [(name, one) for name, one in frozen if name not in known_so]
             yield Declared(number, group._record, kept, is_frozen=True)
-    if not models and gradients is not None:
+    if not models:
         yield from _by_gradients(optimizer, plain, gradients)
     if len(plain) < len(parameters):
         yield from _by_placement(optimizer, parameters)
-    if gradients is not None:
-        ours = [getattr(known.reference(), "process_group", None) for known in models]
-        yield from _by_table(optimizer, parameters, gradients, ours)
+    ours = [getattr(known.reference(), "process_group", None) for known in models]
+    yield from _by_table(optimizer, parameters, gradients, ours)
 
 
 def frozen_in(module: nn.Module) -> Named:
@@ -144,21 +146,23 @@ def _by_table(
     named = [(names[id(one)], one) for one in parameters]
     wanted = {id(one) for one in parameters}
     for root in roots(modules()):
-        if any(id(one) in wanted for one in root.parameters()):
+        if has(root, wanted):
             named += [(name, one) for name, one in frozen_in(root) if id(one) not in wanted]
     named = [(name, one) for name, one in named if quantities.local(one) is not None]
     taken = {getattr(one, "_record", None) for one in of_ddp}
     every = [one.grad for one in parameters]
     beside = [one.grad for module in modules() for one in module.parameters(recurse=False)]
-    for group in sorted(gradients.carried, key=lambda one: (one.incarnation, one.name)):
+    for group in sorted(gradients.traffic, key=lambda one: (one.incarnation, one.name)):
         if group in taken or len(group.ranks) < 2:
             continue
         if gradients.moves_activations(group, [*every, *beside]):
-            use = EXCHANGING if group in gradients.exchanging else PASSING
+            use = EXCHANGING if gradients.of(group).exchanges else PASSING
         elif any(gradients.held(group, every)):
             use = SUMMING
         elif gradients.peers.isdisjoint({*group.ranks} - {group.ranks[group.group_rank]}):
             use = UNUSED
+        elif is_context(group.desc.removeprefix(OF_MESH)):
+            use = PASSING  # around a ring
         else:
             continue
         traits = [_traits(one, group, gradients) for _, one in named]
@@ -223,7 +227,16 @@ def _by_gradients(
         one.grad for each in every_module for one in each.parameters(recurse=False) if one.is_leaf
     ]
     for group, of_group in reduced.items():
-        yield Declared(BY_GRADIENTS, group, [(names[key], one) for key, one in of_group.items()])
+        named = [(names[key], one) for key, one in of_group.items()]
+        reach = [root for root in roots(every_module) if has(root, of_group)]
+        of_roots: Named = [one for root in reach for one in root.named_parameters()]
+        summed_up = gradients.held(group, [one.grad for _, one in of_roots])
+        whole = [
+            (name, one)
+            for (name, one), known in zip(of_roots, summed_up, strict=True)
+            if known or id(one) in of_group
+        ]
+        yield Declared(BY_GRADIENTS, group, named, whole=_if_more(whole, named))
         if gradients.passes_activations(group, [*every, *of_all]):
             left_out, like = forgotten(every_module, trained, reduced, group)
             named = [(names[id(one)], one) for one in parameters if id(one) in left_out]
@@ -242,6 +255,15 @@ def _by_placement(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> I
         if isinstance(axis.group, CheckedGroup):
             named = [(names[id(one)], one) for one in tensors]
             yield Declared(BY_PLACEMENT, axis.group._record, named, axis)
+
+
+def _if_more(whole: Named, named: Named) -> Named:
+    return whole if len(whole) > len(named) else []
+
+
+def has(module: nn.Module, ids: Collection[int]) -> bool:
+    """Returns whether one of these is a parameter of the module."""
+    return any(id(one) in ids for one in module.parameters())
 
 
 def forgotten(
@@ -310,7 +332,7 @@ def find_whole(optimizer: Optimizer, by: Sequence[str] = SHARDED) -> dict[int, s
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = tuple(kind for name in by if (kind := getattr(fsdp, name, None)) is not None)
     for module in modules():
-        if isinstance(module, sharded) and any(id(one) in wanted for one in module.parameters()):
+        if isinstance(module, sharded) and has(module, wanted):
             return None
     return find(optimizer)
 

@@ -147,13 +147,22 @@ class ReplicaReading:
 
     def samples(self, counts: Sequence[int]) -> list[float]:
         """`counts` elements of the columns, evenly spaced; NaN for those that are not there."""
-        found: list[float] = []
-        for tensors, count in zip(self._tensors, counts, strict=False):
-            taken: list[float] = []
+        alike: dict[tuple[object, ...], list[tuple[int, Tensor]]] = {}
+        for column, (tensors, count) in enumerate(zip(self._tensors, counts, strict=False)):
             for one in tensors if count else ():
-                taken += _spaced(one, max(1, count // len(tensors)))
-            found += (taken + [math.nan] * count)[:count]
-        return found
+                flat = one.detach().reshape(-1)
+                if flat.is_complex():
+                    flat = torch.view_as_real(flat).reshape(-1)
+                share = max(1, count // len(tensors))
+                spaced = flat[:: max(1, flat.numel() // share)][:share]
+                alike.setdefault((flat.dtype, flat.device), []).append((column, spaced))
+        taken: list[list[float]] = [[] for _ in counts]
+        for pieces in alike.values():
+            numbers = iter(torch.cat([one for _, one in pieces]).to(torch.float64).tolist())
+            for column, one in pieces:
+                taken[column] += itertools.islice(numbers, len(one))
+        padded = zip(taken, counts, strict=True)
+        return [one for of, count in padded for one in (of + [math.nan] * count)[:count]]
 
 
 _BY_PARAMETER = (PARAMETER, GRADIENT, OPTIMIZER_STATE)
@@ -196,14 +205,6 @@ def _parts(tensors: Sequence[Tensor | None], axis: Axis | None) -> list[Tensor]:
     return [found for one in tensors if (found := part(one, axis)) is not None]
 
 
-def _spaced(tensor: Tensor, count: int) -> list[float]:
-    with torch.no_grad():
-        flat = tensor.detach().reshape(-1)
-        if flat.is_complex():
-            flat = torch.view_as_real(flat).reshape(-1)
-        return flat[:: max(1, flat.numel() // count)][:count].to(torch.float64).tolist()
-
-
 def _state(optimizer: Optimizer, parameter: Tensor) -> list[Any]:
     """Returns what the optimiser keeps of a parameter: tensors and numbers, in the order of their
     names.
@@ -239,63 +240,93 @@ def _numbers(value: Any) -> Iterator[tuple[str, float]]:
 MASK = (1 << 64) - 1
 ROW = 1 << 16
 ROWS_AT_ONCE = 64
+SMALL, MOST_TOGETHER = 1 << 14, 1 << 17
+"""Elements of a tensor, and of several, that are copied to be read together."""
 _SEED = 0x5EED
-_WORDS = {1: torch.int8, 2: torch.int16}
-"""By the size of an element in bytes; larger ones are cut into 32 bits: of 64, two changed signs
-would make up for each other."""
+WORD = 8
+"""The bytes that are taken for one integer."""
 
 
 def digests(tensors: Sequence[Tensor]) -> list[int]:
     """Returns 64 bits of each: equal for equal bits, other when any single element is another.
     Reads every element once, and waits for the devices that have them.
 
-    Each element's bits, as an integer, times an odd number of its position, are added up modulo
+    Each eight bytes, as an integer, times an odd number of their position, are added up modulo
     2**64. Integer arithmetic gives the same on every device and in every order of addition. All
     NaNs count as one: which of them an addition gives depends on the order of its operands.
     """
     with torch.no_grad():
         by_id = {id(one): one for one in tensors}  # one that is tied comes several times
-        if len(by_id) < len(tensors):
-            once = dict(zip(by_id, digests(list(by_id.values())), strict=True))
-            return [once[id(one)] for one in tensors]
-        found = _values([raw_digest(tensor) for tensor in tensors])
-        sums = _values([_not_a_number(tensor) for tensor in tensors])
-        for index, has_nan in enumerate(sums):
-            if has_nan:
-                tensor = tensors[index].detach()
-                one_nan = torch.where(tensor.isnan(), torch.full_like(tensor, float("nan")), tensor)
-                found[index] = _values([raw_digest(one_nan)])[0]
-    return [value & MASK for value in found]
+        once = list(by_id.values())
+        numbers: dict[int, int] = {}
+        by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
+        for places, table in tables(once):
+            all_places, results = by_device.setdefault(table.device, ([], []))
+            all_places += places
+            results.append(torch.stack([raw_digests(table), _not_a_number(table)]))
+        for all_places, results in by_device.values():  # with one wait for each device
+            both = torch.cat(results, 1).tolist()
+            for place, number, has_nan in zip(all_places, *both, strict=True):
+                if has_nan:
+                    one = once[place]
+                    one_nan = torch.where(one.isnan(), torch.full_like(one, math.nan), one)
+                    number = int(raw_digests(one_nan.contiguous().reshape(1, -1)))
+                numbers[place] = number & MASK
+        of_id = {key: numbers[place] for place, key in enumerate(by_id)}
+        return [of_id[id(one)] for one in tensors]
 
 
-def raw_digest(tensor: Tensor) -> Tensor:
-    """Returns one of `digests`, on the tensor's device: other where a NaN has other bits."""
-    return raw_digests(tensor.detach().contiguous().reshape(1, -1))[0]
+def tables(tensors: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
+    """Yields contiguous tables of shape (tensors, elements), and the places of those that are the
+    rows: small ones of one shape are read together, since there it is the number of operations that
+    takes the time."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for place, one in enumerate(tensors):
+        together = one.dtype, one.device, one.numel()
+        alike.setdefault(together if one.numel() <= SMALL else (place,), []).append(place)
+    for places in alike.values():
+        at_once = max(1, MOST_TOGETHER // max(1, tensors[places[0]].numel()))
+        for first in range(0, len(places), at_once):
+            some = places[first : first + at_once]
+            flat = [tensors[place].reshape(-1) for place in some]
+            yield some, torch.stack(flat) if len(flat) > 1 else flat[0].contiguous()[None]
 
 
 def raw_digests(rows: Tensor) -> Tensor:
-    """Returns that of each row of a contiguous tensor, of shape (tensors, elements)."""
-    return _fold(rows.view(_WORDS.get(rows.element_size(), torch.int32)))
+    """Returns one of `digests` for each row of a contiguous tensor of shape (tensors, elements), on
+    its device: other where a NaN has other bits."""
+    size = rows.element_size()
+    if not rows.numel():
+        return torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    if lacking := -rows.shape[1] * size % WORD:
+        rows = torch.nn.functional.pad(rows, (0, lacking // size))
+    elif rows.storage_offset() * size % WORD:
+        rows = rows.clone()
+    return _fold(rows.view(torch.int64))
 
 
 def _fold(words: Tensor) -> Tensor:
     """The weighted sums of the last dimension, by rows so that the weights stay few: those of its
-    row and its column. The words are made as long as the weights first: a product of two integer
-    types takes torch nine times as long."""
+    row and its column."""
     weights = _weights_on(words.device)
     tensors, count = words.shape
     if count <= ROW:
-        return (words.to(torch.int64).mul_(weights[:count])).sum(1)
+        return _mixed(words).mul_(weights[:count]).sum(1)
     rows, rest = divmod(count, ROW)
     table = words[:, : rows * ROW].view(tensors, rows, ROW)
     sums = [
-        (table[:, first : first + ROWS_AT_ONCE].to(torch.int64).mul_(weights)).sum(2)
+        _mixed(table[:, first : first + ROWS_AT_ONCE]).mul_(weights).sum(2)
         for first in range(0, rows, ROWS_AT_ONCE)
     ]
     if rest:
-        last = words[:, rows * ROW :].to(torch.int64)
-        sums.append(last.mul_(weights[:rest]).sum(1, keepdim=True))
+        sums.append(_mixed(words[:, rows * ROW :]).mul_(weights[:rest]).sum(1, keepdim=True))
     return _fold(torch.cat(sums, 1))
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """Other words for other words. Of the highest bit a product keeps nothing but that: two changed
+    signs would make up for each other."""
+    return words.bitwise_right_shift(32).bitwise_xor_(words)
 
 
 @functools.cache
@@ -305,21 +336,8 @@ def _weights_on(device: torch.device) -> Tensor:
     return (made | 1).to(device)
 
 
-def _not_a_number(tensor: Tensor) -> Tensor:
-    """Whether the sum is NaN: so it is where an element is, and seldom else."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
-        return torch.zeros((), dtype=torch.bool, device=tensor.device)
-    return tensor.detach().sum().isnan()
-
-
-def _values(results: Sequence[Tensor]) -> list[int]:
-    """Numbers from tensors, with one wait for each device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for index, result in enumerate(results):
-        by_device.setdefault(result.device, []).append(index)
-    found = [0] * len(results)
-    for indices in by_device.values():
-        together = torch.stack([results[index] for index in indices]).tolist()
-        for index, value in zip(indices, together, strict=True):
-            found[index] = int(value)
-    return found
+def _not_a_number(table: Tensor) -> Tensor:
+    """Whether the sum of each row is NaN: so it is where an element is, and seldom else."""
+    if not (table.is_floating_point() or table.is_complex()) or table.element_size() == 1:
+        return torch.zeros(len(table), dtype=torch.int64, device=table.device)
+    return table.sum(1).isnan().to(torch.int64)

@@ -16,7 +16,7 @@ import weakref
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -50,31 +50,44 @@ MOST_SUMS = 4096
 _signature = lru_cache(Signature.from_json)
 
 
+@dataclass(slots=True)
+class GroupTraffic:
+    """The calls of one group so far, of tensors that are not small."""
+
+    carried: int = 0
+    """How many there were."""
+    moved: int = 0
+    """Those that it has neither summed up nor broadcast."""
+    exchanges: bool = False
+    """Whether it makes all-to-alls."""
+    is_in_forward: bool = False
+    """Whether an autograd function uses it in a forward."""
+    forward_is_known: bool = False
+    """Whether a step was made since its first one: that tells, and finding out takes long."""
+    backward: int = -1
+    """The last backward of this process in which it was used, and whether it moved anything then;
+    and the storages of what it has summed up."""
+    moved_in_backward: bool = False
+    summed_in_backward: set[Any] = field(default_factory=set)
+    sums_to_one: bool = False
+    """Whether a root is given sums."""
+    sums: deque[tuple[int, Sum]] = field(default_factory=lambda: deque(maxlen=MOST_SUMS))
+
+
 class ReducedGradients:
     """The tensors that the groups of this process have reduced, and when, by a count of its own."""
 
     def __init__(self) -> None:
         self._reduced: dict[Any, dict[GroupRecord, tuple[int, int, int]]] = {}
-        self._sums: dict[GroupRecord, deque[tuple[int, Sum]]] = {}
         self._keeps_sums = True
-        self._to_one: set[GroupRecord] = set()
         self.count = 0
         """The number of tensors that have been reduced so far."""
         self._last_backward = -1
-        self._in_backward: dict[GroupRecord, set[Any]] = {}
-        """The storages of what the last backward of this process has summed up."""
-        self._moved_in_backward: set[GroupRecord] = set()
-        """The groups that have moved, and not summed up, tensors in the last backward."""
-        self._in_forward: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
-        """The groups that autograd functions use in a forward."""
         self._scattered: dict[Any, set[GroupRecord]] = {}
         """By the storage of one's own part of a sum, the groups that have summed it up."""
-        self.carried: weakref.WeakKeyDictionary[GroupRecord, int] = weakref.WeakKeyDictionary()
-        """The tensors that each group of this process has carried, but for small ones."""
-        self._moved: weakref.WeakKeyDictionary[GroupRecord, int] = weakref.WeakKeyDictionary()
-        """The larger tensors that each group has neither summed up nor broadcast."""
-        self.exchanging: weakref.WeakSet[GroupRecord] = weakref.WeakSet()
-        """The groups that make all-to-alls."""
+        self.traffic: weakref.WeakKeyDictionary[GroupRecord, GroupTraffic] = (
+            weakref.WeakKeyDictionary()
+        )
         self._messages = 0
         self.peers: set[int | None] = set()
         """The ranks with which this one has exchanged messages."""
@@ -83,25 +96,30 @@ class ReducedGradients:
         """Keeps again what comes of reductions."""
         self._keeps_sums = True
 
+    def of(self, record: GroupRecord) -> GroupTraffic:
+        """Returns what is known of a group: nothing of one that is not looked at."""
+        return self.traffic.get(record) or GroupTraffic()
+
     def exchanges(self, record: GroupRecord) -> int:
         """Returns a count that grows with each exchange by which the ranks of this group may have
         made something equal, but for sums and broadcasts of its own."""
         others = [
-            count
-            for one, count in self.carried.items()
+            known.carried
+            for one, known in self.traffic.items()
             if one is not record and len({*one.ranks} & {*record.ranks}) > 1
         ]
-        return sum(others) + self._moved.get(record, 0) + self._messages
+        return sum(others) + self.of(record).moved + self._messages
 
     def keep_no_sums(self) -> None:
         """Keeps from now on only what was reduced, and not what came of it."""
         self._keeps_sums = False
-        self._sums.clear()
+        for known in self.traffic.values():
+            known.sums.clear()
 
     def before(self, record: GroupRecord) -> Inspect:
         """Returns what looks at the calls of this group."""
 
-        self.carried[record] = 0
+        traffic = self.traffic.setdefault(record, GroupTraffic())
 
         def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
             signature = _signature(known.text)
@@ -110,25 +128,22 @@ class ReducedGradients:
                 self.peers.add(signature.peer)
                 return None
             if method in EXCHANGES:
-                self.exchanging.add(record)
+                traffic.exchanges = True
             large = any(may_tell(one) for one in tensors_in(args[:2]))
-            self.carried[record] += large
+            traffic.carried += large
             if method in TO_ONE:
-                self._to_one.add(record)
+                traffic.sums_to_one = True
                 return None
             scattered = method in SCATTERED
             summed = (scattered or method in METHODS) and signature.reduce_op in SUMS
-            if large and not summed:
-                self._moved[record] = self._moved.get(record, 0) + (method != GIVEN_BY_ONE)
-                if self._is_in_backward():
-                    self._moved_in_backward.add(record)
-            if large and record not in self._in_forward and in_function(sys._getframe(1)):
-                self._in_forward.add(record)
+            tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
+            if large:
+                traffic.moved += not summed and method != GIVEN_BY_ONE
+                self._see_backward(traffic, tensors if summed else None)
+                if not (traffic.is_in_forward or traffic.forward_is_known):
+                    traffic.is_in_forward = in_function(sys._getframe(1))
             if not (summed or method == GIVEN_BY_ONE):
                 return None
-            tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
-            if summed:
-                self._see_backward(record, tensors)
             if scattered:
                 for tensor in tensors if len(self._scattered) < MOST_STORAGES else ():
                     by_storage = WeakStorage(tensor.untyped_storage())
@@ -139,33 +154,31 @@ class ReducedGradients:
                 if is_plain(tensor) and len(self._reduced) < MOST_STORAGES:
                     by_group = self._reduced.setdefault(WeakStorage(tensor.untyped_storage()), {})
                     by_group[record] = (self.count, tensor.data_ptr(), tensor.numel())
-            tells = self._keeps_sums and (summed or record in self._to_one)
-            if not (tells and any(may_tell(tensor) for tensor in tensors)):
-                return None
-            return lambda: self._keep(record, tensors)
+            tells = self._keeps_sums and (summed or traffic.sums_to_one)
+            return (lambda: self._keep(traffic, tensors)) if tells and large else None
 
         return look
 
-    def _see_backward(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
-        if not self._is_in_backward():
-            return
-        storages = {WeakStorage(one.untyped_storage()) for one in tensors if may_tell(one)}
-        self._in_backward.setdefault(record, set()).update(storages)
-
-    def _is_in_backward(self) -> bool:
+    def _see_backward(self, traffic: GroupTraffic, summed: Sequence[Tensor] | None) -> None:
+        """`summed`: by the call; None where it has moved something."""
         number = current_backward()
         if number is None or number < 0:
-            return False
-        if number != self._last_backward:
-            self._last_backward = number
-            self._in_backward.clear()
-            self._moved_in_backward.clear()
-        return True
+            return
+        self._last_backward = number
+        if traffic.backward != number:
+            traffic.backward, traffic.moved_in_backward = number, False
+            traffic.summed_in_backward.clear()
+        if summed is None:
+            traffic.moved_in_backward = True
+        else:
+            storages = (WeakStorage(one.untyped_storage()) for one in summed if may_tell(one))
+            traffic.summed_in_backward.update(storages)
 
     def moves_activations(self, record: GroupRecord, gradients: Sequence[Tensor | None]) -> bool:
         """The same, where the group may as well have gathered them, or exchanged them."""
-        moved = record in self._moved_in_backward or record in self._in_forward
-        return moved or self.passes_activations(record, gradients)
+        known = self.of(record)
+        moved = known.moved_in_backward and known.backward == self._last_backward
+        return moved or known.is_in_forward or self.passes_activations(record, gradients)
 
     def sums_elsewhere(self, record: GroupRecord, gradient: Tensor | None) -> bool:
         """Whether groups that have no other rank in common with this one have summed up the
@@ -179,19 +192,20 @@ class ReducedGradients:
     def passes_activations(self, record: GroupRecord, gradients: Sequence[Tensor | None]) -> bool:
         """Whether the last backward has summed up on this group what is none of these gradients, of
         all parameters there are: ranks that do so hold parts of one model."""
+        known = self.of(record)
+        if known.backward != self._last_backward:
+            return False
         plain = [one for one in gradients if one is not None and is_plain(one)]
-        storages = self._in_backward.get(record, set())
-        return not storages <= {WeakStorage(one.untyped_storage()) for one in plain}
+        return not known.summed_in_backward <= {WeakStorage(one.untyped_storage()) for one in plain}
 
-    def _keep(self, record: GroupRecord, tensors: Sequence[Tensor]) -> None:
+    def _keep(self, traffic: GroupTraffic, tensors: Sequence[Tensor]) -> None:
         """The call is complete: what came of it. The capture of a CUDA graph must not meet that."""
         if capturing():
             return
         try:
-            kept = self._sums.setdefault(record, deque(maxlen=MOST_SUMS))
             for one in filter(may_tell, tensors):
-                elements = _taken(one, _places(one.numel()))
-                kept.append((self.count, Sum(one.numel(), elements)))
+                elements = _taken(one, _places_on(one.device, one.numel()))
+                traffic.sums.append((self.count, Sum(one.numel(), elements)))
         except Exception as error:
             self.keep_no_sums()
             report_own_fault("sums of gradients", error)
@@ -199,7 +213,7 @@ class ReducedGradients:
     def groups(self) -> list[GroupRecord]:
         """Returns the groups that have reduced something, in the order of their creation."""
         found = {record for by_group in self._reduced.values() for record in by_group}
-        found |= self._sums.keys()
+        found |= {record for record, known in self.traffic.items() if known.sums}
         return sorted(found, key=lambda record: (record.incarnation, record.name))
 
     def held(
@@ -213,7 +227,7 @@ class ReducedGradients:
             for place, one in enumerate(gradients)
             if not found[place] and one is not None and is_plain(one)
         ]
-        known = [one for count, one in self._sums.get(record, ()) if count > since]
+        known = [one for count, one in self.of(record).sums if count > since]
         if rest and known:
             for place in told([one for _, one in rest], known):
                 found[rest[place][0]] = True
@@ -229,15 +243,16 @@ class ReducedGradients:
     def forget_all(self) -> None:
         """The groups of this process are others from now on."""
         self._reduced.clear()
-        self._sums.clear()
-        self._to_one.clear()
-        self._in_backward.clear()
-        self._moved_in_backward.clear()
+        for known in self.traffic.values():
+            known.sums.clear()
+            known.sums_to_one, known.backward = False, -1
         self._scattered.clear()
         self.peers.clear()
 
     def forget(self) -> None:
-        """Leave out what exists no more."""
+        """Leave out what exists no more, after a step."""
+        for known in self.traffic.values():
+            known.forward_is_known = known.carried > 0
         by_storage: tuple[dict[Any, Any], ...] = (self._reduced, self._scattered)
         for kept in by_storage:
             for storage in [one for one in kept if one.expired()]:
@@ -335,10 +350,14 @@ def _places(numel: int) -> list[int]:
     return [number * numel // count for number in range(count)]
 
 
-def _taken(tensor: Tensor, places: Sequence[int]) -> Tensor:
+@lru_cache
+def _places_on(device: torch.device, numel: int) -> Tensor:
+    return torch.tensor(_places(numel), device=device)
+
+
+def _taken(tensor: Tensor, places: Tensor) -> Tensor:
     with torch.no_grad():
-        wanted = torch.tensor(places, device=tensor.device)
-        return tensor.detach().reshape(-1).index_select(0, wanted)
+        return tensor.detach().reshape(-1).index_select(0, places)
 
 
 def _elements(gradients: Sequence[Tensor]) -> Tensor:
@@ -349,5 +368,8 @@ def _elements(gradients: Sequence[Tensor]) -> Tensor:
     for place in places:
         number = bisect_right(ends, place) - 1
         by_gradient.setdefault(number, []).append(place - ends[number])
-    parts = [_taken(gradients[number], inside) for number, inside in by_gradient.items()]
+    parts = []
+    for number, inside in by_gradient.items():
+        one = gradients[number]
+        parts.append(_taken(one, torch.tensor(inside, device=one.device)))
     return torch.cat([part.to("cpu", torch.float64) for part in parts])

@@ -53,8 +53,6 @@ MOST_CALL_BYTES = 256 << 20
 """The most bytes of such results in one step."""
 ROW_ELEMENTS = 1 << 16
 ROWS_AT_ONCE = 64
-MOST_TOGETHER = 1 << 17
-"""Elements that are copied to be read together."""
 _SEED = 0x51675
 Part = tuple[ValueColumn, Tensor]
 """What is to be read, as which column."""
@@ -333,23 +331,13 @@ def _parts(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Part]:
 
 
 def _read(parts: Iterable[Part]) -> list[TensorReading]:
-    """Reads them, those of one shape together: on small ones it is the number of operations that
-    takes the time."""
+    """Reads them, small ones of one shape together."""
     rows = list(parts)
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for index, (_, one) in enumerate(rows):
-        together = one.dtype, one.device, one.numel()
-        alike.setdefault(together if one.numel() <= ROW_ELEMENTS else (index,), []).append(index)
     found: list[TensorReading | None] = [None] * len(rows)
-    for indices in alike.values():
-        at_once = max(1, MOST_TOGETHER // max(1, rows[indices[0]][1].numel()))
-        for first in range(0, len(indices), at_once):
-            some = indices[first : first + at_once]
-            flat = [rows[index][1].contiguous().reshape(-1) for index in some]
-            table = torch.stack(flat) if len(flat) > 1 else flat[0][None]
-            both = zip(quantities.raw_digests(table), _numbers(table), strict=True)
-            for index, (digest, numbers) in zip(some, both, strict=True):
-                found[index] = TensorReading(rows[index][0], digest, numbers)
+    for places, table in quantities.tables([one for _, one in rows]):
+        both = zip(quantities.raw_digests(table), _numbers(table), strict=True)
+        for place, (digest, numbers) in zip(places, both, strict=True):
+            found[place] = TensorReading(rows[place][0], digest, numbers)
     return [one for one in found if one is not None]
 
 

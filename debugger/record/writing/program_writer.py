@@ -179,8 +179,12 @@ class ProgramWriter(FlightWriter):
         key = (call.op_code, call.signature_id, call.agree, call.exact, call.contribution)
         known = self._kinds.get(key)
         if known is None:
-            known = self._kinds[key] = len(self._kinds) + 1
-            self.put("kind", known, *key)
+            with self._lock:  # another thread may use it as soon as it is known, and not before
+                known = self._kinds.get(key)
+                if known is None:
+                    known = len(self._kinds) + 1
+                    self.put("kind", known, *key)
+                    self._kinds[key] = known
         return known
 
     def take_back(self, number: int, group: GroupSlot, call: CallDescription) -> bool:

@@ -96,6 +96,15 @@ def test_ranks_that_mix_freely_do_not_slip(kind: Callable[[random.Random], Lines
             assert one is None or not one.strong, (seed, until)
 
 
+def test_long_phases_in_another_order_do_not_slip() -> None:
+    ends = [10] * 5 + [11] * 5, [10, 11] * 5
+    ranks = [[*ends[0], *first * 10, *second * 10, *ends[1]] for first, second in (
+        ([10], [11]), ([10], [11]), ([11], [10]), ([11], [10]),
+    )]  # fmt: skip
+    one = found(ranks)
+    assert one is None or not one.strong
+
+
 def test_a_slip_behind_a_million_calls_is_found() -> None:
     lines = [10, 11, 12, 12, 13]
     many = 200_000
@@ -140,6 +149,20 @@ def test_a_line_is_the_same_by_whatever_way_a_rank_comes_to_it() -> None:
     assert one is not None
     assert (one.seq, one.what, one.lines) == (31, "skipped", (way(11, 2),))
     assert one.at[2] == way(12, 3)
+
+
+def test_messages_swapped_in_a_branch_of_their_own_are_found() -> None:
+    def way(line: int, caller: int) -> Place:
+        return Place((*place(line).sites, CallSite("/home/user/train.py", caller, "main")))
+
+    sent = [way(10, 1), way(11, 2)] * 9
+    received = (
+        [way(20, 3), way(21, 4)] * 4 + [way(21, 5), way(20, 6)] + [way(20, 3), way(21, 4)] * 4
+    )
+    logs = {rank: pack(enumerate(places)) for rank, places in enumerate((sent, received))}
+    one = Slips().of("pair", logs, {0: 18, 1: 18}, messages=True)[1]
+    assert one is not None
+    assert (one.seq, one.what, one.odd, one.strong) == (8, "swapped", (1,), True)
 
 
 @pytest.mark.parametrize("size", [4, 8])

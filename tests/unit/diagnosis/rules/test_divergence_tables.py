@@ -271,6 +271,21 @@ def test_an_experts_norm_begins_as_all_do() -> None:
     assert named(table(MIXED, {ROUTER: (7, 8)}, use=EXCHANGING)) == [("warning", 1, [ROUTER])]
 
 
+def test_an_axis_of_context_parallelism() -> None:
+    """Equal seeds make shards on another axis equal at the start, and experts on any."""
+    begin = {NORM: (1, 1), SHARD: (2, 2)}
+    for axis, experts, expected in (("cp", False, True), ("tp", False, False), ("cp", True, False)):
+        run = table(begin, {NORM: (5, 6), SHARD: (7, 8)})
+        for rank in (0, 1):
+            run[rank].replicas[0].axis = axis
+            if experts:
+                run[rank].has_group("1", [0, 1], desc="mesh_ep")
+                run[rank].steps(1, [5], key="0.1")
+                run[rank].replicas[1].group, run[rank].replicas[1].use = ("1", 0), EXCHANGING
+                run[rank].replicas[1].traits = [RANDOM]
+        assert named(run) == ([("warning", 1, [NORM, SHARD])] if expected else []), (axis, experts)
+
+
 def evaluated(*by_rank: int) -> Run:
     """A model of which these ranks have evaluated this running mean."""
     run = Run(3)

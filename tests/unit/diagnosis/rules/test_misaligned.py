@@ -73,6 +73,20 @@ def test_a_later_mismatch_says_it_first_and_blames_who_slipped() -> None:
     assert "their calls agree on #0 to #46, their lines only on #0 to #19" in found.details
 
 
+def test_ranks_that_wait_for_each_other_carry_where_one_of_them_had_slipped() -> None:
+    run = Run(2)
+    run.new_group("1", [0, 1])
+    for step in range(STEPS):
+        for rank in (0, 1):
+            for line in [10] if (rank, step) == (1, 10) else [10, 11]:
+                waits = (rank, step, line) == (0, STEPS - 1, 11)
+                run[rank].calls(all_reduce(8), group="1", line=line, waits=waits)
+    run[1].calls(all_reduce(8), line=30, waits=True)
+    (found,) = run.errors()
+    assert (found.kind, found.data["parted_at"], found_of(run)) == ("deadlock", 21, [])
+    assert found.details[0] == "the ranks' lines part at #21: rank 1 skipped train.py:11 in step"
+
+
 def test_lines_of_messages_belong_together_by_which_have_met() -> None:
     run = Run(2)
     for step in range(STEPS):

@@ -541,6 +541,19 @@ def test_a_recursion_has_no_callers() -> None:
     assert walk(2) is walk(1)
 
 
+def test_a_recursion_through_others_has_these_as_callers() -> None:
+    method = Method()
+
+    def walk(depth: int) -> CallLine:
+        return left(depth - 1) if depth else public(method)
+
+    def left(depth: int) -> CallLine:
+        return walk(depth)
+
+    assert names_of(method, walk(3)) == ["left"]
+    assert walk(2) is walk(1)
+
+
 def test_what_joined_ranks_call_has_no_place() -> None:
     joins = made_in(os.path.join(PACKAGE, "algorithms", "join.py"))
     method = Method()

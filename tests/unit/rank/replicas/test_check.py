@@ -552,6 +552,28 @@ def test_a_forgotten_gradient(bench: Bench, parts: bool) -> None:
     assert seeming(bench) == ([(like, names, steps)] if parts else [])
 
 
+@pytest.mark.parametrize("shares", [True, False])
+def test_a_share_of_what_is_summed_up(bench: Bench, shares: bool) -> None:
+    """By the next step all of the model is equal again, if no other optimiser has the rest."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2, bias=False))
+    optimizers = [sgd(model[0])] if shares else [sgd(model[0]), sgd(model[1])]
+    for _ in range(4):
+        model(torch.ones(1, 8)).sum().backward()
+        sum_of(bench, model)
+        for optimizer in optimizers:
+            bench.step(optimizer, collectives=0)
+    readers = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    steps = {
+        tuple(one.name for one in reader.columns if one.quantity == PARAMETER): [
+            row.step for row in reader.digests()
+        ]
+        for reader in readers
+        if not reader.use
+    }
+    assert steps[("0.weight",)] == [0, 1, 2, 3, 4]
+    assert steps.get(("0.weight", "1.weight")) == ([1, 2, 3] if shares else None)
+
+
 def test_hooks_that_sum_gradients_pass_no_activations(bench: Bench) -> None:
     model = Norms()
     optimizer = sgd(model)

@@ -31,6 +31,12 @@ def c10d_all_reduce(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def c10d_that_another_thread_looks_at(x: torch.Tensor) -> torch.Tensor:
+    frame = sys._getframe(1)
+    PLACES.extend([SITES.site(frame, of_another=True), SITES.site(frame)])
+    return x
+
+
 def other(x: torch.Tensor) -> torch.Tensor:
     return c10d_all_reduce(x)
 
@@ -68,6 +74,11 @@ def test_each_call_of_a_graph_has_its_own_line() -> None:
         step(torch.ones(2))
     assert shown() == [(12, "step"), (15, "step")] * 2
     assert len(SITES._texts) == 3  # and the line of the function itself
+
+
+def test_a_look_from_another_thread_does_not_hide_it() -> None:
+    compiled(12, function=c10d_that_another_thread_looks_at)(torch.ones(2))
+    assert shown() == [(9, "step"), (12, "step")]
 
 
 def test_without_what_torch_keeps_it_is_the_functions_line() -> None:
