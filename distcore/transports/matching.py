@@ -251,7 +251,7 @@ class Matching:
     # -- what the connections' ends say --------------------------------------------------------
 
     def accepted(self, peer: int, number: int, taken: int) -> None:
-        """So many bytes of the message were taken: all, or none of a long one that may be sent."""
+        """The peer has taken so many bytes of it: all, or none of a long one that may be sent."""
         if self._was_buffered(peer, number) is not None:
             return
         posting = self._offered.pop((peer, number), None)

@@ -43,8 +43,8 @@ class Fenced:
 
 
 class PeerMemory(Fenced):
-    """What of a peer's process this rank may read, and the peer of this one's. One thread at a time
-    uses it."""
+    """The memory of a peer's process, if this rank may read it, and this one's for the peer. One
+    thread at a time uses it."""
 
     def __init__(
         self,
