@@ -13,6 +13,7 @@ A line is a list that begins with a word:
     ["kind", number, op code, signature, agree, exact, contribution]    a distinct call
     ["call", number, slot, kind, site, flags, thread, channel, stream]
     ["wait", call, site, stream]                      for an asynchronous call
+    ["asked", call]                                   in vain, whether it is over
     ["came", call, source]                            who sent it, in the order of the group
     ["refused", call]                                 it counts as if it had not been made
     ["failed", call]                                  it raised, and the program goes on
