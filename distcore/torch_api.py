@@ -68,9 +68,9 @@ def _ours(group: Any) -> Any:
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
     """A barrier that fails when a rank does not come in time, and names it.
 
-    `timeout`: a timedelta, by default the group's. With `wait_all_ranks` all missing ranks are
-    named, otherwise the first. Raises `distcore.errors.BarrierFailed`, after which the group can
-    still be used; TypeError for another timeout.
+    `timeout`: a timedelta, by default the group's. With `wait_all_ranks` the message names all
+    missing ranks, otherwise the first. Raises `distcore.errors.BarrierFailed`, whose `missing` are
+    all of them, and after which the group can still be used; TypeError for another timeout.
     """
     found = _ours(group)
     if found is None:

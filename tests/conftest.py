@@ -70,9 +70,9 @@ def make_nodes(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
 
 
 @pytest.fixture(scope="session")
-def forked_nodes() -> Iterator[ForkedNodes]:
+def forked_nodes(torch_loaded: TorchLoaded) -> Iterator[ForkedNodes]:
     """Runs programs on nodes, on ranks that need not import torch."""
-    made = ForkedNodes()
+    made = ForkedNodes(torch_loaded)
     yield made
     made.close()
 

@@ -291,6 +291,10 @@ def common(
         checks = kinds.chosen_checks(args.check)
     except ValueError as error:
         raise UsageError(f"--check {args.check}: {error}") from None
+    if args.check_every != 1 and "replicas" not in checks:
+        raise UsageError("--check-every needs --check replicas")
+    if args.values_every != 1 and not args.values:
+        raise UsageError("--values-every needs --values")
     if args.tui:
         need_terminal()
     if args.prom is not None:

@@ -75,7 +75,7 @@ def divide(
     """Divides a command line into its sizes (none where it names none), the flags that each of them
     has, and the program. `split` divides words at the script; `-n 2..16`, which it would refuse, is
     another way to write `--sizes 2..16`."""
-    words = list(argv)
+    words, ranks, at = list(argv), None, 0
     for at, word in enumerate(argv):
         ranks = _RANKS.fullmatch(" ".join(argv[at : at + 2]) if word == "-n" else word)
         if ranks is not None:

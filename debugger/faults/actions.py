@@ -200,6 +200,7 @@ _TABLE = (
         ),
         leads_to=_LATENESS | frozenset({"deadlock", "early_exit", "unmatched_p2p", "stalled"}),
     ),
+    Action("finish", Family.CALL, "who asks whether the call is over is answered once it is"),
     Action("skip", Family.CALL, "the call is left out", every=True),
     Action("duplicate", Family.CALL, "the call is made twice", every=True),
     Action("reorder", Family.CALL, "the call changes places with the next one", every=True),

@@ -111,7 +111,7 @@ class Posted:
     """A send or a receive that has not met its other side. `order`: in which all were posted;
     `number`: of the call, as its rank has made them. `room`: what its buffer is for, if it may be
     buffered: source, destination, and tag or None; `held_bytes`: what it takes of that once it is
-    over."""
+    over. `into`: the channels of the rank, if it receives from any source."""
 
     end: End
     rank: int
@@ -121,6 +121,12 @@ class Posted:
     number: int = 0
     room: tuple[int, int, int | None] | None = None
     held_bytes: int | None = None
+    into: ChannelCounts | None = None
+
+    def takes(self, sent: Posted, group: GroupKey, tag: int) -> None:
+        """This receive takes that message."""
+        if self.into is not None:
+            self.into.setdefault((group, "recv", sent.rank, tag), ChannelCount()).taken += 1
 
 
 @dataclass(slots=True)
@@ -252,6 +258,11 @@ class ChannelCount:
     issued: int = 0
     chain: int = 0
     last: int | None = None
+    taken: int = 0
+
+
+ChannelCounts = dict[tuple[GroupKey, str, int, int], ChannelCount]
+"""By group, op, peer and tag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +284,7 @@ class Standing:
         self.program = program
         self.start_ns = start_ns
         self.groups: dict[GroupKey, Membership] = {}
-        self.channels: dict[tuple[GroupKey, str, int, int], ChannelCount] = {}
+        self.channels: ChannelCounts = {}
         self.calls: list[Call] = []
         self.seqs = array("q")
         self.issued_ns = array("q")
@@ -475,6 +486,8 @@ class Calls:
             return seq, end
         size_bytes = call_bytes(signature)
         posted = Posted(end, own, now_ns, next(self._order), size_bytes, number)
+        if signature.peer == ANY_SOURCE:
+            posted.into = rank.channels
         room_bytes = self._model.room_bytes(kind.backend)
         if signature.op == "send":
             other = place.receive_for(own, peer, tag)
@@ -497,6 +510,8 @@ class Calls:
                 return seq, now_ns  # it may come from a rank that is not in the plan
             rank.posted = True
             return seq, end
+        sent, received = (posted, other) if signature.op == "send" else (other, posted)
+        received.takes(sent, call.group, signature.tag)
         if not other.end.done_ns:
             self._over(other.end, max(now_ns, other.time_ns))
         return seq, max(now_ns, other.time_ns)

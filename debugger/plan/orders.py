@@ -429,6 +429,11 @@ class OrderCount:
     shortest: tuple[OrderStep, ...] | None = None
     unknown: tuple[OrderStep, ...] | None = None
 
+    @property
+    def all_stuck(self) -> bool:
+        """Whether that is known of each order."""
+        return self.exact and self.stuck == self.total
+
 
 def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> OrderCount:
     """Executes the orders of the programs, those with the fewest decisions that differ from the

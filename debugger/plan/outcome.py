@@ -116,6 +116,7 @@ def _rank(
                 issued=count.issued,
                 chain=count.chain,
                 last=count.last,
+                taken=count.taken,
                 lines=history.lines_of(key),
             )
             for key, count in standing.channels.items()

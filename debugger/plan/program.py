@@ -107,8 +107,9 @@ class Program:
     `events` are in program order; the calls of several threads are in the order of their issue.
     `notes` are those of the rank's record (exceptions, invalid arguments, ...), each with the
     number of events that came before it. `came_from`: who sent what a receive from any source has
-    taken, by the number of the call, where the program knows: it may go on by that. `enough`: it
-    was ended after as many steps as the plan was asked for.
+    taken, by the number of the call, where the program knows: it may go on by that. `asked`: the
+    calls of which it has asked in vain whether they are over. `enough`: it was ended after as many
+    steps as the plan was asked for.
     """
 
     rank: int
@@ -121,6 +122,7 @@ class Program:
     notes: Sequence[tuple[int, Note]] = ()
     undecided: Sequence[Undecided] = ()
     came_from: Mapping[int, int] = field(default_factory=dict)
+    asked: frozenset[int] = frozenset()
     enough: bool = False
 
 
@@ -162,6 +164,7 @@ class _Reader:
         self._notes: list[tuple[int, Note]] = []
         self._undecided: list[Undecided] = []
         self._came_from: dict[int, int] = {}
+        self._asked: set[int] = set()
         self._calls: dict[int, tuple[int, _Counts]] = {}
         self._waits: list[tuple[int, int, int]] = []
         self._ended = False
@@ -198,6 +201,7 @@ class _Reader:
             notes=tuple(self._notes),
             undecided=tuple(self._undecided),
             came_from=self._came_from,
+            asked=frozenset(self._asked),
             enough=self._enough,
         )
 
@@ -279,6 +283,9 @@ class _Reader:
             key = made.call.group
             ranks = next(group.ranks for group in self._slots.values() if group.key == key)
             self._came_from[number] = ranks[source]
+
+    def _on_asked(self, number: int) -> None:
+        self._asked.add(whole(number))
 
     def _on_wait(self, number: int, site: int, stream: int = 0) -> None:
         self._events.append(Waited(number, self._known.sites.get(site), _stream(stream)))

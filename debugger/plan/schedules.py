@@ -3,25 +3,53 @@
 Two things are not known of programs that were planned once: what a rank does after a receive that
 was in vain in the order which was met, and whether it does something else where a message comes
 from another rank. So nothing is told of an order before the ranks have run in it.
+
+What a rank does depends on more than messages: on what it is told where it asks whether a call is
+over (a plan says no once), and on which of two threads comes first to a group. Each such choice is
+made otherwise, alone and then with others, and the ranks are planned again: first those of lines
+that were not tried yet. A choice counts where it can be, and the ranks make other calls by it.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..diagnosis.diagnose import verdict
-from ..diagnosis.facts.blocking import Model
+from ..diagnosis.facts.blocking import Model, backend_of
 from ..diagnosis.findings import Finding
+from ..diagnosis.limits import SECOND_NS
 from ..diagnosis.story import step
+from ..record.snapshot import Call, CallSite, GroupKey
 from ..record.wording import at_site, counted, ranks_text
 from .judgement import Judgement, judge_programs
-from .orders import Order, OrderCount, explore, follow, in_turn, last_first, with_sources
+from .orders import Hold, Order, OrderCount, explore, follow, in_turn, last_first, with_sources
 from .program import CutOff, Event, Made, Program, Waited
+from .simulation import Simulation
 
 PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
 """Runs the ranks again, with these faults (as `--inject` takes them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherWay:
+    """A choice that was planned in another way: `call` of `rank` comes after its call `after`, of
+    another of its threads; without that it is over when the rank asks whether it is. `lines`: of
+    these calls; `told`: that in words."""
+
+    rank: int
+    call: int
+    after: int | None
+    lines: tuple[CallSite | None, ...] = field(compare=False)
+    told: str = field(compare=False)
+
+    def __str__(self) -> str:
+        """Returns it as `--inject` takes it."""
+        if self.after is None:
+            return f"finish(rank={self.rank}) @ call {self.call}"
+        return str(Hold((self.rank,), self.call, self.rank, self.after))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +77,160 @@ def look_for_orders(
     programs: Mapping[int, Program], model: Model, plan_again: PlanAgain, until_s: float
 ) -> Schedule:
     """Returns what the orders come to, as far as there is time (`time.monotonic()`)."""
+    result: Schedule | None = None
+    todo: deque[tuple[Sequence[OtherWay], Mapping[int, Program]]] = deque([((), programs)])
+    tried = {frozenset[OtherWay]()}
+    impossible: set[tuple[CallSite | None, ...]] = set()
+    while todo and (result is None or time.monotonic() < until_s):
+        chosen, before = todo.popleft()
+        if chosen and chosen[-1].lines in impossible:
+            continue
+        known = plan_again(list(map(str, chosen))) if chosen else programs
+        if chosen and not _can_be(chosen[-1], before, known, model):
+            impossible.add(chosen[-1].lines)
+            continue
+        if chosen and all(_calls(known[rank]) == _calls(one) for rank, one in before.items()):
+            continue
+        for one in _choices(known):
+            made = frozenset((*chosen, one))
+            if made not in tried:
+                tried.add(made)
+                todo.append(((*chosen, one), known))
+        now_s = time.monotonic()
+        limit_s = now_s + (until_s - now_s) / 2 if todo else until_s
+        planned = result.planned if result is not None else 0
+        found = _look_for_messages(known, model, plan_again, limit_s, chosen, planned)
+        if found.judgement is not None or (result is None and found.count.all_stuck):
+            return found
+        if result is None:
+            result = found
+        else:
+            result = replace(result, planned=found.planned, depends=True)
+    assert result is not None
+    return result
+
+
+def _choices(programs: Mapping[int, Program]) -> list[OtherWay]:
+    """Returns what may be otherwise; those of lines that others have had before come last."""
+    found: list[OtherWay] = []
+    for rank, program in programs.items():
+        last: dict[GroupKey, Call] = {}
+        for event in program.events:
+            if not isinstance(event, Made):
+                continue
+            call = event.call
+            text = f"in that order call {{}} of rank {rank}"
+            if call.number in program.asked and _may_be_asked(call, program):
+                told = text.format(call.number) + at_site(call.site)
+                told += " is over when the rank asks whether it is"
+                found.append(OtherWay(rank, call.number, None, (call.site,), told))
+            if call.signature.peer is None:
+                other = last.get(call.group)
+                last[call.group] = call
+                if other is not None and other.thread != call.thread:
+                    told = f"{text.format(other.number)}{at_site(other.site)} comes after its call "
+                    told += f"{call.number}{at_site(call.site)}, which another thread makes"
+                    lines = (other.site, call.site)
+                    found.append(OtherWay(rank, other.number, call.number, lines, told))
+    seen: Counter[object] = Counter()
+    order = []
+    for choice in found:
+        order.append(seen[choice.lines])
+        seen[choice.lines] += 1
+    return [choice for _, choice in sorted(zip(order, found, strict=True), key=lambda row: row[0])]
+
+
+def _may_be_asked(call: Call, program: Program) -> bool:
+    """Whether the backend says that a call is over before it was waited for: gloo does not say so
+    of messages."""
+    group = program.groups.get(call.group)
+    messages = call.signature.peer is not None
+    return group is not None and not (
+        messages and backend_of(group.backend, call.signature) == "gloo"
+    )
+
+
+def _can_be(
+    choice: OtherWay, before: Mapping[int, Program], known: Mapping[int, Program], model: Model
+) -> bool:
+    """Whether the rank comes to make this choice, without what comes after it; `before`: the
+    programs without it, `known`: as they were planned with it."""
+    rank, call, after = choice.rank, choice.call, choice.after
+    if after is None:
+        simulation = Simulation(known, replace(model, in_order=True), SECOND_NS)
+        simulation.run()
+        own = simulation.ranks[rank].own_number(call)
+        return own is not None and simulation.ranks[rank].done_ns(own) > 0
+    program = before[rank]
+    made = [one.call for one in program.events if isinstance(one, Made)]
+    at, held = next(
+        (at, one.call)
+        for at, one in enumerate(program.events)
+        if isinstance(one, Made) and one.call.number == call
+    )
+    threads = {one.number: one.thread for one in made}
+    main = min(threads.values())
+
+    def is_others(event: Event) -> bool:
+        number = event.call.number if isinstance(event, Made) else None
+        number = event.number if isinstance(event, Waited) else number
+        return (main if number is None else threads.get(number, main)) != held.thread
+
+    events = [*program.events[:at], *filter(is_others, program.events[at:])]
+    without = {**before, rank: replace(program, events=events)}
+    simulation = Simulation(without, model, SECOND_NS)
+    simulation.run()
+    came = simulation.ranks[rank].own_number(after) is not None
+    # The thread that was held went on: it has made its call as well.
+    ends = {one.number for one in made if one.number <= after and one.site == held.site}
+    again = [one for one in known[rank].events if isinstance(one, Made)]
+    return came and sum(one.call.site == held.site for one in again) >= len(ends)
+
+
+def _calls(program: Program) -> list[Hashable]:
+    return [
+        (one.call.group, one.call.signature, one.call.is_async)
+        for one in program.events
+        if isinstance(one, Made)
+    ]
+
+
+def _look_for_messages(
+    programs: Mapping[int, Program],
+    model: Model,
+    plan_again: PlanAgain,
+    until_s: float,
+    chosen: Sequence[OtherWay],
+    planned: int,
+) -> Schedule:
+    """Returns what the orders of messages come to. `programs`: as they are with these choices;
+    `planned`: in so many orders they were planned before."""
     tried: set[tuple[str, ...]] = set()
-    depends = False
+    depends = bool(chosen)
+    first = tuple(map(str, chosen))
+    if chosen:
+        found = judge_programs(programs, model)
+        if verdict(found.findings) is not None:
+            schedule = Schedule(OrderCount(1, 1, False), planned + 1, depends, faults=first)
+            order = Order(programs, (), True, {})
+            findings = [
+                _with_order(one, schedule, order, programs, chosen) for one in found.findings
+            ]
+            return replace(schedule, judgement=replace(found, findings=findings))
     while True:
         now_s = time.monotonic()
         count = explore(programs, model, now_s + (until_s - now_s) / 3)
-        schedule = Schedule(count, len(tried) + 1, depends)
-        if count.exact and (count.total == 1 or count.stuck == count.total):
+        schedule = Schedule(count, planned + len(tried) + 1, depends)
+        if count.exact and (count.total == 1 or count.all_stuck):
             return schedule  # nothing depends on the order
         known = count.unknown or count.shortest
         order = follow(programs, model, in_turn(known) if known else last_first)
-        faults = tuple(map(str, order.holds))
-        if not faults or faults in tried or time.monotonic() >= until_s:
+        faults = (*first, *map(str, order.holds))
+        if faults == first or faults in tried or time.monotonic() >= until_s:
             return schedule
         tried.add(faults)
         again = plan_again(faults)
-        schedule = replace(schedule, planned=len(tried) + 1)
+        schedule = replace(schedule, planned=planned + len(tried) + 1)
         more = _longer(programs, again)
         if count.unknown is None and (more is None or known):
             its = model if order.buffered else replace(model, buffered_bytes=0)
@@ -81,7 +247,9 @@ def look_for_orders(
                 found = judge_programs(order.programs, its)
             if is_shown:
                 schedule = replace(schedule, depends=depends or more is None, faults=faults)
-                findings = [_with_order(one, schedule, order, again) for one in found.findings]
+                findings = [
+                    _with_order(one, schedule, order, again, chosen) for one in found.findings
+                ]
                 return replace(schedule, judgement=replace(found, findings=findings))
         if more is not None and count.unknown is None:
             return schedule
@@ -128,7 +296,11 @@ def _content(event: Event) -> Hashable:
 
 @step("orders")
 def _with_order(
-    finding: Finding, schedule: Schedule, order: Order, programs: Mapping[int, Program]
+    finding: Finding,
+    schedule: Schedule,
+    order: Order,
+    programs: Mapping[int, Program],
+    chosen: Sequence[OtherWay],
 ) -> Finding:
     calls = {
         (rank, event.call.number): event.call
@@ -136,7 +308,7 @@ def _with_order(
         for event in program.events
         if isinstance(event, Made)
     }
-    lines = []
+    lines = [one.told for one in chosen]
     for hold in order.holds:
         own, its = calls.get((hold.ranks[0], hold.call)), calls.get((hold.until, hold.its))
         lines.append(

@@ -147,8 +147,11 @@ CHANNEL_COUNTS_AT = 8
 CHANNEL_COUNTS = Struct("<QQQ")
 CHANNELS_OFFSET = CHECKPOINTS_OFFSET + GROUPS * CHECKPOINTS * CHECKPOINT.size
 CHANNELS = 1024
-CHANNEL = Struct(f"<IxxxxQQQ{LINES.size}x")
-"""definition id, calls issued, chain of (dtype, count), number + 1 of the last call, LINES"""
+CHANNEL = Struct(f"<IIQQQ{LINES.size}x")
+"""definition id, taken, calls issued, chain of (dtype, count), number + 1 of the last call, LINES;
+`taken`: the messages of a channel of receives that receives from any source are known to have taken
+"""
+CHANNEL_TAKEN_AT = 4
 CHANNEL_LINES_AT = CHANNEL.size - LINES.size
 
 SURPRISES_OFFSET = CHANNELS_OFFSET + CHANNELS * CHANNEL.size

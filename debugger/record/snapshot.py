@@ -164,7 +164,8 @@ class Channel:
     """The sends (or receives) of a rank to (or from) one peer with one tag.
 
     `peer` is a global rank, -1 for any source. `chain` covers dtype and count of each call.
-    `begun` and `lines` are as those of a `Group`.
+    `begun` and `lines` are as those of a `Group`. `taken`: further messages of the
+    peer with this tag, which receives from any source have taken.
     """
 
     group: GroupKey
@@ -175,6 +176,7 @@ class Channel:
     chain: int
     last: int | None
     begun: int | None = None
+    taken: int = 0
     lines: LineLog | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -329,6 +331,8 @@ class Branch:
         return (*re.split(r"[/\\]", self.file)[-2:], self.line, self.function, self.part)
 
 
+ITEM, NO_MORE = "an item", "no more items"
+"""The outcomes of a loop over things."""
 OFF_AND_ON = "off"
 """The outcome of a branch that is taken too often to be followed: nothing is known of it in that
 interval."""

@@ -63,7 +63,7 @@ def orders_text(orders: Mapping[str, Any]) -> str:
     if orders["depends"]:
         done = counted(orders["planned"], "order")
         stuck = "ranks are stuck in the last" if orders["faults"] else "nobody is stuck"
-        return f"what ranks do depends on who sends first; of {done} that were planned {stuck}"
+        return f"what ranks do depends on the order; of {done} that were planned {stuck}"
     least = "" if orders["exact"] else "at least "
     total = f"{least}{orders['total']:,}"
     if not orders["stuck"]:

@@ -30,8 +30,9 @@ def monitored_barrier(
     explain: Callable[[Sequence[int]], str] = lambda _missing: "",
 ) -> None:
     """Return when all ranks have called it. `ranks`: the group's global ranks; `number`: the how
-    many-th of the group. Raises BarrierFailed, which names the first missing rank, or all, and ends
-    with `explain(missing)`."""
+    many-th of the group. Raises BarrierFailed, whose `missing` are all that did not come; its first
+    sentence names the first of them or, with `wait_all_ranks`, all, as torch's does, and its end is
+    `explain(missing)`."""
     prefix = f"monitored_barrier/{number}"
     arrivals = [f"{prefix}/{index}" for index in range(1, len(ranks))]
     answer = f"{prefix}/answer"
@@ -42,16 +43,16 @@ def monitored_barrier(
         store.set(arrivals[rank - 1], "")
         until = Deadline.after(timeout_s + ANSWER_S)
         late = [ranks[0]] if _missing(store, [answer], until) else []
-    named = late if wait_all_ranks else late[:1]
     text = ""
-    if named and not store.check([answer]):
+    if late and not store.check([answer]):
         limit = f"{timeout_s * 1000:.0f} ms"
-        who = f"Rank{'s' if wait_all_ranks else ''} {', '.join(map(str, named))}"
+        named = ", ".join(map(str, late if wait_all_ranks else late[:1]))
+        who = f"Rank{'s' if wait_all_ranks else ''} {named}"
         text = (
             f"Rank {ranks[rank]} timed out in monitoredBarrier after {limit}: "
-            f"{who} failed to pass monitoredBarrier in {limit}{explain(named)}"
+            f"{who} failed to pass monitoredBarrier in {limit}{explain(late)}"
         )
-    said = json.dumps({"missing": named, "text": text, "by": ranks[rank]})
+    said = json.dumps({"missing": late, "text": text, "by": ranks[rank]})
     given = json.loads(store.compare_set(answer, "", said).decode())
     read = f"{prefix}/read"
     if rank != 0:

@@ -197,7 +197,8 @@ class CoreGroup(Coalesced, PointToPoint, ProcessGroup):  # type: ignore[misc]
     ) -> None:
         """A barrier that names the first rank that did not come in time, or all of them.
 
-        Goes through the store; the group can be used afterwards. Raises BarrierFailed.
+        Goes through the store; the group can be used afterwards. Raises BarrierFailed, which has
+        all of them in any case.
         """
         number, self._monitored = self._monitored, self._monitored + 1
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()

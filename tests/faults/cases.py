@@ -143,6 +143,7 @@ CASES = (
     # It comes late.
     Case("late once", ("delay(rank=1, 1s) @ call 0",), "ok"),
     Case("held once", ("hold(rank=1, until=0, call=1) @ call 1",), "ok"),
+    Case("asks once it is over", ("finish(rank=1) @ call 1",), "ok"),
     Case("late for each", ("delay(rank=1, 5ms) @ call 0..200",), "ok", warnings=("straggler",)),
     # Another call.
     _mismatch("call left out", "skip(rank=1) @ broadcast#3", "op_mismatch"),

@@ -1,7 +1,8 @@
 """The sends and receives of all ranks, by channel: (group, source, destination, tag).
 
-The nth send of a channel meets its nth receive. A receive from any source takes messages of every
-channel into its rank with its tag, so counts of those channels say less.
+The nth send of a channel meets its nth receive. A receive from any source takes a message of one of
+the channels into its rank with its tag: which one is on record once it is over. As long as it is
+not (or where a record does not say), counts of those channels say less.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+from ...record.layout import CallState
 from ...record.signature import ANY_SOURCE
 from ...record.snapshot import Call, Channel, GroupKey
+from ...record.wording import by_device
+from .blocking import Model
 from .world import World, begun
 
 ChannelKey = tuple[GroupKey, int, int, int]
@@ -34,6 +38,12 @@ class Channels:
                     self.any_source[key] = self.any_source.get(key, 0) + channel.issued
                 else:
                     self.receives[channel.group, channel.peer, number, channel.tag] = channel
+        self.open = dict(self.any_source)
+        """Of the receives from any source those of which nobody knows what they take."""
+        for (group, _, number, tag), channel in self.receives.items():
+            if channel.taken:
+                end = (group, number, tag)
+                self.open[end] = self.open.get(end, 0) - channel.taken
 
     @cached_property
     def sent_to(self) -> dict[tuple[GroupKey, int, int], int]:
@@ -71,13 +81,46 @@ class Channels:
         group, _, destination, tag = key
         return (group, destination, tag) not in self.any_source
 
+    def settled(self, key: ChannelKey) -> bool:
+        """All is known of which messages of this channel receives from any source take."""
+        group, _, destination, tag = key
+        return self.open.get((group, destination, tag), 0) <= 0
+
     def sent(self, key: ChannelKey) -> int:
         channel = self.sends.get(key)
         return begun(channel) if channel else 0
 
     def received(self, key: ChannelKey) -> int:
+        """The receives for this channel, those from any source included that have taken one of its
+        messages."""
         channel = self.receives.get(key)
-        return begun(channel) if channel else 0
+        return begun(channel) + channel.taken if channel else 0
+
+    def posted(self, rank: int, call: Call) -> bool | None:
+        """Whether the other end of this send, or of this receive from a named source, has been
+        posted; None where a receive from any source may be its other end, or take that."""
+        key = self.key_of(rank, call)
+        if call.signature.op == "send":
+            if self.received(key) > call.seq:
+                return True
+            return None if not self.settled(key) and not self.one_too_many(key) else False
+        own = self.receives.get(key)
+        if self.sent(key) <= call.seq + (own.taken if own else 0):
+            return False
+        return True if self.settled(key) else None
+
+    def all_received(self, key: ChannelKey) -> bool:
+        """Whether the last message of this channel is over for its sender, on a backend that sends
+        none before its receive is posted: so some receive has taken it."""
+        channel, sender = self.sends[key], self.world.ranks[key[1]]
+        history, group = sender.history, sender.groups.get(key[0])
+        last = history.call(channel.last) if history and channel.last is not None else None
+        return (
+            last is not None
+            and last.state is CallState.COMPLETED
+            and group is not None
+            and not any(map(Model().room_bytes, by_device(group.backend.lower()).values()))
+        )
 
     def sent_less(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
         """Returns the few ranks that have sent less than most of the others, of those that could
@@ -113,7 +156,7 @@ class Channels:
         """Returns the channels in which ranks other than its partner would meet a rank that waits
         in a send or receive: they have sent it messages that it has not received, or receive
         messages that it has not sent. Each comes with the other rank, in the order of ranks;
-        channels whose messages a receive from any source may have taken are left out."""
+        channels whose messages a receive from any source may take are left out."""
         sending = call.signature.op == "send"
         mine = self.sends if sending else self.receives
         found = []
@@ -121,8 +164,8 @@ class Channels:
             other = key[2] if sending else key[1]
             if other in (rank, call.signature.peer):
                 continue
-            done = mine[key].issued if key in mine else 0
-            if channel.issued > done and self.strict(key):
+            done = mine[key].issued + mine[key].taken if key in mine else 0
+            if channel.issued + channel.taken > done and self.settled(key):
                 found.append((other, channel))
         return sorted(found, key=lambda row: row[0])
 
@@ -133,9 +176,9 @@ class Channels:
         sending = call.signature.op == "send"
         found = []
         for key, channel in self._posted_for(rank, call):
-            if key[:3] != (group, source, destination) or key[3] == tag or not self.strict(key):
+            if key[:3] != (group, source, destination) or key[3] == tag or not self.settled(key):
                 continue
-            if channel.issued > (self.sent(key) if sending else self.received(key)):
+            if channel.issued + channel.taken > (self.sent(key) if sending else self.received(key)):
                 found.append(key[3])
         return sorted(found)
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ...record.snapshot import OFF_AND_ON, Branch, Branches, GroupKey, Interval, Taken
+from ...record.snapshot import NO_MORE, OFF_AND_ON, Branch, Branches, GroupKey, Interval, Taken
 
 MOST_TAKEN = 400
 """Branches of an interval that are compared: the last ones, for to align takes their square."""
@@ -53,7 +53,8 @@ def parted(ours: Branches, theirs: Branches, way: CallPath, after: int) -> Parte
     found = _between(ours, theirs, way, after)
     if found is None or found.ours is None or found.theirs is None:
         return found
-    if not found.branch.source.startswith(("for ", "while ")):
+    loops = NO_MORE in (found.ours.outcome, found.theirs.outcome)
+    if not loops and not found.branch.source.startswith("while "):
         return found
     earlier = _other_turns(found.branch, ours, theirs, way.group, after)
     return found if earlier is None else _between(ours, theirs, way, earlier, found.branch) or found

@@ -6,6 +6,8 @@
                                         the root is there, others are absent     after a while
     nobody                              absent members come                      after a while
     recv from b                         b sends                                  yes
+    recv from b, whose messages others  b sends                                  after a while
+    from any source may have taken
     recv from any                       any member sends                         yes
     send to b                           b receives (or a buffer takes it)        after a while
     new_group                           all members create it                    yes
@@ -113,28 +115,21 @@ class Needs:
         return None
 
     def _message(self, pending: Pending, call: Call) -> Need | None:
-        rank, peer, tag = pending.rank, call.signature.peer, call.signature.tag
+        rank, peer = pending.rank, call.signature.peer
         assert peer is not None
         channels = self.channels
-        if call.signature.op == "send":
-            key = channels.key_of(rank, call)
-            if channels.received(key) > call.seq:
-                return None
-            if not channels.strict(key):
-                to = (call.group, peer, tag)
-                if channels.received_by.get(to, 0) >= channels.sent_to.get(to, 0):
-                    return None
-            return _need(frozenset({peer}), certain=False)
         if peer == ANY_SOURCE:
             if not channels.lacks(rank, call):
                 return None
             view = self.world.view(rank, call.group)
             members = frozenset(view.ranks) - {rank} if view else frozenset()
             return _need(members, any_of=True)
-        key = channels.key_of(rank, call)
-        if channels.sent(key) > call.seq:
+        posted, receives = channels.posted(rank, call), call.signature.op == "recv"
+        if posted or (
+            posted is None and not (receives and channels.all_received(channels.key_of(rank, call)))
+        ):
             return None
-        return _need(frozenset({peer}))
+        return _need(frozenset({peer}), certain=receives and posted is False)
 
     def not_created(self, pending: Pending) -> frozenset[int]:
         """Ranks that the creation this rank waits in needs, and that have not entered it.

@@ -18,6 +18,8 @@ from ..story import step
 
 MOST_RANKS = 64
 """Ranks whose branches are read, of one finding."""
+MOST_WAYS = 8
+"""Calls in a row that may have come by other ways."""
 _FAMILIES = (Family.MISMATCH, Family.DEADLOCK, Family.ABSENCE)
 _STATEMENTS = ("if ", "elif ", "while ", "for ", "case ", "assert ", "with ", "try")
 NOT_KNOWN = "not known"
@@ -43,6 +45,8 @@ def with_decision(world: World, finding: Finding) -> Finding:
         return finding
     package = _in_a_package(world, view, after)
     found = _of_pairs(world, finding, view, after, branches)
+    if found is None and (earlier := _other_way(world, view, after)) < after:
+        found = _of_pairs(world, finding, view, earlier, branches)
     if found is not None and package is not None and not found["source"].startswith(_STATEMENTS):
         found = None  # it chose a value, which the package was given
     decision = found or package or {"location": None, "source": None, "sides": []}
@@ -169,6 +173,17 @@ def _shown(branch: Branch, values: tuple[str | None, ...]) -> str:
     for name, value, text in zip(branch.names, values, branch.shown[1:], strict=True):
         pieces += [name if value is None else value, text]
     return "".join(pieces)
+
+
+def _other_way(world: World, view: GroupView, after: int) -> int:
+    """Returns the call before those, up to this one, to which ranks came by different ways: a line
+    that a rank has made a call too many from may count as the same by either."""
+    for seq in range(after, max(-1, after - MOST_WAYS), -1):
+        histories = [world.ranks[rank].history for rank in view.ranks if rank in world.ranks]
+        calls = [one.at(view.key, seq) for one in histories if one is not None]
+        if len({one.place for one in calls if one is not None}) < 2:
+            return seq
+    return after
 
 
 def _in_a_package(world: World, view: GroupView, after: int) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ def monitor(
 
     def barrier(timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks have called it. Raises BarrierFailed on all of them otherwise: it
-        names the first missing rank, or all, and says what each does instead."""
+        says what each missing rank does instead."""
         limit_s = record.timeout_s if timeout is None else timeout.total_seconds()
         directory: Path = recorder.writer.path.parent.parent
         seq = record.slot.issued - 1

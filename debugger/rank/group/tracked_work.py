@@ -66,6 +66,8 @@ class TrackedWork(ForwardingWork):
             if failed:
                 writer.break_off(self._number, thread)
             else:
+                if self._known.took is not None:
+                    self._known.took(self._work)
                 times = outstanding.times_ns(self._work) if self._known.streams else (0, 0)
                 writer.finish(self._number, thread, *times)
         elif thread is not None:
@@ -77,6 +79,8 @@ class TrackedWork(ForwardingWork):
             self._close(thread=thread)
             return
         self._open = False
+        if self._known.took is not None:
+            self._known.took(self._work)
         outstanding.remove(self._number)
         outstanding.follow(self._recorder, self._known.counted, self._number, self._work)
         if thread is not None:
@@ -117,7 +121,7 @@ class TrackedWork(ForwardingWork):
                 self._recorder.failed(self._number, error)
                 raise
             raise better from None
-        if known.streams or not self._open:
+        if not (known.plain and self._open):
             self._was_waited_for(thread)
         else:  # the same, without the cost of calling it
             self._open = False

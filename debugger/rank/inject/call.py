@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ...record.limits import POLL_EVERY_S
 from ..group.checked_group import CheckedGroup
 from ..record.describe import METHODS, tensors_in
 from ..record.recorder import Recorder
@@ -202,7 +204,32 @@ def make_postponed(group: InjectedGroup) -> None:
             work.wait()
 
 
-WAYS = {"skip": skip, "duplicate": make_twice, "reorder": postpone}
+class AskedLater(ForwardingWork):
+    """A handle that is asked whether its call is over, and answers once it is: as if the rank had
+    come to that question later. `check` raises when the wait must end."""
+
+    def __init__(self, work: Any, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._check = check
+
+    def __repr__(self) -> str:
+        return f"<AskedLater of {self._work!r}>"
+
+    def is_completed(self) -> bool:
+        while not self._work.is_completed():
+            time.sleep(POLL_EVERY_S)
+            self._check()
+        return True
+
+
+def finish(call: InjectedCall) -> Any:
+    """Makes the call; whoever asks whether it is over waits for that."""
+    work, recorder = call.make(), call.group._recorder
+    return work if work is None or recorder is None else AskedLater(work, recorder.waits.check)
+
+
+WAYS = {"finish": finish, "skip": skip, "duplicate": make_twice, "reorder": postpone}
 
 
 class InjectedGroup(CheckedGroup):

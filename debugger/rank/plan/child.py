@@ -37,6 +37,7 @@ from ...record.writing.program_writer import ProgramWriter, program_path
 from ..agreement.guards import Agreement
 from ..group import outstanding
 from ..group.checked_group import CPP_NAMES, CheckedGroup
+from ..group.tracked_work import TrackedWork
 from ..install import RUN_DIRECTORY, Layer, install, store_watch
 from ..log import own_streams
 from ..log.rank_log import report_own_fault
@@ -226,6 +227,7 @@ class PlannedLayer(Layer):
         for name in ("get", "wait", "multi_get"):
             watch_store(PlannedStore, name, store_watch(self.recorder))
         self._stand_before_calls()
+        before(TrackedWork, "_was_asked", lambda work: self._program.put("asked", work.number))
         planning.on_awaited_futures(lambda: self.recorder.writer.calls, self._were_awaited)
 
     def _were_awaited(self, first: int) -> None:

@@ -105,7 +105,7 @@ class BranchWatch:
             self._failed(error)
 
     def detach(self) -> None:
-        """In a forked child, whose branches are not its parent's."""
+        """Follow no more; also in a forked child, whose branches are not its parent's."""
         if self._writer is not None:
             self._stop()
 
@@ -120,8 +120,10 @@ class BranchWatch:
         if sys.version_info >= (3, 12):
             sys.monitoring.set_events(_TOOL, 0)
             sys.monitoring.free_tool_id(_TOOL)
-        elif getattr(sys.gettrace(), "__self__", None) is self:
-            sys.settrace(None)
+        else:
+            for tracer in (sys, threading):
+                if getattr(tracer.gettrace(), "__self__", None) is self:
+                    tracer.settrace(None)
 
     # -- what the interpreter tells ------------------------------------------------------------
 
@@ -145,6 +147,7 @@ class BranchWatch:
                     self._started(above.f_code, 0)
                     above = above.f_back
             tool.set_events(_TOOL, of.PY_START | of.EXCEPTION_HANDLED)
+            tool.restart_events()  # what a forked child did before it was a rank is disabled
 
         def _started(self, code: CodeType, _offset: int) -> Any:
             """A code object begins for the first time."""
@@ -168,6 +171,7 @@ class BranchWatch:
             while frame is not None:
                 frame.f_trace = self._entered(frame, "call", None)
                 frame = frame.f_back
+            threading.settrace(self._entered)
             sys.settrace(self._entered)
 
         def _entered(self, frame: FrameType, _event: str, _argument: Any) -> Any:
@@ -244,8 +248,8 @@ class BranchWatch:
 
     def _handled(self, code: CodeType, _offset: int, error: BaseException) -> None:
         """The code catches an exception that it, or what it has called, has raised."""
-        if self._writer is None or not _is_users(code):
-            return
+        if self._writer is None or not _is_users(code) or type(error) is GeneratorExit:
+            return  # the last one: a generator is dropped, which decides nothing
         try:
             stream = self._streams.get(get_ident())
             line = _raised_at(code, error)
@@ -327,10 +331,12 @@ class BranchWatch:
             stream.seen = len(stream.events)
 
     def rest(self) -> None:
-        """The process ends: put on record what there is."""
-        for stream in list(self._streams.values()) if self._writer is not None else ():
+        """The process ends: put on record what there is. What the interpreter told after that it
+        would tell modules that it has cleared."""
+        for stream in list(self._streams.values()):
             if stream.events:
                 self._put(stream, 0, PART)
+        self.detach()
 
     def _put(self, stream: Stream, group: int, seq: int) -> None:
         taken, stream.events = stream.events, []

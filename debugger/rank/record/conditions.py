@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any
 
 from ...record.secret_words import REDACTED, is_secret
+from ...record.snapshot import ITEM, NO_MORE
 from .variables import Reader, reader_of
 
 MOST_NAMES = 6
@@ -65,8 +66,8 @@ def source_line(code: CodeType, line: int) -> str:
 def _loop(code: CodeType, one: dis.Instruction, next_at: int) -> Condition:
     line = _line(code, one)
     source = source_line(code, line)
-    names, readers, _ = _read(code, _parsed(source + " pass", lambda made: made.iter))
-    return Condition(line, source, "", ("an item", "no more items"), next_at, names, readers)
+    names, readers, _ = _read(code, _parsed(source + "\n pass", lambda made: made.iter))
+    return Condition(line, source, "", (ITEM, NO_MORE), next_at, names, readers)
 
 
 def _line(code: CodeType, one: dis.Instruction) -> int:
@@ -122,7 +123,7 @@ def _parsed(text: str, of: Callable[[Any], ast.expr]) -> ast.expr | None:
 def _subject(code: CodeType, line: int) -> str:
     """Returns what the `match` above this line compares."""
     for above in range(line - 1, max(0, line - 200), -1):
-        match = re.fullmatch(r"match\s+(.+):", source_line(code, above))
+        match = re.fullmatch(r"match\s+(.+?):\s*(?:#.*)?", source_line(code, above))
         if match:
             return match[1]
     return ""
@@ -157,10 +158,10 @@ def _leaves(node: ast.AST, code: CodeType) -> Iterator[tuple[ast.expr, Reader]]:
         return
     if isinstance(node, ast.Call):
         children: list[ast.AST] = [*node.args, *node.keywords]
-    elif isinstance(
-        node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-    ):
+    elif isinstance(node, ast.Lambda):
         children = []
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+        children = [node.generators[0].iter]  # the rest of it has names of its own
     else:
         children = [*ast.iter_child_nodes(node)]
     for child in children:

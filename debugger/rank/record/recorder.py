@@ -36,7 +36,14 @@ from ...record.notes import (
 )
 from ...record.ops import OP_CODES, OP_NAMES
 from ...record.secret_words import allowed_variables, masked
-from ...record.signature import Signature, agreement_hash, exact_hash, hash64, split_contribution
+from ...record.signature import (
+    ANY_SOURCE,
+    Signature,
+    agreement_hash,
+    exact_hash,
+    hash64,
+    split_contribution,
+)
 from ...record.wording import by_device, finding_line
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
@@ -68,6 +75,10 @@ class Known(CallDescription):
     """The `Method.key` of such a call."""
     streams: bool
     """Whether its tensors are a GPU's: then it goes on after a wait for it has returned."""
+    took: Callable[[Any], None] | None
+    """Puts on record whose message a receive from any source has taken, as its work says."""
+    plain: bool
+    """Whether its end is no more than a time."""
 
 
 @dataclass(eq=False)
@@ -377,7 +388,9 @@ class Recorder:
     ) -> Known:
         """Returns what is known of a call for a signature that was found in another way."""
         op = signature.op
-        channel = self._channel(group, signature) if signature.peer is not None else None
+        channel = None
+        if signature.peer is not None:
+            channel = self._channel(group, op, signature.peer, signature.tag)
         text = signature.to_json()
         volatile = None
         if self.writer.heap_half_full:
@@ -397,6 +410,8 @@ class Recorder:
         wait = self.waits.choose(group.backend, on_cpu, channel is not None)
         if group.kept and wait is waiting.whole:
             wait = waiting.long
+        from_any = signature.peer == ANY_SOURCE
+        took = partial(self._took, group, signature.tag) if from_any else None
         known = Known(
             op_code=OP_CODES[op],
             signature_id=number,
@@ -410,24 +425,26 @@ class Recorder:
             streams=on_cpu is False,
             text=text,
             key=key,
+            took=took,
+            plain=on_cpu is not False and took is None,
         )
         group.known[op][key] = known
         group.distinct_calls += 1
         return known
 
-    def _channel(self, group: GroupRecord, signature: Signature) -> ChannelSlot:
-        key = (signature.op, signature.peer or 0, signature.tag)
+    def _channel(self, group: GroupRecord, op: str, peer: int, tag: int) -> ChannelSlot:
+        key = (op, peer, tag)
         if key not in group.channels:
-            group.channels[key] = self.writer.add_channel(
-                {
-                    "name": group.name,
-                    "incarnation": group.incarnation,
-                    "op": key[0],
-                    "peer": key[1],
-                    "tag": key[2],
-                }
-            )
+            about = {"name": group.name, "incarnation": group.incarnation}
+            about.update(op=op, peer=peer, tag=tag)
+            group.channels[key] = self.writer.add_channel(about)
         return group.channels[key]
+
+    def _took(self, group: GroupRecord, tag: int, work: Any) -> None:
+        with contextlib.suppress(Exception):  # a backend that does not say
+            source = work._source_rank()
+            if source >= 0:
+                self.writer.took(self._channel(group, "recv", group.ranks[source], tag))
 
     def failed(self, number: int, error: BaseException) -> None:
         """The call with this number ended with this error, which the program is given."""

@@ -319,7 +319,7 @@ class FlightReader(RingReader):
             newest = None
         for index in range(layout.CHANNELS):
             at = layout.CHANNELS_OFFSET + index * layout.CHANNEL.size
-            definition, issued, chain, last = layout.CHANNEL.unpack_from(mapped, at)
+            definition, taken, issued, chain, last = layout.CHANNEL.unpack_from(mapped, at)
             if not definition:
                 break
             if newest is not None and newest[9] == index and newest[0] > last:
@@ -328,7 +328,8 @@ class FlightReader(RingReader):
             if text is not None:
                 lines = self._read_lines(at + layout.CHANNEL_LINES_AT, last) if issued else None
                 last = last - 1 if last else None
-                channels.append(replace(text, issued=issued, chain=chain, last=last, lines=lines))
+                counts = {"issued": issued, "chain": chain, "last": last, "taken": taken}
+                channels.append(replace(text, lines=lines, **counts))
         return tuple(channels)
 
     def _read_lines(self, at: int, call: int) -> LineLog | None:

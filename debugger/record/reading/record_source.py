@@ -216,7 +216,7 @@ class RecordSource(RingReader):
         that call's number."""
         tables = (
             (layout.GROUPS_OFFSET, layout.GROUP_BYTES, layout.GROUPS, layout.GROUP, 7),
-            (layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS, layout.CHANNEL, 3),
+            (layout.CHANNELS_OFFSET, layout.CHANNEL.size, layout.CHANNELS, layout.CHANNEL, 4),
         )
         for start, size, most, form, field in tables:
             for index in range(self._used(start, size, most)):

@@ -298,9 +298,17 @@ class FlightFile:
                 return ChannelSlot(layout.NO_CHANNEL)
             slot = ChannelSlot(self._next_channel)
             self._next_channel += 1
-            layout.CHANNEL.pack_into(self._map, slot.offset, definition, 0, 0, 0)
+            layout.CHANNEL.pack_into(self._map, slot.offset, definition, 0, 0, 0, 0)
             slot.surprises = Surprises()
             return slot
+
+    def took(self, channel: ChannelSlot, count: int = 1) -> None:
+        """Receives from any source have taken so many messages of this channel."""
+        with self._lock:
+            if channel.index != layout.NO_CHANNEL:
+                channel.taken += count
+                at = channel.offset + layout.CHANNEL_TAKEN_AT
+                layout.U32.pack_into(self._map, at, channel.taken)
 
 
 def place_of_this_process(directory: Path) -> Path:

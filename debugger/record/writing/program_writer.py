@@ -13,6 +13,7 @@ A line is a list that begins with a word:
     ["kind", number, op code, signature, agree, exact, contribution]    a distinct call
     ["call", number, slot, kind, site, flags, thread, channel, stream]
     ["wait", call, site, stream]                      for an asynchronous call
+    ["asked", call]                                   in vain, whether it is over
     ["came", call, source]                            who sent it, in the order of the group
     ["refused", call]                                 it counts as if it had not been made
     ["failed", call]                                  it raised, and the program goes on
@@ -179,8 +180,12 @@ class ProgramWriter(FlightWriter):
         key = (call.op_code, call.signature_id, call.agree, call.exact, call.contribution)
         known = self._kinds.get(key)
         if known is None:
-            known = self._kinds[key] = len(self._kinds) + 1
-            self.put("kind", known, *key)
+            with self._lock:  # another thread may use it as soon as it is known, and not before
+                known = self._kinds.get(key)
+                if known is None:
+                    known = len(self._kinds) + 1
+                    self.put("kind", known, *key)
+                    self._kinds[key] = known
         return known
 
     def take_back(self, number: int, group: GroupSlot, call: CallDescription) -> bool:

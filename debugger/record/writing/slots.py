@@ -137,6 +137,7 @@ class ChannelSlot(LineSlot):
     offset: int = 0
     chain: int = 0
     last: int = 0
+    taken: int = 0
 
     def __post_init__(self) -> None:
         self.offset = layout.CHANNELS_OFFSET + self.index * layout.CHANNEL.size

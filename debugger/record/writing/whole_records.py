@@ -115,6 +115,7 @@ class _WholeRecord(FlightFile):
             self._channels[one.place] = channel.index
             at = channel.offset + layout.CHANNEL_COUNTS_AT
             layout.CHANNEL_COUNTS.pack_into(self._map, at, one.issued, one.chain, _mark(one.last))
+            self.took(channel, one.taken)
         for creation in rank.creations:
             self.add_creation(creation_row(creation, self._site(creation.site)))
         for note in rank.notes:

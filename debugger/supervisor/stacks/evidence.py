@@ -124,7 +124,8 @@ MOST_CHILDREN = 8
 _WAITS_IN = re.compile(
     r"/(?:subprocess|multiprocessing/\w+|concurrent/futures/process|torch/utils/data/dataloader)\.py$"
 )
-_BEGINS_IN = re.compile(r"/multiprocessing/process\.py$")
+_BEGINS_IN = re.compile(r"/multiprocessing/(?:process|resource_tracker|forkserver)\.py$")
+"""The files above which a child's own functions stand; multiprocessing's helpers have none."""
 _KERNEL_WAITS = ("do_wait", "pipe_read")
 
 

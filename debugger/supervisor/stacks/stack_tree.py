@@ -66,7 +66,7 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         (
             index
             for index in range(line - 1, -1, -1)
-            if _is_torch(frames[index]) and not is_wrapper(frames[index])
+            if is_torch(frames[index]) and not is_wrapper(frames[index])
         ),
         None,
     )
@@ -77,7 +77,7 @@ def own_frames(frames: Sequence[Frame]) -> tuple[Frame, ...]:
         or (frame.native and not frame.function.startswith("0x"))
         or not (
             frame.native
-            or _is_torch(frame)
+            or is_torch(frame)
             or is_own(frame)
             or _is_start(frame)
             # An injected fault happens in a frame in the likeness of the user's that called us.
@@ -98,7 +98,7 @@ def waits_for_lock(stack: ThreadStack) -> bool:
         return False
     python = stack.python_frames
     below = called_by_user(stack)
-    if any(_is_torch(frame) or is_own(frame) for frame in below):
+    if any(is_torch(frame) or is_own(frame) for frame in below):
         return False
     for frame in below:
         if frame.function.rpartition(".")[2] in _LOCK_WAITS.get(Path(frame.file).name, ()):
@@ -165,7 +165,7 @@ def _frame_json(frame: Frame) -> dict[str, Any]:
         "line": frame.line,
         "native": frame.native,
     }
-    if not (frame.native or _is_torch(frame) or is_own(frame) or _is_standard(frame)):
+    if not (frame.native or is_torch(frame) or is_own(frame) or _is_standard(frame)):
         found["source"] = line_of(frame).strip()
     return found
 
@@ -310,7 +310,7 @@ def _note(thread: ThreadStack) -> str:
 def _users_line(frames: Sequence[Frame]) -> int | None:
     """The index of the innermost frame of the user's own code."""
     for index, frame in enumerate(frames):
-        if not (frame.native or _is_torch(frame) or is_own(frame) or _is_standard(frame)):
+        if not (frame.native or is_torch(frame) or is_own(frame) or _is_standard(frame)):
             return index
     return None
 
@@ -330,7 +330,7 @@ def users_frame(frames: Sequence[Frame]) -> tuple[Frame, str] | None:
     return first, ""
 
 
-def _is_torch(frame: Frame) -> bool:
+def is_torch(frame: Frame) -> bool:
     return not frame.native and _TORCH.search(frame.file) is not None
 
 

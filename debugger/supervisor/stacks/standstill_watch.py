@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from ...diagnosis.diagnose import OnFault
 from ...diagnosis.limits import SECOND_NS, Limits
@@ -34,7 +35,7 @@ from ..limits import (
 )
 from ..machine.processes import ProcessTable
 from .sights import STILL_SHARE, Sight, Thread, is_a_sleep, look
-from .stack_tree import describe, is_own, users_frame, waits_for_lock
+from .stack_tree import describe, is_own, is_torch, users_frame, waits_for_lock
 from .stacks import Frame, ThreadStack
 
 SLEPT_SHARE = 0.9
@@ -97,12 +98,30 @@ def _keeper(
     threads: Sequence[ThreadStack], main: ThreadStack, location: CallSite | None
 ) -> ThreadStack:
     """The thread for which the process stands: the main one, or where that has nothing of the
-    program's on its stack any more, the one at `location`, or else the first that has."""
-    if users_frame(_since_the_end(main)):
+    program's on its stack any more, the one that it joins: that runs code of the file that joins
+    it, as an executor's does, or stands at `location`, or is the first that has. The main one,
+    where nobody can tell."""
+    leaving = _since_the_end(main)
+    if users_frame(leaving):
         return main
-    others = [one for one in threads if one is not main and users_frame(one.python_frames)]
-    there = (one for one in others if location is not None and _is_at(one, location))
-    return next(there, next(iter(others), main))
+    others = [one for one in threads if one is not main and _is_programs(one)]
+    joins = next((one.file for one in leaving if not one.file.endswith("/threading.py")), "")
+    joined = [one for one in others if any(f.file == joins for f in one.python_frames)] or others
+    user = [one for one in joined if users_frame(one.python_frames)]
+    plain = [one for one in joined if one not in user]
+    if plain and _is_leaving(main) and (location is None or not user):
+        # A rank says at which line of the user's the thread stands that it waits for, if at any.
+        return plain[0] if len(plain) == 1 else main
+    there = (one for one in user if location is not None and _is_at(one, location))
+    return next(chain(there, user), main)
+
+
+def _is_programs(thread: ThreadStack) -> bool:
+    """Whether it runs code of the program's, or at least none of this tool's or of torch's."""
+    frames = thread.python_frames
+    if users_frame(frames):
+        return True
+    return bool(frames) and not any(is_own(one) or is_torch(one) for one in frames)
 
 
 def _since_the_end(main: ThreadStack) -> Sequence[Frame]:

@@ -100,6 +100,18 @@ def test_a_key_for_nothing(job_key: str) -> None:
         with_head(parsed("--job-key", job_key), None)
 
 
+@pytest.mark.parametrize(
+    ("words", "needs"),
+    [
+        (("--check-every", "3", "--check", "nan"), "--check-every needs --check replicas"),
+        (("--values-every", "3"), "--values-every needs --values"),
+    ],
+)
+def test_how_often_of_what_is_not_asked_for(words: tuple[str, ...], needs: str) -> None:
+    with pytest.raises(UsageError, match=needs):
+        options.common(parsed(*words), ["train.py"], 2)
+
+
 def test_the_mpi_launcher_needs_hosts_for_it(
     job_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ def test_too_many_sizes() -> None:
 
 
 def at_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    at = next(number for number, word in enumerate(words) if word.endswith(".py"))
+    at = next((n for n, word in enumerate(words) if word.endswith(".py")), len(words))
     return list(words[:at]), list(words[at:])
 
 
@@ -43,6 +43,10 @@ def test_a_range_of_ranks_may_be_written_in_many_ways(words: list[str]) -> None:
 def test_what_stands_behind_the_script_is_the_scripts() -> None:
     axes, kept, program = plan_sizes.divide(["-n", "2", "train.py", "-n", "2..3"], at_script)
     assert (axes, kept, program) == ({}, ["-n", "2"], ["train.py", "-n", "2..3"])
+
+
+def test_a_command_line_may_be_empty() -> None:
+    assert plan_sizes.divide([], at_script) == ({}, [], [])
 
 
 def test_the_smallest_size_is_planned_first_and_the_script_is_told() -> None:

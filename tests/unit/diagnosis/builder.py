@@ -312,6 +312,12 @@ class RankBuilder:
             call, state=CallState.COMPLETED, completed_ns=self.run.now_ns
         )
 
+    def takes(self, source: int, *, group: str = WORLD, tag: int = 0) -> None:
+        """A receive from any source is over, and has taken a message of this one."""
+        row = ((group, 0), "recv", source, tag)
+        channel = self.channels.get(row) or Channel(*row, issued=0, chain=0, last=None)
+        self.channels[row] = replace(channel, taken=channel.taken + 1)
+
     def has_group(
         self,
         name: str,

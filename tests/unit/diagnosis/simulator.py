@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from distdebug.diagnosis.diagnose import Diagnosis, diagnose
 from distdebug.diagnosis.limits import Limits
 from distdebug.record.ops import OPS
-from distdebug.record.signature import Signature, agreement_key
+from distdebug.record.signature import ANY_SOURCE, Signature, agreement_key
 from distdebug.record.snapshot import Call, Snapshot
 
 from .builder import (
@@ -180,7 +180,10 @@ class Simulation:
     def _move(self, builder: RankBuilder, thread: Thread) -> None:
         if thread.waits:
             builder.goes_on(thread.number)
-            thread.waits = None
+            call, thread.waits = thread.waits, None
+            if call.signature.peer == ANY_SOURCE:
+                sources = self._arrived(builder.rank, call)
+                builder.takes(self.rng.choice(sources), tag=call.signature.tag)
         else:
             step = thread.todo.pop(0)
             blocks = self._blocks(builder.rank, step)
@@ -206,12 +209,18 @@ class Simulation:
 
     def _may_end(self, rank: int, call: Call) -> bool:
         peer = call.signature.peer
+        if peer == ANY_SOURCE:
+            return bool(self._arrived(rank, call))
         if peer is not None:
-            word = "recv" if call.signature.op == "send" else "send"
-            row = (call.group, word, rank, call.signature.tag)
-            channel = self.run.ranks[peer].channels.get(row)
-            return channel is not None and channel.issued > call.seq
-        needed = self.program.groups[call.group[0]]
+            sends = call.signature.op == "send"
+            row = (call.group, "recv" if sends else "send", rank, call.signature.tag)
+            other = self.run.ranks[peer].channels.get(row)
+            taken = other.taken if sends and other else 0
+            if not sends:
+                own = self.run.ranks[rank].channels[call.group, "recv", peer, call.signature.tag]
+                taken = -own.taken
+            return other is not None and other.issued + taken > call.seq
+        needed: tuple[int, ...] = self.program.groups[call.group[0]]
         rule = OPS[call.signature.op]
         if rule.certain == "root" and call.signature.root != rank:
             assert call.signature.root is not None
@@ -221,3 +230,15 @@ class Simulation:
             if found is None or agreement_key(found.signature) != agreement_key(call.signature):
                 return False
         return True
+
+    def _arrived(self, rank: int, call: Call) -> list[int]:
+        """The sources of messages that a receive from any source may take."""
+        tag = call.signature.tag
+        own = self.run.ranks[rank].channels
+        found = []
+        for source, other in self.run.ranks.items():
+            sent = other.channels.get((call.group, "send", rank, tag))
+            row = own.get((call.group, "recv", source, tag))
+            if sent is not None and sent.issued > (row.issued + row.taken if row else 0):
+                found.append(source)
+        return found

@@ -181,6 +181,59 @@ def test_where_all_have_sent_alike_nobody_stands_out() -> None:
     assert (found.kind, found.culprits) == ("missing_rank", (1, 2, 3, 4))
 
 
+def stolen(*, told: bool = True, early: bool = False) -> Run:
+    """The message that rank 0 waits for was taken by a receive of its that was for any; that of
+    rank 2 is left. `early`: that receive was posted before, and is not waited for."""
+    run = Run(3)
+    run[1].calls(send(0))
+    run[0].calls(recv(-1), is_async=early)
+    if told:
+        run[0].takes(1)
+    run[0].calls(recv(1), waits=True)
+    run[2].calls(send(0), waits=True)
+    return run
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_who_waits_for_a_message_that_a_receive_from_any_source_has_taken(early: bool) -> None:
+    run = stolen(told=not early, early=early)
+    run[1].calls(barrier(), waits=True)
+    run.passes(5)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("deadlock", (0, 1))
+    assert early or (found.victims == (2,) and "rank 2 sends to rank 0" in found.details[-1])
+
+
+def test_who_has_ended_sends_no_other_message() -> None:
+    run = stolen()
+    run[1].exits()
+    (found,) = run.errors()
+    assert (found.kind, found.victims[0]) == ("unmatched_p2p", 0)
+
+
+def test_who_may_still_send_another_message_is_in_no_cycle() -> None:
+    assert stolen().errors() == []
+
+
+def test_where_a_message_may_be_buffered_nobody_knows_whether_it_was_taken() -> None:
+    run = stolen(told=False)
+    for rank in run.ranks.values():
+        rank.groups = {key: replace(one, backend="tcp") for key, one in rank.groups.items()}
+    run[1].calls(barrier(), waits=True)
+    run.passes(5)
+    assert run.errors() == []
+
+
+def test_a_message_that_is_not_through_may_be_for_the_receive_that_waits() -> None:
+    run = Run(3)
+    run[0].calls(recv(-1), is_async=True)
+    run[2].calls(send(0))
+    run[1].calls(send(0), waits=True)
+    run[0].calls(recv(1), waits=True)
+    run.passes(5)
+    assert run.errors() == []
+
+
 def failed_from_any(sent: int) -> Run:
     """All others have left, each with so many messages sent: so a receive too many has failed."""
     run = from_any(None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distdebug.diagnosis.diagnose import diagnose, verdict
 from distdebug.record.signature import Signature
 
-from .builder import all_gather, all_reduce, barrier, broadcast
+from .builder import all_gather, all_reduce, barrier, broadcast, recv, send
 from .simulator import PATIENT, Program, Simulation, Step, random_program
 
 QUIET = settings(
@@ -99,6 +99,36 @@ def test_one_changed_call_is_found_on_its_rank(
     if fault == "changed" and len(program.groups[first.group.name if first.group else "0"]) > 2:
         assert first.kind.endswith("_mismatch")
         assert first.culprits == (culprit,)
+
+
+@QUIET
+@given(seed=st.integers(0, 2**32), ranks=st.integers(2, 4))
+def test_who_is_stuck_behind_receives_from_any_source_is_told(seed: int, ranks: int) -> None:
+    """And nobody else, while others go on: whoever is in a cycle never ends."""
+    rng = random.Random(seed)
+    program = Program({"0": tuple(range(ranks))}, {rank: [[]] for rank in range(ranks)})
+    for _ in range(rng.randint(2, 7)):
+        source, target = rng.sample(range(ranks), 2)
+        program.parts[source][0].append(Step("0", send(target, 4)))
+        program.parts[target][0].append(Step("0", recv(rng.choice([source, -1]), 4)))
+    for [part] in program.parts.values():
+        if rng.random() < 0.3:
+            rng.shuffle(part)
+        part.append(Step("0", barrier()))
+    simulation = Simulation(program, rng)
+    blamed = set()
+    previous = simulation.look()
+    while simulation.step():
+        snapshot = simulation.look()
+        for one in diagnose(snapshot, previous, PATIENT).findings:
+            assert one.proven
+            blamed.update(one.culprits)
+        previous = snapshot
+    last = simulation.diagnose_now().findings
+    stuck = {number for number, rank in simulation.run.ranks.items() if rank.waits}
+    assert bool(stuck) == bool(last), [one.message for one in last]
+    assert all(one.proven for one in last)
+    assert all(simulation.run.ranks[one].waits for one in blamed), blamed
 
 
 @pytest.mark.parametrize("seed", range(5))

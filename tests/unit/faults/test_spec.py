@@ -43,6 +43,7 @@ ACTIONS_READ: list[tuple[str, str, tuple[int, ...], dict[str, Any]]] = [
     ("fork(rank=0)", "fork", (0,), {}),
     ("fill-disk(rank=0)", "fill-disk", (0,), {}),
     ("drop-store(rank=0)", "drop-store", (0,), {}),
+    ("finish(rank=3)", "finish", (3,), {}),
     ("skip(rank=3)", "skip", (3,), {}),
     ("duplicate(rank=3)", "duplicate", (3,), {}),
     ("reorder(rank=3)", "reorder", (3,), {}),
@@ -171,7 +172,7 @@ WRONG = [
     # The spec, with the wrong words in the caret's place; the sentence; what is possible.
     ("", "", "the fault is empty", ""),
     ("kil(rank=1)", "kil", "there is no action kil; did you mean kill?", "actions: kill, exit"),
-    ("boom", "boom", "there is no action boom", "drop-store, delay, hold, skip"),
+    ("boom", "boom", "there is no action boom", "drop-store, delay, hold, finish, skip"),
     ("5(rank=1)", "5", "begins with its action", "actions:"),
     ("kill", "kill", "whom? kill needs a rank", "write kill(rank=N, signal=KILL|"),
     ("kill()", ")", "whom?", "write kill("),

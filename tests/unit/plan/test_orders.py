@@ -14,7 +14,7 @@ from distdebug.plan.orders import OrderCount, explore
 from distdebug.plan.program import CutOff, Program
 from distdebug.plan.schedules import look_for_orders
 from tests.support.programs import Programs
-from tests.unit.diagnosis.builder import all_reduce, recv, send
+from tests.unit.diagnosis.builder import all_reduce, broadcast, recv, send
 
 ANY = -1
 Action = tuple[str, int, int]
@@ -314,3 +314,87 @@ def test_nothing_is_told_where_ranks_are_stuck_because_one_is_held() -> None:
     found = look_for_orders(made, Model(), plan_again, math.inf)
     assert found.depends
     assert found.judgement is None
+
+
+def asked(over: bool, until: bool = False) -> dict[int, Program]:
+    """Rank 0 asks whether a sum is `over`, and receives first if it is. `until`: rank 1 makes the
+    sum when it has received."""
+    made = Programs(2)
+    number = made[0].makes(all_reduce(8), is_async=True)
+    if over:
+        made[0].waits(number)
+    ways = [recv(1, 4), send(1, 4)]
+    for signature in ways if over else reversed(ways):
+        made[0].makes(signature)
+    made[0].waits(number)
+    if not until:
+        made[1].makes(all_reduce(8))
+    made[1].makes(recv(0, 4))
+    if until:
+        made[1].makes(all_reduce(8))
+    made[1].makes(send(0, 4))
+    made.end()
+    found = made.programs()
+    return {**found, 0: replace(found[0], asked=frozenset({number}))}
+
+
+def test_what_a_rank_does_that_finds_its_call_over_is_planned() -> None:
+    found = look_for_orders(asked(False), Model(), lambda _: asked(True), math.inf)
+    assert found.faults == ("finish(rank=0) @ call 0",)
+    assert found.judgement is not None
+    verdict = found.judgement.verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.culprits) == ("deadlock", (0, 1))
+    assert verdict.message.startswith("in 1 of 2 orders that were planned: ")
+
+
+@pytest.mark.parametrize(("until", "over"), [(True, True), (False, False)])
+def test_a_call_that_cannot_be_over_or_whose_end_changes_nothing(until: bool, over: bool) -> None:
+    found = look_for_orders(asked(False, until), Model(), lambda _: asked(over, until), math.inf)
+    assert (found.judgement, found.planned, found.depends) == (None, 1, False)
+
+
+def test_nobody_asks_gloo_whether_a_message_is_over() -> None:
+    rows: list[list[Action]] = [[("isend", 1, 0), ("wait", 0, 0)], [("recv", 0, 0)]]
+    made = programs(rows).programs()
+    made[0] = replace(made[0], asked=frozenset({0}))
+    found = look_for_orders(made, Model(), lambda _: pytest.fail("planned again"), math.inf)
+    assert found.judgement is None
+
+
+def two_threads(swapped: bool, behind: bool = False) -> dict[int, Program]:
+    """A thread of rank 0 makes a broadcast, as the others do after their sum; `behind`: once it has
+    received what rank 1 sends after that sum."""
+    made = Programs(2)
+    main = [(all_reduce(8), 0, 88)]
+    other = [(recv(1, 4), 1, 89)] if behind else []
+    other.append((broadcast(8), 1, 90))
+    for signature, thread, line in [*other, *main] if swapped else [*main, *other]:
+        made[0].makes(signature, thread=thread, line=line)
+    made[1].makes(all_reduce(8))
+    if behind:
+        made[1].makes(send(0, 4))
+    made[1].makes(broadcast(8))
+    made.end()
+    return made.programs()
+
+
+def test_the_other_one_of_two_threads_comes_first() -> None:
+    found = look_for_orders(two_threads(False), Model(), lambda _: two_threads(True), math.inf)
+    assert found.faults == ("hold(rank=0, until=0, call=1) @ call 0",)
+    assert found.judgement is not None
+    assert found.judgement.verdict is not None
+    assert found.judgement.verdict.kind == "op_mismatch"
+    assert any("which another thread makes" in line for line in found.judgement.verdict.details)
+
+
+def test_a_thread_that_other_ranks_keep_behind_does_not_come_first() -> None:
+    """Nor does one that waits for the main thread: then that one stays in the `hold`."""
+    held = two_threads(False)
+    cut = CutOff("it waits for a key that nobody sets", stuck=True)
+    held[0] = replace(held[0], events=(cut,))
+    for made, again in ((two_threads(False, True), two_threads(True, True)), (held, held)):
+        found = look_for_orders(made, Model(), lambda _, again=again: again, math.inf)
+        assert found.judgement is None
+    found = look_for_orders(two_threads(False), Model(), lambda _: held, math.inf)
+    assert (found.judgement, found.depends) == (None, False)

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 import pytest
 
 from distdebug.diagnosis.facts.decisions import CallPath, Parted, parted
-from distdebug.record.snapshot import OFF_AND_ON, Branch, GroupKey, Interval, Taken
+from distdebug.record.snapshot import ITEM, NO_MORE, OFF_AND_ON, Branch, GroupKey, Interval, Taken
 
 WORLD: GroupKey = ("0", 0)
 
 
 def taken(text: str) -> Taken:
-    """`main:3=True`, `main:3:for=an item`."""
+    """`main:3=True`, `main:3:for=item`, `main:3:for=end`."""
     place, outcome = text.split("=")
     function, line, *kind = place.split(":")
     source = f"{kind[0]} x in y:" if kind else f"line {line}"
+    outcome = {"item": ITEM, "end": NO_MORE}.get(outcome, outcome)
     return Taken(Branch("train.py", int(line), function, source), outcome, None)
 
 
@@ -48,7 +49,11 @@ CASES = {
         "main:1=T main:1=F main:5=F",
         5,
     ),
-    "a loop that ends earlier": ("main:1:for=i main:1:for=end", "main:1:for=i main:1:for=i", 1),
+    "a loop that ends earlier": (
+        "main:1:for=item main:1:for=end",
+        "main:1:for=item main:1:for=item",
+        1,
+    ),
     "a value was chosen before": ("main:1=T main:2=T", "main:1=F main:2=F", 2),
     "behind it another function": ("main:1=T log:9=T", "main:1=F log:9=F", 1),
     "one goes on": ("main:1=T main:2=F main:3=T", "main:1=F", 1),
@@ -76,8 +81,8 @@ def test_an_exception_that_one_side_has_caught() -> None:
 
 
 def test_a_loop_of_as_many_turns_with_a_call_less() -> None:
-    turn = "main:1:for=i main:2=F"
-    skipped = "main:1:for=i main:2=T main:1:for=i main:2=F"
+    turn = "main:1:for=item main:2=F"
+    skipped = "main:1:for=item main:2=T main:1:for=item main:2=F"
     found = decided([turn, skipped, turn, "main:1:for=end"], [turn] * 4, 2)
     assert found is not None
     assert (found.branch.line, found.after) == (2, 0)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from distdebug.rank.inject.arguments import change
-from distdebug.rank.inject.call import CannotHappen, InjectedCall, OtherWork, skip
+from distdebug.rank.inject.call import AskedLater, CannotHappen, InjectedCall, OtherWork, skip
 from distdebug.rank.inject.data import damage_call, damage_parameter
 
 
@@ -284,6 +284,19 @@ def test_a_call_that_was_left_out_is_done() -> None:
     assert work.get_future().value()[0] is T
     assert work.get_future_result().value() == 0
     assert skip(call("monitored_barrier")) is None
+
+
+def test_who_asks_whether_a_call_is_over_is_answered_once_it_is() -> None:
+    answers = iter([False, False, True])
+    looks: list[None] = []
+
+    class Asked(OtherWork):
+        def is_completed(self) -> bool:
+            return next(answers)
+
+    work = AskedLater(Asked(None, ()), lambda: looks.append(None))
+    assert work.is_completed()
+    assert len(looks) == 2
 
 
 def test_a_handle_waits_for_both() -> None:

@@ -42,6 +42,8 @@ def mixed() -> Programs:
     made.each(all_reduce(8), "1")
     made[0].makes(send(1, 8, tag=3), is_async=True)
     made[1].makes(recv(0, 8, tag=3))
+    made[0].makes(send(2, 8, tag=5))
+    made[2].makes(recv(-1, 8, tag=5))
     made[0].makes(all_to_all([1, 2, 3], [1, 4, 7]))
     made[1].makes(all_to_all([4, 5, 6], [2, 5, 8]))
     made[2].makes(all_to_all([7, 8, 9], [3, 6, 9]))
@@ -65,6 +67,7 @@ def test_a_rank_reads_as_it_was_written(tmp_path: Path) -> None:
             mine, theirs = rank.history.call(call), read.history.call(call)
             assert mine is not None
             assert theirs == mine
+        assert sum(channel.taken for channel in rank.channels) == (number == 2)
         for channel in rank.channels:
             assert read.history.message(channel, 0) == rank.history.message(channel, 0)
 

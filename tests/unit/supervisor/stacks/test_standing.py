@@ -18,12 +18,14 @@ from tests.support.waiting import until
 
 BEFORE = """
 import atexit, http.server, queue, socket, subprocess, sys, tempfile, threading, time
+import concurrent.futures
 service = socket.create_server(("127.0.0.1", 0))
 def ready(): print(flush=True)
 def connected():
     return socket.create_connection(service.getsockname())
 def serving():
     return http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+def prefetch(): queue.Queue().get()
 def trickle(connection):
     while True:
         connection.send(b"x")
@@ -39,6 +41,17 @@ wait_for("/run/job/ab.lock")
     "thread at the end": """
 def upload(): queue.Queue().get()
 threading.Thread(target=upload, name="uploader").start()
+ready()
+""",
+    "thread without code of its own": """
+threading.Thread(target=prefetch, name="prefetcher", daemon=True).start()
+threading.Thread(target=queue.Queue().get, name="listener").start()
+ready()
+""",
+    "executor at the end": """
+threading.Thread(target=prefetch, name="prefetcher", daemon=True).start()
+pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="saver")
+pool.submit(queue.Queue().get)
 ready()
 """,
     "exit handler": """
@@ -167,6 +180,18 @@ def test_what_keeps_it(
     assert (one.site.function, one.thread, one.leaving) == (function, thread, leaving), one
     assert one.awaits.startswith(awaits), one
     assert (one.goes_on, one.since_ns) == ("", 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "thread"),
+    [("thread without code of its own", "listener"), ("executor at the end", "saver_0")],
+)
+def test_a_thread_without_code_of_the_programs_keeps_it(
+    found: dict[str, Standstill], name: str, thread: str
+) -> None:
+    """Another thread has such code, but is a daemon thread, which keeps nobody."""
+    one = found[name]
+    assert (one.thread, one.leaving, one.site) == (thread, True, None), one
 
 
 @pytest.mark.parametrize("name", MAY_GO_ON)
