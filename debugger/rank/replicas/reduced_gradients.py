@@ -139,7 +139,7 @@ class ReducedGradients:
             tells = summed or method == GIVEN_BY_ONE
             tensors = list(tensors_in(args[0])) if tells else []
             if large:
-                traffic.moved += not summed and method != GIVEN_BY_ONE
+                traffic.moved += not tells
                 self._see_backward(traffic, tensors if summed else None)
                 if not (traffic.is_in_forward or traffic.forward_is_known):
                     traffic.is_in_forward = in_function(sys._getframe(1))
