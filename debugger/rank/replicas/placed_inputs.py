@@ -46,7 +46,7 @@ class PlacedInput:
         for root in declarations.roots(declarations.modules()):
             for name, one in root.named_modules():
                 if one is module and name:
-                    return name
+                    return str(name)
         return type(module).__name__
 
 
