@@ -29,7 +29,7 @@ _DEPTH = 8
 
 @dataclass(frozen=True, slots=True)
 class PlacedInput:
-    """What was read of one tensor; `module`: in whose forward it was made."""
+    """A reading of one tensor; `module`: in whose forward it was made."""
 
     value: int
     samples: Sequence[float]
