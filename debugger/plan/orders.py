@@ -534,12 +534,10 @@ def follow(
         (rank, simulation.ranks[rank].calls[number].number): source
         for (rank, number), source in simulation.taken.items()
     }
-    found = {
-        rank: with_sources(
-            program, {call: source for (at, call), source in sources.items() if at == rank}
-        )
-        for rank, program in programs.items()
-    }
+    found = {}
+    for rank, program in programs.items():
+        own = {call: source for (at, call), source in sources.items() if at == rank}
+        found[rank] = replace(program, came_from=own)
     seen = dict(sources)
     for rank, threads in simulation.threads.items():
         waited = {
@@ -573,13 +571,3 @@ def last_first(simulation: OpenSimulation) -> OrderStep | None:
     one = found[0]
     arrived = simulation.places[one.place].arrived(one.destination, one.tag)
     return replace(one, source=max(arrived), ways=len(arrived))
-
-
-def with_sources(program: Program, sources: Mapping[int, int]) -> Program:
-    """The program with these sources, by call, of receives from any source."""
-    events = list(program.events)
-    for at, event in enumerate(events):
-        if isinstance(event, Made) and event.call.number in sources:
-            signature = replace(event.call.signature, peer=sources[event.call.number])
-            events[at] = replace(event, call=replace(event.call, signature=signature))
-    return replace(program, events=events, came_from={})

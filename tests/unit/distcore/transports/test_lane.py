@@ -12,6 +12,7 @@ import pytest
 from distcore.transports import lane as lanes
 from distcore.transports.lane import BELL, HEAD, NOBODY, TAIL, WAITER, Lane
 from distcore.transports.parcels import Parcel
+from distcore.transports.peer_memory import PeerMemory
 
 RING = 128
 """Two records: the third message waits for room, and so may an answer."""
@@ -44,7 +45,8 @@ class Program:
         self.accepted_numbers: list[int] = []
         self._left = iter(history)
         memories: Any = [bytearray(lanes.LANE_BYTES) for _ in range(2)]
-        self.lane = lane = Lane(memories, 0, (0, 1))
+        words = memoryview(bytearray(8)), memoryview(bytearray(8))
+        self.lane = lane = Lane(memories, 0, (0, 1), PeerMemory(*words))
         lane.attach(0, self)
         lane._mine = lane._theirs = self  # type: ignore[assignment]
         lane._fence = lambda: self.do("fence") if fences else None  # type: ignore[method-assign]
@@ -81,7 +83,7 @@ class Program:
         self.got.append(parcel.number)
         self.lane.receiver.accept(parcel, None)
 
-    def accepted(self, _peer: int, number: int) -> None:
+    def accepted(self, _peer: int, number: int, _taken: int) -> None:
         self.accepted_numbers.append(number)
 
     def _run(self, sends: bool) -> None:
