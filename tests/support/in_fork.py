@@ -94,6 +94,27 @@ def serve(
     os._exit(0)
 
 
+def share(
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    _request: Mapping[str, Any],
+    listener: socket.socket,
+) -> None:
+    """Fork such a server for each who connects to the socket that it was given; never returns."""
+    listener.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they have ended
+    given = socket.socket(fileno=channel.fileno())
+    while True:
+        connection, _ = given.accept()
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            given.close()
+            Server(connection).run()
+            os._exit(0)
+        connection.close()
+
+
 def forked(body: Callable[[], None]) -> int:
     """The process id of a child that does this and ends as a Python program does."""
     sys.stdout.flush()
