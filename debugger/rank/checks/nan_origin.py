@@ -31,7 +31,6 @@ from ..log.rank_log import report_own_fault
 from ..record import call_site
 from ..torch_private.operator_calls import calls_with, tensors_of
 from ..torch_private.training import DDP, backward_function, current_backward, on_module_calls
-from .non_finite import wrong_elements
 
 _KEPT = 8
 """Calls of outermost modules that are kept: a model, its loss, the other half of a GAN."""
@@ -284,13 +283,15 @@ def _holds(wrong: _Wrong, value: Any) -> bool:
 
 
 def _not_finite(one: Tensor) -> bool:
-    wrong = wrong_elements(one, inf_too=True)
-    return wrong is not None and bool(wrong.any())
+    if not (one.is_floating_point() or one.is_complex()) or one.layout is not torch.strided:
+        return False
+    with torch.no_grad():
+        wide = one.detach().to(torch.float16) if one.element_size() == 1 else one.detach()
+        return not bool(wide.isfinite().all())
 
 
 def _nan(one: Tensor) -> bool:
-    wrong = wrong_elements(one, inf_too=False)
-    return wrong is not None and bool(wrong.any())
+    return _not_finite(one) and bool(one.detach().to(torch.float32).isnan().any())
 
 
 def _batch(forward: Forward) -> str:

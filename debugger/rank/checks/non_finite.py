@@ -172,20 +172,12 @@ def _contributed(
 
 def _first_wrong(tensor: Tensor, inf_too: bool) -> int | None:
     """The first element that is NaN (or infinite)."""
-    wrong = wrong_elements(tensor, inf_too)
-    if wrong is None or not wrong.any():
-        return None
-    return int(wrong.flatten().nonzero()[0].item())
-
-
-def wrong_elements(tensor: Tensor, inf_too: bool) -> Tensor | None:
-    """Returns which elements are NaN (or infinite), as booleans of the tensor's shape; None where
-    none can be, or none can be read."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return None
-    if tensor.layout is not torch.strided:
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_sparse:
         return None
     with torch.no_grad():
-        # torch cannot ask eight bits.
-        wide = tensor.to(torch.float16) if tensor.element_size() == 1 else tensor
-        return wide.isfinite().logical_not() if inf_too else wide.isnan()
+        if tensor.element_size() == 1:
+            tensor = tensor.to(torch.float16)  # torch cannot ask eight bits
+        wrong = tensor.isfinite().logical_not() if inf_too else tensor.isnan()
+        if not wrong.any():
+            return None
+        return int(wrong.flatten().nonzero()[0].item())
