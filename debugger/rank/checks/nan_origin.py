@@ -51,8 +51,13 @@ class Forward:
     first: dict[bool, tuple[Module, tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     returned: dict[bool, bool] = field(default_factory=dict)
     gradients: dict[int, Tensor] = field(default_factory=dict)
+    backward: int | None = None
     communicates: bool = False
     communicates_back: bool = False
+
+    def keep_gradient(self, index: int, gradient: Tensor) -> None:
+        """Keeps that of one of the tensors that were returned, and the number of its backward."""
+        self.gradients[index], self.backward = gradient, current_backward()
 
     def name(self, one: Module) -> str:
         """Returns its qualified name; of the outermost one that of its class."""
@@ -105,7 +110,7 @@ class NanOrigin:
                 for index, one in enumerate(tensors_of(output)):
                     if one.grad_fn is not None:
                         hook: Any = one.register_hook  # which torch's stubs leave untyped
-                        hook(partial(forward.gradients.__setitem__, index))
+                        hook(partial(forward.keep_gradient, index))
         except Exception as error:
             self._off = True
             report_own_fault("the search for the origin of a NaN", error)
@@ -180,26 +185,31 @@ class NanOrigin:
         return f", by {first.found}" if first.found else "; its input and parameters were sound"
 
     def _from_backward(self, nan: bool) -> str:
-        behind: Forward | None = None
+        behind: list[Forward] = []
         wrong: _Wrong = _nan if nan else _not_finite
         for forward in reversed([one for one in self._forwards if one.gradients]):
             if _holds(wrong, forward.gradients):
-                if behind is not None:
+                if behind:
                     break
                 return (
                     f"what {forward.name(forward.root)} returned was sound, and its gradient was "
                     f"not: the loss that was made of it; {_batch(forward)}"
                 )
-            behind = forward
-        if behind is None:
-            return ""
-        made = "" if behind.communicates or behind.communicates_back else self._again(behind)
-        back = current_backward()
-        if not made and (back is None or back < 0):
-            return ""
+            behind.append(forward)
+        for made_by in behind:
+            alone = not (made_by.communicates or made_by.communicates_back)
+            if alone and (made := self._again(made_by)):
+                break
+        else:
+            back = current_backward()
+            if not behind or back is None or back < 0:
+                return ""
+            # Of the last backward that which was called first: its own comes last.
+            made_by = [one for one in behind if one.backward == behind[0].backward][-1]
+            made = ""
         return (
-            f"it arose in the backward of {behind.name(behind.root)}{made}: what that returned was "
-            f"sound, and its gradient too; {_batch(behind)}"
+            f"it arose in the backward of {made_by.name(made_by.root)}{made}: what that returned "
+            f"was sound, and its gradient too; {_batch(made_by)}"
         )
 
     def _again(self, forward: Forward) -> str:

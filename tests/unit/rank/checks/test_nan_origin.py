@@ -95,6 +95,20 @@ def test_a_backward_is_made_again(origin: NanOrigin) -> None:
     assert said.startswith("it arose in the backward of `Net`, by SqrtBackward0 at test_nan_origin")
 
 
+def test_the_batch_is_that_of_the_last_backward(origin: NanOrigin) -> None:
+    """The steps before it were sound, and their gradients are still kept."""
+    net = Net(nn.Linear(2, 2), Root())
+    with torch.no_grad():
+        net.layers[0].weight.fill_(1)  # type: ignore[union-attr, operator]
+        net.layers[0].bias.fill_(0)  # type: ignore[union-attr, operator]
+    net(torch.ones(2)).sum().backward()
+    net(torch.tensor([3.0, 1.0])).sum().backward()
+    net(torch.zeros(2)).sum().mul(0.0).backward()
+    said = origin.found(NAN)
+    assert "by SqrtBackward0" in said
+    assert said.endswith("batch 3: float32[2] from 0 to 0")
+
+
 def test_a_backward_that_a_hook_communicates_in_is_not(origin: NanOrigin) -> None:
     net = Net(nn.Linear(2, 2), nn.ReLU(), Root())
     with torch.no_grad():
