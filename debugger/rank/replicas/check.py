@@ -163,7 +163,7 @@ class ReplicaCheck:
         self._gradients = gradients
         every = os.environ.get(EVERY, "")
         self._every = max(1, int(every)) if every.isdecimal() else 1
-        self._placed = PlacedInputs(self._every)
+        self._placed = PlacedInputs(lambda steps: not self._off and steps % self._every == 0)
         self._placed_in: dict[Axis, tuple[ReplicaWriter | None, int, tuple[int, int]]] = {}
         """By axis, where inputs are put on record, how many, and when they were last."""
         self._pid = os.getpid()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,11 @@ class PlacedInput:
 
 
 class PlacedInputs:
-    """The inputs of the step that this process works on, by axis: of one step in `every`."""
+    """The inputs of the step that this process works on, by axis. `is_due`: whether they are put on
+    record, after so many steps."""
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, is_due: Callable[[int], bool]) -> None:
+        self._is_due = is_due
         self._steps = 0
         self._off = False
         self.are_used = False
@@ -67,7 +68,7 @@ class PlacedInputs:
 
     def _hear(self, made: Any) -> None:
         self.are_used = True
-        if self._off or self._steps % self._every or not torch.is_grad_enabled():
+        if self._off or not self._is_due(self._steps) or not torch.is_grad_enabled():
             return
         if torch.compiler.is_compiling() or training.capturing():
             return
