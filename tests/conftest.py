@@ -19,6 +19,7 @@ from distdebug.record.collection import no_collection
 from distdebug.testing.plugin import session_of
 from tests.support.forked_nodes import ForkedNodes
 from tests.support.nodes import Nodes, Unavailable
+from tests.support.shared_server import SharedServer, share
 from tests.support.torch_loaded import TorchLoaded
 from tests.support.zygote import Zygote
 
@@ -33,6 +34,26 @@ def pytest_collection() -> Generator[None, object, object]:
     gc.freeze()
     gc.collect()  # what stays is nothing now: only what tests make counts for when to look
     return result
+
+
+SHARED = pytest.StashKey[SharedServer]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if hasattr(config, "workerinput"):
+        share(session_of(config).server)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_of_worker = "PYTEST_XDIST_WORKER" in os.environ  # as ranks are
+    if getattr(config.option, "numprocesses", None) and not is_of_worker:
+        config.stash[SHARED] = SharedServer()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SHARED in config.stash:
+        config.stash[SHARED].close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -70,9 +91,9 @@ def make_nodes(tmp_path: Path) -> Iterator[Callable[[int], Nodes]]:
 
 
 @pytest.fixture(scope="session")
-def forked_nodes() -> Iterator[ForkedNodes]:
+def forked_nodes(torch_loaded: TorchLoaded) -> Iterator[ForkedNodes]:
     """Runs programs on nodes, on ranks that need not import torch."""
-    made = ForkedNodes()
+    made = ForkedNodes(torch_loaded)
     yield made
     made.close()
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from struct import Struct
 
 import pytest
 
+from distdebug.record import layout
 from distdebug.record.ops import OPS
 from tests.support.architecture import violations
 from tests.support.module_state import kept
@@ -264,6 +266,18 @@ def test_the_kernel_is_asked_in_one_place() -> None:
         if isinstance(node, ast.Constant) and str(node.value).startswith("/proc")
     }
     assert {name for name in found if not name.startswith(READ_PROC)} == set()
+
+
+def test_records_are_packed_in_their_room_alone() -> None:
+    packed = {name for name, one in vars(layout).items() if isinstance(one, Struct)}
+    assert {"GROUP", "HEADER", "SLOT"} <= packed
+    for file in [*(ROOT / "debugger").rglob("*.py"), *(ROOT / "tui").rglob("*.py")]:
+        source, name = file.read_text(encoding="utf-8"), file.relative_to(ROOT).as_posix()
+        if name.startswith("debugger/record/") or "record.layout" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("record.layout"):
+                assert packed.isdisjoint(one.name for one in node.names), name
 
 
 def test_no_rule_uses_a_rule() -> None:

@@ -117,6 +117,7 @@ def _rank(kind: str, rank: int, size: int, directory: Path, ends_at: float) -> I
 
     def run(layered: bool, every: int, records: bool) -> None:
         check._off, check._every, values._off = not every, every or 1, not records
+        values._arm()
         for _ in range(STEPS):
             trainers[layered]()
 

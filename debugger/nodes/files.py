@@ -1,5 +1,6 @@
 """Files that grow, or are replaced, as they go from a node to its head, and from the head to a node
-on which somebody looks at the run of all nodes: logs, events, stacks, faults.
+on which somebody looks at the run of all nodes: logs, events, stacks, faults; and to the head
+alone the values of a training.
 
 The faults that a node has injected go to the head as it needs them: its ranks' faults are in the
 run's one report. A node tells the faults of its plan by their text, for the head may have others,
@@ -24,10 +25,12 @@ from ..faults.injected import FILE, FaultWatch, entry
 from ..faults.plan import Fault, add, load
 from ..faults.spec import SpecError, parse
 from ..record import steady_clock
+from ..record.reading import copies
 from ..record.safe_files import append, object_of, open_regular, whole
 from .messages import Message
 
 LOG = re.compile(r"logs/(\d{1,7})\.(?:jsonl|out|err)(?:\.1)?(?:\.times)?")
+VALUES = re.compile(r"ranks/pid-\d{1,10}\.values(?:\.1)?")
 REPLACED = ("faults.json", "stacks/stacks.json", "stacks/stacks.txt")
 """These are written as a whole, each time."""
 GROWING = ("events.jsonl", "injected.jsonl")
@@ -51,11 +54,12 @@ def logs_of(directory: Path) -> dict[str, int]:
 
 class FileSource:
     """The sender: what has changed of the logs below a run directory since it was told last, and of
-    the `others`, files of the whole run."""
+    the `others`, files of the whole run. `values`: and of the values, which come last."""
 
-    def __init__(self, directory: Path, others: Collection[str] = ()) -> None:
+    def __init__(self, directory: Path, others: Collection[str] = (), values: bool = False) -> None:
         self._directory = directory
         self._others = others
+        self._values = values
         self._told: dict[str, tuple[tuple[int, int], int]] = {}
         """By name: which file of that name it was, and how much of it was told."""
         self.without: Collection[int] = ()
@@ -71,6 +75,10 @@ class FileSource:
         with contextlib.suppress(OSError):
             logs = logs_of(self._directory)
             names += [name for name, rank in logs.items() if rank not in self.without]
+        if self._values:
+            with contextlib.suppress(OSError):
+                ranks = (f"ranks/{one}" for one in sorted(os.listdir(self._directory / "ranks")))
+                names += [name for name in ranks if VALUES.fullmatch(name)]
         pieces: list[list[Any]] = []
         blob = b""
         for name in names:
@@ -107,21 +115,25 @@ class FileCopies:
         self._others = others
         self._ours: set[str] = set()
 
-    def apply(self, data: Mapping[str, Any], blob: bytes) -> None:
-        """Raises ValueError, TypeError or KeyError for what makes no sense, and OSError."""
+    def apply(self, data: Mapping[str, Any], blob: bytes, node: int = 0) -> None:
+        """`node`: that of which there may be values. Raises ValueError, TypeError or KeyError for
+        what makes no sense, and OSError."""
         shift_ns = whole(data.get("shift_ns", 0)) + steady_clock.offset_ns()
         start = 0
         for name, at, length, total in data["pieces"]:
             piece = blob[start : start + length]
             start += length
             is_log = LOG.fullmatch(str(name)) is not None
-            if not is_log and name not in self._others:
+            is_values = bool(node and VALUES.fullmatch(str(name)))
+            if not (is_log or is_values) and name not in self._others:
                 raise ValueError("another node reports a file that is no log, and none of the run")
             if not 0 <= at <= at + length <= total or at > MOST_FILE_BYTES:
                 raise ValueError("another node reports a file that is none")
             if is_log:
                 if self._is_ours(name):
                     self._write(name, at, piece)
+            elif is_values:
+                self._write(f"ranks/{copies.prefix(node)}{Path(name).name}", at, piece)
             elif name in GROWING:
                 self._write(name, at, _shifted(piece, shift_ns), appended=True)
             else:

@@ -215,7 +215,7 @@ class Head:
                 else:
                     far.early.append(message)
             case "files":
-                self._logs.apply(data, message.blob)
+                self._logs.apply(data, message.blob, number)
             case "stacks":
                 far.stacks = data
             case "stops":

@@ -44,7 +44,7 @@ class Member:
         self._directory = directory
         self._say = say
         self._sampler = Sampler(directory.ranks, observe)
-        self._logs = FileSource(directory.path)
+        self._logs = FileSource(directory.path, values=True)
         self._injected = InjectedSource(directory.path)
         self.prompts = Prompts(directory.path, lambda _head, message: connection.send(message))
         self.view = View(directory, connection.send)

@@ -14,5 +14,7 @@ MOST_PERIODS = 48
 """The most lengths of a step that are tried: those by which most calls come again."""
 MOST_STATES = 20_000
 """The most states of a plan that are kept while its orders are looked at."""
+MOST_BACK = 16
+"""So many calls of a group are looked back over for one of another thread that may come later."""
 ORDERS_S = 200.0
 """The time in which the orders of a plan are looked at."""

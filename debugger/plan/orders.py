@@ -84,6 +84,10 @@ class OpenPlace(MeetingPlace):
         """The receives from any source that wait there."""
         return self._receives.get((destination, tag, ANY_SOURCE), ())
 
+    def naming(self, destination: int, tag: int, source: int) -> Sequence[Posted]:
+        """The receives from this source that wait there."""
+        return self._receives.get((destination, tag, source), ())
+
     def take(self, destination: int, tag: int, source: int) -> Iterator[tuple[Posted, Posted]]:
         """The first receive from any source takes the source's first message. Yields all receives
         and sends that meet by it."""
@@ -312,6 +316,12 @@ class OpenSimulation(Simulation):
         if step.ways > 1:
             others = [one[0] for rank, one in arrived.items() if rank != step.source]
             self._hold(others, own, arrived[step.source][0])
+            # gloo gives it to one that names its source, though that was posted later.
+            taken = arrived[step.source][0]
+            after = self._next_call(taken.rank, taken.number, at_once=False)
+            for one in place.naming(step.destination, step.tag, step.source):
+                if after is not None:
+                    self.held[one.rank, one.number] = (taken.rank, after)
         self._slept.pop(own, None)
         self.taken[own] = step.source
         for pair in place.take(step.destination, step.tag, step.source):
@@ -534,12 +544,10 @@ def follow(
         (rank, simulation.ranks[rank].calls[number].number): source
         for (rank, number), source in simulation.taken.items()
     }
-    found = {
-        rank: with_sources(
-            program, {call: source for (at, call), source in sources.items() if at == rank}
-        )
-        for rank, program in programs.items()
-    }
+    found = {}
+    for rank, program in programs.items():
+        own = {call: source for (at, call), source in sources.items() if at == rank}
+        found[rank] = replace(program, came_from=own)
     seen = dict(sources)
     for rank, threads in simulation.threads.items():
         waited = {
@@ -573,13 +581,3 @@ def last_first(simulation: OpenSimulation) -> OrderStep | None:
     one = found[0]
     arrived = simulation.places[one.place].arrived(one.destination, one.tag)
     return replace(one, source=max(arrived), ways=len(arrived))
-
-
-def with_sources(program: Program, sources: Mapping[int, int]) -> Program:
-    """The program with these sources, by call, of receives from any source."""
-    events = list(program.events)
-    for at, event in enumerate(events):
-        if isinstance(event, Made) and event.call.number in sources:
-            signature = replace(event.call.signature, peer=sources[event.call.number])
-            events[at] = replace(event, call=replace(event.call, signature=signature))
-    return replace(program, events=events, came_from={})

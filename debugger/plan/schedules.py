@@ -25,7 +25,8 @@ from ..diagnosis.story import step
 from ..record.snapshot import Call, CallSite, GroupKey
 from ..record.wording import at_site, counted, ranks_text
 from .judgement import Judgement, judge_programs
-from .orders import Hold, Order, OrderCount, explore, follow, in_turn, last_first, with_sources
+from .limits import MOST_BACK
+from .orders import Hold, Order, OrderCount, explore, follow, in_turn, last_first
 from .program import CutOff, Event, Made, Program, Waited
 from .simulation import Simulation
 
@@ -36,20 +37,26 @@ PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
 @dataclass(frozen=True, slots=True)
 class OtherWay:
     """A choice that was planned in another way: `call` of `rank` comes after its call `after`, of
-    another of its threads; without that it is over when the rank asks whether it is. `lines`: of
-    these calls; `told`: that in words."""
+    another of its threads, which is its call `its` then; without that it is over when the rank asks
+    whether it is. `lines`: of these calls; `told`: that in words."""
 
     rank: int
     call: int
     after: int | None
+    its: int
     lines: tuple[CallSite | None, ...] = field(compare=False)
     told: str = field(compare=False)
+
+    def clashes(self, other: OtherWay) -> bool:
+        """Whether the two are of calls that may have other numbers by one of them."""
+        threads = self.after is not None or other.after is not None
+        return threads and self.rank == other.rank
 
     def __str__(self) -> str:
         """Returns it as `--inject` takes it."""
         if self.after is None:
             return f"finish(rank={self.rank}) @ call {self.call}"
-        return str(Hold((self.rank,), self.call, self.rank, self.after))
+        return str(Hold((self.rank,), self.call, self.rank, self.its))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +96,11 @@ def look_for_orders(
         if chosen and not _can_be(chosen[-1], before, known, model):
             impossible.add(chosen[-1].lines)
             continue
-        if chosen and all(_calls(known[rank]) == _calls(one) for rank, one in before.items()):
+        if chosen and _calls(known) == _calls(before):
             continue
         for one in _choices(known):
             made = frozenset((*chosen, one))
-            if made not in tried:
+            if made not in tried and not any(one.clashes(other) for other in chosen):
                 tried.add(made)
                 todo.append(((*chosen, one), known))
         now_s = time.monotonic()
@@ -114,30 +121,41 @@ def _choices(programs: Mapping[int, Program]) -> list[OtherWay]:
     """Returns what may be otherwise; those of lines that others have had before come last."""
     found: list[OtherWay] = []
     for rank, program in programs.items():
-        last: dict[GroupKey, Call] = {}
-        for event in program.events:
-            if not isinstance(event, Made):
-                continue
-            call = event.call
-            text = f"in that order call {{}} of rank {rank}"
+        made: dict[GroupKey, list[Call]] = {}
+        lines: set[tuple[CallSite | None, ...]] = set()
+        calls = [event.call for event in program.events if isinstance(event, Made)]
+        for place, call in enumerate(calls):
             if call.number in program.asked and _may_be_asked(call, program):
-                told = text.format(call.number) + at_site(call.site)
-                told += " is over when the rank asks whether it is"
-                found.append(OtherWay(rank, call.number, None, (call.site,), told))
-            if call.signature.peer is None:
-                other = last.get(call.group)
-                last[call.group] = call
-                if other is not None and other.thread != call.thread:
-                    told = f"{text.format(other.number)}{at_site(other.site)} comes after its call "
-                    told += f"{call.number}{at_site(call.site)}, which another thread makes"
-                    lines = (other.site, call.site)
-                    found.append(OtherWay(rank, other.number, call.number, lines, told))
+                told = f"{_in_words(rank, call)} is over when the rank asks whether it is"
+                found.append(OtherWay(rank, call.number, None, 0, (call.site,), told))
+            row = made.setdefault(call.group, [])
+            if call.signature.peer is not None:
+                continue
+            row.append(call)
+            for at in range(len(row) - 2, max(-1, len(row) - MOST_BACK), -1):
+                held = row[at]
+                both = (held.site, call.site)
+                if held.thread == call.thread or both in lines:
+                    continue
+                behind = sorted(row[at:], key=lambda one: one.thread == row[at].thread)
+                if [one.signature for one in behind] == [one.signature for one in row[at:]]:
+                    continue
+                lines.add(both)
+                since = calls[calls.index(held, 0, place) + 1 : place + 1]
+                its = held.number + sum(one.thread != held.thread for one in since)
+                told = f"{_in_words(rank, held)} comes after its call {its}{at_site(call.site)}"
+                told += ", which another thread makes"
+                found.append(OtherWay(rank, held.number, call.number, its, both, told))
     seen: Counter[object] = Counter()
     order = []
     for choice in found:
         order.append(seen[choice.lines])
         seen[choice.lines] += 1
     return [choice for _, choice in sorted(zip(order, found, strict=True), key=lambda row: row[0])]
+
+
+def _in_words(rank: int, call: Call) -> str:
+    return f"in that order call {call.number} of rank {rank}{at_site(call.site)}"
 
 
 def _may_be_asked(call: Call, program: Program) -> bool:
@@ -187,12 +205,16 @@ def _can_be(
     return came and sum(one.call.site == held.site for one in again) >= len(ends)
 
 
-def _calls(program: Program) -> list[Hashable]:
-    return [
-        (one.call.group, one.call.signature, one.call.is_async)
-        for one in program.events
-        if isinstance(one, Made)
-    ]
+def _calls(programs: Mapping[int, Program]) -> Mapping[int, Sequence[Hashable]]:
+    """Returns what each rank calls, from whatever thread and line."""
+    return {
+        rank: [
+            (one.call.group, one.call.signature, one.call.is_async)
+            for one in program.events
+            if isinstance(one, Made)
+        ]
+        for rank, program in programs.items()
+    }
 
 
 def _look_for_messages(
@@ -234,8 +256,7 @@ def _look_for_messages(
         more = _longer(programs, again)
         if count.unknown is None and (more is None or known):
             its = model if order.buffered else replace(model, buffered_bytes=0)
-            sourced = {rank: with_sources(one, one.came_from) for rank, one in again.items()}
-            found = judge_programs(sourced, its)
+            found = judge_programs(again, its)
             is_shown = verdict(found.findings) is not None and _went_on(order, again)
             # A planned receive takes its message as it is waited for. So this may be another order,
             # in which the ranks have seen the same up to where they are stuck.

@@ -11,7 +11,8 @@ steps {"step", "precision", "depth", "summands", "columns": [numbers], "values":
 for each}. `numel` is of the part of the tensor that this rank has, `whole` of all of it. The rows
 of a step stand in the order in which they came about; {"saved": step} is a save behind that one. A
 file that is full becomes
-`pid-<pid>.values.1`, in the place of the one before it: then the oldest steps are lost.
+`pid-<pid>.values.1`, in the place of the one before it: then the oldest steps are lost. The files
+of other nodes have `node<number>-` before their names.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ROW = Struct(f"<Qq4d{SKETCH}d")
 MOST_BYTES = 64 << 20
 """Of both files of a process together."""
 MOST_LINE_BYTES = 32 << 20
-_NAME = re.compile(r"pid-(\d+)\.values")
+_NAME = re.compile(r"(node\d{1,6}-)?pid-\d+\.values")
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """What torch's wrappers call the module within them."""
 
@@ -197,7 +198,7 @@ def read_values(directory: Path) -> tuple[dict[int, RankValues], list[str]]:
     counts."""
     found: dict[int, RankValues] = {}
     faults: list[str] = []
-    for path in sorted(directory.glob("pid-*.values")):
+    for path in sorted(directory.glob("*pid-*.values")):
         try:
             if not _NAME.fullmatch(path.name):
                 continue

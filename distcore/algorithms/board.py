@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from ..base.buffers import copy_bytes
 from ..base.reduction import SERIAL_ELEMENTS, Reduction
-from ..transports.base import BLOCK_BYTES, PAGE_BYTES, Receive, Send, SharedBoard, Transport
+from ..transports.base import BLOCK_BYTES, Receive, Send, SharedBoard, Transport
 from . import direct
 from .pieces import NO_RECEIVES, NO_SENDS, edges
 
@@ -116,38 +116,33 @@ def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) 
 def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[memoryview]) -> None:
     """Everyone writes all parts, each into a cell of its page, and reads its own of every page.
 
-    Meetings: B, for blocks of n cells that fill a page: nothing is read twice, so it need not stay
-    in a cache. Copied: all parts but the own ones, in and out. Only the pairs know their sizes:
-    they are written behind, so that everyone knows how many blocks there are. Sizes that do not
-    agree are left to the direct exchange, which says whose they are.
+    Meetings: 1. Copied: all parts but the own ones, in and out. Only the pairs know their sizes:
+    they are written behind, so that all ranks see whether they agree; where not, the direct
+    exchange says whose they are. Parts that are longer than a cell go in one more step: nothing is
+    read twice, so a page gains nothing, and they may be read where they lie.
     """
     board, rank, size = _board(net), net.rank, net.size
     sizes = struct.Struct(f"<{2 * size}q")
-    cell = PAGE_BYTES // size // 64 * 64
+    cell = BLOCK_BYTES // size // 64 * 64
     pages = board.turn()
-    sizes.pack_into(pages[rank], PAGE_BYTES, *map(len, inputs), *map(len, outputs))
+    sizes.pack_into(pages[rank], BLOCK_BYTES, *map(len, inputs), *map(len, outputs))
     peers = direct.peers_of(net)
-    longest, begin = 1, 0
-    while True:
-        for peer in peers:
-            part = inputs[peer][begin : begin + cell]
-            start = peer * cell
-            copy_bytes(pages[rank][start : start + len(part)], part)
-        meet(net)
-        if begin == 0:
-            given = [sizes.unpack_from(page, PAGE_BYTES) for page in pages]
-            if any(given[a][b] != given[b][size + a] for a in range(size) for b in range(size)):
-                direct.all_to_all(net, outputs, inputs)
-                return
-            longest = max(max(row) for row in given)
-        start = rank * cell
-        for peer in peers:
-            part = outputs[peer][begin : begin + cell]
-            copy_bytes(part, pages[peer][start : start + len(part)])
-        begin += cell
-        if begin >= longest:
-            break
-        pages = board.turn()
+    for peer in peers:
+        if (length := len(inputs[peer])) <= cell:
+            copy_bytes(pages[rank][peer * cell : peer * cell + length], inputs[peer])
+    meet(net)
+    given = [sizes.unpack_from(page, BLOCK_BYTES) for page in pages]
+    if any(given[a][b] != given[b][size + a] for a in range(size) for b in range(size)):
+        direct.all_to_all(net, outputs, inputs)
+        return
+    for peer in peers:
+        if (length := len(outputs[peer])) <= cell:
+            copy_bytes(outputs[peer], pages[peer][rank * cell : rank * cell + length])
+    if max(map(max, given)) > cell:
+        net.exchange(
+            [Send(peer, inputs[peer], True) for peer in peers if len(inputs[peer]) > cell],
+            [Receive(peer, outputs[peer]) for peer in peers if len(outputs[peer]) > cell],
+        )
     copy_bytes(outputs[rank], inputs[rank])
 
 

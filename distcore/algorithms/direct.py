@@ -100,7 +100,8 @@ def reduce_scatter(
     own = inputs[rank]
     if size == 2:
         (peer,) = peers
-        sendrecv(net, peer, inputs[peer], peer, own, reduction.folding(own, output))
+        folding = reduction.folding(own, output)
+        sendrecv(net, peer, inputs[peer], peer, own, folding, at_rest=True)
         reduction.finish_bytes(output, size)
         return
     share = share_of_scratch(len(peers))
@@ -112,7 +113,11 @@ def reduce_scatter(
         for place, peer in enumerate(peers):
             parts[peer] = scratch[place * length : (place + 1) * length]
         net.exchange(
-            [Send(peer, inputs[peer][begin:end]) for peer in peers if len(inputs[peer]) > begin],
+            [
+                Send(peer, inputs[peer][begin:end], at_rest=True)
+                for peer in peers
+                if len(inputs[peer]) > begin
+            ],
             [Receive(peer, parts[peer]) for peer in peers] if length else NO_RECEIVES,
         )
         if length:
@@ -124,7 +129,7 @@ def reduce_scatter(
 def broadcast(net: Transport, data: memoryview, root: int) -> None:
     """The root sends to everyone. Steps: 1. Sent: (n-1) N by the root."""
     if net.rank == root:
-        net.exchange([Send(peer, data) for peer in peers_of(net)], NO_RECEIVES)
+        net.exchange([Send(peer, data, at_rest=True) for peer in peers_of(net)], NO_RECEIVES)
     else:
         net.exchange(NO_SENDS, [Receive(root, data)])
 
@@ -133,7 +138,7 @@ def all_gather(net: Transport, outputs: Sequence[memoryview], data: memoryview) 
     """Everyone sends what it has to everyone. m: the own part. Steps: 1. Sent: (n-1) m."""
     peers = peers_of(net)
     net.exchange(
-        [Send(peer, data) for peer in peers] if data else NO_SENDS,
+        [Send(peer, data, at_rest=True) for peer in peers] if data else NO_SENDS,
         [Receive(peer, outputs[peer]) for peer in peers if outputs[peer]],
     )
     copy_bytes(outputs[net.rank], data)
@@ -144,7 +149,7 @@ def gather(
 ) -> None:
     """Everyone sends to the root. m: the own part. Steps: 1. Sent: m, by the root nothing."""
     if net.rank != root:
-        net.exchange([Send(root, data)] if data else NO_SENDS, NO_RECEIVES)
+        net.exchange([Send(root, data, at_rest=True)] if data else NO_SENDS, NO_RECEIVES)
         return
     assert outputs is not None
     peers = peers_of(net)
@@ -161,7 +166,8 @@ def scatter(
         return
     assert inputs is not None
     peers = peers_of(net)
-    net.exchange([Send(peer, inputs[peer]) for peer in peers if inputs[peer]], NO_RECEIVES)
+    sends = [Send(peer, inputs[peer], at_rest=True) for peer in peers if inputs[peer]]
+    net.exchange(sends, NO_RECEIVES)
     copy_bytes(output, inputs[root])
 
 
@@ -172,7 +178,7 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
     """
     peers = peers_of(net)
     net.exchange(
-        [Send(peer, inputs[peer]) for peer in peers],
+        [Send(peer, inputs[peer], at_rest=True) for peer in peers],
         [Receive(peer, outputs[peer]) for peer in peers],
     )
     copy_bytes(outputs[net.rank], inputs[net.rank])

@@ -32,10 +32,11 @@ def sendrecv(
     source: int,
     into: memoryview,
     consume: Consume | None = None,
+    at_rest: bool = False,
 ) -> None:
     """Makes one step: `data` goes to one rank, `into` comes from one; what is empty is left out."""
     net.exchange(
-        [Send(to, data)] if data else NO_SENDS,
+        [Send(to, data, at_rest)] if data else NO_SENDS,
         [Receive(source, into, consume)] if into else NO_RECEIVES,
     )
 

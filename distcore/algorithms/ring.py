@@ -127,4 +127,5 @@ def all_to_all_pairwise(
     for step in range(1, size):
         to = rank ^ step if paired else (rank + step) % size
         source = to if paired else (rank - step) % size
-        net.exchange([Send(to, inputs[to])], [Receive(source, outputs[source])])
+        sends = [Send(to, inputs[to], at_rest=True)]
+        net.exchange(sends, [Receive(source, outputs[source])])

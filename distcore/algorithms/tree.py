@@ -28,7 +28,7 @@ def broadcast(net: Transport, data: memoryview, root: int) -> None:
         distance //= 2
         below = place % (2 * distance)
         if below == 0 and place + distance < size:
-            net.exchange([Send((rank + distance) % size, data)], NO_RECEIVES)
+            net.exchange([Send((rank + distance) % size, data, at_rest=True)], NO_RECEIVES)
         elif below == distance:
             net.exchange(NO_SENDS, [Receive((rank - distance) % size, data)])
         else:

@@ -3,6 +3,7 @@ program's.)"""
 
 from __future__ import annotations
 
+import ctypes
 import ipaddress
 import os
 import socket
@@ -58,6 +59,34 @@ def mapped_files(prefix: str) -> list[str]:
     except OSError:
         return []
     return sorted(path for path in paths if os.path.basename(path).startswith(prefix))
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("size_bytes", ctypes.c_size_t))
+
+
+_SOME, _ONE = ctypes.c_ulong, ctypes.POINTER(_Range)
+_process_vm_readv = ctypes.CDLL(None).process_vm_readv
+_process_vm_readv.argtypes = (ctypes.c_int, _ONE, _SOME, _ONE, _SOME, _SOME)
+_process_vm_readv.restype = ctypes.c_ssize_t
+
+
+def address_of(view: memoryview) -> int:
+    """Returns where a view of writable bytes lies, of which there is one at least."""
+    return ctypes.addressof(ctypes.c_ubyte.from_buffer(view))
+
+
+def read_memory(process: int, address: int, into: memoryview) -> bool:
+    """Copies what lies at this address of a process; whether that is allowed, and all of it is that
+    process's. Other threads run meanwhile."""
+    here, done = address_of(into), 0
+    while done < len(into):
+        mine, theirs = (_Range(one + done, len(into) - done) for one in (here, address))
+        count = _process_vm_readv(process, mine, 1, theirs, 1, 0)
+        if count <= 0:
+            return False
+        done += count
+    return True
 
 
 def name_this_thread(name: str) -> None:

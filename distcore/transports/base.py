@@ -9,13 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PAGES = 3
-PAGE_BYTES = 4 * 1024 * 1024
 BLOCK_BYTES = 1024 * 1024
-"""The bytes of a page that are filled with what several ranks read: small enough for the blocks of
-8 ranks to stay in the processor's last cache."""
+"""Of a page: small enough for the blocks of 8 ranks to stay in the processor's last cache."""
 HEAD_BYTES = 64 * 1024
 """The bytes of each page, behind these, for what ranks say of their data."""
-BOARD_BYTES = PAGES * (PAGE_BYTES + HEAD_BYTES)
+BOARD_BYTES = PAGES * (BLOCK_BYTES + HEAD_BYTES)
 
 
 class SharedBoard:
@@ -32,8 +30,8 @@ class SharedBoard:
         self._memories = memories
         self._views = [memoryview(memory) for memory in memories]
         self._turns = [
-            [view[start : start + PAGE_BYTES + HEAD_BYTES] for view in self._views]
-            for start in range(0, BOARD_BYTES, PAGE_BYTES + HEAD_BYTES)
+            [view[start : start + BLOCK_BYTES + HEAD_BYTES] for view in self._views]
+            for start in range(0, BOARD_BYTES, BLOCK_BYTES + HEAD_BYTES)
         ]
         self._turn = 0
 
@@ -74,10 +72,16 @@ it returns."""
 
 @dataclass(slots=True)
 class Send:
-    """Bytes for a peer (a rank of the group). They must not change until `exchange` returns."""
+    """Bytes for a peer (a rank of the group). They must not change until `exchange` returns.
+
+    `at_rest`: the call only reads them, so a peer of this host may read them where they lie, in
+    place of two copies. What it writes as well costs more that way (the peer's processor has to
+    give each piece back), and so does what only one of two idle processors copies.
+    """
 
     peer: int
     data: memoryview
+    at_rest: bool = False
 
 
 @dataclass(slots=True)

@@ -20,10 +20,13 @@ HEADER = Struct("<HBBHHIIIQQQQI")
 length: 56 bytes."""
 
 DATA, FAIL, CREDIT, BYE, WAITS = 1, 2, 3, 4, 5
-FIRST, IN_MEMORY, CHECKED = 1, 2, 4
+FIRST, IN_MEMORY, CHECKED, IN_PLACE = 1, 2, 4, 8
 """Flags of a data frame: it begins a message and the call's text follows; its payload lies in
 shared memory, in the given slot; its checksum was computed, and where its payload follows, its
-slot is its number on this connection (`next_order`)."""
+slot is its number on this connection (`next_order`); the whole message lies in the sender's own
+memory, its offset is the address, and the sender waits for the answer."""
+READ, UNREADABLE = 0xFFFE, 0xFFFF
+"""Slots of a credit that answer such a frame: the message was read, or cannot be."""
 
 FRAME_BYTES = 1024 * 1024
 """The most payload of one frame; a whole number of segments."""

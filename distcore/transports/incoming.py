@@ -20,8 +20,11 @@ from .frames import (
     FRAME_BYTES,
     HEADER,
     IN_MEMORY,
+    IN_PLACE,
     MAGIC,
+    READ,
     TEXT_BYTES,
+    UNREADABLE,
     WAITS,
     BadFrame,
     Closed,
@@ -195,11 +198,17 @@ class Incoming:
         ):
             theirs = bytes(self._buffer[body : body + text_bytes]).rstrip(b"\0")
             raise self._mismatch(call, group, seq, step, total, theirs.decode("utf-8", "replace"))
+        address = offset
+        if flags & IN_PLACE:
+            offset = 0
         if offset != self._got or bool(flags & FIRST) == self._begun:
             raise BadFrame(
                 f"a frame at byte {offset} of {total} where byte {self._got} was expected: "
                 "one is missing, or came twice"
             )
+        if flags & IN_PLACE:
+            self._start = body + text_bytes
+            return self._in_place(receive, address)
         limit = SLOT_BYTES if flags & IN_MEMORY else FRAME_BYTES
         if length > limit or offset + length > total or (length < total - offset and length % 64):
             raise BadFrame(f"a frame of {length} bytes at {offset} of {total}")
@@ -269,6 +278,37 @@ class Incoming:
             self._reply(control(CREDIT, slot))
         return self._frame_over(receive) or None
 
+    def _in_place(self, receive: Receive, address: int) -> bool | None:
+        """Read a whole message out of the peer's process; where that cannot be, it sends it."""
+        peer_memory = None if self._inbox is None else self._inbox.peer_memory
+        if peer_memory is None:
+            raise BadFrame(f"memory at {address:#x}, which this rank did not say it could read")
+        into, consume, answer = receive.into, receive.consume, READ
+        step = len(into)
+        if consume is not None:
+            step, into = SEGMENT_BYTES, self._segment()
+        for offset in range(0, len(receive.into), step):
+            piece = into[: min(step, len(receive.into) - offset)]
+            if not peer_memory.read(address + offset, piece):
+                if offset:
+                    raise Closed("has no memory any more", orderly=False)
+                answer = UNREADABLE
+                break
+            if consume is not None:
+                consume(piece, offset)
+        with suppress(Closed):  # as for a slot
+            self._reply(control(CREDIT, answer))
+        if answer == UNREADABLE:
+            return None
+        self._got = len(receive.into)
+        return self._frame_over(receive) or None
+
+    def _segment(self) -> memoryview:
+        """Returns the buffer for a message that is consumed, which `_frame_over` gives back."""
+        if not len(self._scratch):
+            self._scratch = _scratches.pop() if _scratches else memoryview(bytearray(SEGMENT_BYTES))
+        return self._scratch
+
     def _body(self, receive: Receive) -> bool:
         """Take what is there of the current frame; False when nothing is."""
         available = min(self._end - self._start, self._left)
@@ -301,9 +341,7 @@ class Incoming:
             self._left -= room
             consume(piece, got)
             return True
-        if not len(self._scratch):
-            self._scratch = _scratches.pop() if _scratches else memoryview(bytearray(SEGMENT_BYTES))
-        target = self._scratch[self._filled : self._filled + room]
+        target = self._segment()[self._filled : self._filled + room]
         if available:
             count = min(available, room)
             target[:count] = self._buffer[self._start : self._start + count]

@@ -18,11 +18,9 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 from collections import deque
 from collections.abc import Collection
 from struct import Struct
-from threading import Lock
 from typing import Any
 
 from ..errors import GroupFailed
@@ -42,6 +40,7 @@ from .parcels import (
     Receiver,
     Sender,
 )
+from .peer_memory import REORDERS, Fenced, PeerMemory
 
 WORDS_BYTES = 4096
 RING_BYTES = 1024 * 1024
@@ -54,8 +53,6 @@ NOBODY, WAITER, THREAD, ROOM = 0, 1, 2, 4
 """Values of BELL: nobody is to be woken, or a thread of the program that waits for a message, or
 the mailbox's; and ROOM, added to one of these."""
 
-_REORDERS = platform.machine() not in ("x86_64", "AMD64")
-"""Whether this processor lets two reads or two writes pass each other."""
 _LINE = 64
 _RECORD = Struct("<HHIQqQQ")
 """kind, text bytes, payload bytes, number, tag, total, offset"""
@@ -76,14 +73,21 @@ def _padded(size: int) -> int:
     return (size + _LINE - 1) & -_LINE
 
 
-class Lane:
+class Lane(Fenced):
     """Both rings between this rank and one peer. One thread at a time uses it, but `has_news`."""
 
     def __init__(
-        self, memories: tuple[mmap.mmap, mmap.mmap], start: int, bells: tuple[int, int]
+        self,
+        memories: tuple[mmap.mmap, mmap.mmap],
+        start: int,
+        bells: tuple[int, int],
+        peer_memory: PeerMemory,
     ) -> None:
         """`memories`: this rank's and the peer's, with a lane from `start` on; `bells`: the peer's
-        eventfds, of a waiter and of its mailbox's thread, which are closed with the lane."""
+        eventfds, of a waiter and of its mailbox's thread, which are closed with the lane.
+        `peer_memory`: for long messages, the lane's alone."""
+        super().__init__()
+        self.peer_memory = peer_memory
         mine, theirs = (memoryview(one)[start : start + LANE_BYTES] for one in memories)
         self._mine = mine[:WORDS_BYTES].cast("Q")
         self._theirs = theirs[:WORDS_BYTES].cast("Q")
@@ -91,8 +95,6 @@ class Lane:
         self._bells = list(bells)
         self._head = self._tail = self._their_tail = 0
         self._published = self._freed = self._blocked = False
-        self._order = Lock()
-        self._order.acquire()
         self._want = NOBODY
         self.is_over = self.has_left = False
         self.want(THREAD)  # the first message tells this rank that the peer sends some
@@ -108,6 +110,7 @@ class Lane:
         """Give the descriptors and the memory back."""
         while self._bells:
             os.close(self._bells.pop())
+        self.peer_memory.close()
         # Both mappings have a descriptor each, and would wait for a garbage collection. Who is late
         # looks into memory of its own, in which nothing ever comes.
         blank = memoryview(bytearray(LANE_BYTES))
@@ -143,12 +146,6 @@ class Lane:
                 os.eventfd_write(self._bells[(bell & ~ROOM) - 1], 1)
             self._published = self._freed = False
 
-    def _fence(self) -> None:
-        """Order all reads and writes before it before all behind it: what the processor would
-        otherwise let pass each other, a write and a later read even on x86."""
-        self._order.release()
-        self._order.acquire()
-
     def put(
         self,
         kind: int,
@@ -172,7 +169,7 @@ class Lane:
                     self._blocked = True
                     self.want(self._want)
                 return False
-        if _REORDERS:
+        if REORDERS:
             self._fence()  # the peer has read what is overwritten now
         out = self._out
         if skipped:
@@ -183,7 +180,7 @@ class Lane:
             out[at + _RECORD.size : at + _RECORD.size + len(text)] = text
         if length:
             out[at + begin : at + begin + length] = payload
-        if _REORDERS:
+        if REORDERS:
             self._fence()
         self._head = self._mine[HEAD] = head
         self._published = True
@@ -194,13 +191,13 @@ class Lane:
     def pull(self) -> None:
         """Take what has been published. Raises Closed and BadFrame."""
         head = self._theirs[HEAD]
-        if _REORDERS:
+        if REORDERS:
             self._fence()
         if not 0 <= head - self._tail <= RING_BYTES:
             raise BadFrame(f"a ring that is filled from byte {self._tail} to {head}")
         while self._tail != head:
             self._tail += self._take(self._tail % RING_BYTES)
-            if _REORDERS:
+            if REORDERS:
                 self._fence()
             self._mine[TAIL] = self._tail
             self._freed = True
@@ -240,7 +237,7 @@ class Lane:
         if text_bytes > TEXT_BYTES or length > _MOST_BYTES.get(kind, -1) or at + size > RING_BYTES:
             raise BadFrame(f"a record of kind {kind} with {text_bytes} and {length} bytes")
         if kind == ACCEPT:
-            self._events.accepted(self.peer, number)
+            self._events.accepted(self.peer, number, total)
             return size
         payload = self._in[at + begin : at + begin + length]
         text = bytes(self._in[at + _RECORD.size : at + _RECORD.size + text_bytes])
@@ -248,9 +245,8 @@ class Lane:
             if kind == EAGER and length != total:
                 raise BadFrame(f"a short message of {length} bytes")
             body = payload if kind == EAGER else None
-            self._events.arrived(
-                self.peer, Parcel(number, tag, text.decode("utf-8", "replace"), total, body)
-            )
+            parcel = Parcel(number, tag, text.decode("utf-8", "replace"), total, body, offset)
+            self._events.arrived(self.peer, parcel)
         elif kind == BODY:
             frame = ParcelFrame(kind, number, tag, text, total, offset, length)
             self.receiver.room_for(frame)[:] = payload
@@ -292,7 +288,7 @@ class _LaneEnd:
         while self._short:
             frame, payload = self._short[0]
             number, tag, text, total = frame.number, frame.tag, frame.text, frame.total
-            if not lane.put(frame.kind, number, tag, text, total, 0, payload):
+            if not lane.put(frame.kind, number, tag, text, total, frame.offset, payload):
                 return
             self._short.popleft()
         while self._bodies:
@@ -317,13 +313,35 @@ class LaneSender(_LaneEnd, Sender):
         if self._short or not self._lane.put(EAGER, number, tag, text, size, 0, data):
             super().eager(number, tag, text, data)
 
+    def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
+        """Queue the offer of a long one, which says where the peer may read it."""
+        address = self._lane.peer_memory.offers(data)
+        self.add(ParcelFrame(OFFER, number, tag, text, len(data), address))
+
+    def take_back(self, number: int) -> None:
+        self._lane.peer_memory.withdraw()
+        super().take_back(number)
+
+    def abandon(self) -> None:
+        self._lane.peer_memory.withdraw()
+        super().abandon()
+
 
 class LaneReceiver(_LaneEnd, Receiver):
     """See `parcels.Receiver`."""
 
     def accept(self, parcel: Parcel, into: memoryview | None) -> None:
-        if self._short or into is not None or not self._lane.put(ACCEPT, parcel.number):
+        size = parcel.total
+        if self._short or into is not None or not self._lane.put(ACCEPT, parcel.number, total=size):
             super().accept(parcel, into)
+
+    def read(self, parcel: Parcel, into: memoryview) -> bool:
+        return bool(parcel.address) and self._lane.peer_memory.read(parcel.address, into)
+
+    def took(self, frame: ParcelFrame, payload: bytes) -> None:
+        if frame.kind == WITHDRAW:
+            self._lane.peer_memory.known += 1
+        super().took(frame, payload)
 
     def tell(self, error: GroupFailed) -> None:
         """Nothing: the lane's sender tells it to both ends."""

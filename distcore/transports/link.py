@@ -25,7 +25,10 @@ from .frames import (
     FRAME_BYTES,
     HEADER,
     IN_MEMORY,
+    IN_PLACE,
     MAGIC,
+    READ,
+    UNREADABLE,
     BadFrame,
     Closed,
     FramedCall,
@@ -61,6 +64,9 @@ def last_words(descriptor: int) -> bytes | None:
 
 INLINE_BYTES = 32 * 1024
 """Up to here a copy through the socket costs less than a slot and its way back."""
+IN_PLACE_BYTES = 192 * 1024
+"""A longer message that is at rest is read where it lies: up to here the sender would rather go on
+than wait for that."""
 _JOINED_BYTES = 8 * 1024
 _NOTHING = memoryview(bytearray(0))
 
@@ -72,17 +78,19 @@ class Outgoing:
     def __init__(self, connection: socket.socket, outbox: SlotOutbox | None, checked: bool) -> None:
         self._connection = connection
         self._outbox = outbox
+        self._peer_memory = outbox.peer_memory if outbox is not None else None
         self._checked = CHECKED if checked else 0
         self._unsent: list[memoryview] = []
         """The bytes of the current frame that the socket has not taken."""
         self._controls: list[bytes] = []
         self._data = _NOTHING
+        self._address = 0  # where the peer is to read it
         self._sent = 0
         self._call: FramedCall | None = None
         self._step = 0
         self._order = 0
 
-    def send(self, data: memoryview, call: FramedCall, step: int) -> bool:
+    def send(self, data: memoryview, call: FramedCall, step: int, at_rest: bool = False) -> bool:
         """Begin to send a message; True when it is on its way already."""
         size = len(data)
         if size <= _JOINED_BYTES and not self._unsent and not self._checked:
@@ -108,6 +116,9 @@ class Outgoing:
             self._unsent = [memoryview(packet)[sent:]]
             return False
         self._data, self._sent, self._call, self._step = data, 0, call, step
+        self._address = 0
+        if at_rest and self._peer_memory is not None and size > IN_PLACE_BYTES:
+            self._address = self._peer_memory.offers(data)
         if not self._unsent:
             self._next_frame()
         return self.push()
@@ -129,6 +140,11 @@ class Outgoing:
         """Whether more could be sent if the socket took it (not: if the peer freed a slot)."""
         return bool(self._unsent)
 
+    @property
+    def is_through(self) -> bool:
+        """Whether the peer has all that it needs of the message."""
+        return self._call is None and not self._unsent
+
     def control(self, frame: bytes) -> None:
         """Send this frame as soon as the current one is through."""
         self._controls.append(frame)
@@ -141,6 +157,16 @@ class Outgoing:
             return False
         total = len(self._data)
         offset = self._sent
+        if self._address:
+            if offset:
+                return False  # the peer has not answered
+            header = HEADER.pack(
+                MAGIC, DATA, FIRST | IN_PLACE, len(call.text), 0, call.group, self._step, 0,
+                call.seq, call.fingerprint, total, self._address, 0,
+            )  # fmt: skip
+            self._unsent = [memoryview(header + call.text)]
+            self._sent = total
+            return True
         in_memory = self._outbox is not None and total > INLINE_BYTES
         size = min(total - offset, SLOT_BYTES if in_memory else FRAME_BYTES)
         payload = self._data[offset : offset + size]
@@ -172,13 +198,23 @@ class Outgoing:
         return True
 
     def credit(self, slot: int) -> None:
-        """The peer has read this slot."""
+        """The peer has read this slot, or has answered what it was to read in place."""
+        if slot in (READ, UNREADABLE) and self._peer_memory is not None:
+            if self._address and self._sent:
+                self._sent = self._address = 0
+                if slot == READ:
+                    self._data, self._call = _NOTHING, None
+                else:
+                    self._peer_memory.is_read = False  # from now on all goes through slots
+            return
         if self._outbox is None or slot >= SLOTS or slot in self._outbox.free:
             raise BadFrame(f"slot {slot} was given back, which was not in use")
         self._outbox.free.append(slot)
 
     def abandon(self) -> None:
-        """Send nothing of the message behind the current frame."""
+        """Send nothing of the message behind the current frame; its memory may change."""
+        if self._peer_memory is not None:
+            self._peer_memory.withdraw()
         self._data, self._call = _NOTHING, None
 
     def drop_unsent(self) -> None:

@@ -103,7 +103,8 @@ class Mailbox:
         self._dialled: deque[tuple[int, socket.socket]] = deque()
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
-        self._matching = Matching(self.ranks, rank, self._senders, self._receivers)
+        crowded = len(ranks) > (os.cpu_count() or 1)
+        self._matching = Matching(self.ranks, rank, self._senders, self._receivers, crowded)
         self._doubts: dict[int, _Doubt] = {}
         self._error: GroupFailed | None = None
         self._told = False
@@ -124,7 +125,7 @@ class Mailbox:
         self._posts = self._posts_seen = self._batches = 0
         self._resting = self._has_slept = False
         self._pause_s = self._rest_until = 0.0
-        self._spin_s = limits.LANE_SPIN_S if len(ranks) <= (os.cpu_count() or 1) else 0.0
+        self._spin_s = 0.0 if crowded else limits.LANE_SPIN_S
         self._bell_poll = select.poll()
         self._bell_poll.register(self._waiter_bell, select.POLLIN)
         self._poll = select.poll()

@@ -138,7 +138,10 @@ class Matching:
         rank: int,
         senders: Mapping[int, Sender],
         receivers: Mapping[int, Receiver],
+        crowded: bool = False,
     ) -> None:
+        """`crowded`: there are more ranks than processors."""
+        self._crowded = crowded
         self._ranks = ranks
         self._rank = rank
         self._senders = senders
@@ -179,7 +182,7 @@ class Matching:
         if len(posting.data) <= EAGER_BYTES:
             sender.eager(number, posting.tag, text, posting.data)
         else:
-            sender.offer(number, posting.tag, text, len(posting.data))
+            sender.offer(number, posting.tag, text, posting.data)
 
     def buffer(self, peer: int) -> None:
         """Ends the sends to this peer for which there is room; they have been copied."""
@@ -247,8 +250,8 @@ class Matching:
 
     # -- what the connections' ends say --------------------------------------------------------
 
-    def accepted(self, peer: int, number: int) -> None:
-        """A short message was taken, or a long one may be sent."""
+    def accepted(self, peer: int, number: int, taken: int) -> None:
+        """The peer has taken so many bytes of it: all, or none of a long one that may be sent."""
         if self._was_buffered(peer, number) is not None:
             return
         posting = self._offered.pop((peer, number), None)
@@ -256,7 +259,7 @@ class Matching:
             if number < self._numbers:
                 return  # its deadline has passed: it was taken back
             raise BadFrame(f"message {number} was accepted, which was not offered")
-        if len(posting.data) <= EAGER_BYTES:
+        if taken == len(posting.data):
             posting.finish()
             self.buffer(peer)
             return
@@ -346,6 +349,8 @@ class Matching:
     def _deliver(self, peer: int, parcel: Parcel, posting: Posting) -> None:
         posting.source = peer
         receiver = self._receivers[peer]
+        # Else this rank's processor copies out while the sender's, which waits, copies in.
+        busy = self._crowded or self._offered or self._leaving
         try:
             if parcel.total != len(posting.data) or parcel.text != posting.text:
                 me, rank = self._ranks[self._rank], self._ranks[peer]
@@ -355,6 +360,9 @@ class Matching:
                 receiver.refuse(parcel.number, posting.what)
             elif parcel.body is not None:
                 posting.data[:] = parcel.body
+                posting.finish()
+                receiver.accept(parcel, None)
+            elif busy and receiver.read(parcel, posting.data):
                 posting.finish()
                 receiver.accept(parcel, None)
             else:

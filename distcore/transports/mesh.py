@@ -108,7 +108,7 @@ class Mesh(Transport):
         if share_memory:
             connection.settimeout(SHARE_S)
             try:
-                shared = shared_memory.share(peer, connection, self._bells)
+                shared = shared_memory.share(peer, connection, self._bells, not checked)
             except BaseException:
                 connection.close()
                 raise
@@ -167,9 +167,10 @@ class Mesh(Transport):
                 link = links[receive.peer]
                 link.expect(receive, call, step)
                 receiving.add(link)
+            alone = not receives and self._spins
             for send in sends:
                 link = links[send.peer]
-                if not link.send(send.data, call, step):
+                if not link.send(send.data, call, step, send.at_rest and not alone):
                     sending.add(link)
             for link in tuple(receiving):
                 # Where nobody has had the processor since, nothing has come that is not read yet.
@@ -248,6 +249,8 @@ class Mesh(Transport):
             if link in sending and link.push():
                 sending.discard(link)
         except (Closed, BadFrame) as error:
+            if link.outgoing.is_through:
+                sending.discard(link)  # it was read in place, and then the peer left
             if isinstance(error, Closed) and link not in receiving and link not in sending:
                 # A peer has gone from which nothing is needed just now.
                 self._poll.unregister(link.descriptor)

@@ -313,13 +313,15 @@ class ParcelStream:
 @dataclass(slots=True)
 class Parcel:
     """A message that arrived, or is offered (`body` is None): the sender's number for it, its tag
-    and text, its length. A `body` that is a view is valid only until `arrived` returns."""
+    and text, its length. A `body` that is a view is valid only until `arrived` returns. `address`:
+    where what is offered lies in the sender's process, or 0."""
 
     number: int
     tag: int
     text: str
     total: int
     body: bytes | memoryview | None
+    address: int = 0
 
     def __str__(self) -> str:
         return f"message {self.number} ({self.text or f'{self.total} bytes'}, tag={self.tag})"
@@ -335,9 +337,9 @@ class Sender(ParcelStream):
         size = len(data)
         self.add(ParcelFrame(EAGER, number, tag, text, size, 0, size), bytes(data))
 
-    def offer(self, number: int, tag: int, text: bytes, total: int) -> None:
+    def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
         """Queue the offer of a long one."""
-        self.add(ParcelFrame(OFFER, number, tag, text, total))
+        self.add(ParcelFrame(OFFER, number, tag, text, len(data)))
 
     def take_back(self, number: int) -> None:
         """Withdraws a message; its memory is not read any more."""
@@ -346,7 +348,7 @@ class Sender(ParcelStream):
 
     def took(self, frame: ParcelFrame, payload: bytes) -> None:
         if frame.kind == ACCEPT:
-            self._events.accepted(self._peer, frame.number)
+            self._events.accepted(self._peer, frame.number, frame.total)
         elif frame.kind == REFUSE:
             self._events.refused(self._peer, frame.number, frame.text.decode("utf-8", "replace"))
         else:
@@ -377,8 +379,12 @@ class Receiver(ParcelStream):
         offered. Raises Closed."""
         if into is not None:
             self._targets[parcel.number] = _Target(parcel, into)
-        self.add(ParcelFrame(ACCEPT, parcel.number))
+        self.add(ParcelFrame(ACCEPT, parcel.number, total=0 if into is not None else parcel.total))
         self.push()
+
+    def read(self, _parcel: Parcel, _into: memoryview) -> bool:
+        """Copies what is offered out of the sender's process; whether that could be."""
+        return False
 
     def refuse(self, number: int, text: str) -> None:
         """Tell the sender that its message does not match the receive `text`. Raises Closed."""

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from .base import BOARD_BYTES, SEGMENT_BYTES, SharedBoard, unmap
 from .lane import LANE_BYTES, Lane
+from .peer_memory import FOR_LANE, FOR_LINK, PEER_WORDS_BYTES, PeerMemory, announce, reached
 
 SLOT_BYTES = 2 * SEGMENT_BYTES
 SLOTS = 4
@@ -28,20 +29,23 @@ _HAVE, _HAVE_NOT = b"M", b"-"
 
 
 class _Slots:
-    def __init__(self, memory: mmap.mmap) -> None:
+    def __init__(self, memory: mmap.mmap, peer_memory: PeerMemory | None = None) -> None:
         self._memory = memory
+        self.peer_memory = peer_memory
         self._view = memoryview(memory)
 
     def close(self) -> None:
         self._view.release()
+        if self.peer_memory is not None:
+            self.peer_memory.close()
         unmap(self._memory)
 
 
 class SlotOutbox(_Slots):
     """The slots that this rank fills for one peer."""
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        super().__init__(memory)
+    def __init__(self, memory: mmap.mmap, peer_memory: PeerMemory | None = None) -> None:
+        super().__init__(memory, peer_memory)
         self.free = deque(range(SLOTS))
 
     def put(self, data: memoryview) -> int | None:
@@ -78,26 +82,38 @@ def new_bells() -> tuple[int, int]:
 
 
 def share(
-    peer: int, connection: socket.socket, bells: Sequence[int] = ()
+    peer: int, connection: socket.socket, bells: Sequence[int] = (), in_place: bool = True
 ) -> tuple[SlotOutbox, SlotInbox, Lane | None] | None:
     """Exchange memory with the peer on a blocking Unix socket; None when one of the two cannot.
 
-    With the `bells` of both, messages can go through it as well. Both sides call it, as the first
-    thing on the connection. Raises Gone.
+    With the `bells` of both, messages can go through it as well. `in_place`, on both or on none:
+    long ones may be read where they lie. Both sides call it, as the first thing on the connection.
+    Raises Gone.
     """
     theirs: list[int] = []
-    memories = _exchange(
-        {peer: connection}, -1, RING_BYTES + LANE_BYTES, wanted=True, given=bells, taken=theirs
-    )
-    lane = None
-    if memories is not None and bells and len(theirs) == len(bells):
-        lane = Lane((memories[0], memories[1]), RING_BYTES, (theirs[0], theirs[1]))
-    else:
+    size_bytes = RING_BYTES + LANE_BYTES + PEER_WORDS_BYTES
+    try:
+        memories = _exchange({peer: connection}, -1, size_bytes, True, bells, theirs)
+        if memories is None:
+            return None
+        outbox, inbox = memories
+        with _naming(peer):
+            known = reached(connection, inbox) if in_place else (None, False)
+
+        def peer_memory(word: int) -> PeerMemory:
+            start = RING_BYTES + LANE_BYTES + word
+            mine, its = (memoryview(memory)[start : start + 8] for memory in (outbox, inbox))
+            return PeerMemory(mine, its, *known)
+
+        lane = None
+        if bells and len(theirs) == len(bells):
+            two = theirs.pop(0), theirs.pop(0)
+            lane = Lane((outbox, inbox), RING_BYTES, two, peer_memory(FOR_LANE))
+        of_link = peer_memory(FOR_LINK)
+        return SlotOutbox(outbox, of_link), SlotInbox(inbox, of_link), lane
+    finally:
         for descriptor in theirs:
             os.close(descriptor)
-    if memories is None:
-        return None
-    return SlotOutbox(memories[0]), SlotInbox(memories[1]), lane
 
 
 def share_board(
@@ -177,7 +193,9 @@ def _make(size_bytes: int) -> tuple[int, mmap.mmap] | None:
         os.ftruncate(descriptor, size_bytes)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-        return descriptor, _map(descriptor, size_bytes)
+        memory = _map(descriptor, size_bytes)
+        announce(memory)
+        return descriptor, memory
     except (OSError, AttributeError) as error:
         _say_once(str(error))
         return None

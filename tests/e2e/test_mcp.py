@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,9 @@ from distdebug.commands.explain import page
 from distdebug.commands.mcp import MOST_CHARACTERS, TOOLS
 from fixtures import recorded
 
-mcp = pytest.importorskip("mcp", reason="needs the extra distdebug[mcp]")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mcp") is None, reason="needs the extra distdebug[mcp]"
+)
 COMMAND = str(Path(sys.executable).with_name("distdebug"))
 FAULTS = [
     # recording, kind, culprits, where they are to be seen
@@ -37,6 +40,8 @@ Ask = Callable[..., Awaitable[dict[str, Any]]]
 
 @asynccontextmanager
 async def agent(directory: Path) -> Any:
+    import mcp  # half a second, in which each process would collect this
+
     server = mcp.StdioServerParameters(command=COMMAND, args=["mcp"], cwd=directory)
     async with mcp.Client(mcp.stdio_client(server)) as client:
 

@@ -35,6 +35,7 @@ TEXTS = [
     if path.parent.name != "reference" and path.stem != "changelog"
 ]
 MOST_WORDS = 700
+OF_OURS = re.compile(r"(?<![\w/])(?:debugger|distcore|tui|tests|fixtures)/[a-z_]+")
 NO_PROGRAM = {
     "node_lost": "takes two nodes: tests/e2e/test_nodes.py",
     "tool_error": "no program has it: tests/e2e/test_own_faults.py",
@@ -78,6 +79,7 @@ def test_every_kind_has_a_page_and_every_page_a_kind() -> None:
 def test_a_page_is_short_and_its_links_lead_somewhere(path: Path) -> None:
     text = path.read_text()
     assert len(text.split()) <= MOST_WORDS
+    assert not OF_OURS.search(text), "a page names no file of ours"
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
         assert link.startswith("https://") or (path.parent / link).is_file(), link
 

@@ -1,5 +1,5 @@
 """`distdebug resume-check`: what is not as it would have been, by quantity, name and rank; and
-nothing where all is."""
+nothing where all is. The three runs of a check are forked, but for one."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distdebug import cli
+from distdebug.commands import resume_check
+from distdebug.record.values import STOP
 from tests.support import runs
+from tests.support.zygote import Zygote
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "resume"
 EXPECTED = json.loads((FIXTURES / "expected.json").read_text())
 QUICK = ("as it was", "no_moments of train.py")
+Check = Callable[..., tuple[int, str]]
 
 
 def named(row: dict[str, Any]) -> str:
@@ -30,31 +36,64 @@ def cases(which: str) -> list[Any]:
     ]
 
 
-def check(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+class _Subprocess:
+    """The module `subprocess` for the command, which starts `distdebug run` by it."""
+
+    PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
+
+    def __init__(self, zygote: Zygote, folder: Path) -> None:
+        self._zygote, self._folder = zygote, folder
+
+    def run(
+        self, command: Sequence[str], env: Mapping[str, str], **_options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        begin = command.index("--values")
+        assert (command[begin + 1], command[begin + 3]) == ("--run-dir", "-n")
+        directory, size, program = command[begin + 2], command[begin + 4], command[begin + 5 :]
+        extra = {STOP: env[STOP]} if STOP in env else {}
+        arguments = (int(size), program, self._folder, ["--values"], extra)
+        done = self._zygote.start(*arguments, directory=self._folder / directory).finish()
+        said = done.stdout + done.stderr
+        return subprocess.CompletedProcess(command, done.exit_code, said)
+
+
+@pytest.fixture
+def check(
+    tmp_path: Path,
+    zygote: Zygote,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Check:
+    """Runs the command on two ranks with more words; its exit code, and what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(resume_check, "subprocess", _Subprocess(zygote, tmp_path))
     for name in ("train.py", "sharded.py"):
         shutil.copy(FIXTURES / name, tmp_path)
-    command = [str(runs.DISTDEBUG), "resume-check", "--json", "-n", "2", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert {one for one in os.listdir(tmp_path) if one[0] != "."} == {"sharded.py", "train.py"}
-    return done
+
+    def check(*words: str) -> tuple[int, str]:
+        code = cli.main(["resume-check", "--json", "-n", "2", *words])
+        assert {one for one in os.listdir(tmp_path) if one[0] != "."} == {"sharded.py", "train.py"}
+        return code, capsys.readouterr().out
+
+    return check
 
 
 @pytest.mark.parametrize("row", cases("right"))
-def test_what_goes_on_as_it_would_have(row: dict[str, Any], tmp_path: Path) -> None:
-    done = check(tmp_path, *row.get("flags", ()), *row["program"].split())
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)["saved_at"] == 3
+def test_what_goes_on_as_it_would_have(row: dict[str, Any], check: Check) -> None:
+    code, said = check(*row.get("flags", ()), *row["program"].split())
+    assert code == 0, said
+    assert json.loads(said)["saved_at"] == 3
 
 
 @pytest.mark.parametrize("row", cases("wrong"))
-def test_what_does_not(row: dict[str, Any], tmp_path: Path) -> None:
+def test_what_does_not(row: dict[str, Any], check: Check) -> None:
     program = [*row["program"].split(), "--bug", row["bug"]]
-    done = check(tmp_path, *row.get("flags", ()), *program)
-    assert done.returncode == 1, done.stdout + done.stderr
+    code, said = check(*row.get("flags", ()), *program)
+    assert code == 1, said
     if row.get("fails"):
-        assert "the run that goes on has failed" in done.stdout
+        assert "the run that goes on has failed" in said
         return
-    document = json.loads(done.stdout)
+    document = json.loads(said)
     first = document["first"]
     assert (first["step"], first["quantity"]) == (row["step"], row["quantity"]), first
     assert first["ranks"] == row.get("ranks", [0, 1])
@@ -62,8 +101,8 @@ def test_what_does_not(row: dict[str, Any], tmp_path: Path) -> None:
     assert any(row["cause"] in one for one in document["causes"]) if "cause" in row else True
 
 
-@pytest.mark.long
 def test_a_program_that_never_saves(tmp_path: Path) -> None:
+    """As a user starts it."""
     program = (
         "import torch\n"
         "net = torch.nn.Linear(2, 2)\n"
@@ -77,6 +116,15 @@ def test_a_program_that_never_saves(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "the program has never called torch.save" in done.stderr
+
+
+@pytest.mark.long
+def test_it_goes_on_as_a_user_starts_it(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "train.py", tmp_path)
+    command = [str(runs.DISTDEBUG), "resume-check", "-n", "2", "train.py", "--steps", "6"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [one for one in os.listdir(tmp_path) if one[0] != "."] == ["train.py"]
 
 
 def test_no_script() -> None:

@@ -111,6 +111,7 @@ def test_a_fault_that_the_backend_cannot_have_is_refused_before_the_start(
     assert "it was started" not in refused.stdout + refused.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_late_rank_is_named_as_the_page_has_it(distdebug_run: RunScript, tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -14,14 +14,16 @@ from collections.abc import Mapping, Sequence
 from . import runs
 from .nodes import Nodes
 from .on_nodes import PORT, Layout
+from .torch_loaded import TorchLoaded
 from .zygote import Command, Part, Zygote
 
 
 class ForkedNodes:
-    """One job at a time. Its servers have torch loaded; they start when they are first needed."""
+    """One job at a time, and nothing else meanwhile of what has torch `loaded`."""
 
-    def __init__(self) -> None:
-        self._zygotes: list[Zygote] = []
+    def __init__(self, loaded: TorchLoaded) -> None:
+        self._loaded = loaded
+        self._servers: list[TorchLoaded] = []
 
     def start(
         self,
@@ -35,19 +37,18 @@ class ForkedNodes:
         """Start it on all nodes of the layout; the run directories are the nodes'. `flags_on`:
         distdebug's further flags on some of them, by number."""
         count, commands = len(layout.ranks), []
-        while len(self._zygotes) < count:
-            self._zygotes.append(Zygote())
-        for zygote in self._zygotes[:count]:
-            zygote.ready()  # all nodes begin at once
+        self.close()
+        self._servers = self._loaded.servers(count)
         tasks = {"SLURM_STEP_NUM_TASKS": str(count)}
         extra = {"TMPDIR": "/tmp", **tasks, **(extra or {})}
         for number, here in enumerate(layout.ranks):
             first = sum(layout.ranks[:number])
             place = (number, count, nodes[0].address, PORT)
             part = Part(nodes[number].init, first, layout.size, *place)
-            zygote, directory = self._zygotes[number], nodes[number].directory
+            directory = nodes[number].directory
             task = {**extra, "SLURM_PROCID": str(number)}
             given = (*flags, *(flags_on or {}).get(number, ()))
+            zygote = Zygote(self._servers[number])
             commands.append(zygote.start(here, program, directory, given, task, part))
         return commands
 
@@ -71,9 +72,9 @@ class ForkedNodes:
             raise AssertionError("\n".join([str(late), *said])) from None
 
     def close(self) -> None:
-        """End the servers."""
-        for zygote in self._zygotes:
-            zygote.close()
+        """End the servers of the last job."""
+        for one in self._servers:
+            one.close()
 
 
 def _tail(command: Command) -> str:

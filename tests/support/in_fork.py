@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from distdebug.testing.channel import MessageChannel
+from distdebug.testing.fork_server import Server
 
 NAMESPACES = ("time", "net", "uts", "pid", "mnt")
 
@@ -78,6 +79,40 @@ def python(
     surroundings(request)
     sys.argv = ["-c"]
     end(lambda: exec(request["code"], {"__name__": "__main__"}))
+
+
+def serve(
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    _request: Mapping[str, Any],
+    listener: socket.socket,
+) -> None:
+    """Be a fork server as the one that this was forked from; never returns."""
+    listener.close()
+    Server(socket.socket(fileno=channel.fileno())).run()
+    os._exit(0)
+
+
+def share(
+    _number: int,
+    _count: int,
+    channel: MessageChannel,
+    _request: Mapping[str, Any],
+    listener: socket.socket,
+) -> None:
+    """Fork such a server for each who connects to the socket that it was given; never returns."""
+    listener.close()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they have ended
+    given = socket.socket(fileno=channel.fileno())
+    while True:
+        connection, _ = given.accept()
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            given.close()
+            Server(connection).run()
+            os._exit(0)
+        connection.close()
 
 
 def forked(body: Callable[[], None]) -> int:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from distcore.transports.lane import LANE_BYTES, Lane
 from distcore.transports.mesh import Mesh
+from distcore.transports.peer_memory import PeerMemory
 from distcore.transports.shared_memory import new_bells
 
 T = TypeVar("T")
@@ -59,14 +60,19 @@ class Wires:
 
 
 @contextmanager
-def lanes(size: int) -> Iterator[list[dict[str, Any]]]:
-    """For each rank of a group in this process, the options `lanes` and `bells` of its mailbox."""
+def lanes(size: int, in_place: bool = False) -> Iterator[list[dict[str, Any]]]:
+    """For each rank of a group in this process, the options `lanes` and `bells` of its mailbox.
+    `in_place`: long messages are read where they lie."""
     bells = [new_bells() for _ in range(size)]
-    memories = {ends: mmap.mmap(-1, LANE_BYTES) for ends in itertools.permutations(range(size), 2)}
+    pairs = itertools.permutations(range(size), 2)
+    memories = {ends: mmap.mmap(-1, LANE_BYTES + 8) for ends in pairs}
 
     def lane(rank: int, peer: int) -> Lane:
         one, other = map(os.dup, bells[peer])
-        return Lane((memories[rank, peer], memories[peer, rank]), 0, (one, other))
+        both = memories[rank, peer], memories[peer, rank]
+        words = [memoryview(memory)[LANE_BYTES:] for memory in both]
+        peer_memory = PeerMemory(words[0], words[1], os.getpid() if in_place else None, in_place)
+        return Lane(both, 0, (one, other), peer_memory)
 
     made = [
         {

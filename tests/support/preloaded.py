@@ -13,15 +13,20 @@ for _module in (
     "torch.distributed",
     "torch._dynamo",  # the first DistributedDataParallel imports it, which takes 3 s
     "torch.distributed.optim",  # compiles what it has for TorchScript
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "encodings.idna",  # the first name of a host that is looked up
     "distcore.tcp.engine",
     "distdebug.supervisor.supervisor",
     "distdebug.commands.exec",
+    "distdebug.launch.launchers",
     "distdebug.commands.plan",
     "distdebug.rank.plan.forker",
     "distdebug.cli",
 ):
     importlib.import_module(_module)
-hook_by_hand.run().load("rank.install")  # under the name that the layer has in ranks
+# Under the names that the layer has in ranks, what most of them come to need as well.
+for _module in ("rank.install", "rank.log.encoding", "rank.replicas.check", "rank.process.meeting"):
+    hook_by_hand.run().load(_module)
 
 # torch takes its operators back when a process ends. In one that was forked this writes into 30 MB
 # that were shared until then: more than all that most of these processes do.

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from distdebug.testing.channel import MessageChannel
+from distdebug.testing.limits import READY_S
 from distdebug.testing.server import ForkServer
 from tests.support import runs
 
@@ -93,6 +95,13 @@ class TorchLoaded:
             (Forked(self._server, pid), ours) for pid, (ours, _) in zip(pids, pairs, strict=True)
         ]
 
+    def servers(self, count: int) -> list[TorchLoaded]:
+        """So many more, for one thing each, as long as nothing else is forked from this one."""
+        return [
+            TorchLoaded(_ForkedServer(process, connection))
+            for process, connection in self.fork("tests.support.in_fork:serve", {}, count)
+        ]
+
     def python(
         self,
         code: str,
@@ -121,6 +130,22 @@ class TorchLoaded:
         self._server.close()
         if self._folder is not None:
             self._folder.cleanup()
+
+
+class _ForkedServer(ForkServer):
+    """A fork server that was forked from another one, so that it need not import anything."""
+
+    def __init__(self, process: Forked, connection: socket.socket) -> None:
+        super().__init__(Path(os.devnull))
+        self._process = process
+        self._channel = MessageChannel(connection)
+        self._await("ready", READY_S)
+
+    def close(self) -> None:
+        """End it, and all below it."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
 def request(

@@ -63,7 +63,7 @@ print(json.dumps([made["outcome"], made["exit_code"], text.render(made).splitlin
 
 def copied(target: Path, without: str = "") -> Path:
     """A copy of the checkout with all steps but one."""
-    away = shutil.ignore_patterns("__pycache__", "benchmarks", "commands", "testing", "hook")
+    away = shutil.ignore_patterns("*.pyc.*", "benchmarks", "commands", "testing", "hook")
     shutil.copytree(ROOT / "debugger", target / "debugger", ignore=away)
     shutil.copy(ROOT / "README.md", target)
     for name, (there, instead) in STEPS.items():

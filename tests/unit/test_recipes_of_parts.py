@@ -402,9 +402,9 @@ def _copy(what: str, target: Path) -> None:
     source, to = ROOT / what, target / what
     to.parent.mkdir(parents=True, exist_ok=True)
     if source.is_file():
-        shutil.copy(source, to)
-    else:
-        away = shutil.ignore_patterns("__pycache__", "snapshots")
+        shutil.copy2(source, to)
+    else:  # with what is compiled, which is for files of that age
+        away = shutil.ignore_patterns("snapshots", "*.pyc.*")
         shutil.copytree(source, to, ignore=away, dirs_exist_ok=True)
 
 

@@ -240,7 +240,7 @@ def _numbers(value: Any) -> Iterator[tuple[str, float]]:
 MASK = (1 << 64) - 1
 ROW = 1 << 16
 ROWS_AT_ONCE = 64
-SMALL, MOST_TOGETHER = 1 << 14, 1 << 17
+SMALL, MOST_TOGETHER = 1 << 16, 1 << 18
 """Elements of a tensor, and of several, that are copied to be read together."""
 _SEED = 0x5EED
 WORD = 8
@@ -311,22 +311,20 @@ def _fold(words: Tensor) -> Tensor:
     weights = _weights_on(words.device)
     tensors, count = words.shape
     if count <= ROW:
-        return _mixed(words).mul_(weights[:count]).sum(1)
+        # Of a word's highest bit a product keeps nothing but that, and two changed signs would make
+        # up for each other. Added, not XORed: -1 is to be other than 0.
+        mixed, factors = words.bitwise_right_shift(32).add_(words), weights[:count]
+        # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.
+        return torch.mv(mixed, factors) if mixed.is_cpu else mixed.mul_(factors).sum(1)
     rows, rest = divmod(count, ROW)
     table = words[:, : rows * ROW].view(tensors, rows, ROW)
     sums = [
-        _mixed(table[:, first : first + ROWS_AT_ONCE]).mul_(weights).sum(2)
+        _fold(table[:, first : first + ROWS_AT_ONCE].flatten(0, 1)).view(tensors, -1)
         for first in range(0, rows, ROWS_AT_ONCE)
     ]
     if rest:
-        sums.append(_mixed(words[:, rows * ROW :]).mul_(weights[:rest]).sum(1, keepdim=True))
+        sums.append(_fold(words[:, rows * ROW :])[:, None])
     return _fold(torch.cat(sums, 1))
-
-
-def _mixed(words: Tensor) -> Tensor:
-    """Other words for other words. Of the highest bit a product keeps nothing but that: two changed
-    signs would make up for each other."""
-    return words.bitwise_right_shift(32).bitwise_xor_(words)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,13 @@ Part = tuple[ValueColumn, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorReading:
-    """The numbers of one tensor, still on its device."""
+class TensorReadings:
+    """The numbers of tensors of one shape, still on their device. `places`: where they stand among
+    all of their step; `digests`: int64 (tensors,); `numbers`: float64 (tensors, 5 + `SKETCH`)."""
 
-    column: ValueColumn
-    digest: Tensor
+    places: Sequence[int]
+    columns: Sequence[ValueColumn]
+    digests: Tensor
     numbers: Tensor
 
 
@@ -89,6 +91,7 @@ class ValueRecorder:
         self._stop = int(stop) if stop.isdecimal() else 1 << 62
         self._lock = threading.RLock()
         self._off = False
+        self._take_back: Callable[[], None] | None = None
         self._adopt()
 
     def _adopt(self) -> None:
@@ -104,7 +107,8 @@ class ValueRecorder:
         self._clear()
 
     def _clear(self) -> None:
-        self._pending: list[TensorReading] = []
+        self._pending: list[TensorReadings] = []
+        self._count = 0
         self._calls: Counter[str] = Counter()
         self._call_bytes = 0
 
@@ -113,7 +117,17 @@ class ValueRecorder:
         training.on_optimizer_steps(self._before_step, self._after_step)
         training.on_backward(self._backward)
         training.on_saves(self._saved)
-        training.on_module_calls(lambda *_: None, self._forward)
+        self._arm()
+
+    def _arm(self) -> None:
+        """Hears of calls of modules in steps that are put on record: a hook costs each of them some
+        microseconds."""
+        due = not self._off and self._is_due(self._coming())
+        if due and self._take_back is None:
+            self._take_back = training.on_module_calls(lambda *_: None, self._forward)
+        elif not due and self._take_back is not None:
+            self._take_back()
+            self._take_back = None
 
     # -- losses and collectives ------------------------------------------------------------------
 
@@ -191,7 +205,12 @@ class ValueRecorder:
 
     def _add(self, quantity: str, name: str, tensor: Tensor, site: str) -> None:
         with torch.no_grad(), self._lock:
-            self._pending += _read(_parts(quantity, name, tensor, site))
+            self._keep(_parts(quantity, name, tensor, site))
+
+    def _keep(self, parts: Iterable[Part]) -> None:
+        read = _read(parts, self._count)
+        self._pending += read
+        self._count += sum(len(one.places) for one in read)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -225,11 +244,12 @@ class ValueRecorder:
             self._step += 1
         self._stepped.append(number)
         if self._is_due(self._step):
-            rows = [*self._pending, *_read(self._state(optimizer, site, before=False))]
-            self._write(self._step, rows)
+            self._keep(self._state(optimizer, site, before=False))
+            self._write(self._step, self._pending)
         self._clear()
+        self._arm()
 
-    def _write(self, step: int, rows: Sequence[TensorReading]) -> None:
+    def _write(self, step: int, rows: Sequence[TensorReadings]) -> None:
         if self._writer is None:
             rank = max(self._recorder.writer.rank, 0)
             size = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
@@ -241,6 +261,7 @@ class ValueRecorder:
     def _switch_off(self, error: Exception) -> None:
         self._off = True
         self._clear()
+        self._arm()
         report_own_fault("recording values", error)
 
     def _state(self, optimizer: Optimizer, site: str, before: bool) -> Iterator[Part]:
@@ -320,64 +341,77 @@ def _site(frame: Any) -> str:
 def _parts(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Part]:
     """Yields what is read of a tensor, of a DTensor its local part; nothing where that cannot be
     read, or is a summand of what all ranks together have."""
-    of_all = tensor.numel()
     if any(one.is_partial() for one in getattr(tensor, "placements", ())):
         return
-    local = tensor.to_local() if hasattr(tensor, "placements") else tensor
-    part = quantities.part(local, None)
+    part = quantities.local(tensor)
     if part is not None:
         dtype = str(part.dtype).removeprefix("torch.")
-        yield ValueColumn(quantity, name[:300], dtype, part.numel(), of_all, site), part.detach()
+        numel, of_all = part.numel(), tensor.numel()
+        yield ValueColumn(quantity, name[:300], dtype, numel, of_all, site), part.detach()
 
 
-def _read(parts: Iterable[Part]) -> list[TensorReading]:
-    """Reads them, small ones of one shape together."""
+def _read(parts: Iterable[Part], first: int = 0) -> list[TensorReadings]:
+    """Reads them, small ones of one shape together. `first`: the place of the first of them in its
+    step."""
     rows = list(parts)
-    found: list[TensorReading | None] = [None] * len(rows)
-    for places, table in quantities.tables([one for _, one in rows]):
-        both = zip(quantities.raw_digests(table), _numbers(table), strict=True)
-        for place, (digest, numbers) in zip(places, both, strict=True):
-            found[place] = TensorReading(rows[place][0], digest, numbers)
-    return [one for one in found if one is not None]
+    return [
+        TensorReadings(
+            [first + place for place in places],
+            [rows[place][0] for place in places],
+            quantities.raw_digests(table),
+            _numbers(table),
+        )
+        for places, table in quantities.tables([one for _, one in rows])
+    ]
 
 
 def _numbers(table: Tensor) -> Tensor:
     """The numbers of a `ROW` behind the digest, as float64 on the tensors' device, for each row of
-    a contiguous tensor of shape (tensors, elements)."""
+    a contiguous tensor of shape (tensors, elements).
+
+    Long rows are cut: the float32 norm of 16 million elements is off by 1e-3, which would not be
+    that of their shards."""
     if table.is_complex():
         table = torch.view_as_real(table).flatten(1)
+    count, elements = table.shape
+    rows, rest = divmod(elements, ROW_ELEMENTS)
+    if not rows or elements == ROW_ELEMENTS:
+        return _numbers_of_rows(table)
+    whole = table[:, : rows * ROW_ELEMENTS].reshape(-1, ROW_ELEMENTS)
+    firsts = range(0, count * rows, ROWS_AT_ONCE)
+    cut = torch.cat([_numbers_of_rows(whole[first : first + ROWS_AT_ONCE]) for first in firsts])
+    cut = cut.view(count, rows, -1)
+    if rest:
+        last = _numbers_of_rows(table[:, rows * ROW_ELEMENTS :])
+        cut = torch.cat([cut, last[:, None]], 1)
+    places = torch.arange(cut.shape[1], device=table.device) % ROW_ELEMENTS
+    sketches = cut[..., 5:] * _signs_on(table.device, cut.dtype)[places, None]
+    extremes = cut[..., 3:4].amin(1), cut[..., 4:5].amax(1)
+    return torch.cat([cut[..., :3].sum(1), *extremes, sketches.sum(1)], 1)
+
+
+def _numbers_of_rows(table: Tensor) -> Tensor:
+    """The same, of rows of up to `ROW_ELEMENTS`."""
     if not table.is_floating_point():
         table = table.to(torch.float64)
     elif table.element_size() < 4:
         table = table.to(torch.float32)
     count, elements = table.shape
-    if not elements:
-        return torch.zeros(count, 5 + SKETCH, dtype=torch.float64, device=table.device)
-    norm = torch.linalg.vector_norm(table, dim=1).to(torch.float64)
+    norm = torch.linalg.vector_norm(table, dim=1)
     if table.is_cpu and bool(norm.isfinite().all()):
-        wrong = torch.zeros(count)
+        wrong = torch.zeros_like(norm)
     else:
         wrong = elements - table.isfinite().sum(1)
     # `aminmax` of a dimension takes 20 times as long.
-    few = [wrong, table.sum(1), norm * norm, table.amin(1), table.amax(1)]
-    return torch.cat([torch.stack(few, 1).to(torch.float64), _sketch(table).to(torch.float64)], 1)
-
-
-def _sketch(table: Tensor) -> Tensor:
-    """The sums of `SKETCH` parts of each row, each element times a sign that its place has."""
-    signs = _signs_on(table.device, table.dtype)
-    count, elements = table.shape
-    rows, rest = divmod(elements, ROW_ELEMENTS)
-    part = -(-rest // SKETCH)
-    last = table[:, rows * ROW_ELEMENTS :] * signs[:rest]
-    padded = nn.functional.pad(last, (0, SKETCH * part - rest))
-    found = padded.view(count, SKETCH, part).sum(2)
-    whole = table[:, : rows * ROW_ELEMENTS].view(count, rows, SKETCH, ROW_ELEMENTS // SKETCH)
-    for first in range(0, rows, ROWS_AT_ONCE):
-        some = (whole[:, first : first + ROWS_AT_ONCE] * signs.view(SKETCH, -1)).sum(3)
-        places = torch.arange(some.shape[1], device=table.device) + first
-        found = found + (some * signs[places % ROW_ELEMENTS][:, None]).sum(1)
-    return found
+    few = torch.stack([wrong, table.sum(1), norm, table.amin(1), table.amax(1)], 1)
+    # The sums of parts of the row, each element times a sign that its place has.
+    signed = table * _signs_on(table.device, table.dtype)[:elements]
+    if elements % SKETCH:
+        signed = nn.functional.pad(signed, (0, -elements % SKETCH))
+    sketch = signed.view(count, SKETCH, -1).sum(2)
+    numbers = torch.cat([few, sketch], 1).to(torch.float64)
+    numbers[:, 2].square_()
+    return numbers
 
 
 @functools.cache
@@ -387,18 +421,17 @@ def _signs_on(device: torch.device, dtype: torch.dtype) -> Tensor:
     return (2 * made - 1).to(device, dtype)
 
 
-def _packed(rows: Sequence[TensorReading]) -> list[tuple[ValueColumn, bytes]]:
-    """Rows as they are written, with one wait for each device."""
-    found: list[tuple[ValueColumn, bytes]] = []
-    by_device: dict[torch.device, tuple[list[int], list[list[float]]]] = {}
-    for device in {one.digest.device for one in rows}:
-        mine = [one for one in rows if one.digest.device == device]
-        digests = torch.stack([one.digest for one in mine]).tolist()
-        numbers = torch.stack([one.numbers for one in mine]).tolist()
-        by_device[device] = (digests[::-1], numbers[::-1])
-    for one in rows:
-        digests, numbers = by_device[one.digest.device]
-        wrong, *further = numbers.pop()
-        digest = digests.pop() & quantities.MASK
-        found.append((one.column, ROW.pack(digest, int(wrong), *further)))
-    return found
+def _packed(readings: Sequence[TensorReadings]) -> list[tuple[ValueColumn, bytes]]:
+    """Rows as they are written, in the order of their places, with one wait for each device."""
+    found: list[tuple[int, ValueColumn, bytes]] = []
+    for device in {one.digests.device for one in readings}:
+        mine = [one for one in readings if one.digests.device == device]
+        digests = torch.cat([one.digests for one in mine]).tolist()
+        numbers = torch.cat([one.numbers for one in mine]).tolist()
+        of_each = [both for one in mine for both in zip(one.places, one.columns, strict=True)]
+        for (place, column), digest, (wrong, *further) in zip(
+            of_each, digests, numbers, strict=True
+        ):
+            row = ROW.pack(digest & quantities.MASK, int(wrong), *further)
+            found.append((place, column, row))
+    return [(column, row) for _, column, row in sorted(found, key=lambda one: one[0])]

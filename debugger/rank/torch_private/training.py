@@ -284,10 +284,10 @@ def on_backward(observe: Callable[[Any], None]) -> None:
 
 def on_module_calls(
     begins: Callable[[Any, bool], None], ends: Callable[[Any, Any, Any, Any, bool], None]
-) -> None:
+) -> Callable[[], None]:
     """`begins(module, outermost)` comes before each forward, and `ends(module, args, kwargs,
     output, outermost)` behind one that has returned; `outermost`: no other module has called it, on
-    its thread."""
+    its thread. Returns what takes that back."""
     from torch.nn.modules import module as modules
 
     local = threading.local()
@@ -307,8 +307,14 @@ def on_module_calls(
             pass
         ends(module, args, rest[0] if len(rest) > 1 else {}, rest[-1], not stack)
 
-    modules.register_module_forward_pre_hook(before_it)
-    modules.register_module_forward_hook(behind_it, with_kwargs=True, always_call=True)
+    first = modules.register_module_forward_pre_hook(before_it)
+    last = modules.register_module_forward_hook(behind_it, with_kwargs=True, always_call=True)
+
+    def take_back() -> None:
+        first.remove()
+        last.remove()
+
+    return take_back
 
 
 def on_saves(note: Callable[[], None]) -> None:
@@ -395,6 +401,24 @@ def on_mesh(note: Callable[[Any], None]) -> None:
             after(module.DeviceMesh, "__init__", lambda _, mesh, *__, **___: note(mesh))
 
     when_imported("torch.distributed.device_mesh", watch)
+
+
+LOCAL_TENSORS = WatchedPart(
+    "local_tensors",
+    "inputs that are said to be replicated, and are not, are not noticed",
+    Private("torch.distributed.tensor", "DTensor.from_local", ("local_tensor",)),
+)
+
+
+def on_local_tensors(note: Callable[[Any], None]) -> None:
+    """`note(made)` hears of each DTensor that a program makes `from_local()`."""
+
+    def watch(module: Any) -> None:
+        if LOCAL_TENSORS.works:
+            after(module.DTensor, "from_local", lambda made, *_, **__: note(made))
+            module.DTensor.from_local = staticmethod(module.DTensor.from_local)
+
+    when_imported("torch.distributed.tensor", watch)
 
 
 STATISTICS_OF_NORMS = WatchedPart(

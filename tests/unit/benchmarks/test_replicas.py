@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.benchmarks.checked_training import KINDS, WAYS
 from tests.unit.benchmarks.bench_command import bench_command, refusal
 
 
 @pytest.mark.long
 def test_each_way_to_train_is_measured(tmp_path: Path) -> None:
     """Makes some hundred steps by DDP, FSDP2 and tensor parallel."""
+    from distdebug.benchmarks.checked_training import KINDS, WAYS  # and all of FSDP
+
     done = bench_command(tmp_path, "replicas", "--budget", "1", "--json", "figures.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "figures.json").read_text())

@@ -200,7 +200,6 @@ def test_more_than_the_scratch_goes_in_blocks(
     for module in (pieces, recursive, tree):
         monkeypatch.setattr(module, "SCRATCH_BYTES", 512)
     monkeypatch.setattr(tree, "CHAIN_BLOCK_BYTES", 192)
-    monkeypatch.setattr(board, "PAGE_BYTES", 512)
     monkeypatch.setattr(board, "BLOCK_BYTES", 512)
     taken: list[int] = []
 

@@ -236,7 +236,7 @@ def test_a_late_send_and_a_late_receive_tell_their_own_progress() -> None:
     sent = Posting(True, 1, 3, memoryview(bytes(LONG)), now, "", "send()")
     received = Posting(False, 1, 3, memoryview(bytearray(LONG)), now, "", "recv()")
     matching.send(sent, senders[1])
-    matching.accepted(1, 0)
+    matching.accepted(1, 0, 0)
     matching.receive(received)
     matching.arrived(1, Parcel(0, 3, "", LONG, None))
     matching.expire(now)

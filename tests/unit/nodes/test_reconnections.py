@@ -4,6 +4,7 @@ again: whatever was on its way is told once more, and neither waits for the othe
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -22,6 +23,7 @@ from distdebug.nodes.messages import Message
 from distdebug.record.exits import ExitStatus
 from distdebug.record.runs.run_directory import RunDirectory
 from distdebug.record.snapshot import Process
+from distdebug.record.values import ValueWriter, read_values
 from tests.support.waiting import until
 
 VERSION = "1"
@@ -147,6 +149,29 @@ def test_the_end_and_the_verdict_arrive(two: Two, broken: bool) -> None:
     assert two.head.worst.code == 3
     assert two.said == []
     assert not two.node.lost
+
+
+def test_values_come_to_the_head(two: Two) -> None:
+    """Two ranks of one pid, on two nodes; a file that is full is replaced while the run goes on."""
+    first = {"rank": 0, "world_size": 2, "started_ns": 1, "every": 1}
+    mine, theirs = two.head_directory.ranks, two.node_directory.ranks
+    ValueWriter(mine, 7, first).append(1, [], {})
+    writer = ValueWriter(theirs, 7, first | {"rank": 1})
+    writer.append(1, [], {})
+    copy = mine / "node1-pid-7.values"
+    two.until(copy.exists, "nothing of the values has come")
+    os.replace(theirs / "pid-7.values", theirs / "pid-7.values.1")
+    ValueWriter(theirs, 7, first | {"rank": 1}).append(2, [], {})
+    two.node.tell_end(ExitStatus(0, None), True)
+
+    def steps() -> list[int]:
+        found, _ = read_values(mine)
+        return sorted(found[1].steps) if 1 in found else []
+
+    two.until(lambda: steps() == [1, 2], "not all of the values has come")
+    found, faults = read_values(mine)
+    assert (sorted(found), faults, found[1].is_cut) == ([0, 1], [], True)
+    assert two.said == []
 
 
 @pytest.mark.parametrize("over", [True, False], ids=["over", "running"])

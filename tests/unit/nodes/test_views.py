@@ -194,6 +194,7 @@ def test_prompts_are_opened_where_all_nodes_are_seen(
         {"pieces": [["../outside", 0, 1, 1]], "shift_ns": 0},
         {"pieces": [["logs/../../outside", 0, 1, 1]], "shift_ns": 0},
         {"pieces": [["run.json", 0, 1, 1]], "shift_ns": 0},
+        {"pieces": [["ranks/pid-1.values", 0, 1, 1]], "shift_ns": 0},
         {"pieces": [["logs/0.out", 1 << 50, 1, 1 << 51]], "shift_ns": 0},
         {"pieces": [["logs/0.out", 4, 1, 2]], "shift_ns": 0},
         {},

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -293,7 +295,8 @@ def test_a_receive_that_nobody_has_waited_for_cannot_have_changed_anything() -> 
     made = programs(rows).programs()
     made[0] = replace(made[0], came_from={0: 2})
     found = look_for_orders(made, Model(), lambda _: made, math.inf)
-    assert found.faults == ("hold(rank=2, until=1, call=1) @ call 0",)
+    holds = ["hold(rank=0, until=1, call=1) @ call 1", "hold(rank=2, until=1, call=1) @ call 0"]
+    assert [*found.faults] == holds
     assert found.judgement is not None
     assert found.judgement.verdict is not None
     assert found.judgement.verdict.kind == "deadlock"
@@ -398,3 +401,66 @@ def test_a_thread_that_other_ranks_keep_behind_does_not_come_first() -> None:
         assert found.judgement is None
     found = look_for_orders(two_threads(False), Model(), lambda _: held, math.inf)
     assert (found.judgement, found.depends) == (None, False)
+
+
+Threads = Sequence[Sequence[int]]
+"""Of a rank: the sizes of the sums that each of its two threads makes, in one group."""
+
+
+def in_order(rows: Sequence[Threads], faults: Sequence[str]) -> dict[int, Program]:
+    """The programs of ranks whose main thread goes first, but where it is held."""
+    made = Programs(len(rows))
+    holds: dict[tuple[int, int], int] = {}
+    for fault in faults:
+        rank, until, its, call = map(int, re.findall(r"\d+", fault))
+        assert rank == until
+        holds[rank, call] = its
+    for rank, threads in enumerate(rows):
+        at, arrived = [0] * len(threads), 0
+        held: dict[int, int] = {}
+        while True:
+            able = (
+                one
+                for one, row in enumerate(threads)
+                if at[one] < len(row) and held.get(one, -1) < arrived
+            )
+            thread = next(able, None)
+            if thread is None:
+                break
+            if thread not in held:
+                arrived += 1
+                if (rank, arrived - 1) in holds:
+                    held[thread] = holds[rank, arrived - 1]
+                    continue
+            held.pop(thread, None)
+            size = threads[thread][at[thread]]
+            made[rank].makes(all_reduce(size), thread=thread, line=10 * thread + at[thread])
+            at[thread] += 1
+    made.end()
+    return made.programs()
+
+
+def merges(threads: Threads) -> set[tuple[int, ...]]:
+    """All orders of the calls of two threads."""
+    found = set()
+    one, other = threads
+    for places in itertools.combinations(range(len(one) + len(other)), len(one)):
+        rows = (iter(one), iter(other))
+        found.add(tuple(next(rows[at not in places]) for at in range(len(one) + len(other))))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_two_threads_are_told_where_any_of_their_orders_differ(seed: int) -> None:
+    chance = random.Random(seed)
+    main = [chance.choice([4, 8]) for _ in range(chance.randint(1, 3))]
+    other = [chance.choice([4, 4, 8]) for _ in range(chance.randint(1, 2))]
+    rows: list[Threads] = [
+        [main, other],
+        [main, other] if chance.random() < 0.3 else [[*main, *other], []],
+    ]
+    found = look_for_orders(
+        in_order(rows, ()), Model(), lambda faults: in_order(rows, faults), math.inf
+    )
+    differ = len({order for threads in rows for order in merges(threads)}) > 1
+    assert (found.judgement is not None) is differ, rows

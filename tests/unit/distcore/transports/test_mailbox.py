@@ -29,9 +29,11 @@ def soon() -> float:
 Mailboxes = Callable[[int], AbstractContextManager[list[Mailbox]]]
 
 
-@pytest.fixture(params=["sockets", "lanes"])
-def mailboxes(request: pytest.FixtureRequest) -> Mailboxes:
+@pytest.fixture(params=["sockets", "lanes", "in place"])
+def mailboxes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mailboxes:
     """Ranks of one group in this process."""
+    if request.param == "in place":
+        monkeypatch.setattr(os, "cpu_count", lambda: 1)
     return partial(_mailboxes, request.param)
 
 
@@ -56,7 +58,8 @@ def _mailboxes(kind: str, size: int) -> Iterator[list[Mailbox]]:
 
         return dial
 
-    with lanes(size) if kind == "lanes" else nullcontext([{}] * size) as options:
+    in_place = kind == "in place"
+    with nullcontext([{}] * size) if kind == "sockets" else lanes(size, in_place) as options:
         for rank in range(size):
             alive = {peer: lives[rank, peer].fileno() for peer in range(size) if peer != rank}
             calling = lambda _peer: False  # noqa: E731
@@ -79,7 +82,7 @@ def into(size: int) -> memoryview:
 @pytest.mark.parametrize("size", [0, 1, 64 * 1024, LONG])
 @pytest.mark.parametrize("receive_first", [False, True])
 def test_a_message_arrives(mailboxes: Mailboxes, size: int, receive_first: bool) -> None:
-    data = memoryview(bytes(i % 251 for i in range(1000)) * (size // 1000 + 1))[:size]
+    data = memoryview(bytearray(i % 251 for i in range(1000)) * (size // 1000 + 1))[:size]
     with mailboxes(2) as (one, other):
         target = into(size)
         posts: list[Posting] = []
@@ -98,7 +101,7 @@ def test_tags_and_order(mailboxes: Mailboxes) -> None:
     """Messages overtake each other between tags, never within one."""
     with mailboxes(2) as (one, other):
         sends = [
-            one.post_send(1, tag, memoryview(bytes([number]) * size), soon())
+            one.post_send(1, tag, memoryview(bytearray([number]) * size), soon())
             for number, (tag, size) in enumerate([(1, 4), (2, LONG), (1, LONG), (-3, 4), (1, 4)])
         ]
         got = {}
@@ -113,7 +116,7 @@ def test_both_ways_at_once(mailboxes: Mailboxes) -> None:
     with mailboxes(2) as boxes:
         targets = [into(LONG), into(LONG)]
         postings = [
-            box.post_send(1 - rank, 0, memoryview(bytes([rank]) * LONG), soon())
+            box.post_send(1 - rank, 0, memoryview(bytearray([rank]) * LONG), soon())
             for rank, box in enumerate(boxes)
         ]
         postings += [
@@ -264,6 +267,19 @@ def test_a_partner_that_never_comes(mailboxes: Mailboxes) -> None:
         for posting in late:
             with pytest.raises(errors.DeadlineExceeded, match="it has no partner"):
                 posting.wait(20)
+
+
+def test_what_is_taken_back_is_not_received(mailboxes: Mailboxes) -> None:
+    """Its memory is the program's again, and the receiver may look there only then."""
+    data = bytearray(LONG)
+    with mailboxes(2) as (one, other):
+        sent = one.post_send(1, 0, memoryview(data), time.monotonic() + 0.05)
+        with pytest.raises(errors.DeadlineExceeded):
+            sent.wait()
+        data[:] = b"x" * LONG
+        received = other.post_receive(0, 0, into(LONG), time.monotonic() + 0.5)
+        with pytest.raises(errors.DeadlineExceeded):
+            received.wait()
 
 
 def test_a_partner_that_is_gone(mailboxes: Mailboxes) -> None:

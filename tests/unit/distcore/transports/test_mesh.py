@@ -16,6 +16,7 @@ from distcore.transports.base import SEGMENT_BYTES, Receive, Send
 from distcore.transports.frames import DATA, FIRST, HEADER, MAGIC, control
 from distcore.transports.link import ready
 from distcore.transports.mesh import Mesh
+from distcore.transports.peer_memory import PeerMemory
 from tests.support.meshes import Wires, on_meshes, together
 
 KINDS = ("tcp", "shm")
@@ -33,14 +34,18 @@ def soon() -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("checked", [False, True])
-def test_every_size_arrives_whole(kind: str, checked: bool) -> None:
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_every_size_arrives_whole(kind: str, checked: bool, at_rest: bool) -> None:
     def body(mesh: Mesh) -> None:
         peers = [peer for peer in range(mesh.size) if peer != mesh.rank]
         for size in SIZES:
             into = {peer: bytearray(size) for peer in peers}
             mesh.begin(f"all_to_all({size})", soon())
             mesh.exchange(
-                [Send(peer, memoryview(pattern(size, mesh.rank * 3 + peer))) for peer in peers],
+                [
+                    Send(peer, memoryview(pattern(size, mesh.rank * 3 + peer)), at_rest)
+                    for peer in peers
+                ],
                 [Receive(peer, memoryview(into[peer])) for peer in peers],
             )
             mesh.end()
@@ -50,14 +55,22 @@ def test_every_size_arrives_whole(kind: str, checked: bool) -> None:
     assert on_meshes(3, kind, body, checked=checked) == [None] * 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_consumed_messages_come_in_segments(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "at_rest", "may"),
+    [("tcp", False, True), ("shm", False, True), ("shm", True, True), ("shm", True, False)],
+)
+def test_consumed_messages_come_in_segments(
+    kind: str, at_rest: bool, may: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not may:  # what was allowed at first
+        monkeypatch.setattr(PeerMemory, "read", lambda *_what: False)
+
     def body(mesh: Mesh) -> None:
         for size in SIZES:
             pieces: list[tuple[int, bytes]] = []
             mesh.begin(f"all_reduce({size})", soon())
             mesh.exchange(
-                [Send(1 - mesh.rank, memoryview(pattern(size, mesh.rank)))],
+                [Send(1 - mesh.rank, memoryview(pattern(size, mesh.rank)), at_rest)],
                 [
                     Receive(
                         1 - mesh.rank,
@@ -227,6 +240,32 @@ def test_abort_from_another_thread() -> None:
     assert isinstance(first, errors.Aborted)
     assert isinstance(second, errors.Aborted)
     assert "the group was aborted; it was in barrier() #0" in str(second)
+
+
+def test_what_a_failed_rank_had_offered_is_not_read() -> None:
+    """It has its memory back, and writes there."""
+    failed = threading.Event()
+    data = bytearray(1_000_000)
+
+    def body(mesh: Mesh) -> None:
+        mesh.begin("all_to_all_single()", soon())
+        into = memoryview(bytearray(len(data)))
+        if mesh.rank:
+            assert failed.wait(20)
+            mesh.exchange([Send(0, into)], [Receive(0, into)])
+            return
+        mesh.abort("enough")
+        try:
+            mesh.exchange([Send(1, memoryview(data), at_rest=True)], [Receive(1, into)])
+        except errors.Aborted as error:
+            mesh.fail(error)
+            data[:] = b"x" * len(data)
+            failed.set()
+            raise
+
+    first, second = on_meshes(2, "shm", body)
+    assert isinstance(first, errors.Aborted)
+    assert isinstance(second, errors.Aborted)
 
 
 def test_a_failed_group_says_so() -> None:

@@ -31,10 +31,9 @@ ANY = 9
 Call = tuple[str, int, int, int, int]
 
 
-def content(sender: int, receiver: int, tag: int, number: int, size: int) -> bytes:
-    return (
-        random.Random(f"{sender} {receiver} {tag} {number}").randbytes(16)[:size].ljust(size, b".")
-    )
+def content(sender: int, receiver: int, tag: int, number: int, size: int) -> bytearray:
+    begin = random.Random(f"{sender} {receiver} {tag} {number}").randbytes(16)
+    return bytearray(begin[:size].ljust(size, b"."))
 
 
 def program(
@@ -121,7 +120,7 @@ def run_program(seed: int, dies: bool) -> None:
                 outcome[place] = error
         return postings, outcome
 
-    with lanes(size) as options:
+    with lanes(size, in_place=seed % 4 < 2) as options:
         boxes = [
             Mailbox(
                 "g",

@@ -16,7 +16,7 @@ from distcore.algorithms import collectives
 from distcore.algorithms.choice import choice_from
 from distcore.base.reduction import reduction_for
 from distcore.transports import shared_memory
-from distcore.transports.base import BOARD_BYTES, PAGE_BYTES, PAGES, SharedBoard
+from distcore.transports.base import BLOCK_BYTES, BOARD_BYTES, PAGES, SharedBoard
 from distcore.transports.mesh import Mesh
 from tests.support.meshes import Wires, on_meshes, together
 
@@ -73,7 +73,7 @@ def test_calls_of_all_kinds_one_after_the_other(size: int) -> None:
     """Ranks that run ahead must not write what others still read: blocks of all lengths, at once
     behind each other, each with other numbers."""
     wish = choice_from("board")
-    counts = (1, 1000, PAGE_BYTES // 4, 3 * PAGE_BYTES // 4 + 5)
+    counts = (1, 1000, BLOCK_BYTES // 4, 3 * BLOCK_BYTES // 4 + 5)
 
     def body(mesh: Mesh) -> None:
         for turn in range(3):

@@ -308,7 +308,8 @@ def test_ddp_that_was_never_used(bench: Bench) -> None:
     assert bench.moments() == [[(5, 0), (5, 1), (5, 2), (5, 3)]]
 
 
-def test_new_optimizers_share_the_file(bench: Bench) -> None:
+def test_new_optimizers_share_the_file(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "MOST_FILES", 2)
     module = bench.model(nn.Linear(2, 2)).module
     for _ in range(check.MOST_FILES + 1):
         optimizer = sgd(module)
@@ -550,6 +551,12 @@ def test_a_forgotten_gradient(bench: Bench, parts: bool) -> None:
     names = ["last.weight", "last.bias"]
     like, steps = ("norm.weight", "norm.bias"), list(range(check.MOST_APART))
     assert seeming(bench) == ([(like, names, steps)] if parts else [])
+
+
+def test_calls_without_tensors_pass(bench: Bench) -> None:
+    known: Any = SimpleNamespace(text=Signature("barrier").to_json())
+    assert bench.look("barrier", (object(),), known, 0) is None
+    assert not bench.gradients.of(bench.group).carried
 
 
 @pytest.mark.parametrize("shares", [True, False])

@@ -229,3 +229,10 @@ def test_the_programs_random_numbers_stay() -> None:
     torch.manual_seed(7)
     of(torch.ones(3))
     assert torch.rand(3).equal(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_minus_one_is_not_zero(dtype: torch.dtype) -> None:
+    """All bits of one are those of the other, inverted."""
+    zeros = torch.zeros(16, dtype=dtype)
+    assert len(set(digests([zeros, zeros - 1]))) == 2
