@@ -84,6 +84,10 @@ class OpenPlace(MeetingPlace):
         """The receives from any source that wait there."""
         return self._receives.get((destination, tag, ANY_SOURCE), ())
 
+    def naming(self, destination: int, tag: int, source: int) -> Sequence[Posted]:
+        """The receives from this source that wait there."""
+        return self._receives.get((destination, tag, source), ())
+
     def take(self, destination: int, tag: int, source: int) -> Iterator[tuple[Posted, Posted]]:
         """The first receive from any source takes the source's first message. Yields all receives
         and sends that meet by it."""
@@ -312,6 +316,12 @@ class OpenSimulation(Simulation):
         if step.ways > 1:
             others = [one[0] for rank, one in arrived.items() if rank != step.source]
             self._hold(others, own, arrived[step.source][0])
+            # gloo gives it to one that names its source, though that was posted later.
+            taken = arrived[step.source][0]
+            after = self._next_call(taken.rank, taken.number, at_once=False)
+            for one in place.naming(step.destination, step.tag, step.source):
+                if after is not None:
+                    self.held[one.rank, one.number] = (taken.rank, after)
         self._slept.pop(own, None)
         self.taken[own] = step.source
         for pair in place.take(step.destination, step.tag, step.source):

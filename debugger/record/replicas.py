@@ -77,8 +77,8 @@ LEAST_ENTRIES = 4
 MOST_DEFINITION_BYTES = 64 << 20
 """The most memory for the names of the columns."""
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer_state"
-HYPERPARAMETER, BUFFER = "hyperparameter", "buffer"
-QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER, BUFFER)
+HYPERPARAMETER, BUFFER, ACTIVATION = "hyperparameter", "buffer", "activation"
+QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER, BUFFER, ACTIVATION)
 OPTIMIZER_CLASS = "class of the optimizer"
 """The one hyper-parameter that is no number: a hash of its name stands for it."""
 _NAME = re.compile(r"pid-\d+-\d+\.replicas")

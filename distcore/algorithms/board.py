@@ -118,8 +118,8 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
 
     Meetings: 1. Copied: all parts but the own ones, in and out. Only the pairs know their sizes:
     they are written behind, so that all ranks see whether they agree; where not, the direct
-    exchange says whose they are. What has no room in a cell goes in one more step: nothing is read
-    twice, so a page gains nothing, and it may be read where it lies.
+    exchange says whose they are. Parts that are longer than a cell go in one more step: nothing is
+    read twice, so a page gains nothing, and they may be read where they lie.
     """
     board, rank, size = _board(net), net.rank, net.size
     sizes = struct.Struct(f"<{2 * size}q")
@@ -128,23 +128,20 @@ def all_to_all(net: Transport, outputs: Sequence[memoryview], inputs: Sequence[m
     sizes.pack_into(pages[rank], BLOCK_BYTES, *map(len, inputs), *map(len, outputs))
     peers = direct.peers_of(net)
     for peer in peers:
-        part, start = inputs[peer][:cell], peer * cell
-        copy_bytes(pages[rank][start : start + len(part)], part)
+        if (length := len(inputs[peer])) <= cell:
+            copy_bytes(pages[rank][peer * cell : peer * cell + length], inputs[peer])
     meet(net)
     given = [sizes.unpack_from(page, BLOCK_BYTES) for page in pages]
     if any(given[a][b] != given[b][size + a] for a in range(size) for b in range(size)):
         direct.all_to_all(net, outputs, inputs)
         return
-    start = rank * cell
     for peer in peers:
-        part = outputs[peer][:cell]
-        copy_bytes(part, pages[peer][start : start + len(part)])
+        if (length := len(outputs[peer])) <= cell:
+            copy_bytes(outputs[peer], pages[peer][rank * cell : rank * cell + length])
     if max(map(max, given)) > cell:
-        sends = [(peer, inputs[peer][cell:]) for peer in peers]
-        rests = [(peer, outputs[peer][cell:]) for peer in peers]
         net.exchange(
-            [Send(peer, rest, at_rest=True) for peer, rest in sends if rest],
-            [Receive(peer, rest) for peer, rest in rests if rest],
+            [Send(peer, inputs[peer], True) for peer in peers if len(inputs[peer]) > cell],
+            [Receive(peer, outputs[peer]) for peer in peers if len(outputs[peer]) > cell],
         )
     copy_bytes(outputs[rank], inputs[rank])
 

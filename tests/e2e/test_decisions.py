@@ -29,6 +29,7 @@ OUTCOMES = {
     "loss": "True",
     "match_mode": "False",
     "missing_file": "False",
+    "once_more": "True",
     "random_choice": "False",
     "set_order": "True",
     "short_circuit": "ready: False",

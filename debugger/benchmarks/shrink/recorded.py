@@ -36,13 +36,15 @@ class Aim:
     """A finding that a small program has to lead to, as report.json has it.
 
     `parted`: the ranks' lines had parted before, or that is what was found, so it counts which
-    calls come from one line. `until_ns`: when it was found (Unix time). `ends`: how ranks ended.
+    calls come from one line: `by_callers`, as the same callers have led to it. `until_ns`: when it
+    was found (Unix time), if that ended the run. `ends`: how ranks ended.
     """
 
     kind: Kind
     culprits: frozenset[int]
     cause: str = ""
     parted: bool = False
+    by_callers: bool = True
     until_ns: int = 1 << 63
     ends: Mapping[int, Ended] = field(default_factory=dict)
 
@@ -66,14 +68,15 @@ class Aim:
             code, number = ((row.get("exit") or {}).get(one) for one in ("code", "signal"))
             if rank.isdigit() and (code is not None or number is not None):
                 ends[int(rank)] = Ended(code, number)
-        times = [one.get("time_ns") for one in events if one.get("finding") == kind.name]
+        ended = [one for one in events if one.get("finding") == kind.name and not kind.at_once]
+        times = [one.get("time_ns") for one in ended]
         return cls(
             kind,
             frozenset(one for one in found["culprits"] if isinstance(one, int)),
             str(found.get("cause") or ""),
             kind.name == "misaligned" or found.get("parted_at") is not None,
-            min((one for one in times if isinstance(one, int)), default=1 << 63),
-            ends,
+            until_ns=min((one for one in times if isinstance(one, int)), default=1 << 63),
+            ends=ends,
         )
 
     def said_of(self, culprits: Collection[int]) -> str:
@@ -90,10 +93,14 @@ class Aim:
 
 
 def aims(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[Aim]:
-    """Returns the aim of a run, and behind it, where lines parted before, the same without that,
-    which a program may reach where the parting was a matter of exceptions. Raises UsageError."""
+    """Returns the aim of a run, and behind it, where lines parted before, the same with lines alone
+    for places, as those of a branch of its own meet the others', and without that, which a program
+    may reach where the parting was a matter of exceptions. Raises UsageError."""
     aim = Aim.of(report, events)
-    return [aim, replace(aim, parted=False)] if aim.parted and not aim.kind.at_once else [aim]
+    if not aim.parted:
+        return [aim]
+    without = [] if aim.kind.at_once else [replace(aim, parted=False)]
+    return [aim, replace(aim, by_callers=False), *without]
 
 
 def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
@@ -123,8 +130,8 @@ def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
         if made.reduce_op in _NOT_OF_GLOO:
             made = replace(made, reduce_op="sum")
         if aim.parted and call.place is not None:
-            line = CallSite("", len(places) + 1, "")
-            place = places.setdefault(call.place.key, Place((line,)))
+            known = call.place if aim.by_callers else Place(call.place.sites[:1])
+            place = places.setdefault(known.key, Place((CallSite("", len(places) + 1, ""),)))
         made = signatures.setdefault(made, made)
         return replace(call, signature=made, thread=0, agrees=False, bounded=False, place=place)
 

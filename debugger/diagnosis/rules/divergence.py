@@ -26,6 +26,7 @@ from struct import pack
 
 from ...record.dispute import vote
 from ...record.replicas import (
+    ACTIVATION,
     BUFFER,
     CONSTANT,
     ELSEWHERE,
@@ -45,6 +46,7 @@ from ...record.replicas import (
     is_context,
     number_of,
 )
+from ...record.signature import hash64
 from ...record.snapshot import Column, Digest, GroupKey, Replicas
 from ...record.wording import OF_MESH, at_site, group_name, printable, ranks_text, verb
 from ..facts.world import World
@@ -54,6 +56,7 @@ from ..limits import ROUNDING, SECOND_NS, Candidate
 Moment = tuple[int, int]
 MOST_PARTIES = 4
 _MOST_CALLS = 256
+_ADAMW = hash64("torch.optim.adamw.AdamW")
 _SMALL = 8
 """Elements of a loss, or of a count."""
 _COARSER = {"bfloat16": 1 << 16, "float16": 1 << 13}
@@ -70,6 +73,7 @@ _WORDS = {
     OPTIMIZER_STATE: "the optimizer's state of",
     HYPERPARAMETER: "hyper-parameter",
     BUFFER: "the running statistic",
+    ACTIVATION: "the input of",
 }
 
 
@@ -147,7 +151,10 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
             if seem and (len(rows_of) < len(replicas) or any(r.apart for r in rows_of.values())):
                 return None
             difference = _difference(replicas, moment, rows_of)
-            if seem and difference and _is_rounding(replicas, moment, difference):
+            is_input = difference is not None and _is_input(difference)
+            # Each rank has computed an input by itself, in any precision, through many layers.
+            coarser = max(_COARSER.values()) if is_input else 1
+            if (seem or is_input) and _is_rounding(replicas, moment, difference, coarser):
                 continue
             if difference is not None:
                 return _finding(world, replicas, rows_of, difference)
@@ -385,10 +392,15 @@ def _is_small(table: dict[int, Replicas], moment: Moment, place: int) -> bool:
 
 
 def _is_rounding(
-    replicas: dict[int, Replicas], moment: Moment, difference: ReplicaDifference, coarser: int = 1
+    replicas: dict[int, Replicas],
+    moment: Moment,
+    difference: ReplicaDifference | None,
+    coarser: int = 1,
 ) -> bool:
     """Whether it may come of the order of additions: what no call has made equal is computed by
     each rank, from the same where all have the whole activations."""
+    if difference is None:
+        return False
     column = difference.column
     samples = [one.samples(moment, column) for one in replicas.values()] if column else []
     most = max((abs(one) for row in samples for one in row if not isnan(one)), default=0.0)
@@ -448,7 +460,7 @@ def _difference(
     differing = [
         column for column in common if any(other[column] != first[column] for other in others)
     ]
-    for quantity in (*_order(rows, first), BUFFER):
+    for quantity in (ACTIVATION, *_order(rows, first), BUFFER):
         of_it = [column for column in differing if column.quantity == quantity]
         if of_it:
             values_of = {rank: values[of_it[0]] for rank, values in known.items()}
@@ -463,10 +475,12 @@ def _difference(
 def _order(rows: dict[int, Digest], values: Mapping[Column, int]) -> Sequence[str]:
     """In which order what differs at the same moment is taken for the cause of the rest.
 
-    Parameters make state in turn where a weight decay is part of it, and where a rank has left out
-    a step both are what they were before: the parameters are what the program is about, then.
+    Parameters make state in turn where a weight decay is part of it, as it is not of AdamW's, and
+    where a rank has left out a step both are what they were before: the parameters are what the
+    program is about, then.
     """
-    decays = any(
+    is_decoupled = values.get(Column(HYPERPARAMETER, OPTIMIZER_CLASS)) == _ADAMW
+    decays = not is_decoupled and any(
         column.name.endswith('["weight_decay"]') and value
         for column, value in values.items()
         if column.quantity == HYPERPARAMETER
@@ -497,14 +511,16 @@ def _finding(
     parties = result.parties if result.majority is None else (*rest, most)
     steps = {row.step for row in rows.values()}
     is_number = difference.column is not None and _is_number(difference.column)
+    is_input = _is_input(difference)
     texts = []
     for digest, ranks in parties[:MOST_PARTIES]:
         made = {rows[rank].step for rank in ranks}
         count = f" after {made.pop()} steps" if len(steps) > 1 and len(made) == 1 else ""
         shown = f"{number_of(digest):g}" if is_number else f"{digest:016x}"
         texts.append(f"{ranks_text(ranks)} {verb(ranks, 'has', 'have')} {shown}{count}")
+    when = _after(first.step, one_of.late, is_input)
     message = (
-        f"replicas differ {_after(first.step, one_of.late)}{where}: {_which(difference)}; "
+        f"replicas differ {when}{where}: {_which(difference)}; "
         f"{', '.join(texts)}{', ...' if len(parties) > MOST_PARTIES else ''}"
     )
     column = difference.column
@@ -521,7 +537,9 @@ def _finding(
         victims=result.others,
         group=group,
         ranks={
-            rank: RankEvidence(_after(rows[rank].step, one_of.late), None, rows[rank].site)
+            rank: RankEvidence(
+                _after(rows[rank].step, one_of.late, is_input), None, rows[rank].site
+            )
             for rank in (*result.culprits, *result.others)
         },
         details=tuple(_details(difference, cause)),
@@ -576,8 +594,14 @@ def _details(difference: ReplicaDifference, cause: str) -> Iterator[str]:
     yield f"likely cause: {cause}"
 
 
-def _after(step: int, late: bool = False) -> str:
+def _is_input(difference: ReplicaDifference) -> bool:
+    return difference.column is not None and difference.column.quantity == ACTIVATION
+
+
+def _after(step: int, late: bool = False, during: bool = False) -> str:
     moment = f"after optimizer step {step}" if step else "before the first optimizer step"
+    if during:
+        moment = f"in the forward of optimizer step {step}"
     return f"{moment} of a precheck" if late else moment
 
 
@@ -665,6 +689,11 @@ def _likely_cause(
     precheck."""
     before_the_first = not any(row.step for row in rows.values())
     quantity = difference.column.quantity if difference.column else PARAMETER
+    if quantity == ACTIVATION:
+        return (
+            "it is declared to be replicated (`DTensor.from_local()`, or the input layout of a "
+            "parallel layer), and each rank has its own: other batches, or dropout with other seeds"
+        )
     if quantity == HYPERPARAMETER:
         return "ranks set it by something that is not the same on all of them"
     if alone := [rank for rank, row in rows.items() if row.alone]:

@@ -32,7 +32,7 @@ from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import cause_of, chosen, doing, place_text, stand, standstill_text
 from ..facts.exceptions import last_exception, timed_out
 from ..facts.world import Pending, World
-from ..findings import Finding
+from ..findings import Finding, RankEvidence
 from ..limits import SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
 
 RENDEZVOUS = "rendezvous"
@@ -162,6 +162,8 @@ def standstills(world: World) -> list[Candidate]:
         return []
     culprits = tuple(sorted(still))
     since_ns = _since_ns(world, still)
+    shown = chosen(culprits, ())
+    left = {n: RankEvidence(standstill_text(still[n]), None, still[n].site) for n in shown}
     leaving = len(still) < len(world.ranks) or any(one.leaving for one in still.values())
     finding = Finding(
         kind="missing_rank" if leaving else "stalled",
@@ -169,7 +171,8 @@ def standstills(world: World) -> list[Candidate]:
         culprits=culprits,
         proven=False,
         cause=("lock" if still[culprits[0]].locked else "user_code") if leaving else None,
-        ranks=stand(world, chosen(culprits, ())),
+        # The program of such a rank may be over, by its record.
+        ranks=stand(world, shown) | {n: one for n, one in left.items() if world.ended(n)},
         details=tuple(f"rank {rank}: {place}" for rank in culprits for place in still[rank].others)[
             :MOST_TEXTS
         ],

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import math
 import os
 import sys
 import time
@@ -36,6 +37,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.notes import ReplicasNote
 from ...record.replicas import (
+    ACTIVATION,
     ALONE,
     APART,
     BUFFER,
@@ -63,6 +65,7 @@ from .declarations import (
     Declared,
     declared_by,
 )
+from .placed_inputs import SAMPLES, PlacedInputs
 from .quantities import Axis
 from .reduced_gradients import ReducedGradients
 
@@ -160,6 +163,9 @@ class ReplicaCheck:
         self._gradients = gradients
         every = os.environ.get(EVERY, "")
         self._every = max(1, int(every)) if every.isdecimal() else 1
+        self._placed = PlacedInputs(self._every)
+        self._placed_in: dict[Axis, tuple[ReplicaWriter | None, int, tuple[int, int]]] = {}
+        """By axis, where inputs are put on record, how many, and when they were last."""
         self._pid = os.getpid()
         self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
@@ -194,6 +200,7 @@ class ReplicaCheck:
         training.on_mesh(self.meshed)
         training.on_modes(self.switched)
         training.on_optimizer_steps(self.before_step, self.after_step)
+        self._placed.observe()
 
     def look_meanwhile(self) -> Callable[[], None]:
         """Looks at the steps of all optimisers until what is returned is called. Nothing changes
@@ -240,6 +247,7 @@ class ReplicaCheck:
         self._models.clear()
         self._replicas.clear()
         self._namesakes.clear()
+        self._placed_in.clear()
         self._files = 0
 
     # -- what torch tells ----------------------------------------------------------------------
@@ -331,8 +339,10 @@ class ReplicaCheck:
     def before_step(self, optimizer: Optimizer) -> None:
         """`optimizer` is about to make a step."""
         steps = self._steps.get(optimizer)
-        if steps is None or any(
-            replica.of_whole or replica.model == BY_TABLE for replica in steps.replicas
+        if (
+            steps is None
+            or self._placed.are_used
+            or any(replica.of_whole or replica.model == BY_TABLE for replica in steps.replicas)
         ):
             self._guarded(optimizer, sys._getframe(1), made=0)
 
@@ -361,7 +371,10 @@ class ReplicaCheck:
             steps.seen, steps.parameters = seen, parameters
             trained = [one for one in parameters if one.requires_grad]
             steps.replicas = list(self._replicas_of(optimizer, trained))
-        site = self._recorder.safe_site(frame) if steps.replicas else 0
+        shown = steps.replicas or self._placed.are_used
+        site = self._recorder.safe_site(frame) if shown else 0
+        if self._placed.are_used and not made:
+            self._add_inputs(parameters, steps.made + 1, site)
         for replica in steps.replicas:
             tensors = [one for known in replica.tensors if (one := known()) is not None]
             if replica.model == BY_TABLE:
@@ -412,6 +425,37 @@ class ReplicaCheck:
             turn = replica.last[0][1] + 1
         replica.last, replica.fresh = ((issued, turn), step, site), False
         self._take(replica, optimizer, tensors, replica.last, flags)
+
+    def _add_inputs(self, parameters: Sequence[torch.Tensor], step: int, site: int) -> None:
+        """Puts on record what was declared to be replicated since the last step."""
+        for axis, inputs in self._placed.take(parameters).items():
+            group: Any = axis.group
+            if not isinstance(group, CheckedGroup) or len(group._record.ranks) < 2:
+                continue
+            if axis not in self._placed_in:
+                columns = [
+                    Column(ACTIVATION, f"{one.name()} #{place}"[:200].strip())
+                    for place, one in enumerate(inputs)
+                ]
+                elements = [(one.dtype, one.numel) for one in inputs]
+                layout = hash64((tuple(columns), tuple(elements)))
+                key = f"{BY_PLACEMENT}.{axis.dim}.inputs.{layout:016x}"
+                samples = [SAMPLES] * len(inputs)
+                made = self._file(
+                    group._record, key, columns, samples, axis.name, elements=elements
+                )
+                self._placed_in[axis] = made, len(inputs), (-1, 0)
+            writer, count, last = self._placed_in[axis]
+            issued = group._record.slot.issued
+            moment = (issued, last[1] + 1 if issued == last[0] else 0)
+            self._placed_in[axis] = writer, count, moment
+            values = [one.value for one in inputs] + [0] * count
+            rows = [number for one in inputs for number in one.samples] + [
+                math.nan
+            ] * SAMPLES * count
+            if writer is not None:
+                now = time.monotonic_ns()
+                writer.append(moment, step, site, now, values[:count], rows[: SAMPLES * count])
 
     def _tabulate(
         self,
@@ -553,7 +597,7 @@ class ReplicaCheck:
         self, optimizer: Optimizer, parameters: list[torch.Tensor]
     ) -> Iterator[Replica]:
         summed = None
-        known = declared_by(optimizer, parameters, self._models, self._gradients)
+        known = declared_by(optimizer, parameters, self._models, self._gradients, self._axes)
         said = (Declared(BY_WORD, group, named) for group, named in self._said)
         for declared in map(self._as_said, itertools.chain(said, known)):
             if declared.model == BY_TABLE and (self._late or self._steps[optimizer].made):
@@ -612,31 +656,16 @@ class ReplicaCheck:
                 return replica
         namesake = self._namesakes.get(key, 0)
         self._namesakes[key] = namesake + 1
-        if self._files >= MOST_FILES:
-            if not self._full:
-                rank_log.write("the check of replicas leaves out further models", "warning")
-            self._full = True
-            return None  # a program that makes its models anew all the time
         text = f"{number}.{namesake}{declared.use}.{key[-1]:016x}"
-        group_key = (group.name, group.incarnation)
         axis = declared.axis.name if declared.axis is not None else ""
         axis = axis or self._axes.get(group) or ("dp" if number >= 0 else "")
         models = self._models[number : number + 1] if number >= 0 else []
         unreduced = [name[:200] for one in models for name, _ in named if name not in one.trained]
-        while True:
-            name = file_name(self._pid, self._files)
-            self._files += 1
-            try:
-                path = self._directory / name
-                writer = ReplicaWriter(
-                    *(path, group_key, text, columns, samples, axis),
-                    *(unreduced, declared.like, self._late, declared.use, declared.traits),
-                    [(str(one.dtype).removeprefix("torch."), one.numel()) for one in parts],
-                )
-                break
-            except FileExistsError:
-                continue  # of a process of that number before
-        self._recorder.note(ReplicasNote(name), "digests of replicas")
+        elements = [(str(one.dtype).removeprefix("torch."), one.numel()) for one in parts]
+        more = (unreduced, declared.like, self._late, declared.use, declared.traits, elements)
+        writer = self._file(group, text, columns, samples, axis, *more)
+        if writer is None:
+            return None
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
         made.parameters_alone = parameters_alone
@@ -645,3 +674,33 @@ class ReplicaCheck:
         made.carried = self._gradients.of(group).carried
         self._replicas.append(made)
         return made
+
+    def _file(
+        self,
+        group: GroupRecord,
+        key: str,
+        columns: Sequence[Column],
+        samples: Sequence[int],
+        axis: str,
+        *more: Any,
+        **by_name: Any,
+    ) -> ReplicaWriter | None:
+        """Makes a file, with the further arguments of its writer, and announces it. None where a
+        program makes its models anew all the time."""
+        if self._files >= MOST_FILES:
+            if not self._full:
+                rank_log.write("the check of replicas leaves out further models", "warning")
+            self._full = True
+            return None
+        group_key = (group.name, group.incarnation)
+        while True:
+            name = file_name(self._pid, self._files)
+            self._files += 1
+            try:
+                known = (self._directory / name, group_key, key, columns, samples, axis)
+                writer = ReplicaWriter(*known, *more, **by_name)
+                break
+            except FileExistsError:
+                continue  # of a process of that number before
+        self._recorder.note(ReplicasNote(name), "digests of replicas")
+        return writer

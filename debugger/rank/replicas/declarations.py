@@ -94,8 +94,10 @@ def declared_by(
     parameters: Sequence[torch.Tensor],
     models: Sequence[DdpModel],
     gradients: ReducedGradients,
+    axes: Mapping[GroupRecord, str],
 ) -> Iterator[Declared]:
-    """Yields what is known of the `parameters` that this optimiser trains."""
+    """Yields what is known of the `parameters` that this optimiser trains. `axes`: the names that
+    dimensions of meshes have."""
     plain = [one for one in parameters if quantities.part(one, None) is not None]
     mine = {id(one) for one in plain}
     for number, known in enumerate(models):
@@ -114,7 +116,7 @@ def declared_by(
     if len(plain) < len(parameters):
         yield from _by_placement(optimizer, parameters)
     ours = [getattr(known.reference(), "process_group", None) for known in models]
-    yield from _by_table(optimizer, parameters, gradients, ours)
+    yield from _by_table(optimizer, parameters, gradients, ours, axes)
 
 
 def frozen_in(module: nn.Module) -> Named:
@@ -130,6 +132,7 @@ def _by_table(
     parameters: Sequence[torch.Tensor],
     gradients: ReducedGradients,
     of_ddp: Sequence[Any],
+    axes: Mapping[GroupRecord, str],
 ) -> Iterator[Declared]:
     """Yields all parameters beside those of the optimiser, for each group that may hold replicas
     of them though nothing here says so.
@@ -161,7 +164,7 @@ def _by_table(
             use = SUMMING
         elif gradients.peers.isdisjoint({*group.ranks} - {group.ranks[group.group_rank]}):
             use = UNUSED
-        elif is_context(group.desc.removeprefix(OF_MESH)):
+        elif is_context(axes.get(group, "")):
             use = PASSING  # around a ring
         else:
             continue

@@ -136,13 +136,14 @@ class ReducedGradients:
                 return None
             scattered = method in SCATTERED
             summed = (scattered or method in METHODS) and signature.reduce_op in SUMS
-            tensors = [args[0]] if isinstance(args[0], Tensor) else list(args[0])
+            tells = summed or method == GIVEN_BY_ONE
+            tensors = list(tensors_in(args[0])) if tells else []
             if large:
-                traffic.moved += not summed and method != GIVEN_BY_ONE
+                traffic.moved += not tells
                 self._see_backward(traffic, tensors if summed else None)
                 if not (traffic.is_in_forward or traffic.forward_is_known):
                     traffic.is_in_forward = in_function(sys._getframe(1))
-            if not (summed or method == GIVEN_BY_ONE):
+            if not tells:
                 return None
             if scattered:
                 for tensor in tensors if len(self._scattered) < MOST_STORAGES else ():
@@ -154,8 +155,8 @@ class ReducedGradients:
                 if is_plain(tensor) and len(self._reduced) < MOST_STORAGES:
                     by_group = self._reduced.setdefault(WeakStorage(tensor.untyped_storage()), {})
                     by_group[record] = (self.count, tensor.data_ptr(), tensor.numel())
-            tells = self._keeps_sums and (summed or traffic.sums_to_one)
-            return (lambda: self._keep(traffic, tensors)) if tells and large else None
+            keeps = large and self._keeps_sums and (summed or traffic.sums_to_one)
+            return (lambda: self._keep(traffic, tensors)) if keeps else None
 
         return look
 

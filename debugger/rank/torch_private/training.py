@@ -403,6 +403,24 @@ def on_mesh(note: Callable[[Any], None]) -> None:
     when_imported("torch.distributed.device_mesh", watch)
 
 
+LOCAL_TENSORS = WatchedPart(
+    "local_tensors",
+    "inputs that are said to be replicated, and are not, are not noticed",
+    Private("torch.distributed.tensor", "DTensor.from_local", ("local_tensor",)),
+)
+
+
+def on_local_tensors(note: Callable[[Any], None]) -> None:
+    """`note(made)` hears of each DTensor that a program makes `from_local()`."""
+
+    def watch(module: Any) -> None:
+        if LOCAL_TENSORS.works:
+            after(module.DTensor, "from_local", lambda made, *_, **__: note(made))
+            module.DTensor.from_local = staticmethod(module.DTensor.from_local)
+
+    when_imported("torch.distributed.tensor", watch)
+
+
 STATISTICS_OF_NORMS = WatchedPart(
     "running_statistics",
     "running statistics that differ at evaluation are not noticed",

@@ -25,9 +25,10 @@ _RECEIVING = (
     "unix_stream",
     "sk_stream_wait_memory",
     "poll_schedule_timeout",
+    "pipe_read",
 )
-"""The kernel functions that a thread sleeps in while it waits for data of a socket, or for room to
-send, without and with a timeout."""
+"""The kernel functions that a thread sleeps in while it waits for data of a socket or a pipe, or
+for room to send, without and with a timeout."""
 _STOPPED = frozenset("Tt")
 STILL_SHARE = 0.05
 """A thread that waits in short slices wakes up now and then, and uses less of a core than this."""
@@ -40,7 +41,7 @@ class Thread:
     """A thread at the last look. `still_s`: so long at least it has stood where it stands, with the
     same values in its frames. `woke`: it has had a core meanwhile, and may have gone round.
     `serves`: the address at which it waits, or has just waited, for somebody to connect: a server
-    that is idle. `receives`: data comes to it, or goes, by a socket, however little."""
+    that is idle. `receives`: data comes to it, or goes, by a socket or a pipe, however little."""
 
     stack: ThreadStack
     still_s: float
@@ -250,8 +251,8 @@ def _serves_at(thread: int, *taken: _Taken) -> str:
 
 
 def _receives(stack: ThreadStack, taken: _Taken, gap_s: float) -> bool:
-    """Whether it waits for data of a socket, and some has come a moment ago: a download that goes
-    on, unlike one that has come to a standstill."""
+    """Whether it waits for data, and some has come a moment ago: a download, or a child that tells
+    of its progress, goes on, unlike one that has come to a standstill."""
     slept_s = taken.slept_s.get(stack.native_id, math.inf)
     if taken.asleep.get(stack.native_id, Asleep()).wakes_in_s is not None:
         return False  # `time.sleep` of a Python before 3.11: a `select` of no files

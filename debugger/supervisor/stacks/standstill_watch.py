@@ -66,7 +66,7 @@ def standstill_of(
     kept = _keeper(threads, main.stack, location)
     thread = next(one for one in sight.threads if one.stack is kept)
     found = stood(threads, main.stack, since_ns, location)
-    return replace(found, awaits=_awaited(thread), goes_on=_goes_on(sight, main, quiet_s))
+    return replace(found, awaits=_awaited(thread), goes_on=_goes_on(sight, main, thread, quiet_s))
 
 
 def stood(
@@ -181,9 +181,9 @@ def _awaited(thread: Thread) -> str:
     return f"with {', '.join(texts)} in hand" if texts else ""
 
 
-def _goes_on(sight: Sight, main: Thread, quiet_s: float) -> str:
+def _goes_on(sight: Sight, main: Thread, kept: Thread, quiet_s: float) -> str:
     """Tells why the process may go on by itself, in words behind `rank 0`; "" where nothing is
-    seen."""
+    seen. `kept`: the thread for which it stands."""
     python = [one for one in sight.threads if one.stack.python_frames]
     serves = next((one.serves for one in python if one.serves), "")
     if serves:
@@ -195,8 +195,9 @@ def _goes_on(sight: Sight, main: Thread, quiet_s: float) -> str:
         return "waits for requests"
     if sight.moves_data or any(one.receives for one in python):
         return "moves data"
-    if is_a_sleep(main.still_s, main.wakes_in_s) and main.still_s >= SLEPT_SHARE * quiet_s:
-        return "sleeps until a time of its own"
+    for one in (main, kept):
+        if is_a_sleep(one.still_s, one.wakes_in_s) and one.still_s >= SLEPT_SHARE * quiet_s:
+            return "sleeps until a time of its own"
     return ""
 
 

@@ -413,3 +413,11 @@ def test_of_warnings_only_lines_that_part_can_be_shown() -> None:
     warnings.append({"kind": "misaligned", "severity": "warning", "culprits": [2]})
     aim = Aim.of({"findings": warnings}, ())
     assert (aim.kind.name, aim.culprits, aim.parted) == ("misaligned", {2}, True)
+
+
+def test_a_warning_that_lines_part_has_ended_nothing() -> None:
+    event = {"finding": "misaligned", "time_ns": 7}
+    found = {"kind": "misaligned", "severity": "warning", "culprits": [1], "cause": None}
+    first, by_lines = recorded.aims({"findings": [found]}, [event])
+    assert first.until_ns == by_lines.until_ns == 1 << 63
+    assert (first.by_callers, by_lines.by_callers) == (True, False)

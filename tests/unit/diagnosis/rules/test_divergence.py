@@ -8,6 +8,7 @@ from math import nan
 import pytest
 
 from distdebug.record.replicas import (
+    ACTIVATION,
     GRADIENT,
     HYPERPARAMETER,
     OPTIMIZER_CLASS,
@@ -15,6 +16,7 @@ from distdebug.record.replicas import (
     PARAMETER,
     bits_of,
 )
+from distdebug.record.signature import hash64
 from distdebug.record.snapshot import Column
 
 from ..builder import Run, all_reduce
@@ -29,6 +31,7 @@ OF_A_STEP = (
 )
 ALIKE = (1, 2, 3, 4, bits_of(0.5), bits_of(0.0))
 DECAYS = (1, 2, 3, 4, bits_of(0.5), bits_of(0.1))
+DECOUPLED = (1, 2, 3, hash64("torch.optim.adamw.AdamW"), bits_of(0.5), bits_of(0.1))
 
 
 def stepped(*of_ranks: tuple[int, ...]) -> Run:
@@ -44,6 +47,17 @@ def changed(values: tuple[int, ...], *columns: int) -> tuple[int, ...]:
     return tuple(99 if number in columns else one for number, one in enumerate(values))
 
 
+@pytest.mark.parametrize(("by", "expected"), [(0.01, False), (0.5, True)])
+def test_an_input_that_is_declared_to_be_replicated(by: float, expected: bool) -> None:
+    """Each rank computes it, and may round otherwise."""
+    run, column = Run(2), Column(ACTIVATION, "up #0")
+    for rank in (0, 1):
+        run[rank].steps(1, [rank], columns=[column])
+        run[rank].replicas[0].sampled = {column: [1.0, 1.0 + rank * by]}
+    found = [(one.data["quantity"], one.data["step"]) for one in run.errors()]
+    assert found == ([("activation", 1)] if expected else [])
+
+
 @pytest.mark.parametrize(
     ("odd", "others", "quantity", "words"),
     [
@@ -51,6 +65,7 @@ def changed(values: tuple[int, ...], *columns: int) -> tuple[int, ...]:
         (changed(ALIKE, 0, 1, 2), ALIKE, "gradient", "not reduced at all"),
         (changed(ALIKE, 0, 2), ALIKE, "optimizer_state", "a write to the state"),
         (changed(DECAYS, 0, 2), DECAYS, "parameter", "a write past the optimizer"),
+        (changed(DECOUPLED, 0, 2), DECOUPLED, "optimizer_state", "a write to the state"),
         (changed(ALIKE, 0, 1, 2, 3), ALIKE, "hyperparameter", "not the same on all"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from distdebug.diagnosis.diagnose import Diagnosis, diagnose
 from distdebug.diagnosis.limits import Limits
-from distdebug.record.layout import Activity
+from distdebug.record.layout import Activity, Phase
 from distdebug.record.snapshot import CallSite, Snapshot, Standstill
 
 from ..builder import Run, all_reduce
@@ -57,6 +57,17 @@ def test_one_has_not_left() -> None:
     (found,) = judged(run, None, NOT_LEFT).findings
     assert (found.kind, found.culprits, found.cause) == ("missing_rank", (1,), "user_code")
     assert 'has not left, its thread "uploader" is asleep' in found.message
+
+
+def test_its_program_is_over_by_its_record() -> None:
+    """A finalizer waits, say: where it does counts, and not the last line of the program."""
+    run = run_of()
+    run[0].exits(0)
+    run[1].phase, run[1].exit_code, run[1].heartbeat_ns = Phase.ENDED, 0, run.now_ns
+    (found,) = judged(run, None, NOT_LEFT).findings
+    assert (found.kind, found.culprits) == ("missing_rank", (1,))
+    assert found.ranks[1].location == NOT_LEFT.site
+    assert found.ranks[1].state.startswith("has not left")
 
 
 def test_a_notice_comes_first() -> None:

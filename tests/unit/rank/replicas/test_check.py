@@ -553,6 +553,12 @@ def test_a_forgotten_gradient(bench: Bench, parts: bool) -> None:
     assert seeming(bench) == ([(like, names, steps)] if parts else [])
 
 
+def test_calls_without_tensors_pass(bench: Bench) -> None:
+    known: Any = SimpleNamespace(text=Signature("barrier").to_json())
+    assert bench.look("barrier", (object(),), known, 0) is None
+    assert not bench.gradients.of(bench.group).carried
+
+
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_share_of_what_is_summed_up(bench: Bench, shares: bool) -> None:
     """By the next step all of the model is equal again, if no other optimiser has the rest."""

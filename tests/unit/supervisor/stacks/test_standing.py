@@ -81,6 +81,17 @@ threading.Event().wait()
     "reads its input": "ready(); input()",
     "reads a pipe as its input": "ready(); sys.stdin.readline()",
     "sleeps until a time": "ready(); time.sleep(500)",
+    "sleeps in a thread at the end": """
+def upload(): time.sleep(500)
+threading.Thread(target=upload).start()
+ready()
+""",
+    "hears of its child": """
+code = "import time\\nwhile True: print(flush=True); time.sleep(0.2)"
+child = subprocess.Popen([sys.executable, "-Sc", code], stdout=subprocess.PIPE)
+ready()
+for line in child.stdout: pass
+""",
     "waits for a message": """
 import zmq
 server = zmq.Context().socket(zmq.REP)
@@ -109,6 +120,8 @@ MAY_GO_ON = {
     "reads its input": "waits for its input",
     "reads a pipe as its input": "waits for its input",
     "sleeps until a time": "sleeps until a time of its own",
+    "sleeps in a thread at the end": "sleeps until a time of its own",
+    "hears of its child": "moves data",
     "waits for a message": "waits for requests",
     "waits for an editor": "waits for requests",
     "downloads": "moves data",
