@@ -3,19 +3,23 @@ as soon as its sender can send no other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import mpi
+from tests.support.forked_nodes import ForkedNodes
+from tests.support.nodes import Nodes
+from tests.support.on_nodes import Layout
 from tests.support.zygote import Zygote
 
 PROGRAM = """
 import os, sys, time
 import torch, torch.distributed as dist
-backend, way, count = sys.argv[1:]
+backend, way, count, taken = sys.argv[1:]
 dist.init_process_group(backend)
-rank, tensor, taken = dist.get_rank(), torch.zeros(4), "taken"
+rank, tensor = dist.get_rank(), torch.zeros(4)
 pair = dist.new_group([0, 2, 1])
 dist.barrier()
 if rank == 0:
@@ -62,7 +66,7 @@ def test_a_message_that_was_taken(
         mpi.python("openmpi")
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    words = [str(script), backend, way, count]
+    words = [str(script), backend, way, count, str(tmp_path / "taken")]
     run = zygote.run(3, words, tmp_path, ["--hang-timeout", "60"], mpiexec=backend == "mpi")
     if count == "two":
         assert run.exit_code == 0, run.explain()
@@ -71,3 +75,20 @@ def test_a_message_that_was_taken(
     assert run.exit_code == 92, run.explain()
     (error,) = run.errors
     assert (error["kind"], error["culprits"], error["proven"]) == ("deadlock", [0, 1], True)
+
+
+@pytest.mark.root
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("backend", ["gloo", "tcp"])
+def test_the_head_of_several_nodes_knows_what_was_taken(
+    backend: str, tmp_path: Path, make_nodes: Callable[[int], Nodes], forked_nodes: ForkedNodes
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    words = [str(script), backend, "early", "one", str(tmp_path / "taken")]
+    flags = ["--hang-timeout", "60"]
+    for run in forked_nodes.run(make_nodes(2), Layout((2, 1)), words, flags):
+        assert run.exit_code == 92, run.explain()
+        (error,) = run.errors
+        assert (error["kind"], error["culprits"], error["proven"]) == ("deadlock", [0, 1], True)

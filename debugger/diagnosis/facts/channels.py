@@ -97,8 +97,10 @@ class Channels:
         return begun(channel) + channel.taken if channel else 0
 
     def posted(self, rank: int, call: Call) -> bool | None:
-        """Whether the other end of this send, or of this receive from a named source, has been
-        posted; None where a receive from any source may be its other end, or take that."""
+        """Whether the other end of this send or receive has been posted; None where a receive from
+        any source may be its other end, or take that, and of such a receive itself."""
+        if call.signature.peer == ANY_SOURCE:
+            return None
         key = self.key_of(rank, call)
         if call.signature.op == "send":
             if self.received(key) > call.seq:
@@ -109,18 +111,17 @@ class Channels:
             return False
         return True if self.settled(key) else None
 
-    def all_received(self, key: ChannelKey) -> bool:
-        """Whether the last message of this channel is over for its sender, on a backend that sends
-        none before its receive is posted: so some receive has taken it."""
+    def all_received_ns(self, key: ChannelKey) -> int | None:
+        """Returns when the last message of this channel was over for its sender, on a backend that
+        sends none before its receive is posted: some receive has taken it by then. None where it is
+        not over, or a backend may have buffered it."""
         channel, sender = self.sends[key], self.world.ranks[key[1]]
         history, group = sender.history, sender.groups.get(key[0])
         last = history.call(channel.last) if history and channel.last is not None else None
-        return (
-            last is not None
-            and last.state is CallState.COMPLETED
-            and group is not None
-            and not any(map(Model().room_bytes, by_device(group.backend.lower()).values()))
-        )
+        if last is None or last.state is not CallState.COMPLETED or group is None:
+            return None
+        buffers = any(map(Model().room_bytes, by_device(group.backend.lower()).values()))
+        return None if buffers else last.completed_ns
 
     def sent_less(self, rank: int, call: Call, partners: Sequence[int]) -> list[int]:
         """Returns the few ranks that have sent less than most of the others, of those that could

@@ -125,11 +125,20 @@ class Needs:
             members = frozenset(view.ranks) - {rank} if view else frozenset()
             return _need(members, any_of=True)
         posted, receives = channels.posted(rank, call), call.signature.op == "recv"
-        if posted or (
-            posted is None and not (receives and channels.all_received(channels.key_of(rank, call)))
-        ):
+        if posted or (posted is None and not (receives and self._was_taken(rank, call))):
             return None
         return _need(frozenset({peer}), certain=receives and posted is False)
+
+    def _was_taken(self, rank: int, call: Call) -> bool:
+        """Whether another receive of the rank has taken the message that this one may wait for:
+        that was over for its sender, and the rank has run since, and stands here still."""
+        key = self.channels.key_of(rank, call)
+        over_ns = self.channels.all_received_ns(key)
+        if over_ns is None or not self.world.knows.clock:
+            return False
+        apart_ns = self.world.snapshot.between_clocks_ns([rank], [key[1]])
+        ran_ns = self.world.ranks[rank].heartbeat_ns
+        return ran_ns >= over_ns + self._enough_ns(call) + apart_ns
 
     def not_created(self, pending: Pending) -> frozenset[int]:
         """Ranks that the creation this rank waits in needs, and that have not entered it.
@@ -208,10 +217,11 @@ class Needs:
     def _lasted(self, pending: Pending) -> bool:
         if not self.world.knows.clock:
             return True
-        call = pending.call
+        return self.world.now_ns - pending.wait.since_ns >= self._enough_ns(pending.call)
+
+    def _enough_ns(self, call: Call | None) -> float:
         size_bytes = larger_side_bytes(call.signature) if call else 0
-        enough_ns = self.world.limits.settle_ns + size_bytes / SLOW_BYTES_PER_S * SECOND_NS
-        return self.world.now_ns - pending.wait.since_ns >= enough_ns
+        return self.world.limits.settle_ns + size_bytes / SLOW_BYTES_PER_S * SECOND_NS
 
 
 def _need(ranks: frozenset[int], *, any_of: bool = False, certain: bool = True) -> Need | None:

@@ -163,9 +163,9 @@ class ReplicaCheck:
         self._gradients = gradients
         every = os.environ.get(EVERY, "")
         self._every = max(1, int(every)) if every.isdecimal() else 1
-        self._placed = PlacedInputs(self._every)
-        self._placed_in: dict[Axis, tuple[ReplicaWriter | None, int, tuple[int, int]]] = {}
-        """By axis, where inputs are put on record, how many, and when they were last."""
+        self._placed = PlacedInputs(lambda steps: not self._off and steps % self._every == 0)
+        self._placed_in: dict[Axis, tuple[ReplicaWriter | None, int]] = {}
+        """By axis, where inputs are put on record, and how many."""
         self._pid = os.getpid()
         self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
@@ -427,8 +427,9 @@ class ReplicaCheck:
         self._take(replica, optimizer, tensors, replica.last, flags)
 
     def _add_inputs(self, parameters: Sequence[torch.Tensor], step: int, site: int) -> None:
-        """Puts on record what was declared to be replicated since the last step."""
-        for axis, inputs in self._placed.take(parameters).items():
+        """Puts on record what was declared to be replicated since the last step. Ranks that have
+        made other numbers of these are not compared: one may have logged something."""
+        for axis, (heard, inputs) in self._placed.take(parameters).items():
             group: Any = axis.group
             if not isinstance(group, CheckedGroup) or len(group._record.ranks) < 2:
                 continue
@@ -444,18 +445,14 @@ class ReplicaCheck:
                 made = self._file(
                     group._record, key, columns, samples, axis.name, elements=elements
                 )
-                self._placed_in[axis] = made, len(inputs), (-1, 0)
-            writer, count, last = self._placed_in[axis]
-            issued = group._record.slot.issued
-            moment = (issued, last[1] + 1 if issued == last[0] else 0)
-            self._placed_in[axis] = writer, count, moment
-            values = [one.value for one in inputs] + [0] * count
-            rows = [number for one in inputs for number in one.samples] + [
-                math.nan
-            ] * SAMPLES * count
+                self._placed_in[axis] = made, len(inputs)
+            writer, count = self._placed_in[axis]
+            values = [*(one.value for one in inputs), *[0] * count][:count]
+            rows = [number for one in inputs[:count] for number in one.samples]
+            rows += [math.nan] * (SAMPLES * count - len(rows))
             if writer is not None:
-                now = time.monotonic_ns()
-                writer.append(moment, step, site, now, values[:count], rows[: SAMPLES * count])
+                moment = (group._record.slot.issued, heard)
+                writer.append(moment, step, site, time.monotonic_ns(), values, rows)
 
     def _tabulate(
         self,

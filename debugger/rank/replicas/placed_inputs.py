@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,15 +52,17 @@ class PlacedInput:
 
 
 class PlacedInputs:
-    """The inputs of the step that this process works on, by axis: of one step in `every`."""
+    """The inputs of the step that this process works on, by axis. `is_due`: whether they are put on
+    record, after so many steps."""
 
-    def __init__(self, every: int) -> None:
-        self._every = every
+    def __init__(self, is_due: Callable[[int], bool]) -> None:
+        self._is_due = is_due
         self._steps = 0
         self._off = False
         self.are_used = False
         """Whether the program makes such tensors."""
         self._inputs: dict[Axis, list[PlacedInput]] = {}
+        self._heard: Counter[Axis] = Counter()
 
     def observe(self) -> None:
         """Begin."""
@@ -67,12 +70,13 @@ class PlacedInputs:
 
     def _hear(self, made: Any) -> None:
         self.are_used = True
-        if self._off or self._steps % self._every or not torch.is_grad_enabled():
+        if self._off or not self._is_due(self._steps) or not torch.is_grad_enabled():
             return
         if torch.compiler.is_compiling() or training.capturing():
             return
         try:
             for axis in quantities.axes_of(made):
+                self._heard[axis] += 1
                 inputs, local = self._inputs.setdefault(axis, []), quantities.part(made, axis)
                 if local is None or local.numel() < LEAST_ELEMENTS or len(inputs) == MOST_INPUTS:
                     continue
@@ -86,15 +90,18 @@ class PlacedInputs:
             self._off = True
             report_own_fault("reading inputs that are replicated", error)
 
-    def take(self, parameters: Collection[torch.Tensor]) -> dict[Axis, list[PlacedInput]]:
-        """Returns the inputs of this step, and begins the next one. One that became a parameter is
-        none."""
+    def take(
+        self, parameters: Collection[torch.Tensor]
+    ) -> dict[Axis, tuple[int, list[PlacedInput]]]:
+        """Returns the inputs of this step, of how many in all, and begins the next one. One that
+        became a parameter is none."""
         taken, self._inputs = self._inputs, {}
+        heard, self._heard = self._heard, Counter()
         self._steps += 1
         local = [quantities.local(one) for one in parameters] if taken else []
         known = {one.untyped_storage().data_ptr() for one in local if one is not None}
         return {
-            axis: chosen
+            axis: (heard[axis], chosen)
             for axis, inputs in taken.items()
             if (chosen := [one for one in inputs if one.storage not in known])
         }

@@ -68,8 +68,9 @@ class Sight:
     `moves_data`: it reads or writes files, or pipes, as one does that saves or loads, or waits for
     a disk; or its main thread receives. `at_work`: those that it has started compute or move data
     (workers of its data loader, a compiler, `tar`), or it computes itself and does not stand at one
-    place. `uses_core`: its threads together use more of one than a loop that polls. `serves`: as
-    its main thread does."""
+    place. `uses_core`: its threads together use more of one than a loop that polls. `wants_core`:
+    its main thread had one, or waited for one, at the first look and at the last: on a crowded
+    machine one that computes may get little of it. `serves`: as its main thread does."""
 
     pid: int
     state: str
@@ -77,6 +78,7 @@ class Sight:
     moves_data: bool = False
     at_work: bool = False
     uses_core: bool = False
+    wants_core: bool = False
     serves: str = ""
 
     @property
@@ -239,6 +241,7 @@ def _compared(
             moves_data=sight.moves_data or (main is not None and main.receives),
             at_work=moves_on or _others_work(first[pid], one, gap_s),
             uses_core=used >= WORKING_SHARE,
+            wants_core=both == {"R"},
             serves=_serves_at(pid, one, first[pid]),
         )
     return found

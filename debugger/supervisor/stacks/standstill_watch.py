@@ -60,8 +60,8 @@ def standstill_of(
     """Returns what keeps a process that has been quiet for that long, since `since_ns`. `location`:
     where the process itself has last said that it stands."""
     main = sight.main
-    if main is None:
-        return Standstill(since_ns)
+    if sight.wants_core or main is None:
+        return Standstill(since_ns, goes_on="computes" if sight.wants_core else "")
     threads = [one.stack for one in sight.threads]
     kept = _keeper(threads, main.stack, location)
     thread = next(one for one in sight.threads if one.stack is kept)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from distdebug.diagnosis.facts.channels import Channels
+from distdebug.diagnosis.facts.world import World
 from distdebug.diagnosis.findings import Finding
 from distdebug.diagnosis.limits import Limits
 from distdebug.record.layout import BOUNDED_S, Activity
@@ -222,6 +224,21 @@ def test_where_a_message_may_be_buffered_nobody_knows_whether_it_was_taken() -> 
     run[1].calls(barrier(), waits=True)
     run.passes(5)
     assert run.errors() == []
+
+
+def test_who_has_not_run_since_may_have_the_message() -> None:
+    """It is over for its sender, and the receiver is to find that out yet."""
+    run = stolen(told=False, early=True)
+    run[1].calls(barrier(), waits=True)
+    run[0].heartbeat_ns = run.now_ns
+    run.passes(5)
+    assert run.errors() == []
+
+
+def test_of_a_receive_from_any_source_nobody_knows_whether_its_message_was_sent() -> None:
+    run = Run(2)
+    call = run[0].calls(recv(-1), is_async=True)
+    assert Channels(World(run.snapshot(), None, Limits())).posted(0, call) is None
 
 
 def test_a_message_that_is_not_through_may_be_for_the_receive_that_waits() -> None:

@@ -17,6 +17,7 @@ from distdebug.supervisor.limits import MOST_GAP_S
 from distdebug.supervisor.stacks import sights as looks
 from distdebug.supervisor.stacks.sights import look
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.supervisor.stacks.standstill_watch import standstill_of
 from distdebug.system import proc
 from distdebug.system.proc import read_stat, wanted_core_s
 from distdebug.system.threads import Asleep
@@ -214,3 +215,11 @@ def test_two_looks_far_apart_say_no_more_of_who_woke_up_between_them(
     assert sight.main is not None
     assert sight.main.still_s == pytest.approx(still_s, abs=1.0)
     assert sight.main.woke == (slept_s != {1: 30.0})
+
+
+@pytest.mark.parametrize(("states", "goes_on"), [("RR", "computes"), ("RS", ""), ("SR", "")])
+def test_one_that_waits_for_a_core_does_not_stand_still(states: str, goes_on: str) -> None:
+    """On a crowded machine a rank that takes itself down got 4 % of a core, and has no stack."""
+    first, last = (looks._Taken(state, 0.0, [], {}) for state in states)
+    sight = looks._compared({1: first}, time.monotonic() - 1.0, {1: last})[1]
+    assert standstill_of(sight, 0, 9.0).goes_on == goes_on
