@@ -110,8 +110,21 @@ def test_nothing_listens_beyond_loopback(
     assert (tmp_path / "run" / "group.key").exists()  # whose it is, and what for: test_job_key
 
 
+def test_who_listens_at_every_interface_is_found_and_answers() -> None:
+    """So the test above can fail."""
+    words = "import socket; open_one = socket.create_server(('', 0)); print(flush=True); input()"
+    command = [sys.executable, "-c", words]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "\n"
+        found = set(listeners(process))
+        assert reached(found) == {port for _, port in found} != set()
+        process.communicate("\n")
+
+
+@pytest.mark.long
 def test_without_the_tool_a_neighbour_gets_an_answer(program: Path, tmp_path: Path) -> None:
-    """So the test above can fail: torchrun's store and the program's answer to everybody."""
+    """torchrun's store and the program's answer to everybody."""
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1"),

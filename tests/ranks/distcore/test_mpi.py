@@ -318,6 +318,6 @@ def _alone(program: str, extra: Mapping[str, str]) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=runs.LIMIT_S,
     )
     return done.stdout

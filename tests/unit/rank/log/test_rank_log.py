@@ -285,7 +285,7 @@ def test_pythons_warnings_say_the_same_as_without_us(tmp_path: Path) -> None:
         env["PYTHONPATH"] = str(Path(__file__).parents[4])
         env["DISTDEBUG_RUN_DIR"] = str(tmp_path / how)
         done = subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240
         )
         said.append((done.returncode, done.stdout, done.stderr))
     assert said[0] == said[1]
