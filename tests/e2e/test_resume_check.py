@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,16 @@ def named(row: dict[str, Any]) -> str:
 
 def cases(which: str) -> list[Any]:
     return [
-        pytest.param(row, id=named(row), marks=[] if named(row) in QUICK else [pytest.mark.long])
+        pytest.param(
+            row,
+            id=named(row),
+            marks=[
+                *([] if named(row) in QUICK else [pytest.mark.long]),
+                pytest.mark.skipif(
+                    "needs" in row and find_spec(row["needs"]) is None, reason="not installed"
+                ),
+            ],
+        )
         for row in EXPECTED[which]
     ]
 
@@ -67,12 +77,13 @@ def check(
     """Runs the command on two ranks with more words; its exit code, and what it prints."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(resume_check, "subprocess", _Subprocess(zygote, tmp_path))
-    for name in ("train.py", "sharded.py"):
+    programs = {one.name for one in FIXTURES.glob("*.py")}
+    for name in programs:
         shutil.copy(FIXTURES / name, tmp_path)
 
     def check(*words: str) -> tuple[int, str]:
         code = cli.main(["resume-check", "--json", "-n", "2", *words])
-        assert {one for one in os.listdir(tmp_path) if one[0] != "."} == {"sharded.py", "train.py"}
+        assert {one for one in os.listdir(tmp_path) if one[0] != "."} == programs
         return code, capsys.readouterr().out
 
     return check
