@@ -69,7 +69,8 @@ class StandingThreads:
             word = JOINS
         rows = []
         for ident, native in names.items():
-            if ident == own or stands.get(ident) is _In.TIMED_LOCK:
+            # Python keeps a name for a thread of C++ that called it once, and has long ended.
+            if ident not in stands or stands[ident] is _In.TIMED_LOCK:
                 continue
             slept = times_slept(native)
             if slept is None:

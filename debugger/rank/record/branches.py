@@ -178,8 +178,12 @@ class BranchWatch:
             code = frame.f_code
             if self._writer is None or not _is_users(code):
                 return None
+            try:
+                known = self._conditions_of(code)
+            except Exception as fault:
+                self._failed(fault)
+                return None
             frame.f_trace_lines, frame.f_trace_opcodes = False, True
-            known = self._conditions_of(code)
             before = -1
             error: Any = None
 

@@ -160,7 +160,13 @@ class Case:
 
     def track(self, work: Work, streams: bool = True) -> TrackedWork:
         number, thread = self.author.call()
-        known: Any = SimpleNamespace(streams=streams, wait=waiting.whole, counted=self.author.group)
+        known: Any = SimpleNamespace(
+            streams=streams,
+            plain=not streams,
+            took=None,
+            wait=waiting.whole,
+            counted=self.author.group,
+        )
         tracked = track(work, self.recorder, number, known)
         self.author.writer.hand_over(number, thread)
         return tracked

@@ -27,3 +27,24 @@ def test_a_thread_that_has_not_run_yet_may_do_something(monkeypatch: pytest.Monk
     thread.start()
     thread.join()
     assert words == [MOVES]
+
+
+def test_a_thread_of_another_language_that_has_ended_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stands, words = StandingThreads(lambda _: 7), []
+
+    def asks() -> None:
+        until(lambda: stands.tell()[0] == JOINS, "the main thread joins this one", 10.0)
+        words.append(JOINS)
+
+    # As `threading.current_thread()` leaves it of a thread that Python has not started.
+    ended = threading.Thread(target=lambda: None)
+    ended.start()
+    ended.join()
+    monkeypatch.setattr(ended, "_ident", 1)
+    monkeypatch.setitem(threading._active, 1, ended)  # type: ignore[attr-defined]
+    thread = threading.Thread(target=asks)
+    thread.start()
+    thread.join()
+    assert words == [JOINS]
