@@ -247,6 +247,9 @@ class PlannedLayer(Layer):
     def _begin(self) -> None:
         """No thread looks at it from time to time: nobody waits for its heartbeat."""
 
+    def _check_replicas(self) -> None:
+        """Their values are stand-ins, too."""
+
     def _stand_before_calls(self) -> None:
         """Leaves out the looks of the layer and the backend, which are no part of the program, and
         need not be followed as such: a gather among many ranks has as many tensors, each of which
