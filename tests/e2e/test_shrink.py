@@ -52,6 +52,8 @@ def test_a_recorded_mismatch_becomes_three_calls(tmp_path: Path) -> None:
 def test_a_small_program_ends_as_the_fixture_did(name: str, tmp_path: Path, zygote: Zygote) -> None:
     about = json.loads((EXPECTED / f"{name}.json").read_text())
     script = str(FIXTURES / "scripts" / about["script"])
+    for folder in ("first", "again"):
+        (tmp_path / folder).mkdir()
     first = zygote.run(about["nproc"], [script], tmp_path / "first", about["args"])
     small = tmp_path / "small.py"
     done = shrink(first.directory, small)
