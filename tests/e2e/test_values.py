@@ -72,7 +72,8 @@ def test_all_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         _check(tmp_path, pair, capsys)
 
 
-@pytest.mark.parametrize("backend", ["tcp", pytest.param("mpi", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tcp", "mpi"])
 def test_on_another_backend(
     backend: str, tmp_path: Path, zygote: Zygote, capsys: pytest.CaptureFixture[str]
 ) -> None:
