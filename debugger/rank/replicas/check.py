@@ -137,7 +137,8 @@ class Replica:
     """For a part of a model: all of that, compared before the next step."""
     summed: Replica | None = None
     """For a replica by equality: the one whose gradients the same group sums."""
-    every: int = 1
+    is_seldom: bool = False
+    """Whether it is looked at once in `SELDOM` moments at most."""
     brought_together: set[int] = field(default_factory=set)
     """For a table: the places of parameters that its group has summed up, or their gradients."""
     exchanges: int = -1
@@ -519,7 +520,7 @@ class ReplicaCheck:
         held = gradients.held(table.group, every, since)
         count = len(tensors)
         table.brought_together |= {place % count for place, known in enumerate(held) if known}
-        if not (table.overdue or is_due(issued + turn, table.every)):
+        if not self._is_due(table, issued + turn):
             return
         table.overdue = table.overdue and not step
         local = [quantities.local(one) for one in tensors]
@@ -567,7 +568,7 @@ class ReplicaCheck:
             replica.writer.append(*replica.withheld)
             replica.withheld = None
         at, step, site = stamp
-        if replica.model == BY_EQUALITY or replica.overdue or is_due(sum(at), replica.every):
+        if replica.model == BY_EQUALITY or self._is_due(replica, sum(at)):
             replica.overdue = replica.overdue and not step
             stepped = step > 0 and not replica.parameters_alone
             reading = quantities.ReplicaReading(optimizer, tensors, replica.axis, stepped)
@@ -578,6 +579,10 @@ class ReplicaCheck:
                 replica.withheld = row
             else:
                 replica.writer.append(*row)
+
+    def _is_due(self, replica: Replica, moment: int) -> bool:
+        every = max(self._every, SELDOM) if replica.is_seldom else self._every
+        return replica.overdue or is_due(moment, every)
 
     # -- steps of each rank on its own ---------------------------------------------------------
 
@@ -717,8 +722,7 @@ class ReplicaCheck:
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
         made.parameters_alone, made.use = parameters_alone, declared.use
-        seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
-        made.every = max(self._every, SELDOM) if seldom else self._every
+        made.is_seldom = declared.is_frozen and sum(p.numel() for p in tensors) > MOST_OFTEN
         made.carried = self._gradients.of(group).carried
         self._replicas.append(made)
         return made

@@ -156,14 +156,16 @@ class ReplicaReading:
     def samples(self, counts: Sequence[int]) -> list[float]:
         """`counts` elements of the columns, evenly spaced; NaN for those that are not there."""
         alike: dict[tuple[object, ...], list[tuple[int, Tensor]]] = {}
-        for column, (tensors, count) in enumerate(zip(self._tensors, counts, strict=False)):
-            for one in tensors if count else ():
-                flat = one.detach().reshape(-1)
-                if flat.is_complex():
-                    flat = torch.view_as_real(flat).reshape(-1)
-                share = max(1, count // len(tensors))
-                spaced = flat[:: max(1, flat.numel() // share)][:share]
-                alike.setdefault((flat.dtype, flat.device), []).append((column, spaced))
+        with torch.no_grad():
+            for column, (tensors, count) in enumerate(zip(self._tensors, counts, strict=False)):
+                for one in tensors if count else ():
+                    flat = one.reshape(-1)
+                    if flat.is_complex():
+                        flat = torch.view_as_real(flat).reshape(-1)
+                    share = max(1, count // len(tensors))
+                    stride = max(1, flat.numel() // share)
+                    spaced = flat[: share * stride : stride]
+                    alike.setdefault((flat.dtype, flat.device), []).append((column, spaced))
         taken: list[list[float]] = [[] for _ in counts]
         for pieces in alike.values():
             numbers = iter(torch.cat([one for _, one in pieces]).to(torch.float64).tolist())
@@ -248,11 +250,13 @@ def _numbers(value: Any) -> Iterator[tuple[str, float]]:
 MASK = (1 << 64) - 1
 ROW = 1 << 16
 ROWS_AT_ONCE = 64
-SMALL, MOST_TOGETHER = 1 << 16, 1 << 18
+SMALL, MOST_TOGETHER = 1 << 16, 1 << 17
 """Elements of a tensor, and of several, that are copied to be read together."""
 _SEED = 0x5EED
 WORD = 8
 """The bytes that are taken for one integer."""
+_LOWER = (1 << 32) - 1
+"""The lower half of that."""
 
 
 def digests(tensors: Sequence[Tensor]) -> list[int]:
@@ -320,8 +324,10 @@ def _fold(words: Tensor) -> Tensor:
     tensors, count = words.shape
     if count <= ROW:
         # Of a word's highest bit a product keeps nothing but that, and two changed signs would make
-        # up for each other. Added, not XORed: -1 is to be other than 0.
-        mixed, factors = words.bitwise_right_shift(32).add_(words), weights[:count]
+        # up for each other. So its lower half is XORed with the upper one: adding takes thrice as
+        # long, and without a mask -1 and 0 would be one.
+        mixed = words.bitwise_right_shift(32).bitwise_and_(_LOWER).bitwise_xor_(words)
+        factors = weights[:count]
         # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.
         return torch.mv(mixed, factors) if mixed.is_cpu else mixed.mul_(factors).sum(1)
     rows, rest = divmod(count, ROW)

@@ -47,7 +47,7 @@ MOST_SUMS = 4096
 """The last ones of a group are kept."""
 
 
-_signature = lru_cache(Signature.from_json)
+signature_of = lru_cache(Signature.from_json)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class ReducedGradients:
         traffic = self.traffic.setdefault(record, GroupTraffic())
 
         def look(method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
-            signature = _signature(known.text)
+            signature = signature_of(known.text)
             if signature.peer is not None:
                 self._messages += 1
                 self.peers.add(signature.peer)

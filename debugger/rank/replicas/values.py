@@ -26,7 +26,6 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...record.replicas import BUFFER, GRADIENT, HYPERPARAMETER, OPTIMIZER_STATE, PARAMETER
-from ...record.signature import Signature
 from ...record.values import (
     COLLECTIVE,
     INPUT,
@@ -46,6 +45,7 @@ from ..record.recorder import GroupRecord, Known, Recorder
 from ..torch_private import training
 from ..torch_private.operator_calls import tensors_of
 from . import declarations, quantities
+from .reduced_gradients import signature_of
 
 MOST_CALLS = 1024
 """Calls of one step whose results are looked at."""
@@ -177,7 +177,7 @@ class ValueRecorder:
         def look(_method: str, args: tuple[Any, ...], known: Known, _seq: int) -> After | None:
             if not self._looks():
                 return None
-            signature = Signature.from_json(known.text)
+            signature = signature_of(known.text)
             root = signature.root
             if signature.op == "send" or (
                 signature.op == "reduce" and root != record.ranks[record.group_rank]
@@ -215,7 +215,8 @@ class ValueRecorder:
     # -- steps -----------------------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        self._guarded(optimizer, sys._getframe(1), made=False)
+        if self._step <= 1 or self._coming() > self._stop or self._pid != os.getpid():
+            self._guarded(optimizer, sys._getframe(1), made=False)
 
     def _after_step(self, optimizer: Optimizer) -> None:
         self._guarded(optimizer, sys._getframe(1), made=True)
@@ -230,13 +231,13 @@ class ValueRecorder:
         try:
             with torch.no_grad(), self._lock:
                 if made:
-                    self._made(optimizer, _site(frame))
+                    self._made(optimizer, frame)
                 elif self._step <= 1 and optimizer not in self._known:
                     self._write(0, _read(self._state(optimizer, _site(frame), before=True)))
         except Exception as error:
             self._switch_off(error)
 
-    def _made(self, optimizer: Optimizer, site: str) -> None:
+    def _made(self, optimizer: Optimizer, frame: Any) -> None:
         number = id(optimizer)
         if number in self._stepped or not self._stepped:
             self._taking_turns = max(1, len(self._stepped))
@@ -244,7 +245,7 @@ class ValueRecorder:
             self._step += 1
         self._stepped.append(number)
         if self._is_due(self._step):
-            self._keep(self._state(optimizer, site, before=False))
+            self._keep(self._state(optimizer, _site(frame), before=False))
             self._write(self._step, self._pending)
         self._clear()
         self._arm()
