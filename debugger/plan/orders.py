@@ -185,8 +185,7 @@ class MostSends:
         self._known: dict[CallOfRank, Simulation] = {}
         self._programs = {}
         for rank, program in programs.items():
-            calls = (event.call for event in program.events if isinstance(event, Made))
-            elsewhere = {call.number: ELSEWHERE for call in calls if is_any(call)}
+            elsewhere = {call.number: ELSEWHERE for call in program.calls if is_any(call)}
             self._programs[rank] = replace(program, came_from=elsewhere)
 
     def before(self, rank: int, number: int) -> Simulation:
