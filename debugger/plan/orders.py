@@ -25,7 +25,7 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from graphlib import TopologicalSorter
@@ -364,6 +364,28 @@ class OpenSimulation(Simulation):
             tuple(sorted(self._slept.items())),
         )
 
+    def holds(self) -> tuple[Hold, ...]:
+        """Returns what brings this order about in a run."""
+        ranks: dict[tuple[int, int, int], list[int]] = {}
+        for (rank, call), after in sorted(self.held.items()):
+            ranks.setdefault((call, *after), []).append(rank)
+        return tuple(Hold(tuple(own), *calls) for calls, own in ranks.items())
+
+    def sources(self, rank: int) -> dict[int, int]:
+        """Returns whose messages the rank's receives from any source have taken, by their numbers
+        in its program."""
+        calls = self.ranks[rank].calls
+        taken = self.taken.items()
+        return {calls[number].number: source for (at, number), source in taken if at == rank}
+
+    def seen(self, rank: int) -> dict[int, int]:
+        """Returns those of these sources that the rank has waited for."""
+        done = [doing for one in self.threads[rank] for doing in one.doings[: one.at]]
+        waited = {doing.number for doing in done if isinstance(doing, Waited)}
+        made = (doing.call for doing in done if isinstance(doing, Made))
+        waited.update(call.number for call in made if not call.is_async)
+        return {call: one for call, one in self.sources(rank).items() if call in waited}
+
 
 @dataclass(frozen=True, slots=True)
 class OrderCount:
@@ -460,66 +482,23 @@ def _add_up(states: Iterable[State]) -> None:
             state.decisions, state.steps = min(stuck, key=lambda one: one[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An order. `programs`: with the sources of what receives from any source take; `holds`: they
-    bring it about in a run; `buffered`: unless sends wait for their receives; `seen`: the sources,
-    by rank and call, of what the ranks have waited for."""
-
-    programs: Mapping[int, Program]
-    holds: tuple[Hold, ...]
-    buffered: bool
-    seen: Mapping[CallOfRank, int]
-
-
 def follow(
-    programs: Mapping[int, Program],
-    model: Model,
-    choose: Callable[[OpenSimulation], OrderStep | None],
-) -> Order:
-    """Executes the order of these choices; None ends it."""
+    programs: Mapping[int, Program], model: Model, steps: Sequence[OrderStep] | None
+) -> OpenSimulation:
+    """Executes the order of these steps; None: that in which each receive takes the message of the
+    last rank, whether that matters or not."""
     simulation = OpenSimulation(programs, model, MostSends(programs, model))
     simulation.run()
-    while (choice := choose(simulation)) is not None:
-        simulation.take(choice)
+    for step in _last_first(simulation) if steps is None else steps:
+        simulation.take(step)
         simulation.run()
-    sources = {
-        (rank, simulation.ranks[rank].calls[number].number): source
-        for (rank, number), source in simulation.taken.items()
-    }
-    found = {}
-    for rank, program in programs.items():
-        own = {call: source for (at, call), source in sources.items() if at == rank}
-        found[rank] = replace(program, came_from=own)
-    waited = {
-        (rank, doing.number if isinstance(doing, Waited) else doing.call.number)
-        for rank, threads in simulation.threads.items()
-        for thread in threads
-        for doing in thread.doings[: thread.at]
-        if isinstance(doing, Waited) or (isinstance(doing, Made) and not doing.call.is_async)
-    }
-    holds: dict[tuple[int, int, int], list[int]] = {}
-    for (rank, call), after in sorted(simulation.held.items()):
-        holds.setdefault((call, *after), []).append(rank)
-    return Order(
-        found,
-        tuple(Hold(tuple(ranks), *calls) for calls, ranks in holds.items()),
-        not simulation.sends_wait,
-        {call: source for call, source in sources.items() if call in waited},
-    )
+    return simulation
 
 
-def in_turn(choices: Sequence[OrderStep]) -> Callable[[OpenSimulation], OrderStep | None]:
-    """For `follow`: these choices, one after the other."""
-    left = iter(choices)
-    return lambda _: next(left, None)
-
-
-def last_first(simulation: OpenSimulation) -> OrderStep | None:
-    """Returns what makes each receive take the message of the last rank, whether that matters or
-    not."""
-    step = next(iter(simulation.choices()), None)
-    if step is None or step.receive is None:
-        return step
-    arrived = simulation.mailboxes()[step.receive].arrived
-    return replace(step, source=max(arrived), ways=len(arrived))
+def _last_first(simulation: OpenSimulation) -> Iterator[OrderStep]:
+    while found := simulation.choices():
+        step = found[0]
+        if step.receive is not None:
+            arrived = simulation.mailboxes()[step.receive].arrived
+            step = replace(step, source=max(arrived), ways=len(arrived))
+        yield step

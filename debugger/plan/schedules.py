@@ -25,8 +25,8 @@ from ..record.snapshot import Call, CallSite, GroupKey
 from ..record.wording import at_site, counted, ranks_text
 from .judgement import Judgement, judge_programs
 from .limits import MOST_BACK
-from .orders import Hold, Order, OrderCount, explore, follow, in_turn, last_first
-from .program import Created, CutOff, Event, Made, Program, Waited
+from .orders import Hold, OrderCount, explore, follow
+from .program import Created, CutOff, Event, Program
 from .simulation import Simulation
 
 PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
@@ -35,21 +35,20 @@ PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
 
 @dataclass(frozen=True, slots=True)
 class OtherWay:
-    """A choice that was planned in another way, by `fault`: `call` of `rank` comes after its call
-    `after`, of another of its threads; without that it is over when the rank asks whether it is.
-    `lines`: of these calls; `told`: that in words."""
+    """A choice that was planned in another way, by `fault`: `call` of `rank` is over when the rank
+    asks whether it is, or comes after a call of another thread, as the rank's call `its`. `lines`:
+    of these calls; `told`: that in words."""
 
     rank: int
     call: int
     fault: str
-    after: int | None
+    its: int | None
     lines: tuple[CallSite | None, ...] = field(compare=False)
     told: str = field(compare=False)
 
     def clashes(self, other: OtherWay) -> bool:
         """Whether the two are of calls that may have other numbers by one of them."""
-        threads = self.after is not None or other.after is not None
-        return threads and self.rank == other.rank
+        return self.rank == other.rank and (self.its, other.its) != (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def look_for_orders(
         if chosen and chosen[-1].lines in impossible:
             continue
         known = plan_again([one.fault for one in chosen]) if chosen else programs
-        if chosen and not _can_be(chosen[-1], before, known, model):
+        if chosen and not _can_be(chosen[-1], known, model):
             impossible.add(chosen[-1].lines)
             continue
         if chosen and all(_same_calls(before[rank], one) for rank, one in known.items()):
@@ -136,19 +135,22 @@ def _choices_of(program: Program) -> Iterator[OtherWay]:
             continue
         row = made.setdefault(call.group, [])
         row.append(call)
-        for at, held in reversed([*enumerate(row)][-MOST_BACK:-1]):
+        recent = row[1 - MOST_BACK :]
+        for at, held in reversed([*enumerate(recent[:-1])]):
             both = (held.site, call.site)
-            behind = sorted(row[at:], key=lambda one: one.thread == held.thread)
-            same = [one.signature for one in behind] == [one.signature for one in row[at:]]
-            if held.thread == call.thread or both in lines or same:
+            if held.thread == call.thread or both in lines:
+                continue
+            since = recent[at:]
+            then = sorted(since, key=lambda one: one.thread == held.thread)
+            if [one.signature for one in then] == [one.signature for one in since]:
                 continue
             lines.add(both)
-            since = [one for one in calls[: place + 1] if one.number > held.number]
-            its = held.number + sum(one.thread != held.thread for one in since)
+            behind = [one for one in calls[: place + 1] if one.number > held.number]
+            its = held.number + sum(one.thread != held.thread for one in behind)
             told = f"call {held.number} of rank {rank}{at_site(held.site)} comes after its call "
             told += f"{its}{at_site(call.site)}, which another thread makes"
             fault = str(Hold((rank,), held.number, rank, its))
-            yield OtherWay(rank, held.number, fault, call.number, both, told)
+            yield OtherWay(rank, held.number, fault, its, both, told)
 
 
 def _may_be_asked(call: Call, program: Program) -> bool:
@@ -161,40 +163,19 @@ def _may_be_asked(call: Call, program: Program) -> bool:
     )
 
 
-def _can_be(
-    choice: OtherWay, before: Mapping[int, Program], known: Mapping[int, Program], model: Model
-) -> bool:
-    """Whether the rank comes to make this choice, without what comes after it; `before`: the
-    programs without it, `known`: as they were planned with it."""
-    rank, after = choice.rank, choice.after
-    if after is None:
-        simulation = Simulation(known, replace(model, in_order=True), SECOND_NS)
-        simulation.run()
-        own = simulation.ranks[rank].own_number(choice.call)
-        return own is not None and simulation.ranks[rank].done_ns(own) > 0
-    calls = before[rank].calls
-    held = next(one for one in calls if one.number == choice.call)
-    threads = {one.number: one.thread for one in calls}
-    main = min(threads.values())
-    events: list[Event] = []
-    is_behind = False
-    for event in before[rank].events:
-        match event:
-            case Made(call):
-                thread, is_behind = call.thread, call.number >= held.number
-            case Waited(number):
-                thread = threads.get(number, main)
-            case _:
-                thread = main
-        if thread != held.thread or not is_behind:
-            events.append(event)
-    without = {**before, rank: replace(before[rank], events=events)}
-    simulation = Simulation(without, model, SECOND_NS)
+def _can_be(choice: OtherWay, programs: Mapping[int, Program], model: Model) -> bool:
+    """Whether the rank comes to make this choice; `programs`: as they were planned with it."""
+    its = choice.its
+    simulation = Simulation(programs, replace(model, in_order=its is None), SECOND_NS)
     simulation.run()
-    # The thread that was held went on: it has made its call as well.
-    ends = sum(one.number <= after and one.site == held.site for one in calls)
-    went_on = sum(one.site == held.site for one in known[rank].calls) >= ends
-    return went_on and simulation.ranks[rank].own_number(after) is not None
+    standing = simulation.ranks[choice.rank]
+    if its is None:
+        own = standing.own_number(choice.call)
+        return own is not None and standing.done_ns(own) > 0
+    # The other thread comes to its call, and the one that was held goes on.
+    behind = programs[choice.rank].calls[its:]
+    is_behind = any(call.site == choice.lines[0] for call in behind)
+    return is_behind and standing.own_number(its - 1) is not None
 
 
 def _same_calls(one: Program, other: Program) -> bool:
@@ -231,8 +212,8 @@ def _look_for_messages(
         if count.exact and (count.total == 1 or count.all_stuck):
             return schedule  # nothing depends on the order
         known = count.unknown or count.shortest
-        order = follow(programs, model, in_turn(known) if known else last_first)
-        faults = (*first, *map(str, order.holds))
+        order = follow(programs, model, known)
+        faults = (*first, *map(str, order.holds()))
         if faults in tried or time.monotonic() >= until_s:
             return schedule
         tried.add(faults)
@@ -241,28 +222,32 @@ def _look_for_messages(
         more = _longer(programs, again)
         depends = depends or more is None
         if count.unknown is None and (more is None or known):
-            its = model if order.buffered else replace(model, buffered_bytes=0)
+            its = replace(model, buffered_bytes=0) if order.sends_wait else model
             found = judge_programs(again, its)
-            is_shown = found.verdict is not None and _went_on(order, again)
+            is_shown = found.verdict is not None and _went_on(order.holds(), again)
             # A planned receive takes its message as it is waited for. So this may be another order,
             # in which the ranks have seen the same up to where they are stuck.
             if not is_shown and known and more is not None:
                 is_shown = all(
-                    again[rank].came_from.get(call) == source
-                    for (rank, call), source in order.seen.items()
+                    order.seen(rank).items() <= program.came_from.items()
+                    for rank, program in again.items()
                 )
-                found = judge_programs(order.programs, its)
+                followed = {
+                    rank: replace(program, came_from=order.sources(rank))
+                    for rank, program in programs.items()
+                }
+                found = judge_programs(followed, its)
             if is_shown:
                 schedule = replace(schedule, depends=depends)
-                return _told(schedule, found, chosen, order.holds, again)
+                return _told(schedule, found, chosen, order.holds(), again)
         if more is not None and count.unknown is None:
             return replace(schedule, faults=())
         programs = more or again
 
 
-def _went_on(order: Order, programs: Mapping[int, Program]) -> bool:
+def _went_on(holds: Sequence[Hold], programs: Mapping[int, Program]) -> bool:
     """Whether all who were held have gone on: else others may be stuck by that."""
-    return all(len(programs[rank].calls) > hold.call for hold in order.holds for rank in hold.ranks)
+    return all(len(programs[rank].calls) > hold.call for hold in holds for rank in hold.ranks)
 
 
 def _longer(
