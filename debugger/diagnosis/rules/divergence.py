@@ -712,6 +712,10 @@ def _likely_cause(
             "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "
             "or a call of the module that DDP wraps"
         )
+    if loaded := [rank for rank, row in rows.items() if row.loaded]:
+        if len(loaded) == len(rows):
+            return "what ranks have loaded before this step (`load_state_dict()`) is not the same"
+        return f"{ranks_text(loaded)} alone loaded a state before this step"
     if before_the_first and late:
         return "they parted before the precheck: `--check replicas` finds at which step"
     if before_the_first:
