@@ -265,7 +265,7 @@ def _longer(
 
 
 def _known(program: Program) -> list[Event]:
-    """What is known that the rank does, whenever that is."""
+    """Returns all that is known that the rank does, whenever that is."""
     return [
         Created(replace(event.creation, time_ns=0)) if isinstance(event, Created) else event
         for event in program.events

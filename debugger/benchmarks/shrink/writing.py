@@ -136,7 +136,7 @@ def _statements(program: Program, names: Mapping[GroupKey, str], cause: str) -> 
 
 
 def _call(call: Call, group: str, rank: int) -> str:
-    """How the rank makes the call, in the group of this variable."""
+    """Returns how the rank makes the call, in the group of this variable."""
     signature, row = call.signature, op_of(call.signature.op)
     if row.coalesced or row.pattern is Pattern.OTHER:
         raise NotWritten(f"torch has no function of its own for {printable(signature.op)}")
