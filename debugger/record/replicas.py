@@ -62,6 +62,9 @@ PASSING, EXCHANGING, SUMMING, UNUSED = "passing", "exchanging", "summing", "unus
 or sums up gradients alone; or carries no more than small numbers."""
 EVALUATED = "evaluated"
 """The use where the columns are running statistics, and the entries are evaluations."""
+RANDOM_STATE = "random_state"
+"""The use, and the quantity, where the columns are the states by which a rank draws random numbers,
+in the forward of a step; they may well differ."""
 FROZEN, MATRIX, CONSTANT, ELSEWHERE = "frozen", "matrix", "constant", "elsewhere"
 PLACED = "placed"
 """Traits of a column: it has no gradient; it has two dimensions or more; all its elements were the
@@ -78,7 +81,10 @@ MOST_DEFINITION_BYTES = 64 << 20
 """The most memory for the names of the columns."""
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer_state"
 HYPERPARAMETER, BUFFER, ACTIVATION = "hyperparameter", "buffer", "activation"
-QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER, BUFFER, ACTIVATION)
+QUANTITIES = (
+    *(PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER, BUFFER, ACTIVATION),
+    RANDOM_STATE,
+)
 OPTIMIZER_CLASS = "class of the optimizer"
 """The one hyper-parameter that is no number: a hash of its name stands for it."""
 _NAME = re.compile(r"pid-\d+-\d+\.replicas")

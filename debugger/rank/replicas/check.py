@@ -49,6 +49,9 @@ from ...record.replicas import (
     EVALUATED,
     LOADED,
     NO_SYNC,
+    RANDOM_STATE,
+    SUMMING,
+    UNUSED,
     ReplicaWriter,
     file_name,
 )
@@ -113,6 +116,7 @@ class Replica:
     writer: ReplicaWriter
     last: Stamp = ((-1, 0), 0, 0)
     withheld: Row | None = None
+    use: str = ""
     fresh: bool = True
     """Whether nothing was looked at since the check has begun."""
     overdue: bool = True
@@ -176,6 +180,8 @@ class ReplicaCheck:
         self._placed = PlacedInputs(lambda steps: not self._off and steps % self._every == 0)
         self._placed_in: dict[Axis, tuple[ReplicaWriter | None, int]] = {}
         """By axis, where inputs are put on record, and how many."""
+        self._random_in: dict[GroupRecord, tuple[ReplicaWriter | None, int]] = {}
+        """By group, where random states are put on record, and the last step of which."""
         self._pid = os.getpid()
         self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
@@ -260,6 +266,7 @@ class ReplicaCheck:
         self._replicas.clear()
         self._namesakes.clear()
         self._placed_in.clear()
+        self._random_in.clear()
         self._files = 0
 
     # -- what torch tells ----------------------------------------------------------------------
@@ -478,6 +485,21 @@ class ReplicaCheck:
             if writer is not None:
                 moment = (group._record.slot.issued, heard)
                 writer.append(moment, step, site, time.monotonic_ns(), values, rows)
+            self._add_random_states(group._record, axis.name, step, site)
+
+    def _add_random_states(self, group: GroupRecord, axis: str, step: int, site: int) -> None:
+        """Puts on record by what dropout draws where a group has parts of one model: what is whole
+        on all of its ranks must be dropped alike."""
+        states = quantities.random_states()
+        writer, last = self._random_in.get(group, (None, 0))
+        if not last:
+            columns = [Column(RANDOM_STATE, device) for device in states]
+            traits = [()] * len(columns)
+            known = (group, "random", columns, (), axis)
+            writer = self._file(*known, use=RANDOM_STATE, traits=traits)
+        if writer is not None and step > last:
+            writer.append((step, 0), step, site, time.monotonic_ns(), [*states.values()])
+        self._random_in[group] = writer, step
 
     def _tabulate(
         self,
@@ -512,6 +534,9 @@ class ReplicaCheck:
         samples = reading.samples(table.samples)
         now = time.monotonic_ns()
         table.writer.append((issued, turn), step | flags, site, now, values, samples)
+        if table.use not in (SUMMING, UNUSED):
+            axis = self._axes.get(table.group, "")
+            self._add_random_states(table.group, axis, step + 1, site)
 
     def _add_whole(self, part: Replica, optimizer: Optimizer) -> None:
         """Digests the whole model of which the optimiser has a part, as it is by now: the other
@@ -691,7 +716,7 @@ class ReplicaCheck:
             return None
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
-        made.parameters_alone = parameters_alone
+        made.parameters_alone, made.use = parameters_alone, declared.use
         seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
         made.every = max(self._every, SELDOM) if seldom else self._every
         made.carried = self._gradients.of(group).carried

@@ -25,6 +25,7 @@ from distdebug.record.replicas import (
     MATRIX,
     PARAMETER,
     PASSING,
+    RANDOM_STATE,
     SUMMING,
     ReplicaReader,
 )
@@ -625,7 +626,7 @@ def tables(bench: Bench) -> list[tuple[str, dict[str, frozenset[str]], list[Dige
             list(one.digests()),
         )
         for one in readers
-        if one.use
+        if one.use not in ("", RANDOM_STATE)
     ]
 
 
@@ -649,6 +650,10 @@ def test_all_parameters_where_a_group_passes_activations(bench: Bench) -> None:
     assert traits["norm.weight"] == {CONSTANT, "float32"}
     assert traits["shard.weight"] == {MATRIX, "float32"}
     assert traits["base.weight"] == {MATRIX, FROZEN, "float32"}
+    every = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    (random,) = [one for one in every if one.use == RANDOM_STATE]
+    assert random.columns == [Column(RANDOM_STATE, "cpu"), Column(RANDOM_STATE, "cuda")]
+    assert [row.moment for row in random.digests()] == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_what_the_group_sums_is_left_out_of_its_table(bench: Bench) -> None:
