@@ -64,7 +64,7 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
     if len(worlds.intersection(used)) > 1:
         raise NotWritten("it makes the default group anew")
     others = [key for key in used if key not in worlds]
-    names = dict.fromkeys(worlds, "")  # of the variable of each group
+    names: dict[GroupKey, str] = dict.fromkeys(worlds, "")  # of their variables
     names.update((key, f"group_{at}") for at, key in enumerate(others, 1))
     rows = {rank: list(_statements(program, names, cause)) for rank, program in programs.items()}
     made = {event.creation.group for event in events if isinstance(event, Created)}
@@ -75,12 +75,12 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
     ]
     body += _letters(rows) if in_one_loop else _branches(rows)
     text = "\n".join(body)
-    used = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.(?!py:)", text)]
+    imports = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.(?!py:)", text)]
     lines = [
         f'{FIRST} {about}"""',
         "",
-        *used,
-        *([""] if used else []),
+        *imports,
+        *([""] if imports else []),
         "import torch",
         "import torch.distributed as dist",
         "",
