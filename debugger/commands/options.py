@@ -295,6 +295,13 @@ def common(
         raise UsageError("--check-every needs --check replicas")
     if args.values_every != 1 and not args.values:
         raise UsageError("--values-every needs --values")
+    if args.interface and getattr(args, "hostfile", None) is None:  # else it is the hosts' own
+        from ..nodes.interfaces import InterfaceError, address_of
+
+        try:
+            address_of(args.interface)
+        except InterfaceError as error:
+            raise UsageError(str(error)) from None
     if args.tui:
         need_terminal()
     if args.prom is not None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -473,18 +473,19 @@ def _planned(
 
         def plan_again(specs: Sequence[str]) -> Mapping[int, Program]:
             """In a place of its own, which is not kept."""
-            place = Path(tempfile.mkdtemp(dir=directory.path))
-            other = RunDirectory.create(place / "base", place / "run")
-            try:
+            with (
+                tempfile.TemporaryDirectory(
+                    dir=directory.path, ignore_cleanup_errors=True
+                ) as place,
+                closing(RunDirectory.create(Path(place, "base"), Path(place, "run"))) as other,
+            ):
                 injected = argparse.Namespace(injected=[*own.injected, *specs])
                 found = Injection(_faults(injected, request), other, lambda _: None)
                 its = {**request.environment, **found.environment}
-                its_request = replace(request, environment=its)
-                plan_ranks(other, its_request, itself, launch.run_leaving_nothing)
+                plan_ranks(
+                    other, replace(request, environment=its), itself, launch.run_leaving_nothing
+                )
                 return read_programs(other.path)
-            finally:
-                other.close()
-                shutil.rmtree(place, ignore_errors=True)
 
         until_s = time.monotonic() + ORDERS_S
         schedule = look_for_orders(programs, model, plan_again, until_s)

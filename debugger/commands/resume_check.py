@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,13 +212,20 @@ def _remove_empty(folder: Path) -> None:
 
 def files_here() -> dict[Path, tuple[int, int]]:
     """Returns the time of the last change and the size of each file in and below the present
-    folder. Raises UsageError where there are too many."""
+    folder, but for the file that this command's own output goes to. Raises UsageError where there
+    are too many."""
     found: dict[Path, tuple[int, int]] = {}
+    streams = []
+    for one in (1, 2):
+        with suppress(OSError):  # it may be closed
+            streams.append(os.fstat(one))
     for folder, folders, names in os.walk("."):
         folders[:] = [name for name in folders if name not in _LEFT_OUT]
         for name in names:
             path = Path(folder, name)
             state = path.lstat()
+            if any(os.path.samestat(state, stream) for stream in streams):
+                continue
             found[path] = (state.st_mtime_ns, state.st_size)
         if len(found) > MOST_FILES:
             raise UsageError(

@@ -52,16 +52,19 @@ HEADER = Struct("<8sIIII")
 ENTRY = Struct("<QQQQQQQ")
 """number + 1, collectives of the group before it, how many-th of that moment, step and its flags,
 site, time (ns, CLOCK_MONOTONIC), digest of the digests"""
-ALONE, APART, BUSY, NO_SYNC = 1 << 63, 1 << 62, 1 << 61, 1 << 60
+ALONE, APART, BUSY, NO_SYNC, LOADED = (1 << bit for bit in range(63, 58, -1))
 """Flags of a step: it was made by this rank alone; so was this one or one before it; since the
 first entry, or the first step alone, ranks may have made the columns equal themselves; and: it was
-alone since all forwards were below DDP's no_sync()."""
-_STEP = NO_SYNC - 1
+alone since all forwards were below DDP's no_sync(); and: a state was loaded before it."""
+_STEP = LOADED - 1
 PASSING, EXCHANGING, SUMMING, UNUSED = "passing", "exchanging", "summing", "unused"
 """What a group does in a training step: it passes activations, by all-to-alls too, as to experts;
 or sums up gradients alone; or carries no more than small numbers."""
 EVALUATED = "evaluated"
 """The use where the columns are running statistics, and the entries are evaluations."""
+RANDOM_STATE = "random_state"
+"""The use, and the quantity, where the columns are the states by which a rank draws random numbers,
+in the forward of a step; they may well differ."""
 FROZEN, MATRIX, CONSTANT, ELSEWHERE = "frozen", "matrix", "constant", "elsewhere"
 PLACED = "placed"
 """Traits of a column: it has no gradient; it has two dimensions or more; all its elements were the
@@ -78,7 +81,10 @@ MOST_DEFINITION_BYTES = 64 << 20
 """The most memory for the names of the columns."""
 PARAMETER, GRADIENT, OPTIMIZER_STATE = "parameter", "gradient", "optimizer_state"
 HYPERPARAMETER, BUFFER, ACTIVATION = "hyperparameter", "buffer", "activation"
-QUANTITIES = (PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER, BUFFER, ACTIVATION)
+QUANTITIES = (
+    *(PARAMETER, GRADIENT, OPTIMIZER_STATE, HYPERPARAMETER, BUFFER, ACTIVATION),
+    RANDOM_STATE,
+)
 OPTIMIZER_CLASS = "class of the optimizer"
 """The one hyper-parameter that is no number: a hash of its name stands for it."""
 _NAME = re.compile(r"pid-\d+-\d+\.replicas")
@@ -311,6 +317,7 @@ class ReplicaReader:
             apart=bool(step & APART),
             busy=bool(step & BUSY),
             no_sync=bool(step & NO_SYNC),
+            loaded=bool(step & LOADED),
         )
 
 

@@ -254,6 +254,7 @@ class Digest:
     `alone`: the rank made this step without the others; `apart`: this one, or one before it.
     `busy`: ranks may have made it equal themselves since the first digest, or since the first step
     that they made alone. `no_sync`: alone since it was below DDP's no_sync().
+    `loaded`: a state was loaded since the step before.
     """
 
     moment: tuple[int, int]
@@ -265,6 +266,7 @@ class Digest:
     apart: bool = False
     busy: bool = False
     no_sync: bool = False
+    loaded: bool = False
 
 
 class Column(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ..diagnosis.facts.world import World
 from ..diagnosis.limits import Limits
 from ..diagnosis.rules.divergence import candidates
-from ..record.replicas import EVALUATED
+from ..record.replicas import EVALUATED, RANDOM_STATE
 from ..record.snapshot import GroupKey, Rank, Replicas, Snapshot
 from ..record.wording import OF_MESH, group_name, printable, ranks_text
 
@@ -33,6 +33,8 @@ def lines(ranks: Mapping[int, Rank]) -> Iterator[str]:
     members: dict[tuple[GroupKey, str], dict[int, Replicas]] = {}
     for number, rank in sorted(ranks.items()):
         for one in rank.replicas:
+            if one.use == RANDOM_STATE:
+                continue
             members.setdefault((one.group, one.key), {})[number] = one
     if not members:
         yield (

@@ -215,20 +215,19 @@ class RankTest:
             self._over = now_s >= self._ends_by_s
             return
         found = judge.look()
-        # Where a rank has failed, the others may still do the same; only when they wait for it they
-        # are told.
-        if found is not None and (
-            found.about.family is not Family.FAILURE or self._nobody_gets_on(judge, target)
-        ):
-            if found.about.family is not Family.FAILURE:
-                self.stacks = judge.gather()
+        failed = any(rank.at >= target and (rank.stopped_early or rank.died) for rank in self.ranks)
+        if found is not None and found.about.family is not Family.FAILURE:
+            self.stacks = judge.gather()
             judge.stop(found)
             self._ends_by_s = time.monotonic() + RAISE_GRACE_S
-        elif any(
-            rank.at >= target and (rank.stopped_early or rank.died) for rank in self.ranks
-        ) and self._nobody_gets_on(judge, target):
-            judge.raise_in_ranks("rank_exception", "another rank of the test has failed")
-            self._ends_by_s = now_s + RAISE_GRACE_S
+        # Where a rank has failed, the others may still do the same; only when they wait for it they
+        # are told.
+        elif (found is not None or failed) and self._nobody_gets_on(judge, target):
+            if found is not None:
+                judge.stop(found)
+            else:
+                judge.raise_in_ranks("rank_exception", "another rank of the test has failed")
+            self._ends_by_s = time.monotonic() + RAISE_GRACE_S
         elif now_s >= self._deadline_s:
             self._give_up(f"the test did not end within {self.wanted.timeout_s:g} s")
 

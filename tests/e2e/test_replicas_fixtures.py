@@ -32,7 +32,9 @@ CODES = {"error": ("divergence", 95), "warning": ("ok", 0)}
 def started(
     zygote: Zygote, place: Path, script: str, size: int, extra: dict[str, str] | None = None
 ) -> runs.Run:
-    return zygote.run(size, [str(REPLICAS / script)], place, ["--check", "replicas"], extra)
+    every = str(BUGGY.get(Path(script).stem, {}).get("every", 1))
+    flags = ["--check", "replicas", "--check-every", every]
+    return zygote.run(size, [str(REPLICAS / script)], place, flags, extra)
 
 
 def check(name: str, done: runs.Run) -> None:

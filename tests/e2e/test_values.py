@@ -6,17 +6,24 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distdebug.cli import main
+from tests.support import mpi
+from tests.support.forked_nodes import ForkedNodes
+from tests.support.nodes import Nodes
+from tests.support.on_nodes import ON_TCP, Layout
 from tests.support.values_runs import VALUES
+from tests.support.zygote import Zygote
 
 EXPECTED = json.loads((VALUES / "expected.json").read_text())
 FEW = {"dp1", "dp2", "late_scale"}
+FLAGS = ["--values", "--values-every", "2"]
+FSDP = [str(VALUES / "train.py"), "--fsdp"]
 
 
 def _made(folder: Path, names: Sequence[str]) -> Path:
@@ -63,3 +70,43 @@ def test_all_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _made(tmp_path, [])
     for pair in EXPECTED["pairs"]:
         _check(tmp_path, pair, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tcp", "mpi"])
+def test_on_another_backend(
+    backend: str, tmp_path: Path, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Our backends sum up two ranks' in one way. The mistake is at step 4."""
+    if backend == "mpi":
+        mpi.python("openmpi")
+    extra = {"PYTHONPATH": str(ON_TCP), "ON_TCP_EVERYWHERE": backend}
+    places = [tmp_path / name for name in ("gloo", backend, "late_scale")]
+    for place in places:
+        place.mkdir()
+        more = [] if place.name != "late_scale" else ["--change", "late_scale"]
+        on_gloo = place.name == "gloo"
+        by = {} if on_gloo else {"extra": extra, "mpiexec": backend == "mpi"}
+        done = zygote.run(2, [*FSDP, *more], place, FLAGS, **by)
+        assert done.exit_code == 0, done.explain()
+    plain, same, other = (str(place / "run") for place in places)
+    assert main(["compare", "--values", plain, same]) == 0
+    assert "EQUAL  bit for bit  5 steps in common" in capsys.readouterr().out
+    assert main(["compare", "--values", plain, other]) == 1
+    assert "part at step 4: gradient" in capsys.readouterr().out
+
+
+@pytest.mark.root
+def test_on_two_nodes(
+    tmp_path: Path,
+    zygote: Zygote,
+    make_nodes: Callable[[int], Nodes],
+    forked_nodes: ForkedNodes,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The head has the values of both."""
+    alone = zygote.run(2, FSDP, tmp_path, FLAGS)
+    head, _ = forked_nodes.run(make_nodes(2), Layout((1, 1)), FSDP, FLAGS)
+    assert (alone.exit_code, head.exit_code) == (0, 0), head.explain()
+    assert main(["compare", "--values", str(alone.directory), str(head.directory)]) == 0
+    assert "EQUAL  bit for bit  5 steps in common" in capsys.readouterr().out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.support import plugin_sessions
@@ -51,8 +49,7 @@ def test_the_others_are_folded_into_the_root_failure(session: Session) -> None:
     said = session.failure("test_one_fails_and_the_others_wait")
     assert said.startswith("rank 2:"), said
     assert said.count("Error") == 2, f"one traceback of an AssertionError:\n{said}"
-    # Their calls come from the judge's finding; ranks that all wait may be ended before it has one.
-    assert re.search("ranks 0,1,3 waited( in barrier.*)? and were ended by this", said), said
+    assert "ranks 0,1,3 waited in barrier" in said, said
     assert session.seconds["test_one_fails_and_the_others_wait"] < SOON_S
 
 

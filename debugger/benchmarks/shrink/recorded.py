@@ -52,11 +52,11 @@ class Aim:
     def of(cls, report: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> Aim:
         """Reads the verdict of a run, or else its first warning that lines part. Raises UsageError
         where there is none, or where it is not about calls."""
-        findings = sorted(report["findings"], key=lambda one: str(one["severity"]) != "error")
-        parted = [one for one in findings if one["kind"] == "misaligned"]
-        if not parted and (not findings or findings[0]["severity"] != "error"):
+        errors = [one for one in report["findings"] if one["severity"] == "error"]
+        parted = [one for one in report["findings"] if one["kind"] == "misaligned"]
+        found = next(iter([*errors, *parted]), None)
+        if found is None:
             raise UsageError("nothing was found in this run that a smaller program could show")
-        found = findings[0] if findings[0]["severity"] == "error" else parted[0]
         kind = kind_of(found["kind"])
         if not (kind.by_calls or kind.name in _BY_CODE) or kind.name == "stalled":
             raise UsageError(

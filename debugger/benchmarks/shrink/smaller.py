@@ -3,7 +3,7 @@ still fail: `reducing` asks the simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...diagnosis.facts.world import DEFAULT_GROUP
@@ -126,8 +126,8 @@ def units(programs: Programs) -> list[Unit]:
             if isinstance(event, Made):
                 place, signature = (rank, place_of(event.call)), event.call.signature
                 seq = counts[place] = counts.get(place, -1) + 1
-                ends = [rank, signature.peer]
-                message = (*(ends if signature.op == "send" else ends[::-1]), signature.tag)
+                ends = (rank, signature.peer)
+                message = (ends if signature.op == "send" else ends[::-1], signature.tag)
                 what = (event.call.group, signature.peer is not None and message, seq)
             elif isinstance(event, Created):
                 what = event.creation.group
@@ -157,34 +157,33 @@ def with_units(programs: Programs, kept: Iterable[Unit]) -> Programs:
 def by_world(programs: Programs) -> Programs:
     """Returns the programs with calls of other groups that have all ranks made in the default
     group."""
-    made = {}
-    for rank, program in programs.items():
-        world = next(key for key, one in program.groups.items() if one.desc == DEFAULT_GROUP)
-        same = {key for key, one in program.groups.items() if one.ranks == tuple(programs)}
-        events = [
-            replace(event, call=replace(event.call, group=world))
-            if isinstance(event, Made) and event.call.group in same
-            else event
-            for event in program.events
-            if not (isinstance(event, Created) and event.creation.group in same)
-        ]
-        made[rank] = _with(program, events)
-    return made
+    groups = next(iter(programs.values())).groups
+    world = next(key for key, one in groups.items() if one.desc == DEFAULT_GROUP)
+    same = {key for key, one in groups.items() if one.ranks == tuple(programs)}
+
+    def changed(event: Event) -> Event | None:
+        match event:
+            case Made(call) if call.group in same:
+                return Made(replace(call, group=world))
+            case Created(creation) if creation.group in same:
+                return None
+        return event
+
+    return _with_each(programs, changed)
 
 
 def synchronous(programs: Programs) -> Programs:
     """Returns the programs with every call waited for where it is made."""
-    made = {}
-    for rank, program in programs.items():
-        events = [
-            replace(event, call=replace(event.call, is_async=False))
-            if isinstance(event, Made)
-            else event
-            for event in program.events
-            if not isinstance(event, Waited)
-        ]
-        made[rank] = _with(program, events)
-    return made
+
+    def changed(event: Event) -> Event | None:
+        match event:
+            case Made(call):
+                return Made(replace(call, is_async=False))
+            case Waited():
+                return None
+        return event
+
+    return _with_each(programs, changed)
 
 
 def ended(programs: Programs, rank: int) -> Programs:
@@ -193,6 +192,14 @@ def ended(programs: Programs, rank: int) -> Programs:
     if any(isinstance(event, Ended) for event in program.events):
         return programs
     return {**programs, rank: replace(program, events=[*program.events, Ended(0)])}
+
+
+def _with_each(programs: Programs, changed: Callable[[Event], Event | None]) -> Programs:
+    """The programs with each event changed, or (None) left out."""
+    return {
+        rank: _with(program, [one for one in map(changed, program.events) if one is not None])
+        for rank, program in programs.items()
+    }
 
 
 def _with(program: Program, events: Sequence[Event]) -> Program:

@@ -41,6 +41,7 @@ from ...record.replicas import (
     PARAMETER,
     PASSING,
     PLACED,
+    RANDOM_STATE,
     SUMMING,
     UNUSED,
     is_context,
@@ -98,6 +99,8 @@ def differing_replicas(world: World) -> list[Candidate]:
     members: dict[tuple[GroupKey, str], dict[int, Replicas]] = {}
     for number, rank in sorted(world.ranks.items()):
         for replicas in rank.replicas:
+            if replicas.use == RANDOM_STATE:
+                continue
             members.setdefault((replicas.group, replicas.key), {})[number] = replicas
     _join_models(members)
     several = [replicas for replicas in members.values() if len(replicas) > 1]
@@ -289,10 +292,41 @@ def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
             causes = {places[place] for place in differing}
             steps = {row.step for row in moments[moment].values()}
             cause = "; ".join(sorted(causes))
+            if random := _random_states(world, table, steps):
+                cause += f"; or dropout: {random}"
             if len(steps) > 1 or finding.data["likely_cause"].startswith("one bit"):
                 cause = finding.data["likely_cause"]
             return _in_doubt(finding, difference, moments[moment], cause.format(**finding.data))
     return None
+
+
+def _random_states(world: World, replicas: dict[int, Replicas], steps: Collection[int]) -> str:
+    """Returns which random states of these ranks differed in the last of these steps, since when;
+    "" where none did, or nothing was drawn by them."""
+    of_ranks = [
+        one
+        for rank, replica in replicas.items()
+        for one in world.ranks[rank].replicas
+        if (one.use, one.group) == (RANDOM_STATE, replica.group)
+    ]
+    moments = sorted({row.moment for one in of_ranks for row in one.digests()})
+    since: dict[str, int] = {}
+    drawn: dict[str, set[int]] = {}
+    for moment in moments:
+        rows = [values for one in of_ranks if (values := one.values(moment)) is not None]
+        if len(rows) < len(replicas):
+            continue
+        for column, values in zip(of_ranks[0].columns, zip(*rows, strict=True), strict=True):
+            drawn.setdefault(column.name, set()).add(values[0])
+            if len(set(values)) > 1 and moment[0] <= max(steps):
+                since.setdefault(column.name, moment[0])
+            elif moment[0] <= max(steps):
+                since.pop(column.name, None)
+    return " and ".join(
+        f"the random state of {device} differs since step {step}"
+        for device, step in since.items()
+        if len(drawn[device]) > 1 or len(moments) == 1
+    )
 
 
 def _values(table: dict[int, Replicas], moment: Moment) -> dict[int, Sequence[int]]:
@@ -528,6 +562,8 @@ def _finding(
     cause = _likely_cause(rows, difference, left_out, one_of.late)
     if bit := _one_bit(replicas, first.moment, column):
         cause = f"{bit}: memory that has changed by itself, if nothing in the program writes there"
+    if is_input and (random := _random_states(world, replicas, steps)):
+        cause += f"; {random}"
     if column in [Column(GRADIENT, name) for one in replicas.values() for name in one.unreduced]:
         cause = "DDP does not have it: it was frozen (or did not exist) when DDP was made"
     finding = Finding(
@@ -712,6 +748,10 @@ def _likely_cause(
             "gradients were changed after they had been reduced, or not reduced at all: no_sync(), "
             "or a call of the module that DDP wraps"
         )
+    if loaded := [rank for rank, row in rows.items() if row.loaded]:
+        if len(loaded) == len(rows):
+            return "what ranks have loaded before this step (`load_state_dict()`) is not the same"
+        return f"{ranks_text(loaded)} alone loaded a state before this step"
     if before_the_first and late:
         return "they parted before the precheck: `--check replicas` finds at which step"
     if before_the_first:

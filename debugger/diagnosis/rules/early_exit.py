@@ -16,6 +16,8 @@ Rules:
 6. A message with another tag between the same two ranks explains more than the partner's end.
 7. A rank that says in a note that it hosts the rendezvous store has finished, and another one lost
    its connection to the store after that, outside of any call of a group: early_exit.
+8. A rank that sees such calls fail, catches that, and still makes them when the hang timeout has
+   passed since the others finished: early_exit.
 """
 
 from __future__ import annotations
@@ -80,6 +82,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
     waits += [(pending, None, True) for pending in failed_calls(world)]
     waits += [(pending, None, True) for pending in _failed_messages(world)]
     waits += [(pending, None, True) for pending in abandoned_calls(world, channels)]
+    waits += [(pending, None, True) for pending in _repeated_in_vain(world)]
     for pending, need, failed in waits:
         call = pending.call
         if call is None:
@@ -132,6 +135,26 @@ def expected_elsewhere(world: World, needs: Needs, finding: Finding) -> Finding:
         text = f"meanwhile rank {row.rank} {doing(world, row)}{at_site(row.site)} waits for "
         return replace(finding, details=(*finding.details, f"{text}{expected}"))
     return finding
+
+
+def _repeated_in_vain(world: World) -> Iterator[Pending]:
+    """Collectives that a live rank still makes, and sees fail, after the hang timeout has passed
+    since the others left: it catches the error and tries again, and never waits for long enough to
+    be seen in one."""
+    if world.paused:
+        return
+    for number, rank in world.ranks.items():
+        if world.ended(number) or rank.history is None or rank.calls < 2:
+            continue
+        last, before = (rank.history.call(rank.calls - back) for back in (1, 2))
+        if last is None or before is None or last.group != before.group:
+            continue
+        view = world.view(number, last.group)
+        if view is None or last.signature.peer is not None or before.state is not CallState.FAILED:
+            continue
+        left = [one for one in world.absent(view, before.seq) if world.finished(one)]
+        if left and last.issued_ns - _left_ns(world, left) >= world.limits.hang_ns:
+            yield as_pending(world, number, last)
 
 
 def _failed_messages(world: World) -> Iterator[Pending]:
@@ -290,11 +313,11 @@ def _batches(world: World, rank: int) -> int | None:
     return told.batches if told else None
 
 
-def _left_ns(world: World, left: list[int], pending: Pending) -> int:
+def _left_ns(world: World, left: list[int], pending: Pending | None = None) -> int:
     """Since when what one waits for cannot come: from when the others began to leave, for who is
     told of that fails at once, while their processes may take long to end."""
     times = [exited_ns(world.ranks[rank]) or 0 for rank in left if world.ended(rank)]
-    return max([pending.wait.since_ns, *times])
+    return max([pending.wait.since_ns if pending is not None else 0, *times])
 
 
 def _ready_ns(world: World, left: list[int], waits_since_ns: int = 0) -> int:

@@ -9,7 +9,8 @@ Rules:
    port, the supervisor looks up (`shared_findings.heard_at`).
 4. Ranks that wait at different addresses, or with different world sizes: those outside the
    largest agreeing set, once they have waited for the hang timeout, or failed; of an error that
-   says nothing of the time, where they have different sizes at one address.
+   says nothing of the time, where they have different sizes at one address. At once where such
+   ranks have made their default groups all the same, and one waits in a call of its own.
 5. An init that failed or hangs on a FileStore which an earlier run left behind: that store.
 6. Ranks that have not come within `hang_timeout_s`, or within the program's own timeout: suspected.
 7. A rank that waits although all others have joined before, and some have ended: it came too late.
@@ -31,7 +32,7 @@ from ...record.wording import at_site, printable, ranks_text, seconds, verb
 from ..facts.evidence import chosen, stand, standing
 from ..facts.exceptions import TIMED_OUT, gave_up, last_exception, last_to_come
 from ..facts.needs import Needs
-from ..facts.world import DEFAULT_GROUP, World
+from ..facts.world import DEFAULT_GROUP, GroupView, World
 from ..findings import Finding
 from ..limits import Candidate
 
@@ -49,7 +50,8 @@ def joins(world: World, needs: Needs) -> list[Candidate]:
     found += _stale_store(world, failed, waiting)
     if not found:
         found += (
-            _elsewhere(world, waiting, failed)
+            _of_other_sizes(world)
+            or _elsewhere(world, waiting, failed)
             or _never_came(world, needs, waiting)
             or _own_timeout(world, failed)
         )
@@ -195,19 +197,17 @@ def _elsewhere(
     joined = [
         rank
         for rank, record in sorted(world.ranks.items())
-        if record.groups and rank not in counted and record.job in jobs and not world.ended(rank)
+        if record.groups
+        and rank not in counted
+        and record.job in jobs
+        # Whoever ended before any of them had come was of an earlier world there.
+        and (not world.ended(rank) or _ended_after(world, rank, waiting))
     ]
     for rank in joined:
         answers.setdefault((world.ranks[rank].job, world.ranks[rank].world_size), []).append(rank)
     of_two_sizes = len({job for job, _ in answers}) < len(answers)
     if len(answers) < 2 or not (late or lost or of_two_sizes):
         return []
-    result = vote(answers, 0)
-    parts = [
-        f"{ranks_text(ranks)} {_does(ranks, joined)} at {printable(job, 120) or '?'} "
-        f"for a world of {size}"
-        for (job, size), ranks in result.parties[:4]
-    ]
     times = [wait.since_ns + world.limits.hang_ns for wait in late]
     times += [note.time_ns for note in lost.values()]
     if not times:  # they had come before one of them was refused
@@ -217,9 +217,60 @@ def _elsewhere(
             for rank in ranks
         ]
         times = [max(came)]
-    message = f"suspected: ranks do not join the same world: {'; '.join(parts)}"
+    return [_different_worlds(world, answers, joined, min(times), proven=False)]
+
+
+def _ended_after(world: World, rank: int, waiting: Mapping[int, Wait]) -> bool:
+    ended_ns = world.ranks[rank].process.ended_ns or 0
+    return any(ended_ns > world.ranks[waiter].started_ns for waiter in waiting)
+
+
+def _of_other_sizes(world: World) -> list[Candidate]:
+    """Returns the finding of ranks that have made their first default groups at one address, each
+    with ranks that have made another one, where one of them waits in a call of its own. A backend
+    that connects its ranks at the first call does not see it before."""
+    made: dict[tuple[str, int], list[GroupView]] = {}
+    for view in world.groups:
+        if view.any.desc == DEFAULT_GROUP and view.key[1] == 0:
+            first = world.ranks[min(view.states)]
+            made.setdefault((first.job, first.restart_count), []).append(view)
+    for (job, _), views in made.items():
+        sizes = {(job, len(view.ranks)): sorted(view.states) for view in views}
+        since_ns = [
+            row.wait.since_ns
+            for row in world.all_pending
+            if row.call is not None
+            and (own := world.view(row.rank, row.call.group)) in views
+            and any(
+                view is not own and not view.states.keys().isdisjoint(own.ranks) for view in views
+            )
+        ]
+        if len(sizes) > 1 and since_ns:
+            everyone = [rank for ranks in sizes.values() for rank in ranks]
+            return [_different_worlds(world, sizes, everyone, min(since_ns), proven=True)]
+    return []
+
+
+def _different_worlds(
+    world: World,
+    answers: Mapping[tuple[str, int], list[int]],
+    joined: Collection[int],
+    observable_ns: int,
+    *,
+    proven: bool,
+) -> Candidate:
+    """Returns the finding of ranks that gave these answers to where they join, and how many."""
+    result = vote(answers, 0)
+    parts = [
+        f"{ranks_text(ranks)} {_does(ranks, joined)} at {printable(job, 120) or '?'} "
+        f"for a world of {size}"
+        for (job, size), ranks in result.parties[:4]
+    ]
+    message = (
+        f"{'' if proven else 'suspected: '}ranks do not join the same world: {'; '.join(parts)}"
+    )
     culprits, others = result.culprits, result.others
-    return [_found(world, "elsewhere", message, culprits, others, min(times), proven=False)]
+    return _found(world, "elsewhere", message, culprits, others, observable_ns, proven=proven)
 
 
 def _does(ranks: Sequence[int], joined: Collection[int]) -> str:

@@ -278,14 +278,19 @@ def refine_cause(finding: Finding, states: Mapping[int, RankState]) -> Finding:
 @step("state")
 def restated(finding: Finding, rank: int, state: str) -> Finding:
     """The finding with what the rank does, where its own record says no more than that it is in no
-    call."""
+    call. A message about several ranks keeps its words where it does not say what each of them
+    does."""
     known = finding.ranks.get(rank, RankEvidence(RankState.RUNS))
-    if known.state not in (RankState.RUNS, RankState.WAITS_FOR_LOCK):
-        return replace(finding, message=f"{finding.message} ({state})")
     before, named, after = finding.message.partition(f"rank {rank}: {known.state}")
-    message = f"{before}rank {rank}: {state}{after}" if named else f"{finding.message} ({state})"
-    ranks = {**finding.ranks, rank: replace(known, state=state)}
-    return replace(finding, message=message, ranks=ranks)
+    if known.state not in (RankState.RUNS, RankState.WAITS_FOR_LOCK):
+        named = ""
+    else:
+        ranks = {**finding.ranks, rank: replace(known, state=state)}
+        finding = replace(finding, ranks=ranks)
+    if named:
+        return replace(finding, message=f"{before}rank {rank}: {state}{after}")
+    alone = len(finding.culprits) == 1
+    return replace(finding, message=f"{finding.message} ({state})") if alone else finding
 
 
 @step("place")

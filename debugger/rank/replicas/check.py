@@ -12,6 +12,10 @@ from then on: it is left alone after the first step that no collective came befo
 an optimiser's first step waits for the second to tell which kind it is. Where one rank does so and
 the others do not, that is no choice but a mistake; so a rank goes on for some steps and says that
 it has been on its own, and the diagnosis, which sees all ranks, tells the one from the other.
+
+Where one step in K is compared, so are the first one and the next one after a load or a save. Not
+the load itself: one rank may load, and send to the others what it has. Ranks that load together
+look at the same step, and the look of one that does so alone has none to be compared with.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -43,7 +47,11 @@ from ...record.replicas import (
     BUFFER,
     BUSY,
     EVALUATED,
+    LOADED,
     NO_SYNC,
+    RANDOM_STATE,
+    SUMMING,
+    UNUSED,
     ReplicaWriter,
     file_name,
 )
@@ -108,8 +116,14 @@ class Replica:
     writer: ReplicaWriter
     last: Stamp = ((-1, 0), 0, 0)
     withheld: Row | None = None
+    use: str = ""
     fresh: bool = True
     """Whether nothing was looked at since the check has begun."""
+    overdue: bool = True
+    """Whether its next step is looked at whatever the interval is: the first one, or the first
+    since a load or a save."""
+    loaded: bool = False
+    """Whether something was loaded into it since its last step."""
     reduced: int = 0
     """The count of reduced gradients at its last step."""
     left_alone: bool = False
@@ -166,6 +180,8 @@ class ReplicaCheck:
         self._placed = PlacedInputs(lambda steps: not self._off and steps % self._every == 0)
         self._placed_in: dict[Axis, tuple[ReplicaWriter | None, int]] = {}
         """By axis, where inputs are put on record, and how many."""
+        self._random_in: dict[GroupRecord, tuple[ReplicaWriter | None, int]] = {}
+        """By group, where random states are put on record, and the last step of which."""
         self._pid = os.getpid()
         self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
@@ -199,6 +215,8 @@ class ReplicaCheck:
         training.on_models_averaged(self.averaged)
         training.on_mesh(self.meshed)
         training.on_modes(self.switched)
+        training.on_saves(self.saved)
+        training.on_loads(self.loaded)
         training.on_optimizer_steps(self.before_step, self.after_step)
         self._placed.observe()
 
@@ -248,6 +266,7 @@ class ReplicaCheck:
         self._replicas.clear()
         self._namesakes.clear()
         self._placed_in.clear()
+        self._random_in.clear()
         self._files = 0
 
     # -- what torch tells ----------------------------------------------------------------------
@@ -300,6 +319,18 @@ class ReplicaCheck:
             if not mode and not self._off and training.running_statistics(model.module):
                 hear = functools.partial(self._evaluates, number, model.module)
                 self._evaluating[number] = training.on_forwards(hear)
+
+    def saved(self) -> None:
+        """Something was saved: perhaps a checkpoint."""
+        for replica in self._replicas:
+            replica.overdue = True
+
+    def loaded(self, tensors: Collection[torch.Tensor]) -> None:
+        """A state was loaded into a module, or an optimiser, with these parameters."""
+        ids = {id(one) for one in tensors}
+        for replica in self._replicas:
+            if any(id(known()) in ids for known in replica.tensors):
+                replica.overdue = replica.loaded = True
 
     def _evaluates(self, number: int, inner: torch.nn.Module, module: torch.nn.Module) -> None:
         if module is not inner or torch.compiler.is_compiling() or training.capturing():
@@ -424,7 +455,8 @@ class ReplicaCheck:
         if issued == replica.last[0][0]:
             turn = replica.last[0][1] + 1
         replica.last, replica.fresh = ((issued, turn), step, site), False
-        self._take(replica, optimizer, tensors, replica.last, flags)
+        self._take(replica, optimizer, tensors, replica.last, flags | LOADED * replica.loaded)
+        replica.loaded = False
 
     def _add_inputs(self, parameters: Sequence[torch.Tensor], step: int, site: int) -> None:
         """Puts on record what was declared to be replicated since the last step. Ranks that have
@@ -453,6 +485,21 @@ class ReplicaCheck:
             if writer is not None:
                 moment = (group._record.slot.issued, heard)
                 writer.append(moment, step, site, time.monotonic_ns(), values, rows)
+            self._add_random_states(group._record, axis.name, step, site)
+
+    def _add_random_states(self, group: GroupRecord, axis: str, step: int, site: int) -> None:
+        """Puts on record by what dropout draws where a group has parts of one model: what is whole
+        on all of its ranks must be dropped alike."""
+        states = quantities.random_states()
+        writer, last = self._random_in.get(group, (None, 0))
+        if not last:
+            columns = [Column(RANDOM_STATE, device) for device in states]
+            traits = [()] * len(columns)
+            known = (group, "random", columns, (), axis)
+            writer = self._file(*known, use=RANDOM_STATE, traits=traits)
+        if writer is not None and step > last:
+            writer.append((step, 0), step, site, time.monotonic_ns(), [*states.values()])
+        self._random_in[group] = writer, step
 
     def _tabulate(
         self,
@@ -472,9 +519,9 @@ class ReplicaCheck:
         held = gradients.held(table.group, every, since)
         count = len(tensors)
         table.brought_together |= {place % count for place, known in enumerate(held) if known}
-        if not (table.fresh or is_due(issued + turn, table.every)):
+        if not (table.overdue or is_due(issued + turn, table.every)):
             return
-        table.fresh = False
+        table.overdue = table.overdue and not step
         local = [quantities.local(one) for one in tensors]
         parts = [one for one in local if one is not None]
         if len(parts) < count:
@@ -487,6 +534,9 @@ class ReplicaCheck:
         samples = reading.samples(table.samples)
         now = time.monotonic_ns()
         table.writer.append((issued, turn), step | flags, site, now, values, samples)
+        if table.use not in (SUMMING, UNUSED):
+            axis = self._axes.get(table.group, "")
+            self._add_random_states(table.group, axis, step + 1, site)
 
     def _add_whole(self, part: Replica, optimizer: Optimizer) -> None:
         """Digests the whole model of which the optimiser has a part, as it is by now: the other
@@ -517,7 +567,8 @@ class ReplicaCheck:
             replica.writer.append(*replica.withheld)
             replica.withheld = None
         at, step, site = stamp
-        if replica.model == BY_EQUALITY or is_due(sum(at), replica.every):
+        if replica.model == BY_EQUALITY or replica.overdue or is_due(sum(at), replica.every):
+            replica.overdue = replica.overdue and not step
             stepped = step > 0 and not replica.parameters_alone
             reading = quantities.ReplicaReading(optimizer, tensors, replica.axis, stepped)
             values = reading.values(len(replica.columns))
@@ -665,7 +716,7 @@ class ReplicaCheck:
             return None
         references = [weakref.ref(one) for one in tensors]
         made = Replica(key, number, group, references, declared.axis, columns, samples, writer)
-        made.parameters_alone = parameters_alone
+        made.parameters_alone, made.use = parameters_alone, declared.use
         seldom = declared.is_frozen and sum(one.numel() for one in tensors) > MOST_OFTEN
         made.every = max(self._every, SELDOM) if seldom else self._every
         made.carried = self._gradients.of(group).carried

@@ -105,6 +105,14 @@ def samples(parameters: Sequence[Tensor], axis: Axis | None) -> list[int]:
     return [min(size, share) for size in sizes] * len(_BY_PARAMETER)
 
 
+def random_states() -> dict[str, int]:
+    """Returns a digest of the state by which random numbers are drawn on each kind of device."""
+    cuda: Any = torch.cuda
+    on_cuda = cuda.get_rng_state() if cuda.is_initialized() else torch.empty(0)
+    cpu, of_cuda = digests([torch.get_rng_state(), on_cuda])
+    return {"cpu": cpu, "cuda": of_cuda}
+
+
 class ReplicaReading:
     """The values of all columns of a replica now.
 

@@ -325,6 +325,16 @@ def on_saves(note: Callable[[], None]) -> None:
         before(module, "save", lambda *_, **__: note())
 
 
+def on_loads(note: Callable[[list[torch.Tensor]], None]) -> None:
+    """`note(parameters)` hears of those of each module and optimiser that has loaded a state."""
+
+    def into_optimizer(_: Any, optimizer: Any, *__: Any, **___: Any) -> None:
+        note([one for group in optimizer.param_groups for one in group["params"]])
+
+    after(torch.optim.Optimizer, "load_state_dict", into_optimizer)
+    after(torch.nn.Module, "load_state_dict", lambda _, one, *__, **___: note([*one.parameters()]))
+
+
 _PRODUCTS = re.compile("(Mm|Addmm|Bmm|Baddbmm|Linear|Convolution|Attention)[A-Za-z]*Backward")
 MOST_NODES = 20_000
 

@@ -43,6 +43,8 @@ SLEPT_SHARE = 0.9
 _LAST = re.compile(r"/threading\.py:_shutdown$|/multiprocessing/util\.py:_exit_function$")
 """The functions that Python runs at the end of a program. In a child that was forked they stand
 above functions of its parent, to which it does not come back."""
+_TIMER = re.compile(r"/threading\.py:(?:Timer\.)?run$")
+"""A `Thread.run` calls the thread's own function, and waits for nothing."""
 _PATH = re.compile(r"""["']((?:/|\./|\w+://)[^"'\s]+|[\w.-]+:\d{2,5})["']""")
 _TAKES_ORDERS = re.compile(
     r"/(?:site|dist)-packages/(?:ipykernel|ipyparallel|zmq|ray|grpc|tornado|uvicorn|debugpy)/"
@@ -195,10 +197,20 @@ def _goes_on(sight: Sight, main: Thread, kept: Thread, quiet_s: float) -> str:
         return "waits for requests"
     if sight.moves_data or any(one.receives for one in python):
         return "moves data"
+    if _is_timer(kept.stack):
+        return "sleeps until a time of its own"
     for one in (main, kept):
         if is_a_sleep(one.still_s, one.wakes_in_s) and one.still_s >= SLEPT_SHARE * quiet_s:
             return "sleeps until a time of its own"
     return ""
+
+
+def _is_timer(thread: ThreadStack) -> bool:
+    """Whether it is a `threading.Timer` whose time has not come: to the kernel that is a lock, and
+    who waits for that with a limit of time may wait in vain, and try again."""
+    calls = [f"{frame.file}:{frame.function}" for frame in thread.python_frames]
+    at = next((n for n, call in enumerate(calls) if _TIMER.search(call)), 0)
+    return at > 0 and "/threading.py:" in calls[at - 1]
 
 
 POLLING = ("TP_", "NCCL Pro")

@@ -105,9 +105,10 @@ def test_a_key_for_nothing(job_key: str) -> None:
     [
         (("--check-every", "3", "--check", "nan"), "--check-every needs --check replicas"),
         (("--values-every", "3"), "--values-every needs --values"),
+        (("--interface", "nope0"), r"--interface nope0: this host has no such interface \(it has"),
     ],
 )
-def test_how_often_of_what_is_not_asked_for(words: tuple[str, ...], needs: str) -> None:
+def test_what_is_of_no_use(words: tuple[str, ...], needs: str) -> None:
     with pytest.raises(UsageError, match=needs):
         options.common(parsed(*words), ["train.py"], 2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,22 @@ def test_what_was_there_and_is_written_anew_is_refused(runs: Runs) -> None:
     with pytest.raises(UsageError, match="1 file anew that was there before, such as data/words"):
         runs.move_files("through")
     assert Path("data", "words.txt").read_text() == "a b c"
+
+
+def test_the_file_of_our_own_output_is_left_alone(runs: Runs) -> None:
+    """`resume-check train.py > log.txt`"""
+    stdout = os.dup(1)
+    with open("log.txt", "w") as log:
+        os.dup2(log.fileno(), 1)
+    try:
+        os.write(1, b"through: ...")
+        before = Runs(runs.folder, files_here(), quiet=True)
+        os.write(1, b"interrupted: ...")
+        before.move_files("through")
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    assert Path("log.txt").exists()
 
 
 def test_the_runs_own_folder_stays(runs: Runs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import nan
 
@@ -74,6 +75,19 @@ def test_what_comes_first_in_a_step(
 ) -> None:
     (found,) = stepped(others, others, odd).errors()
     assert (found.culprits, found.data["quantity"]) == ((2,), quantity)
+    assert words in found.data["likely_cause"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [((2,), "rank 2 alone loaded a state"), ((0, 1, 2), "what ranks have loaded before this step")],
+)
+def test_what_was_loaded(ranks: Sequence[int], words: str) -> None:
+    run = stepped(ALIKE, ALIKE, changed(ALIKE, 0))
+    for rank in ranks:
+        (*before, (row, values)) = run[rank].replicas[0].rows
+        run[rank].replicas[0].rows = [*before, (replace(row, loaded=True), values)]
+    (found,) = run.errors()
     assert words in found.data["likely_cause"]
 
 

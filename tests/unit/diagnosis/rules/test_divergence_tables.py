@@ -19,6 +19,7 @@ from distdebug.record.replicas import (
     PARAMETER,
     PASSING,
     PLACED,
+    RANDOM_STATE,
     SUMMING,
     UNUSED,
 )
@@ -77,6 +78,36 @@ def test_a_norm_beside_shards() -> None:
     assert (found.culprits, found.proven) == ((0, 1), False)
     assert "no collective reduced its gradient" in found.data["likely_cause"]
     assert found.message.endswith("if each rank is meant to have its own, nothing is wrong")
+
+
+@pytest.mark.parametrize(
+    ("states", "words"),
+    [
+        ([(1, 1), (2, 2), (3, 4)], ""),  # after the step at which the parameters part
+        ([(1, 1), (2, 3), (4, 5)], "or dropout: the random state of cpu differs since step 2"),
+        ([(1, 2), (3, 4), (5, 5)], "or dropout: the random state of cpu differs since step 1"),
+        ([(1, 2), (1, 2), (1, 2)], ""),  # nothing is drawn by it
+        ([(1, 1), (2, 2), (3, 3)], ""),
+    ],
+)
+def test_random_states(states: Sequence[tuple[int, int]], words: str) -> None:
+    """They explain a difference, and are none by themselves."""
+    for later in ({NORM: (7, 8)}, {NORM: (7, 7)}):
+        run = table(MIXED, {}, later)
+        for rank in (0, 1):
+            of_rank = run[rank].replicas
+            columns = [Column(RANDOM_STATE, "cpu")]
+            for step, state in enumerate(states):
+                run[rank].steps(step, [state[rank]], key="random", columns=columns)
+            random = of_rank[-1]
+            random.use, random.traits = RANDOM_STATE, [frozenset()]
+            rows = enumerate(random.rows, 1)
+            random.rows = [(replace(row, moment=(n, 0)), values) for n, (row, values) in rows]
+        found = findings(run)
+        assert len(found) == (later[NORM] == (7, 8))
+        for one in found:
+            assert ("random state" in one.data["likely_cause"]) == bool(words)
+            assert words in one.data["likely_cause"]
 
 
 def test_the_minority_of_three() -> None:

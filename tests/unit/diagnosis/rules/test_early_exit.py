@@ -713,8 +713,37 @@ class TestRecorded:
         assert "\x1b" not in found.message
 
 
+def calling_in_vain(passed_s: float, times: int = 3) -> Run:
+    """Rank 0 catches that its calls fail since the others have finished, and tries again."""
+    run = Run(3)
+    run.each(all_reduce(8))
+    run[1, 2].exits(0)
+    run.passes(passed_s)
+    for _ in range(times):
+        run[0].calls(all_reduce(8), fails=True)
+    return run
+
+
+def test_a_rank_that_tries_again_and_again() -> None:
+    (found,) = calling_in_vain(61).errors()
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (1, 2), (0,))
+    assert found.message == (
+        "ranks 1,2 finished after 1 call in the group, but rank 0 needed it in "
+        'all_reduce(sum, float32[8]) #3 of group "default_pg"'
+    )
+
+
 class TestTwins:
     """Correct, but it looks like the faults above."""
+
+    def test_a_rank_that_tries_again_for_a_while(self) -> None:
+        assert not calling_in_vain(50).diagnose().findings
+        run = calling_in_vain(50)
+        run.passes(50)  # it has given up, and goes on alone
+        assert not run.diagnose().findings
+
+    def test_a_last_try_that_fails(self) -> None:
+        assert not calling_in_vain(61, times=1).diagnose().findings
 
     def test_a_slow_rank_within_the_limit(self) -> None:
         run = waiting()

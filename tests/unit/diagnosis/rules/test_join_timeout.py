@@ -13,7 +13,7 @@ from distdebug.diagnosis.shared_findings import heard_at
 from distdebug.record.layout import Activity, GroupState
 from distdebug.record.snapshot import LostNode
 
-from ..builder import Run, all_reduce
+from ..builder import Run, all_reduce, barrier
 
 
 def joining(size: int, *ranks: int) -> Run:
@@ -302,6 +302,47 @@ def test_a_world_of_another_size_that_the_backend_refuses() -> None:
     twin[0].raises("RendezvousError: the launcher does not know it", rendezvous="there")
     (found,) = twin.errors()
     assert (found.kind, found.culprits) == ("rank_exception", (0,))
+
+
+def test_a_world_of_another_size_whose_other_ranks_have_finished() -> None:
+    run = of_another_size(1, (0, 2))
+    run.passes(30)
+    run[0, 2].exits()
+    run.passes(31)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (1,), (0, 2))
+    assert "ranks 0,2 have joined at 10.0.0.1:29500 for a world of 3; rank 1 waits" in found.message
+
+
+def made_with_other_ranks(job: str = "10.0.0.1:29500") -> Run:
+    """gloo connects at the first call: rank 2 has a group of three, ranks 0 and 1 have one of
+    two."""
+    run = Run(3)
+    for rank in (0, 1):
+        run.ranks[rank] = Run(2).ranks[rank]
+        run.ranks[rank].run = run
+    for rank in run.ranks.values():
+        rank.job = "10.0.0.1:29500" if rank.rank < 2 else job
+        rank.world_size = 3 if rank.rank == 2 else 2
+    run[0, 1].calls(barrier())
+    run[2].calls(barrier(), waits=True)
+    run[0, 1].exits()
+    return run
+
+
+def test_groups_of_other_sizes_that_were_made_all_the_same() -> None:
+    (found,) = made_with_other_ranks().errors()
+    assert (found.kind, found.culprits, found.victims) == ("join_timeout", (2,), (0, 1))
+    assert found.proven
+    assert found.message == (
+        "ranks do not join the same world: ranks 0,1 have joined at 10.0.0.1:29500 for a world of "
+        "2; rank 2 has joined at 10.0.0.1:29500 for a world of 3"
+    )
+
+
+def test_groups_of_other_sizes_of_two_jobs() -> None:
+    errors = made_with_other_ranks("10.0.0.1:29501").errors()
+    assert all("same world" not in one.message for one in errors)
 
 
 def test_who_has_joined_elsewhere_is_no_party() -> None:

@@ -18,12 +18,14 @@ from distdebug.rank.replicas import check, declarations
 from distdebug.rank.replicas.check import ReplicaCheck
 from distdebug.rank.replicas.declarations import DdpModel
 from distdebug.rank.replicas.reduced_gradients import ReducedGradients
+from distdebug.rank.torch_private import training
 from distdebug.record.replicas import (
     CONSTANT,
     FROZEN,
     MATRIX,
     PARAMETER,
     PASSING,
+    RANDOM_STATE,
     SUMMING,
     ReplicaReader,
 )
@@ -624,7 +626,7 @@ def tables(bench: Bench) -> list[tuple[str, dict[str, frozenset[str]], list[Dige
             list(one.digests()),
         )
         for one in readers
-        if one.use
+        if one.use not in ("", RANDOM_STATE)
     ]
 
 
@@ -648,6 +650,10 @@ def test_all_parameters_where_a_group_passes_activations(bench: Bench) -> None:
     assert traits["norm.weight"] == {CONSTANT, "float32"}
     assert traits["shard.weight"] == {MATRIX, "float32"}
     assert traits["base.weight"] == {MATRIX, FROZEN, "float32"}
+    every = [ReplicaReader(path, lambda _: None, 0) for path in bench.files()]
+    (random,) = [one for one in every if one.use == RANDOM_STATE]
+    assert random.columns == [Column(RANDOM_STATE, "cpu"), Column(RANDOM_STATE, "cuda")]
+    assert [row.moment for row in random.digests()] == [(1, 0), (2, 0), (3, 0)]
 
 
 def test_what_the_group_sums_is_left_out_of_its_table(bench: Bench) -> None:
@@ -797,3 +803,30 @@ def test_what_the_program_says_is_not_replicated(bench: Bench) -> None:
     bench.step(sgd(net), collectives=1)
     reader = ReplicaReader(bench.files()[-1], lambda _: None, 0)
     assert {c.name for c in reader.columns if c.quantity == PARAMETER} == {"weight"}
+
+
+def test_the_first_step_and_those_after_a_load_or_a_save_are_compared(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none after a load into another module."""
+    monkeypatch.setattr(check, "is_due", lambda *_: False)
+    model, other = bench.model(nn.Linear(2, 2)), nn.Linear(2, 2)
+    optimizer = sgd(model.module)
+    events = {4: model.module, 7: optimizer, 10: other}
+    heard: list[Any] = []
+    with monkeypatch.context() as patching:
+        for kind in (nn.Module, torch.optim.Optimizer):
+            patching.setattr(kind, "load_state_dict", kind.load_state_dict)
+        training.on_loads(lambda parameters: heard.append(list(parameters)))
+        for owner in events.values():
+            owner.load_state_dict(owner.state_dict())
+    loaded = dict(zip(events, heard, strict=True))
+    for step in range(1, 15):
+        if step in events:
+            bench.check.loaded(loaded[step])
+        if step == 12:
+            bench.check.saved()
+        bench.step(optimizer, collectives=1)
+    (rows,) = bench.rows()
+    assert [row.step for row in rows] == [0, 1, 4, 7, 12]
+    assert [row.step for row in rows if row.loaded] == [4, 7]

@@ -172,3 +172,19 @@ def test_a_rank_that_waits_for_its_child(
     assert (found.ranks[1].state == waits) is bool(pids)
     said = f"rank 1 {waits}, which is in load (data.py:9); fetch (data.py:3)"
     assert (said in found.details) is bool(pids)
+
+
+def test_several_ranks_that_wait_for_a_child_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of them waits for which is said below the message."""
+    children = {70: ("its child 71 (ffmpeg)", ["wait"]), 80: ("its child 81 (ffmpeg)", ["wait"])}
+    asked = Mock(side_effect=lambda pid, *_: children[pid])
+    monkeypatch.setattr("distdebug.supervisor.stacks.evidence.awaited_child", asked)
+    message = "suspected: no rank is in a call, and nothing has moved for 60 s: ranks 0,1: asleep"
+    ranks = {rank: RankEvidence("asleep") for rank in (0, 1)}
+    finding = Finding("stalled", message, (0, 1), proven=False, ranks=ranks)
+    found = Evidence({0: (MAIN,), 1: (MAIN,)}, {0: 70, 1: 80}).refine(finding)
+    assert found.message == message
+    assert [line for line in found.details if "child" in line] == [
+        "rank 0 waits for its child 71 (ffmpeg), which is in wait",
+        "rank 1 waits for its child 81 (ffmpeg), which is in wait",
+    ]

@@ -81,6 +81,10 @@ threading.Event().wait()
     "reads its input": "ready(); input()",
     "reads a pipe as its input": "ready(); sys.stdin.readline()",
     "sleeps until a time": "ready(); time.sleep(500)",
+    "timer at the end": """
+threading.Timer(900, print).start()
+ready()
+""",
     "sleeps in a thread at the end": """
 def upload(): time.sleep(500)
 threading.Thread(target=upload).start()
@@ -121,6 +125,7 @@ MAY_GO_ON = {
     "reads a pipe as its input": "waits for its input",
     "sleeps until a time": "sleeps until a time of its own",
     "sleeps in a thread at the end": "sleeps until a time of its own",
+    "timer at the end": "sleeps until a time of its own",
     "hears of its child": "moves data",
     "waits for a message": "waits for requests",
     "waits for an editor": "waits for requests",
