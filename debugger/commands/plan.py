@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -322,11 +323,8 @@ class PlanCommand(Command):
             code, run = run_really(args.asked.request)
             if code:
                 return code
-        directory = RunDirectory.create(explicit=own.run_dir)
-        try:
+        with closing(RunDirectory.create(explicit=own.run_dir)) as directory:
             programs, report = _planned(directory, args.asked, asked, faults)
-        finally:
-            directory.close()
         sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
         tell(directory, programs, report, own, run)
         for failure in directory.failures:
@@ -345,26 +343,27 @@ def _run_sizes(sizes: Sequence[tuple[plan_sizes.Size, Asked]]) -> int:
     for flag, given in (("--scale", own.scale), ("--ci", own.ci)):
         if given:
             raise UsageError(f"{flag} is for one size: leave it out, or --sizes")
+    if own.run_dir is not None:
+        own.run_dir.mkdir(mode=0o700, exist_ok=True)
     width = max(len(str(size)) for size, _ in sizes)
     outcomes: list[tuple[plan_sizes.Size, int]] = []
     smallest: Mapping[str, Any] | None = None
     for size, asked in sizes:
         request = _request(asked)
-        directory = RunDirectory.create(explicit=plan_sizes.place_of(size, own.run_dir))
-        try:
+        place = None if own.run_dir is None else own.run_dir / size.folder
+        with closing(RunDirectory.create(explicit=place)) as directory:
             programs, report = _planned(directory, asked, request, _faults(own, request))
             tell(directory, programs, {**report, "outcome": ""}, own, None)
-        finally:
-            directory.close()
         verdict = text.verdict_of(report)
         said = f"{verdict['title']}  {verdict['headline']}" if verdict else report["outcome"]
         print(f"{size!s:{width}}  {said}", file=sys.stderr)
         for failure in directory.failures:
             _say(failure)
         outcomes.append((size, int(report["exit_code"])))
-        plan_sizes.settle(directory, report, own)
-        if report["exit_code"] and smallest is None:
-            smallest = report
+        if report["exit_code"]:
+            smallest = smallest or report
+        elif place is None:
+            shutil.rmtree(directory.path, ignore_errors=True)
     if smallest is not None:
         sys.stderr.write("\n" + text.render(smallest, colour_wanted(sys.stderr)))
     _say(plan_sizes.conclusion(outcomes))

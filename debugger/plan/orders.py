@@ -67,8 +67,7 @@ class OpenPlace(MeetingPlace):
     def receive_for(self, source: int, destination: int, tag: int) -> Posted | None:
         row = self._receives.get((destination, tag, source))
         first = self._receives.get((destination, tag, ANY_SOURCE))
-        is_behind = self._sends.get((destination, tag), {}).get(source)
-        if not row or is_behind or (first and first[0].order < row[0].order):
+        if not row or (first and first[0].order < row[0].order):
             return None
         return row.popleft()
 
@@ -80,31 +79,31 @@ class OpenPlace(MeetingPlace):
     def forget(self, rank: int) -> None:
         """Forgets nothing: before the rank ends somebody else may take what it has sent."""
 
-    def mailboxes(self) -> Iterator[Mailbox]:
+    def open_receives(self) -> Iterator[OpenReceives]:
         """Yields where a receive from any source waits."""
         for (destination, tag, source), pending in self._receives.items():
             if source == ANY_SOURCE and pending:
                 sent = self._sends.get((destination, tag), {})
                 arrived = {one: queue for one, queue in sorted(sent.items()) if queue}
-                yield Mailbox(self, destination, tag, pending, arrived)
+                yield OpenReceives(self, destination, tag, pending, arrived)
 
-    def naming(self, mailbox: Mailbox) -> dict[int, deque[Posted]]:
+    def naming(self, box: OpenReceives) -> dict[int, deque[Posted]]:
         """Returns the receives that wait there for one source, by that."""
         return {
             source: queue
             for (destination, tag, source), queue in self._receives.items()
-            if (destination, tag) == (mailbox.destination, mailbox.tag) and source != ANY_SOURCE
+            if (destination, tag) == (box.destination, box.tag) and source != ANY_SOURCE
         }
 
-    def take(self, mailbox: Mailbox, source: int) -> Iterator[tuple[Posted, Posted]]:
+    def take(self, box: OpenReceives, source: int) -> Iterator[tuple[Posted, Posted]]:
         """The first receive from any source takes the source's first message. Yields all receives
         and sends that meet by it: those behind it that name their source come to their turn."""
-        where, pending = (mailbox.destination, mailbox.tag), mailbox.pending
-        taken = mailbox.arrived[source][0]
+        where, pending = (box.destination, box.tag), box.pending
+        taken = box.arrived[source][0]
         super().send_for(source, *where)
         yield pending.popleft(), taken
         limit = pending[0].order if pending else math.inf
-        for one, queue in self.naming(mailbox).items():
+        for one, queue in self.naming(box).items():
             while queue and queue[0].order < limit and (sent := super().send_for(one, *where)):
                 yield queue.popleft(), sent
 
@@ -121,7 +120,7 @@ class OpenPlace(MeetingPlace):
 
 
 @dataclass(frozen=True, slots=True)
-class Mailbox:
+class OpenReceives:
     """The receives from any source that wait at a rank, with one tag, and the messages that have
     come there, by source, in the order of ranks."""
 
@@ -218,22 +217,22 @@ class OpenSimulation(Simulation):
         self.held: dict[CallOfRank, CallOfRank] = {}
         """The calls that come after one of another rank in a run like it."""
 
-    def mailboxes(self) -> dict[CallOfRank, Mailbox]:
+    def open_receives(self) -> dict[CallOfRank, OpenReceives]:
         """Returns those of all groups, by the receive that is decided."""
-        return {box.receive: box for place in self._open for box in place.mailboxes()}
+        return {box.receive: box for place in self._open for box in place.open_receives()}
 
     @property
     def possible(self) -> bool:
         """Whether each receive has taken what it must take, so that this may be an order."""
         return all(
             self._slept.get(receive, frozenset()).isdisjoint(box.arrived)
-            for receive, box in self.mailboxes().items()
+            for receive, box in self.open_receives().items()
         )
 
     def choices(self) -> list[OrderStep]:
         """Returns what may happen now that all stand still: nothing at the end of an order."""
         several: list[OrderStep] = []
-        for receive, box in self.mailboxes().items():
+        for receive, box in self.open_receives().items():
             slept = self._slept.get(receive, ())
             sources = [one for one in box.arrived if one not in slept]
             if not sources:
@@ -270,7 +269,7 @@ class OpenSimulation(Simulation):
                 for sent in place.fitting:
                     self._over(sent)
             return
-        box = self.mailboxes()[step.receive]
+        box = self.open_receives()[step.receive]
         if step.source is None:
             self._slept[step.receive] = frozenset(box.arrived)
             return
@@ -286,7 +285,7 @@ class OpenSimulation(Simulation):
         if not posted.end.done_ns:
             self._runnable.over(posted.end, self.now_ns)
 
-    def _hold(self, box: Mailbox, source: int) -> None:
+    def _hold(self, box: OpenReceives, source: int) -> None:
         """Other messages come after the first receive has taken that one: its rank makes its next
         call then, if it waits for that, else the sender, if it does."""
         sent = {one: (one, queue[0].number) for one, queue in box.arrived.items()}
@@ -319,7 +318,7 @@ class OpenSimulation(Simulation):
                 following += isinstance(doing, Made)
         return None
 
-    def _in_a_row(self, box: Mailbox) -> list[int]:
+    def _in_a_row(self, box: OpenReceives) -> list[int]:
         """Returns the numbers, in their program, of the receives from any source that wait there
         and of those that come next, if the rank does nothing else before."""
         rank = self.ranks[box.destination]
@@ -339,7 +338,7 @@ class OpenSimulation(Simulation):
                         break
         return numbers
 
-    def _coming(self, box: Mailbox, number: int) -> Counter[int]:
+    def _coming(self, box: OpenReceives, number: int) -> Counter[int]:
         """Returns how many messages may come there still, by source, before the receive with this
         number in its program is over."""
         where = (box.place.key, "send", box.destination, box.tag)
@@ -406,12 +405,12 @@ class OrderCount:
 
 
 @dataclass(slots=True, eq=False)
-class State:
+class OrderState:
     """A state in which all stand still, with the steps that go on from there. `orders`: how many
     there are from it on, one of which may end in it; `stuck`: of these; `decisions` and `steps`: of
     the shortest of these."""
 
-    following: list[tuple[OrderStep, State]] = field(default_factory=list)
+    following: list[tuple[OrderStep, OrderState]] = field(default_factory=list)
     orders: int = 0
     stuck: int = 0
     decisions: int = 0
@@ -422,9 +421,9 @@ def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> Or
     """Executes the orders of the programs, those with the fewest decisions that differ from the
     first one's first: all, or those that there is time for (`time.monotonic()`) and room."""
     most = MostSends(programs, model)
-    states: dict[Hashable, State] = {}
+    states: dict[Hashable, OrderState] = {}
     unknown: tuple[OrderStep, ...] | None = None
-    todo: deque[tuple[tuple[OrderStep, ...], State]] = deque([((), State())])
+    todo: deque[tuple[tuple[OrderStep, ...], OrderState]] = deque([((), OrderState())])
     exact = True
     while todo and len(states) < MOST_STATES and (time.monotonic() < until_s or not states):
         steps, before = todo.popleft()
@@ -436,7 +435,7 @@ def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> Or
             simulation.run()
             key = simulation.state()
             is_known = key in states
-            state = states.setdefault(key, State())
+            state = states.setdefault(key, OrderState())
             if steps:
                 before.following.append((steps[-1], state))
             if is_known:
@@ -466,7 +465,7 @@ def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> Or
     )
 
 
-def _add_up(states: Iterable[State]) -> None:
+def _add_up(states: Iterable[OrderState]) -> None:
     """Adds up the orders of each state, of which those that end in it are known."""
     graph = {state: [after for _, after in state.following] for state in states}
     for state in TopologicalSorter(graph).static_order():
@@ -499,6 +498,6 @@ def _last_first(simulation: OpenSimulation) -> Iterator[OrderStep]:
     while found := simulation.choices():
         step = found[0]
         if step.receive is not None:
-            arrived = simulation.mailboxes()[step.receive].arrived
+            arrived = simulation.open_receives()[step.receive].arrived
             step = replace(step, source=max(arrived), ways=len(arrived))
         yield step

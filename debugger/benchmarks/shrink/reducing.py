@@ -86,9 +86,8 @@ class Reducer:
 
     def _found(self, one: Reduced) -> Finding | None:
         judgement = judge_programs(one.programs, self._model)
-        found = judgement.verdict
-        if found is None and self._aim.kind.at_once:
-            found = next((row for row in judgement.findings if row.about is self._aim.kind), None)
+        warnings = (one for one in judgement.findings if one.about.at_once)
+        found = judgement.verdict or next(warnings, None)
         fits = (
             found is not None
             and found.about is self._aim.kind

@@ -57,24 +57,30 @@ class Statement:
 def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) -> str:
     """Returns the source. `cause`: of a rank that is missing; `about`: what follows `FIRST`.
     Raises NotWritten, also where that takes more lines than a report should have."""
-    names = _names(programs)
-    rows = {rank: list(_statements(program, names, cause)) for rank, program in programs.items()}
+    groups = {key: group for one in programs.values() for key, group in one.groups.items()}
     events = [event for one in programs.values() for event in one.events]
+    worlds = {key for key, group in groups.items() if group.desc == DEFAULT_GROUP}
+    used = dict.fromkeys(key for key in map(group_of, events) if key is not None)
+    if len(worlds.intersection(used)) > 1:
+        raise NotWritten("it makes the default group anew")
+    others = [key for key in used if key not in worlds]
+    names: dict[GroupKey, str] = dict.fromkeys(worlds, "")  # of their variables
+    names.update((key, f"group_{at}") for at, key in enumerate(others, 1))
+    rows = {rank: list(_statements(program, names, cause)) for rank, program in programs.items()}
     made = {event.creation.group for event in events if isinstance(event, Created)}
-    groups = {key: group.ranks for one in programs.values() for key, group in one.groups.items()}
     body = [
-        f"{names[key]} = dist.new_group({list(ranks)})"
-        for key, ranks in groups.items()
-        if names.get(key) and key not in made
+        f"{names[key]} = dist.new_group({list(groups[key].ranks)})"
+        for key in others
+        if key not in made
     ]
     body += _letters(rows) if in_one_loop else _branches(rows)
     text = "\n".join(body)
-    used = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.(?!py:)", text)]
+    imports = [f"import {name}" for name in _MODULES if re.search(rf"\b{name}\.(?!py:)", text)]
     lines = [
         f'{FIRST} {about}"""',
         "",
-        *used,
-        *([""] if used else []),
+        *imports,
+        *([""] if imports else []),
         "import torch",
         "import torch.distributed as dist",
         "",
@@ -85,20 +91,6 @@ def written(programs: Programs, cause: str, about: str, *, in_one_loop: bool) ->
     if len(lines) > MOST_LINES:
         raise NotWritten(f"it takes {len(lines)} lines, which are more than {MOST_LINES}")
     return "\n".join(lines) + "\n"
-
-
-def _names(programs: Programs) -> dict[GroupKey, str]:
-    """The variable of each group that is used; "" of the default group."""
-    groups = [row for one in programs.values() for row in one.groups.items()]
-    worlds = {key for key, group in groups if group.desc == DEFAULT_GROUP}
-    used = [group_of(event) for one in programs.values() for event in one.events]
-    if len(worlds.intersection(used)) > 1:
-        raise NotWritten("it makes the default group anew")
-    others = [key for key in dict.fromkeys(used) if key is not None and key not in worlds]
-    return {
-        **dict.fromkeys(worlds, ""),
-        **{key: f"group_{at}" for at, key in enumerate(others, 1)},
-    }
 
 
 def _statements(program: Program, names: Mapping[GroupKey, str], cause: str) -> Iterator[Statement]:
@@ -143,9 +135,9 @@ def _call(call: Call, group: str, rank: int) -> str:
     if signature.reduce_op not in ("", *REDUCE_OPS):
         raise NotWritten(f"it has a reduce op {printable(signature.reduce_op)}")
     splits = {*signature.sends, *signature.receives}
-    given, taken = map(_flat, sides(signature)) if splits else sides(signature)
+    given, taken = sides(signature)
     arguments = [
-        (operand, _tensors(operand, tensors))
+        (operand, _tensors(operand, tensors, is_flat=bool(splits)))
         for operand, tensors in ((row.outputs, taken), (row.inputs, given))
         if operand not in (Operand.NONE, Operand.IN_PLACE)
     ]
@@ -174,17 +166,13 @@ def _call(call: Call, group: str, rank: int) -> str:
     return f"dist.{function}({', '.join(words)})"
 
 
-def _flat(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple((dtype, (prod(shape),)) for dtype, shape in tensors)
-
-
-def _tensors(operand: Operand, tensors: Sequence[Tensor]) -> str:
+def _tensors(operand: Operand, tensors: Sequence[Tensor], is_flat: bool) -> str:
     made = []
     for dtype, shape in tensors:
         layout, _, name = dtype.rpartition(" ")
         if layout not in ("", "sparse") or not name.isidentifier():  # a record may be anybody's
             raise NotWritten(f"it has a tensor of {printable(dtype)}")
-        sizes = str(shape[0]) if len(shape) == 1 else str(tuple(shape))
+        sizes = prod(shape) if is_flat else shape[0] if len(shape) == 1 else tuple(shape)
         typed = "" if name == "float32" else f", dtype=torch.{name}"
         made.append(f"torch.zeros({sizes}{typed}){'.to_sparse()' if layout else ''}")
     if operand is not Operand.LIST:
