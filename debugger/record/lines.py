@@ -123,7 +123,3 @@ class PackedLines:
         for one in self.surprises:
             mark = mark_after(mark, one.seq, 0 if one.place is None else one.place.key)
         return len(self.surprises), mark
-
-    @property
-    def first(self) -> int:
-        return self.surprises[0].seq if self.surprises else 0

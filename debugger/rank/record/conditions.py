@@ -149,8 +149,7 @@ def _read(
 
 def _leaves(node: ast.AST, code: CodeType) -> Iterator[tuple[ast.expr, Reader]]:
     """Yields the largest parts that can be read."""
-    reader = reader_of(node, code) if isinstance(node, ast.expr) else None
-    if reader is not None and isinstance(node, ast.expr):
+    if isinstance(node, ast.expr) and (reader := reader_of(node, code)) is not None:
         yield node, reader
         return
     if isinstance(node, ast.Call):

@@ -105,10 +105,6 @@ class RecordedLines:
                 return [*found, Surprise(seq, place, 1)]
         return found
 
-    @property
-    def first(self) -> int:
-        return self.surprises[0].seq if self.surprises else 0
-
 
 class FlightReader(RingReader):
     """A flight record, mapped. Implements `snapshot.History` for its rank."""

@@ -85,7 +85,7 @@ def test_what_is_read_is_what_was_called(rank: Rank) -> None:
         assert lines_of(group) == calls[:made]
     lines = rank.read().lines
     assert lines is not None
-    assert lines.first == 0
+    assert lines.surprises[0].seq == 0
     assert len(lines.surprises) < 30
 
 
@@ -184,7 +184,7 @@ def test_what_is_overwritten_is_taken_from_the_ring_of_calls(rank: Rank) -> None
     rank.make([1, 2, 3, 4, 5] * 4)
     group = rank.read()
     assert group.lines is not None
-    assert group.lines.first == 2000
+    assert group.lines.surprises[0].seq == 2000
     assert lines_of(group) == [1, 2, 3, 4, 5] * 4
 
 
