@@ -464,7 +464,7 @@ class _Run:
         focus = picture.focus
         if focus.view == "collectives" and picture.groups:
             names = dict(picture.groups)
-            key = focus.group if focus.group in names else picture.groups[0][0]
+            key = focus.group if focus.group in names else rows.first_used(names, ranks)
             assert key is not None
             first = [*sorted(picture.culprits), *picture.rows]
             parted = self._parting(Snapshot(seen_ns, picture.world_size, ranks), key)

@@ -241,6 +241,18 @@ def groups_of(ranks: Mapping[int, Rank]) -> list[tuple[GroupKey, str]]:
     return list(zip(order, apart([found[key][1] for key in order], MOST_NAME), strict=True))
 
 
+def first_used(groups: Iterable[GroupKey], ranks: Mapping[int, Rank]) -> GroupKey:
+    """Returns the first of these groups in which a collective was called; else the first."""
+    keys = list(groups)
+    used = (
+        key
+        for key in keys
+        for rank in ranks.values()
+        if key in rank.groups and rank.groups[key].issued
+    )
+    return next(used, keys[0])
+
+
 COLUMNS = 64
 """The number of a group's last collectives that are shown."""
 RECENT = 64

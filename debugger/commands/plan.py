@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -322,11 +323,8 @@ class PlanCommand(Command):
             code, run = run_really(args.asked.request)
             if code:
                 return code
-        directory = RunDirectory.create(explicit=own.run_dir)
-        try:
+        with closing(RunDirectory.create(explicit=own.run_dir)) as directory:
             programs, report = _planned(directory, args.asked, asked, faults)
-        finally:
-            directory.close()
         sys.stderr.write(text.render(report, ci is None and colour_wanted(sys.stderr)))
         tell(directory, programs, report, own, run)
         for failure in directory.failures:
@@ -345,26 +343,27 @@ def _run_sizes(sizes: Sequence[tuple[plan_sizes.Size, Asked]]) -> int:
     for flag, given in (("--scale", own.scale), ("--ci", own.ci)):
         if given:
             raise UsageError(f"{flag} is for one size: leave it out, or --sizes")
+    if own.run_dir is not None:
+        own.run_dir.mkdir(mode=0o700, exist_ok=True)
     width = max(len(str(size)) for size, _ in sizes)
     outcomes: list[tuple[plan_sizes.Size, int]] = []
     smallest: Mapping[str, Any] | None = None
     for size, asked in sizes:
         request = _request(asked)
-        directory = RunDirectory.create(explicit=plan_sizes.place_of(size, own.run_dir))
-        try:
+        place = None if own.run_dir is None else own.run_dir / size.folder
+        with closing(RunDirectory.create(explicit=place)) as directory:
             programs, report = _planned(directory, asked, request, _faults(own, request))
             tell(directory, programs, {**report, "outcome": ""}, own, None)
-        finally:
-            directory.close()
         verdict = text.verdict_of(report)
         said = f"{verdict['title']}  {verdict['headline']}" if verdict else report["outcome"]
         print(f"{size!s:{width}}  {said}", file=sys.stderr)
         for failure in directory.failures:
             _say(failure)
         outcomes.append((size, int(report["exit_code"])))
-        plan_sizes.settle(directory, report, own)
-        if report["exit_code"] and smallest is None:
-            smallest = report
+        if report["exit_code"]:
+            smallest = smallest or report
+        elif place is None:
+            shutil.rmtree(directory.path, ignore_errors=True)
     if smallest is not None:
         sys.stderr.write("\n" + text.render(smallest, colour_wanted(sys.stderr)))
     _say(plan_sizes.conclusion(outcomes))
@@ -473,17 +472,17 @@ def _planned(
 
         def plan_again(specs: Sequence[str]) -> Mapping[int, Program]:
             """In a place of its own, which is not kept."""
+            # A TemporaryDirectory would be removed by any process forked meanwhile, at its end.
             place = Path(tempfile.mkdtemp(dir=directory.path))
-            other = RunDirectory.create(place / "base", place / "run")
             try:
-                injected = argparse.Namespace(injected=[*own.injected, *specs])
-                found = Injection(_faults(injected, request), other, lambda _: None)
-                its = {**request.environment, **found.environment}
-                its_request = replace(request, environment=its)
-                plan_ranks(other, its_request, itself, launch.run_leaving_nothing)
-                return read_programs(other.path)
+                with closing(RunDirectory.create(place / "base", place / "run")) as other:
+                    injected = argparse.Namespace(injected=[*own.injected, *specs])
+                    found = Injection(_faults(injected, request), other, lambda _: None)
+                    its = {**request.environment, **found.environment}
+                    its_request = replace(request, environment=its)
+                    plan_ranks(other, its_request, itself, launch.run_leaving_nothing)
+                    return read_programs(other.path)
             finally:
-                other.close()
                 shutil.rmtree(place, ignore_errors=True)
 
         until_s = time.monotonic() + ORDERS_S

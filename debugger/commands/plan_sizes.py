@@ -6,19 +6,15 @@ group of one rank. Each size is planned by itself, the smallest first.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from ..errors import UsageError
-from ..record.runs.run_directory import RunDirectory
 from ..record.wording import counted
+from .base import Parser
 
 RANKS = "ranks"
 """The axis of a `--sizes 2..16`, which names none."""
@@ -43,6 +39,11 @@ class Size:
         axes = ",".join(f"{name}={number}" for name, number in self.of.items() if name != RANKS)
         return f"{axes} ({counted(self.ranks, 'rank')})" if axes else counted(self.ranks, "rank")
 
+    @property
+    def folder(self) -> str:
+        """The name of its run directory below the one that was asked for."""
+        return "-".join(f"{name}{number}" for name, number in self.of.items())
+
     def filled_in(self, word: str) -> str:
         """The word of a command line with the numbers in place of `{dp}` and the like."""
         for name, number in self.of.items():
@@ -55,11 +56,11 @@ def parse(text: str) -> Axes:
     axes: dict[str, list[int]] = {}
     for part in text.split(","):
         found = _PART.fullmatch(part)
-        name = found and (found[1] or next(reversed(axes), RANKS))
-        if found is None or name is None or (found[1] in axes):
+        if found is None or found[1] in axes:
             raise UsageError(
                 f"--sizes takes ranges such as 2..16, or dp=1..8,tp=1,2,4, not {text!r}"
             )
+        name = found[1] or next(reversed(axes), RANKS)
         first, last = int(found[2]), int(found[3] or found[2])
         if last < first:
             raise UsageError(f"--sizes {text}: {part} has no number in it")
@@ -84,18 +85,14 @@ def divide(
     flags, program = split(words)
     if ranks is not None and at >= len(flags):  # it is the program's
         flags, program = split(argv)
-    kept, texts, rest = [], [], iter(flags)
-    for word in rest:
-        name, _, text = word.partition("=")
-        if name == "--sizes":
-            texts.append(text or next(rest, ""))
-        else:
-            kept.append(word)
-    if not texts:
-        return {}, kept, program
-    if texts[1:] or any(re.fullmatch(r"-n.*|--nproc[-_]per[-_]node.*", word) for word in kept):
+    parser = Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--sizes", action="append", default=[])
+    said, kept = parser.parse_known_args(flags)
+    if not said.sizes:
+        return {}, flags, program
+    if said.sizes[1:] or any(re.fullmatch(r"-n.*|--nproc[-_]per[-_]node.*", one) for one in kept):
         raise UsageError("--sizes says how many ranks are planned: say it once, and leave -n out")
-    return parse(texts[0]), kept, program
+    return parse(said.sizes[0]), kept, program
 
 
 def command_lines(
@@ -115,20 +112,6 @@ def command_lines(
     ]
     for size in sorted(sizes, key=lambda one: one.ranks):
         yield size, ["-n", str(size.ranks), *flags, *map(size.filled_in, program)]
-
-
-def place_of(size: Size, run_dir: Path | None) -> Path | None:
-    """The run directory of one size below the one that was asked for (None: where all are)."""
-    if run_dir is None:
-        return None
-    run_dir.mkdir(mode=0o700, exist_ok=True)
-    return run_dir / "-".join(f"{name}{number}" for name, number in size.of.items())
-
-
-def settle(directory: RunDirectory, report: Mapping[str, Any], own: argparse.Namespace) -> None:
-    """Removes the record of a size in which all is right, unless a place was named for it."""
-    if own.run_dir is None and not report["exit_code"]:
-        shutil.rmtree(directory.path, ignore_errors=True)
 
 
 def conclusion(outcomes: Sequence[tuple[Size, int]]) -> str:

@@ -348,14 +348,10 @@ def of_fields(fields: Mapping[str, Any]) -> str:
 
 def _field(value: Any, *, text: bool) -> str:
     if isinstance(value, list):
-        return _list(value)
+        return "[" + ",".join(map(str, value)) + "]"
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"{value!r} is no whole number, no text and no list of numbers")
     return quoted(value) if isinstance(value, str) and text else str(value)
-
-
-def _list(values: Sequence[Any]) -> str:
-    return "[" + ",".join(map(str, values)) + "]"
 
 
 __all__ = ["SpecError", "parse"]

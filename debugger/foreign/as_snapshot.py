@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from ..record.layout import Activity, CallState, GroupState
-from ..record.lines import LinesOfCalls
+from ..record.lines import PackedLines
 from ..record.signature import ANY_SOURCE, MASK, Signature, agreement_key
 from ..record.snapshot import (
     Call,
@@ -271,7 +271,7 @@ def parting(trace: Trace, group: TracedGroup) -> Parting | None:
     return None
 
 
-def lines_of(group: TracedGroup) -> dict[int, LinesOfCalls]:
+def lines_of(group: TracedGroup) -> dict[int, PackedLines]:
     """Returns where the calls of each rank come from, as far back as all of them have theirs on
     record. Empty where calls of a rank are left out, or have no stacks."""
     made: dict[int, list[tuple[int, Place | None]]] = {}
@@ -283,12 +283,12 @@ def lines_of(group: TracedGroup) -> dict[int, LinesOfCalls]:
             return {}
     first = max((rows[0][0] for rows in made.values()), default=0)
     # Most ranks have made the very same calls: those are packed once.
-    logs: dict[Hashable, LinesOfCalls] = {}
+    logs: dict[Hashable, PackedLines] = {}
     found = {}
     for rank, rows in made.items():
         del rows[: first - rows[0][0]]
         same = (len(rows), *(id(place) for _, place in rows))
-        found[rank] = logs.setdefault(same, LinesOfCalls(partial(list, rows)))
+        found[rank] = logs.setdefault(same, PackedLines(rows))
     return found
 
 

@@ -486,7 +486,11 @@ def _not_left_over(
             lists = {id(ranks): ranks for one in (*job.values(), some[0]) for ranks in _named(one)}
             free = set().union(*lists.values()) - job.keys()
             if len(free) == len(some) == 1 and _world(job) == world:
-                copied = any(_is_copy(some[0].dump, one.dump) for one in job.values())
+                copied = any(
+                    len(one.dump.entries) == len(some[0].dump.entries)
+                    and _is_one_record(some[0].dump, one.dump)
+                    for one in job.values()
+                )
                 rank = free.pop()
                 if not copied and fits(some[0].dump, rank, {}):
                     job[rank] = some.pop()
@@ -497,10 +501,6 @@ def _not_left_over(
 def _named(file: DumpFile) -> list[tuple[int, ...]]:
     """The members of its groups, of those that have a name."""
     return [ranks for (name, _), ranks in file.dump.groups.items() if name]
-
-
-def _is_copy(one: Dump, other: Dump) -> bool:
-    return len(one.entries) == len(other.entries) and _is_one_record(one, other)
 
 
 def _joined(

@@ -54,10 +54,7 @@ def classes(programs: Mapping[int, Program]) -> list[RankClass]:
     found: dict[bytes, list[int]] = {}
     for number, program in sorted(programs.items()):
         found.setdefault(_fingerprint(program, known), []).append(number)
-    return [
-        RankClass(tuple(ranks), sum(isinstance(one, Made) for one in programs[ranks[0]].events))
-        for ranks in found.values()
-    ]
+    return [RankClass(tuple(ranks), len(programs[ranks[0]].calls)) for ranks in found.values()]
 
 
 def _fingerprint(program: Program, known: dict[Hashable, int]) -> bytes:

@@ -25,9 +25,10 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from graphlib import TopologicalSorter
 
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.limits import SECOND_NS
@@ -35,8 +36,13 @@ from ..record.signature import ANY_SOURCE
 from ..record.snapshot import Call, Note
 from .limits import MOST_STATES
 from .meetings import MeetingPlace, Posted
-from .program import Ended, Made, Program, Waited
-from .simulation import PlannedThread, Simulation
+from .program import Made, Program, Waited
+from .simulation import Simulation
+
+CallOfRank = tuple[int, int]
+"""A rank, and the number of one of its calls."""
+ELSEWHERE = -2
+"""A rank that no plan has: what is received from it is there at once."""
 
 
 class OpenPlace(MeetingPlace):
@@ -61,8 +67,7 @@ class OpenPlace(MeetingPlace):
     def receive_for(self, source: int, destination: int, tag: int) -> Posted | None:
         row = self._receives.get((destination, tag, source))
         first = self._receives.get((destination, tag, ANY_SOURCE))
-        is_behind = self._sends.get((destination, tag), {}).get(source)
-        if not row or is_behind or (first and first[0].order < row[0].order):
+        if not row or (first and first[0].order < row[0].order):
             return None
         return row.popleft()
 
@@ -71,38 +76,36 @@ class OpenPlace(MeetingPlace):
             return None
         return super().send_for(source, destination, tag)
 
-    def undecided(self) -> list[tuple[int, int]]:
-        """The destinations and tags where a receive from any source waits."""
-        return [row[:2] for row, queue in self._receives.items() if row[2] == ANY_SOURCE and queue]
+    def forget(self, rank: int) -> None:
+        """Forgets nothing: before the rank ends somebody else may take what it has sent."""
 
-    def arrived(self, destination: int, tag: int) -> dict[int, Sequence[Posted]]:
-        """The messages that wait there, by source, in the order of ranks."""
-        by_source = self._sends.get((destination, tag), {})
-        return {source: queue for source, queue in sorted(by_source.items()) if queue}
+    def open_receives(self) -> Iterator[OpenReceives]:
+        """Yields where a receive from any source waits."""
+        for (destination, tag, source), pending in self._receives.items():
+            if source == ANY_SOURCE and pending:
+                sent = self._sends.get((destination, tag), {})
+                arrived = {one: queue for one, queue in sorted(sent.items()) if queue}
+                yield OpenReceives(self, destination, tag, pending, arrived)
 
-    def pending(self, destination: int, tag: int) -> Sequence[Posted]:
-        """The receives from any source that wait there."""
-        return self._receives.get((destination, tag, ANY_SOURCE), ())
+    def naming(self, box: OpenReceives) -> dict[int, deque[Posted]]:
+        """Returns the receives that wait there for one source, by that."""
+        return {
+            source: queue
+            for (destination, tag, source), queue in self._receives.items()
+            if (destination, tag) == (box.destination, box.tag) and source != ANY_SOURCE
+        }
 
-    def naming(self, destination: int, tag: int, source: int) -> Sequence[Posted]:
-        """The receives from this source that wait there."""
-        return self._receives.get((destination, tag, source), ())
-
-    def take(self, destination: int, tag: int, source: int) -> Iterator[tuple[Posted, Posted]]:
+    def take(self, box: OpenReceives, source: int) -> Iterator[tuple[Posted, Posted]]:
         """The first receive from any source takes the source's first message. Yields all receives
-        and sends that meet by it."""
-        wanted = self._receives[destination, tag, ANY_SOURCE]
-        pairs = [(wanted.popleft(), source)]
-        limit = wanted[0].order if wanted else math.inf
-        for (to, with_tag, one), queue in self._receives.items():
-            if (to, with_tag) == (destination, tag) and one != ANY_SOURCE:
-                pairs += [(posted, one) for posted in queue if posted.order < limit]
-        for receive, one in pairs:
-            sent = super().send_for(one, destination, tag)
-            if sent is not None:
-                if one != source or receive is not pairs[0][0]:
-                    self._receives[destination, tag, one].popleft()
-                yield receive, sent
+        and sends that meet by it: those behind it that name their source come to their turn."""
+        where, pending = (box.destination, box.tag), box.pending
+        taken = box.arrived[source][0]
+        super().send_for(source, *where)
+        yield pending.popleft(), taken
+        limit = pending[0].order if pending else math.inf
+        for one, queue in self.naming(box).items():
+            while queue and queue[0].order < limit and (sent := super().send_for(one, *where)):
+                yield queue.popleft(), sent
 
     def state(self) -> Hashable:
         """Returns what is open in it."""
@@ -117,30 +120,38 @@ class OpenPlace(MeetingPlace):
 
 
 @dataclass(frozen=True, slots=True)
-class OrderStep:
-    """A step is one of `ways` to go on where all stand still. `source`: whose message the first
-    receive from any source of `destination` takes, with this tag in this place of the
-    simulation's; None: none of those that are there. Without a place see `STAY`, `BUFFER`, `LEAVE`.
-    `orders`: by how many there are more, since others are equivalent to it; at least, unless
-    `exact`."""
+class OpenReceives:
+    """The receives from any source that wait at a rank, with one tag, and the messages that have
+    come there, by source, in the order of ranks."""
 
-    place: int = -1
-    destination: int = -1
-    tag: int = 0
+    place: OpenPlace
+    destination: int
+    tag: int
+    pending: deque[Posted]
+    arrived: Mapping[int, Sequence[Posted]]
+
+    @property
+    def receive(self) -> CallOfRank:
+        """The first receive, which is decided."""
+        return self.destination, self.pending[0].number
+
+    def has(self, call: Call) -> bool:
+        """Whether a receive of the rank receives there."""
+        return (call.group, call.signature.tag) == (self.place.key, self.tag)
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStep:
+    """A step is one of `ways` to go on where all stand still. `source`: whose message this receive
+    from any source takes; None: none of those that are there. Without a receive the sends that wait
+    are buffered. `orders`: by how many there are more, since others are equivalent to it; at least,
+    unless `exact`."""
+
+    receive: CallOfRank | None
     source: int | None = None
     ways: int = 1
     orders: Fraction = Fraction(1)
     exact: bool = True
-
-    @property
-    def stays(self) -> bool:
-        """Whether nobody goes on after it."""
-        return self.place < 0 and self.tag == STAY.tag
-
-
-STAY, BUFFER, LEAVE = (OrderStep(tag=tag) for tag in range(3))
-"""Nothing is buffered, and nobody goes on; the sends that wait are buffered; ranks end that have
-messages under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,66 +176,28 @@ def is_any(call: Call) -> bool:
 
 
 class MostSends:
-    """An upper bound of what can be sent: no send waits, nor a receive from any source but one, and
-    a message is for each receive that it may be for."""
+    """An upper bound of what can be sent before a receive from any source is over: no send waits,
+    nor any other receive from any source, and a message is for each receive that it may be for."""
 
     def __init__(self, programs: Mapping[int, Program], model: Model) -> None:
         self._model = replace(model, buffered_bytes=sys.maxsize)
-        self._programs = dict(programs)
-        self._known: dict[tuple[int, int], Simulation] = {}
-        self._all = Counter(
-            (event.call.group, rank, event.call.signature.peer, event.call.signature.tag)
-            for rank, program in programs.items()
-            for event in program.events
-            if isinstance(event, Made) and event.call.signature.op == "send"
-        )
+        self._known: dict[CallOfRank, Simulation] = {}
+        self._programs = {}
         for rank, program in programs.items():
-            self._programs[rank] = self._without(program, None)
+            elsewhere = {call.number: ELSEWHERE for call in program.calls if is_any(call)}
+            self._programs[rank] = replace(program, came_from=elsewhere)
 
-    @staticmethod
-    def _without(program: Program, kept: int | None) -> Program:
-        """The program without receives from any source but one, which never ends."""
-        numbers = {
-            event.call.number
-            for event in program.events
-            if isinstance(event, Made) and is_any(event.call) and event.call.number != kept
-        }
-        events = []
-        for event in program.events:
-            if isinstance(event, Made) and event.call.number == kept:
-                signature = replace(event.call.signature, tag=-1)
-                event = replace(event, call=replace(event.call, signature=signature))
-            number = event.call.number if isinstance(event, Made) else None
-            number = event.number if isinstance(event, Waited) else number
-            if number not in numbers:
-                events.append(event)
-        return replace(program, events=events, came_from={})
-
-    def sends(
-        self, place: MeetingPlace, destination: int, tag: int, before: tuple[Program, int] | None
-    ) -> dict[int, int]:
-        """Returns how often each rank sends there at most: in all, or before the destination's
-        receive with this number in its program is over."""
-        if before is None:
-            return {
-                rank: count
-                for rank in self._programs
-                if (count := self._all[place.key, rank, destination, tag])
-            }
-        program, number = before
-        simulation = self._known.get((destination, number))
-        if simulation is None:
-            programs = {**self._programs, destination: self._without(program, number)}
-            simulation = self._known[destination, number] = Simulation(
-                programs, self._model, SECOND_NS
-            )
-            simulation.run()
-        where = (place.key, "send", destination, tag)
-        return {
-            number: rank.channels[where].issued
-            for number, rank in simulation.ranks.items()
-            if where in rank.channels
-        }
+    def before(self, rank: int, number: int) -> Simulation:
+        """Returns the execution in which the rank's receive with this number in its program never
+        ends."""
+        found = self._known.get((rank, number))
+        if found is None:
+            program = self._programs[rank]
+            waits = replace(program, came_from={**program.came_from, number: rank})
+            found = Simulation({**self._programs, rank: waits}, self._model, SECOND_NS)
+            found.run()
+            self._known[rank, number] = found
+        return found
 
 
 class OpenSimulation(Simulation):
@@ -232,124 +205,107 @@ class OpenSimulation(Simulation):
 
     place_type = OpenPlace
 
-    def __init__(self, programs: Mapping[int, Program], model: Model, reach: MostSends) -> None:
-        self._leaving: list[PlannedThread] = []
-        self._slept: dict[tuple[int, int], frozenset[int]] = {}
-        """The sources whose messages a receive, by rank and call, does not take."""
-        self.taken: dict[tuple[int, int], int] = {}
-        """The source of what each receive from any source has taken, by rank and call."""
-        self.held: dict[tuple[int, int], tuple[int, int]] = {}
-        """The calls, by rank and number, that come after one of another rank in a run like it."""
+    def __init__(self, programs: Mapping[int, Program], model: Model, most: MostSends) -> None:
         programs = {rank: replace(one, came_from={}) for rank, one in programs.items()}
         super().__init__(programs, model, SECOND_NS)
-        self.places = [one for one in self._places.values() if isinstance(one, OpenPlace)]
-        self._reach = reach
+        self._most = most
+        self._open = [one for one in self._places.values() if isinstance(one, OpenPlace)]
+        self._slept: dict[CallOfRank, frozenset[int]] = {}
+        """The sources whose messages a receive does not take."""
+        self.taken: dict[CallOfRank, int] = {}
+        """The source of what each receive from any source has taken."""
+        self.held: dict[CallOfRank, CallOfRank] = {}
+        """The calls that come after one of another rank in a run like it."""
 
-    def _end(self, thread: PlannedThread, doing: Ended) -> bool:
-        if thread.rank.posted and not thread.yielded:
-            thread.yielded = True
-            self._leaving.append(thread)
-            return False
-        return super()._end(thread, doing)
-
-    def choices(self) -> list[OrderStep]:
-        """Returns what may happen now that all stand still: nothing at the end of an order, nor
-        where there is none, since a receive has not taken what it must take."""
-        able = []
-        impossible = False
-        for number, place in enumerate(self.places):
-            for destination, tag in place.undecided():
-                slept = self._slept.get((destination, place.pending(destination, tag)[0].number))
-                arrived = place.arrived(destination, tag)
-                sources = [one for one in arrived if one not in (slept or ())]
-                impossible = impossible or len(sources) < len(arrived)
-                if sources:
-                    able.append((number, place, destination, tag, sources, arrived))
-        several: list[OrderStep] = []
-        for number, place, destination, tag, sources, arrived in able:
-            step = OrderStep(number, destination, tag, sources[0])
-            fits = self._take_all(place, destination, tag)
-            if fits is not None and len(sources) == len(arrived):
-                queues = [*map(len, arrived.values())]
-                orders = Fraction(sum(queues), queues[0]) if fits else Fraction(1)
-                return [replace(step, orders=orders, exact=fits)]
-            more = int(self._others_may_come(place, destination, tag))
-            ways = len(sources) + more
-            found = [replace(step, source=one, ways=ways) for one in sources]
-            if not more:
-                return found
-            several = several or [*found, replace(step, source=None, ways=ways)]
-        if several:
-            return several
-        if any(self._is_awaited(one) for place in self.places for one in place.fitting):
-            return [BUFFER] if impossible else [replace(one, ways=2) for one in (STAY, BUFFER)]
-        return [LEAVE] if self._leaving and not impossible else []
+    def open_receives(self) -> dict[CallOfRank, OpenReceives]:
+        """Returns those of all groups, by the receive that is decided."""
+        return {box.receive: box for place in self._open for box in place.open_receives()}
 
     @property
     def possible(self) -> bool:
-        """Whether this is an order, at its end."""
+        """Whether each receive has taken what it must take, so that this may be an order."""
         return all(
-            slept.isdisjoint(place.arrived(destination, tag))
-            for place in self.places
-            for destination, tag in place.undecided()
-            if (slept := self._slept.get((destination, place.pending(destination, tag)[0].number)))
+            self._slept.get(receive, frozenset()).isdisjoint(box.arrived)
+            for receive, box in self.open_receives().items()
+        )
+
+    def choices(self) -> list[OrderStep]:
+        """Returns what may happen now that all stand still: nothing at the end of an order."""
+        several: list[OrderStep] = []
+        for receive, box in self.open_receives().items():
+            slept = self._slept.get(receive, ())
+            sources = [one for one in box.arrived if one not in slept]
+            if not sources:
+                continue
+            numbers = self._in_a_row(box)
+            queues = [*map(len, box.arrived.values())]
+            more = self._coming(box, numbers[-1]).total()
+            if sum(queues) + more <= len(numbers) and len(sources) == len(queues):
+                orders = Fraction(1) if more else Fraction(sum(queues), queues[0])
+                return [OrderStep(receive, sources[0], orders=orders, exact=not more)]
+            others = self._coming(box, numbers[0]).keys() - box.arrived.keys()
+            ways = len(sources) + bool(others)
+            found = [OrderStep(receive, one, ways) for one in sources]
+            if not others:
+                return found
+            several = several or [*found, OrderStep(receive, None, ways)]
+        if not several and self.sends_wait:
+            return [OrderStep(None, ways=1 + self.possible)]
+        return several
+
+    @property
+    def sends_wait(self) -> bool:
+        """Whether somebody waits for a send that may be buffered."""
+        return any(
+            not sent.end.done_ns and self._runnable.is_awaited(sent.end)
+            for place in self._open
+            for sent in place.fitting
         )
 
     def take(self, step: OrderStep) -> None:
         """Lets that happen; nothing goes on before `run`."""
-        if step.place < 0:
-            for place in self.places if step.tag == BUFFER.tag else ():
+        if step.receive is None:
+            for place in self._open:
                 for sent in place.fitting:
                     self._over(sent)
-                place.fitting.clear()
-            for thread in self._leaving if step.tag == LEAVE.tag else ():
-                self._runnable.push(thread)
-            self._leaving = [] if step.tag == LEAVE.tag else self._leaving
             return
-        place = self.places[step.place]
-        receive = place.pending(step.destination, step.tag)[0]
-        arrived = place.arrived(step.destination, step.tag)
-        own = (step.destination, receive.number)
+        box = self.open_receives()[step.receive]
         if step.source is None:
-            self._slept[own] = frozenset(arrived)
+            self._slept[step.receive] = frozenset(box.arrived)
             return
         if step.ways > 1:
-            others = [one[0] for rank, one in arrived.items() if rank != step.source]
-            self._hold(others, own, arrived[step.source][0])
-            # gloo gives it to one that names its source, though that was posted later.
-            taken = arrived[step.source][0]
-            after = self._next_call(taken.rank, taken.number, at_once=False)
-            for one in place.naming(step.destination, step.tag, step.source):
-                if after is not None:
-                    self.held[one.rank, one.number] = (taken.rank, after)
-        self._slept.pop(own, None)
-        self.taken[own] = step.source
-        for pair in place.take(step.destination, step.tag, step.source):
-            for one in (*pair, *place.buffered(pair[1], place.room_bytes)):
+            self._hold(box, step.source)
+        self._slept.pop(step.receive, None)
+        self.taken[step.receive] = step.source
+        for pair in box.place.take(box, step.source):
+            for one in (*pair, *box.place.buffered(pair[1], box.place.room_bytes)):
                 self._over(one)
 
     def _over(self, posted: Posted) -> None:
         if not posted.end.done_ns:
             self._runnable.over(posted.end, self.now_ns)
 
-    def _is_awaited(self, sent: Posted) -> bool:
-        return not sent.end.done_ns and self._runnable.is_awaited(sent.end)
+    def _hold(self, box: OpenReceives, source: int) -> None:
+        """Other messages come after the first receive has taken that one: its rank makes its next
+        call then, if it waits for that, else the sender, if it does."""
+        sent = {one: (one, queue[0].number) for one, queue in box.arrived.items()}
+        taken = sent.pop(source)
+        after = (
+            self._next_call(*box.receive, at_once=True)
+            or self._next_call(*taken, at_once=True)
+            or self._next_call(*box.receive, at_once=False)
+        )
+        if after is not None:
+            self.held.update(dict.fromkeys(sent.values(), after))
+        # gloo gives it to one that names its source, though that was posted later.
+        after = self._next_call(*taken, at_once=False)
+        for one in box.place.naming(box).get(source, ()):
+            if after is not None:
+                self.held[one.rank, one.number] = after
 
-    def _hold(self, sent: Sequence[Posted], receive: tuple[int, int], taken: Posted) -> None:
-        """These messages come after the receive has taken its own: its rank makes its next call
-        then, if it waits for that, else the sender, if it does."""
-        own = self._next_call(*receive, at_once=True)
-        if own is None and (after := self._next_call(taken.rank, taken.number, at_once=True)):
-            receive, own = (taken.rank, taken.number), after
-        own = own or self._next_call(*receive, at_once=False)
-        if own is None:
-            return
-        for one in sent:
-            self.held[one.rank, one.number] = (receive[0], own)
-
-    def _next_call(self, number: int, call: int, *, at_once: bool) -> int | None:
-        """Returns the number of the next call that this rank makes after this one of its calls is
-        over; None where there is none, or (`at_once`) where no thread waits for that now."""
+    def _next_call(self, number: int, call: int, *, at_once: bool) -> CallOfRank | None:
+        """Returns the next call that this rank makes after this one of its calls is over; None
+        where there is none, or (`at_once`) where no thread waits for that now."""
         rank = self.ranks[number]
         for thread in self.threads[number]:
             over = thread.stop is not None and thread.stop.number == call
@@ -358,73 +314,76 @@ class OpenSimulation(Simulation):
                 if isinstance(doing, Waited) and rank.own_number(doing.number) == call:
                     over = True
                 elif isinstance(doing, Made) and over:
-                    return following
+                    return number, following
                 following += isinstance(doing, Made)
         return None
 
-    def _before(self, destination: int, receive: Posted) -> tuple[Program, int]:
-        rank = self.ranks[destination]
-        return rank.program, rank.calls[receive.number].number
-
-    def _others_may_come(self, place: OpenPlace, destination: int, tag: int) -> bool:
-        """Whether a message may come there from another source before the first receive is over."""
-        arrived = place.arrived(destination, tag)
-        receive = place.pending(destination, tag)[0]
-        return any(
-            all(self._coming(place, destination, tag, before).get(source) for before in (None, its))
-            for its in [self._before(destination, receive)]
-            for source in place.ranks
-            if source not in arrived
-        )
-
-    def _coming(
-        self, place: OpenPlace, destination: int, tag: int, before: tuple[Program, int] | None
-    ) -> dict[int, int]:
-        """Returns how many messages may come there still, by source (see `MostSends.sends`)."""
-        where = (place.key, "send", destination, tag)
-        found = {}
-        for source, count in self._reach.sends(place, destination, tag, before).items():
-            made = self.ranks[source].channels.get(where)
-            if count > (made.issued if made is not None else 0):
-                found[source] = count - (made.issued if made is not None else 0)
-        return found
-
-    def _take_all(self, place: OpenPlace, destination: int, tag: int) -> bool | None:
-        """Whether the receives in a row from the first one on take all that may come to them, so
-        that their order does not matter, and all of it is there; None where something may be
-        left."""
-        pending = place.pending(destination, tag)
-        rank = self.ranks[destination]
-        numbers = {rank.calls[one.number].number for one in pending}
-        last = rank.calls[pending[-1].number].number
-        for thread in self.threads[destination]:
-            if thread.stop is None or thread.stop.number != pending[0].number:
+    def _in_a_row(self, box: OpenReceives) -> list[int]:
+        """Returns the numbers, in their program, of the receives from any source that wait there
+        and of those that come next, if the rank does nothing else before."""
+        rank = self.ranks[box.destination]
+        numbers = [rank.calls[one.number].number for one in box.pending]
+        for thread in self.threads[box.destination]:
+            if thread.stop is None or thread.stop.number != box.pending[0].number:
                 continue
             for doing in thread.doings[thread.at :]:
-                if isinstance(doing, Made) and is_any(doing.call):
-                    if (doing.call.group, doing.call.signature.tag) != (place.key, tag):
+                match doing:
+                    case Made(call) if is_any(call) and box.has(call):
+                        numbers.append(call.number)
+                    case Note():
+                        pass
+                    case Waited(number) if number in numbers:
+                        pass
+                    case _:
                         break
-                    numbers.add(doing.call.number)
-                    last = doing.call.number
-                elif not isinstance(doing, Note) and not (
-                    isinstance(doing, Waited) and doing.number in numbers
-                ):
-                    break
-        here = sum(map(len, place.arrived(destination, tag).values()))
-        more = sum(self._coming(place, destination, tag, None).values())
-        if here + more > len(numbers):
-            before = (rank.program, last)
-            more = sum(self._coming(place, destination, tag, before).values())
-        return None if here + more > len(numbers) else not more
+        return numbers
+
+    def _coming(self, box: OpenReceives, number: int) -> Counter[int]:
+        """Returns how many messages may come there still, by source, before the receive with this
+        number in its program is over."""
+        where = (box.place.key, "send", box.destination, box.tag)
+        most, now = (
+            Counter(
+                {
+                    rank: standing.channels[where].issued
+                    for rank, standing in simulation.ranks.items()
+                    if where in standing.channels
+                }
+            )
+            for simulation in (self._most.before(box.destination, number), self)
+        )
+        return most - now
 
     def state(self) -> Hashable:
         """Returns all that what comes depends on."""
         threads = (one for threads in self.threads.values() for one in threads)
         return (
             tuple((thread.at, thread.stop is not None) for thread in threads),
-            tuple(place.state() for place in self.places),
+            tuple(place.state() for place in self._open),
             tuple(sorted(self._slept.items())),
         )
+
+    def holds(self) -> tuple[Hold, ...]:
+        """Returns what brings this order about in a run."""
+        ranks: dict[tuple[int, int, int], list[int]] = {}
+        for (rank, call), after in sorted(self.held.items()):
+            ranks.setdefault((call, *after), []).append(rank)
+        return tuple(Hold(tuple(own), *calls) for calls, own in ranks.items())
+
+    def sources(self, rank: int) -> dict[int, int]:
+        """Returns whose messages the rank's receives from any source have taken, by their numbers
+        in its program."""
+        calls = self.ranks[rank].calls
+        taken = self.taken.items()
+        return {calls[number].number: source for (at, number), source in taken if at == rank}
+
+    def seen(self, rank: int) -> dict[int, int]:
+        """Returns those of these sources that the rank has waited for."""
+        done = [doing for one in self.threads[rank] for doing in one.doings[: one.at]]
+        waited = {doing.number for doing in done if isinstance(doing, Waited)}
+        made = (doing.call for doing in done if isinstance(doing, Made))
+        waited.update(call.number for call in made if not call.is_async)
+        return {call: one for call, one in self.sources(rank).items() if call in waited}
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,139 +404,100 @@ class OrderCount:
         return self.exact and self.stuck == self.total
 
 
+@dataclass(slots=True, eq=False)
+class OrderState:
+    """A state in which all stand still, with the steps that go on from there. `orders`: how many
+    there are from it on, one of which may end in it; `stuck`: of these; `decisions` and `steps`: of
+    the shortest of these."""
+
+    following: list[tuple[OrderStep, OrderState]] = field(default_factory=list)
+    orders: int = 0
+    stuck: int = 0
+    decisions: int = 0
+    steps: tuple[OrderStep, ...] = ()
+
+
 def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> OrderCount:
     """Executes the orders of the programs, those with the fewest decisions that differ from the
     first one's first: all, or those that there is time for (`time.monotonic()`) and room."""
-    reach = MostSends(programs, model)
-    nodes: dict[Hashable, list[tuple[OrderStep, Hashable]]] = {}
-    ends: dict[Hashable, tuple[int, int, int, tuple[OrderStep, ...]]] = {}
-    """Of a state: orders, those that are stuck, the decisions of the shortest one, its steps."""
+    most = MostSends(programs, model)
+    states: dict[Hashable, OrderState] = {}
     unknown: tuple[OrderStep, ...] | None = None
-    todo: deque[tuple[tuple[OrderStep, ...], Hashable]] = deque([((), None)])
+    todo: deque[tuple[tuple[OrderStep, ...], OrderState]] = deque([((), OrderState())])
     exact = True
-    while todo and len(nodes) < MOST_STATES and (time.monotonic() < until_s or not nodes):
-        steps, parent = todo.popleft()
-        simulation = OpenSimulation(programs, model, reach)
+    while todo and len(states) < MOST_STATES and (time.monotonic() < until_s or not states):
+        steps, before = todo.popleft()
+        simulation = OpenSimulation(programs, model, most)
         for step in steps:
             simulation.run()
             simulation.take(step)
         while True:
             simulation.run()
-            stays = bool(steps) and steps[-1].stays
-            state = (simulation.state(), stays)
+            key = simulation.state()
+            is_known = key in states
+            state = states.setdefault(key, OrderState())
             if steps:
-                nodes[parent].append((steps[-1], state))
-            if state in nodes:
+                before.following.append((steps[-1], state))
+            if is_known:
                 break
-            nodes[state] = []
-            found = [] if stays else simulation.choices()
-            if not found:
+            found = simulation.choices()
+            # A backend need not buffer what it may buffer: then nobody goes on.
+            if simulation.possible and not any(step.receive for step in found):
                 ranks = simulation.ranks.values()
                 is_cut = any(rank.cut is not None for rank in ranks)
-                unknown = unknown or (steps if is_cut else None)
-                possible = simulation.possible
                 ended = is_cut or all(rank.exit is not None for rank in ranks)
-                ends[state] = (int(possible), int(possible and not ended), 0, ())
+                unknown = unknown or (steps if is_cut else None)
+                state.orders, state.stuck = 1, int(not ended)
+            if not found:
                 break
             exact = exact and all(step.exact for step in found)
             todo += [((*steps, step), state) for step in found[1:]]
             simulation.take(found[0])
-            steps, parent = (*steps, found[0]), state
-    first = next(iter(nodes))
-    total, stuck, _, shortest = _sum(first, nodes, ends)
-    exact = exact and not todo and unknown is None
-    return OrderCount(total, stuck, exact, shortest if stuck else None, unknown)
+            steps, before = (*steps, found[0]), state
+    _add_up(states.values())
+    first = next(iter(states.values()))
+    return OrderCount(
+        first.orders,
+        first.stuck,
+        exact and not todo and unknown is None,
+        first.steps if first.stuck else None,
+        unknown,
+    )
 
 
-def _sum(
-    first: Hashable,
-    nodes: Mapping[Hashable, Sequence[tuple[OrderStep, Hashable]]],
-    ends: dict[Hashable, tuple[int, int, int, tuple[OrderStep, ...]]],
-) -> tuple[int, int, int, tuple[OrderStep, ...]]:
-    """Adds up the ends of all orders from the state `first` on, into `ends`."""
-    todo = [first]
-    while todo:
-        state = todo[-1]
-        left = [one for _, one in nodes[state] if one not in ends]
-        if state in ends or left:
-            todo.pop() if state in ends else todo.extend(left)
-            continue
-        total, stuck = 0, 0
-        best: tuple[int, tuple[OrderStep, ...]] | None = None
-        for step, one in nodes[state]:
-            its_total, its_stuck, decisions, steps = ends[one]
-            total += int(step.orders * its_total)
-            stuck += int(step.orders * its_stuck)
-            decisions += MOST_STATES if step.stays else step.ways > 1
-            if its_stuck and (best is None or decisions < best[0]):
-                best = (decisions, (step, *steps))
-        ends[state] = (total, stuck, *(best or (0, ())))
-    return ends[first]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """An order. `programs`: with the sources of what receives from any source take; `holds`: they
-    bring it about in a run; `buffered`: unless sends wait for their receives; `seen`: the sources,
-    by rank and call, of what the ranks have waited for."""
-
-    programs: Mapping[int, Program]
-    holds: tuple[Hold, ...]
-    buffered: bool
-    seen: Mapping[tuple[int, int], int]
+def _add_up(states: Iterable[OrderState]) -> None:
+    """Adds up the orders of each state, of which those that end in it are known."""
+    graph = {state: [after for _, after in state.following] for state in states}
+    for state in TopologicalSorter(graph).static_order():
+        # Where sends may be buffered, that none is comes last of all.
+        own = (MOST_STATES if state.following else 0, ())
+        stuck: list[tuple[int, tuple[OrderStep, ...]]] = [own] * state.stuck
+        for step, after in state.following:
+            state.orders += int(step.orders * after.orders)
+            state.stuck += int(step.orders * after.stuck)
+            if after.stuck:
+                stuck.append((after.decisions + (step.ways > 1), (step, *after.steps)))
+        if stuck:
+            state.decisions, state.steps = min(stuck, key=lambda one: one[0])
 
 
 def follow(
-    programs: Mapping[int, Program],
-    model: Model,
-    choose: Callable[[OpenSimulation], OrderStep | None],
-) -> Order:
-    """Executes the order of these choices; None ends it."""
+    programs: Mapping[int, Program], model: Model, steps: Sequence[OrderStep] | None
+) -> OpenSimulation:
+    """Executes the order of these steps; None: that in which each receive takes the message of the
+    last rank, whether that matters or not."""
     simulation = OpenSimulation(programs, model, MostSends(programs, model))
-    buffered = True
     simulation.run()
-    while (choice := choose(simulation)) is not None:
-        simulation.take(choice)
-        buffered = buffered and not choice.stays
+    for step in _last_first(simulation) if steps is None else steps:
+        simulation.take(step)
         simulation.run()
-    sources = {
-        (rank, simulation.ranks[rank].calls[number].number): source
-        for (rank, number), source in simulation.taken.items()
-    }
-    found = {}
-    for rank, program in programs.items():
-        own = {call: source for (at, call), source in sources.items() if at == rank}
-        found[rank] = replace(program, came_from=own)
-    seen = dict(sources)
-    for rank, threads in simulation.threads.items():
-        waited = {
-            doing.number if isinstance(doing, Waited) else doing.call.number
-            for thread in threads
-            for doing in thread.doings[: thread.at]
-            if isinstance(doing, Waited) or (isinstance(doing, Made) and not doing.call.is_async)
-        }
-        for at, call in sources:
-            if at == rank and call not in waited:
-                del seen[at, call]
-    holds: dict[tuple[int, int, int], list[int]] = {}
-    for (rank, call), after in sorted(simulation.held.items()):
-        holds.setdefault((call, *after), []).append(rank)
-    held = tuple(Hold(tuple(ranks), *calls) for calls, ranks in holds.items())
-    return Order(found, held, buffered, seen)
+    return simulation
 
 
-def in_turn(choices: Sequence[OrderStep]) -> Callable[[OpenSimulation], OrderStep | None]:
-    """For `follow`: these choices, one after the other."""
-    left = iter(choices)
-    return lambda _: next(left, None)
-
-
-def last_first(simulation: OpenSimulation) -> OrderStep | None:
-    """Returns what makes each receive take the message of the last rank, whether that matters or
-    not."""
-    found = simulation.choices()
-    if not found or found[0].place < 0:
-        return found[-1] if found else None
-    one = found[0]
-    arrived = simulation.places[one.place].arrived(one.destination, one.tag)
-    return replace(one, source=max(arrived), ways=len(arrived))
+def _last_first(simulation: OpenSimulation) -> Iterator[OrderStep]:
+    while found := simulation.choices():
+        step = found[0]
+        if step.receive is not None:
+            arrived = simulation.open_receives()[step.receive].arrived
+            step = replace(step, source=max(arrived), ways=len(arrived))
+        yield step

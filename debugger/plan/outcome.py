@@ -13,7 +13,7 @@ from functools import cached_property
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.limits import SECOND_NS
 from ..record.layout import CallState, GroupState, Phase
-from ..record.lines import LinesOfCalls
+from ..record.lines import PackedLines
 from ..record.notes import LayerOffNote
 from ..record.signature import CHAIN_STEP, MASK, split_contribution
 from ..record.snapshot import (
@@ -218,14 +218,12 @@ class PlannedHistory(RecalledHistory):
             chains.append((chain, exact, balance))
         return numbers, chains
 
-    def lines_of(self, where: Hashable) -> LinesOfCalls:
+    def lines_of(self, where: Hashable) -> PackedLines:
         """Returns where the calls of a group or channel come from."""
         standing = self._standing
-        return LinesOfCalls(
-            lambda: (
-                (standing.seqs[number], standing.calls[number].place)
-                for number in self._index[0].get(where, ())
-            )
+        return PackedLines(
+            (standing.seqs[number], standing.calls[number].place)
+            for number in self._index[0].get(where, ())
         )
 
     def call(self, number: int) -> Call | None:

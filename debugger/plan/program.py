@@ -125,6 +125,11 @@ class Program:
     asked: frozenset[int] = frozenset()
     enough: bool = False
 
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that the rank makes, in the order of their issue."""
+        return [event.call for event in self.events if isinstance(event, Made)]
+
 
 _KINDS = {word: kind for kind, word in WORDS.items()}
 

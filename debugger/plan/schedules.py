@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..diagnosis.diagnose import verdict
 from ..diagnosis.facts.blocking import Model, backend_of
 from ..diagnosis.findings import Finding
 from ..diagnosis.limits import SECOND_NS
@@ -26,8 +25,8 @@ from ..record.snapshot import Call, CallSite, GroupKey
 from ..record.wording import at_site, counted, ranks_text
 from .judgement import Judgement, judge_programs
 from .limits import MOST_BACK
-from .orders import Hold, Order, OrderCount, explore, follow, in_turn, last_first
-from .program import CutOff, Event, Made, Program, Waited
+from .orders import Hold, OrderCount, explore, follow
+from .program import Created, CutOff, Event, Program
 from .simulation import Simulation
 
 PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
@@ -36,27 +35,20 @@ PlanAgain = Callable[[Sequence[str]], Mapping[int, Program]]
 
 @dataclass(frozen=True, slots=True)
 class OtherWay:
-    """A choice that was planned in another way: `call` of `rank` comes after its call `after`, of
-    another of its threads, which is its call `its` then; without that it is over when the rank asks
-    whether it is. `lines`: of these calls; `told`: that in words."""
+    """A choice that was planned in another way, by `fault`: `call` of `rank` is over when the rank
+    asks whether it is, or comes after a call of another thread, as the rank's call `its`. `lines`:
+    of these calls; `told`: that in words."""
 
     rank: int
     call: int
-    after: int | None
-    its: int
+    fault: str
+    its: int | None
     lines: tuple[CallSite | None, ...] = field(compare=False)
     told: str = field(compare=False)
 
     def clashes(self, other: OtherWay) -> bool:
         """Whether the two are of calls that may have other numbers by one of them."""
-        threads = self.after is not None or other.after is not None
-        return threads and self.rank == other.rank
-
-    def __str__(self) -> str:
-        """Returns it as `--inject` takes it."""
-        if self.after is None:
-            return f"finish(rank={self.rank}) @ call {self.call}"
-        return str(Hold((self.rank,), self.call, self.rank, self.its))
+        return self.rank == other.rank and (self.its, other.its) != (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +84,11 @@ def look_for_orders(
         chosen, before = todo.popleft()
         if chosen and chosen[-1].lines in impossible:
             continue
-        known = plan_again(list(map(str, chosen))) if chosen else programs
-        if chosen and not _can_be(chosen[-1], before, known, model):
+        known = plan_again([one.fault for one in chosen]) if chosen else programs
+        if chosen and not _can_be(chosen[-1], known, model):
             impossible.add(chosen[-1].lines)
             continue
-        if chosen and _calls(known) == _calls(before):
+        if chosen and all(_same_calls(before[rank], one) for rank, one in known.items()):
             continue
         for one in _choices(known):
             made = frozenset((*chosen, one))
@@ -119,43 +111,46 @@ def look_for_orders(
 
 def _choices(programs: Mapping[int, Program]) -> list[OtherWay]:
     """Returns what may be otherwise; those of lines that others have had before come last."""
-    found: list[OtherWay] = []
-    for rank, program in programs.items():
-        made: dict[GroupKey, list[Call]] = {}
-        lines: set[tuple[CallSite | None, ...]] = set()
-        calls = [event.call for event in program.events if isinstance(event, Made)]
-        for place, call in enumerate(calls):
-            if call.number in program.asked and _may_be_asked(call, program):
-                told = f"{_in_words(rank, call)} is over when the rank asks whether it is"
-                found.append(OtherWay(rank, call.number, None, 0, (call.site,), told))
-            row = made.setdefault(call.group, [])
-            if call.signature.peer is not None:
-                continue
-            row.append(call)
-            for at in range(len(row) - 2, max(-1, len(row) - MOST_BACK), -1):
-                held = row[at]
-                both = (held.site, call.site)
-                if held.thread == call.thread or both in lines:
-                    continue
-                behind = sorted(row[at:], key=lambda one: one.thread == row[at].thread)
-                if [one.signature for one in behind] == [one.signature for one in row[at:]]:
-                    continue
-                lines.add(both)
-                since = calls[calls.index(held, 0, place) + 1 : place + 1]
-                its = held.number + sum(one.thread != held.thread for one in since)
-                told = f"{_in_words(rank, held)} comes after its call {its}{at_site(call.site)}"
-                told += ", which another thread makes"
-                found.append(OtherWay(rank, held.number, call.number, its, both, told))
     seen: Counter[object] = Counter()
-    order = []
-    for choice in found:
-        order.append(seen[choice.lines])
+
+    def turn(choice: OtherWay) -> int:
         seen[choice.lines] += 1
-    return [choice for _, choice in sorted(zip(order, found, strict=True), key=lambda row: row[0])]
+        return seen[choice.lines]
+
+    return sorted((one for row in programs.values() for one in _choices_of(row)), key=turn)
 
 
-def _in_words(rank: int, call: Call) -> str:
-    return f"in that order call {call.number} of rank {rank}{at_site(call.site)}"
+def _choices_of(program: Program) -> Iterator[OtherWay]:
+    rank = program.rank
+    made: dict[GroupKey, list[Call]] = {}
+    lines: set[tuple[CallSite | None, ...]] = set()
+    calls = program.calls
+    for place, call in enumerate(calls):
+        if call.number in program.asked and _may_be_asked(call, program):
+            told = f"call {call.number} of rank {rank}{at_site(call.site)} is over when the rank "
+            told += "asks whether it is"
+            fault = f"finish(rank={rank}) @ call {call.number}"
+            yield OtherWay(rank, call.number, fault, None, (call.site,), told)
+        if call.signature.peer is not None:
+            continue
+        row = made.setdefault(call.group, [])
+        row.append(call)
+        recent = row[1 - MOST_BACK :]
+        for at, held in reversed([*enumerate(recent[:-1])]):
+            both = (held.site, call.site)
+            if held.thread == call.thread or both in lines:
+                continue
+            since = recent[at:]
+            then = sorted(since, key=lambda one: one.thread == held.thread)
+            if [one.signature for one in then] == [one.signature for one in since]:
+                continue
+            lines.add(both)
+            behind = [one for one in calls[: place + 1] if one.number > held.number]
+            its = held.number + sum(one.thread != held.thread for one in behind)
+            told = f"call {held.number} of rank {rank}{at_site(held.site)} comes after its call "
+            told += f"{its}{at_site(call.site)}, which another thread makes"
+            fault = str(Hold((rank,), held.number, rank, its))
+            yield OtherWay(rank, held.number, fault, its, both, told)
 
 
 def _may_be_asked(call: Call, program: Program) -> bool:
@@ -168,53 +163,28 @@ def _may_be_asked(call: Call, program: Program) -> bool:
     )
 
 
-def _can_be(
-    choice: OtherWay, before: Mapping[int, Program], known: Mapping[int, Program], model: Model
-) -> bool:
-    """Whether the rank comes to make this choice, without what comes after it; `before`: the
-    programs without it, `known`: as they were planned with it."""
-    rank, call, after = choice.rank, choice.call, choice.after
-    if after is None:
-        simulation = Simulation(known, replace(model, in_order=True), SECOND_NS)
-        simulation.run()
-        own = simulation.ranks[rank].own_number(call)
-        return own is not None and simulation.ranks[rank].done_ns(own) > 0
-    program = before[rank]
-    made = [one.call for one in program.events if isinstance(one, Made)]
-    at, held = next(
-        (at, one.call)
-        for at, one in enumerate(program.events)
-        if isinstance(one, Made) and one.call.number == call
-    )
-    threads = {one.number: one.thread for one in made}
-    main = min(threads.values())
-
-    def is_others(event: Event) -> bool:
-        number = event.call.number if isinstance(event, Made) else None
-        number = event.number if isinstance(event, Waited) else number
-        return (main if number is None else threads.get(number, main)) != held.thread
-
-    events = [*program.events[:at], *filter(is_others, program.events[at:])]
-    without = {**before, rank: replace(program, events=events)}
-    simulation = Simulation(without, model, SECOND_NS)
+def _can_be(choice: OtherWay, programs: Mapping[int, Program], model: Model) -> bool:
+    """Whether the rank comes to make this choice; `programs`: as they were planned with it."""
+    its = choice.its
+    simulation = Simulation(programs, replace(model, in_order=its is None), SECOND_NS)
     simulation.run()
-    came = simulation.ranks[rank].own_number(after) is not None
-    # The thread that was held went on: it has made its call as well.
-    ends = {one.number for one in made if one.number <= after and one.site == held.site}
-    again = [one for one in known[rank].events if isinstance(one, Made)]
-    return came and sum(one.call.site == held.site for one in again) >= len(ends)
+    standing = simulation.ranks[choice.rank]
+    if its is None:
+        own = standing.own_number(choice.call)
+        return own is not None and standing.done_ns(own) > 0
+    # The other thread comes to its call, and the one that was held goes on.
+    behind = programs[choice.rank].calls[its:]
+    is_behind = any(call.site == choice.lines[0] for call in behind)
+    return is_behind and standing.own_number(its - 1) is not None
 
 
-def _calls(programs: Mapping[int, Program]) -> Mapping[int, Sequence[Hashable]]:
-    """Returns what each rank calls, from whatever thread and line."""
-    return {
-        rank: [
-            (one.call.group, one.call.signature, one.call.is_async)
-            for one in program.events
-            if isinstance(one, Made)
-        ]
-        for rank, program in programs.items()
-    }
+def _same_calls(one: Program, other: Program) -> bool:
+    """Whether the rank makes the same calls, from whatever thread and line."""
+    own, others = (
+        [(call.group, call.signature, call.is_async) for call in program.calls]
+        for program in (one, other)
+    )
+    return own == others
 
 
 def _look_for_messages(
@@ -227,64 +197,57 @@ def _look_for_messages(
 ) -> Schedule:
     """Returns what the orders of messages come to. `programs`: as they are with these choices;
     `planned`: in so many orders they were planned before."""
-    tried: set[tuple[str, ...]] = set()
+    first = tuple(one.fault for one in chosen)
     depends = bool(chosen)
-    first = tuple(map(str, chosen))
     if chosen:
         found = judge_programs(programs, model)
-        if verdict(found.findings) is not None:
+        if found.verdict is not None:
             schedule = Schedule(OrderCount(1, 1, False), planned + 1, depends, faults=first)
-            order = Order(programs, (), True, {})
-            findings = [
-                _with_order(one, schedule, order, programs, chosen) for one in found.findings
-            ]
-            return replace(schedule, judgement=replace(found, findings=findings))
+            return _told(schedule, found, chosen, (), programs)
+    tried = {first}
     while True:
         now_s = time.monotonic()
         count = explore(programs, model, now_s + (until_s - now_s) / 3)
-        schedule = Schedule(count, planned + len(tried) + 1, depends)
+        schedule = Schedule(count, planned + len(tried), depends)
         if count.exact and (count.total == 1 or count.all_stuck):
             return schedule  # nothing depends on the order
         known = count.unknown or count.shortest
-        order = follow(programs, model, in_turn(known) if known else last_first)
-        faults = (*first, *map(str, order.holds))
-        if faults == first or faults in tried or time.monotonic() >= until_s:
+        order = follow(programs, model, known)
+        faults = (*first, *map(str, order.holds()))
+        if faults in tried or time.monotonic() >= until_s:
             return schedule
         tried.add(faults)
         again = plan_again(faults)
-        schedule = replace(schedule, planned=planned + len(tried) + 1)
+        schedule = replace(schedule, planned=planned + len(tried), faults=faults)
         more = _longer(programs, again)
+        depends = depends or more is None
         if count.unknown is None and (more is None or known):
-            its = model if order.buffered else replace(model, buffered_bytes=0)
+            its = replace(model, buffered_bytes=0) if order.sends_wait else model
             found = judge_programs(again, its)
-            is_shown = verdict(found.findings) is not None and _went_on(order, again)
+            is_shown = found.verdict is not None and _went_on(order.holds(), again)
             # A planned receive takes its message as it is waited for. So this may be another order,
             # in which the ranks have seen the same up to where they are stuck.
             if not is_shown and known and more is not None:
                 is_shown = all(
-                    again[rank].came_from.get(call) == source
-                    for (rank, call), source in order.seen.items()
+                    order.seen(rank).items() <= program.came_from.items()
+                    for rank, program in again.items()
                 )
-                found = judge_programs(order.programs, its)
+                followed = {
+                    rank: replace(program, came_from=order.sources(rank))
+                    for rank, program in programs.items()
+                }
+                found = judge_programs(followed, its)
             if is_shown:
-                schedule = replace(schedule, depends=depends or more is None, faults=faults)
-                findings = [
-                    _with_order(one, schedule, order, again, chosen) for one in found.findings
-                ]
-                return replace(schedule, judgement=replace(found, findings=findings))
+                schedule = replace(schedule, depends=depends)
+                return _told(schedule, found, chosen, order.holds(), again)
         if more is not None and count.unknown is None:
-            return schedule
-        depends = depends or more is None
+            return replace(schedule, faults=())
         programs = more or again
 
 
-def _went_on(order: Order, programs: Mapping[int, Program]) -> bool:
+def _went_on(holds: Sequence[Hold], programs: Mapping[int, Program]) -> bool:
     """Whether all who were held have gone on: else others may be stuck by that."""
-    made = {
-        rank: sum(isinstance(event, Made) for event in program.events)
-        for rank, program in programs.items()
-    }
-    return all(made[rank] > hold.call for hold in order.holds for rank in hold.ranks)
+    return all(len(programs[rank].calls) > hold.call for hold in holds for rank in hold.ranks)
 
 
 def _longer(
@@ -294,51 +257,51 @@ def _longer(
     same so far."""
     found = {}
     for rank, program in programs.items():
-        known = sorted((program, again[rank]), key=_known_length)
-        shorter, longer = (list(map(_content, one.events[: _known_length(one)])) for one in known)
-        if shorter != longer[: len(shorter)]:
+        one, other = _known(program), _known(again[rank])
+        if any(event != its for event, its in zip(one, other, strict=False)):
             return None
-        if len(shorter) < len(longer) and not isinstance(known[0].events[-1], CutOff):
-            return None
-        found[rank] = known[1] if len(shorter) < len(longer) else program
+        found[rank] = again[rank] if len(other) > len(one) else program
     return found
 
 
-def _known_length(program: Program) -> int:
-    return len(program.events) - isinstance(program.events[-1], CutOff)
+def _known(program: Program) -> list[Event]:
+    """Returns all that is known that the rank does, whenever that is."""
+    return [
+        Created(replace(event.creation, time_ns=0)) if isinstance(event, Created) else event
+        for event in program.events
+        if not isinstance(event, CutOff)
+    ]
 
 
-def _content(event: Event) -> Hashable:
-    if isinstance(event, Made):
-        call = event.call
-        return (call.number, call.group, call.signature, call.is_async, call.site)
-    return (event.number, event.site) if isinstance(event, Waited) else type(event).__name__
+def _told(
+    schedule: Schedule,
+    found: Judgement,
+    chosen: Sequence[OtherWay],
+    holds: Sequence[Hold],
+    programs: Mapping[int, Program],
+) -> Schedule:
+    """Returns the schedule with what was found in the order of these choices and holds."""
+    sites = {
+        (rank, call.number): call.site
+        for rank, program in programs.items()
+        for call in program.calls
+    }
+    lines = [one.told for one in chosen]
+    for hold in holds:
+        own, its = (hold.ranks[0], hold.call), (hold.until, hold.its)
+        lines.append(
+            f"call {hold.call} of {ranks_text(hold.ranks)}{at_site(sites.get(own))} comes after "
+            f"rank {hold.until} has come to its call {hold.its}{at_site(sites.get(its))}"
+        )
+    flags = " ".join(f"--inject '{fault}'" for fault in schedule.faults)
+    lines = [*(f"in that order {line}" for line in lines)]
+    lines.append(f"to bring it about: distdebug run {flags}")
+    findings = [_in_order(one, schedule, lines) for one in found.findings]
+    return replace(schedule, judgement=replace(found, findings=findings))
 
 
 @step("orders")
-def _with_order(
-    finding: Finding,
-    schedule: Schedule,
-    order: Order,
-    programs: Mapping[int, Program],
-    chosen: Sequence[OtherWay],
-) -> Finding:
-    calls = {
-        (rank, event.call.number): event.call
-        for rank, program in programs.items()
-        for event in program.events
-        if isinstance(event, Made)
-    }
-    lines = [one.told for one in chosen]
-    for hold in order.holds:
-        own, its = calls.get((hold.ranks[0], hold.call)), calls.get((hold.until, hold.its))
-        lines.append(
-            f"in that order call {hold.call} of {ranks_text(hold.ranks)}"
-            f"{at_site(own.site) if own else ''} comes after rank {hold.until} has come to its "
-            f"call {hold.its}{at_site(its.site) if its else ''}"
-        )
-    flags = " ".join(f"--inject '{fault}'" for fault in schedule.faults)
-    lines.append(f"to bring it about: distdebug run {flags}")
+def _in_order(finding: Finding, schedule: Schedule, lines: Sequence[str]) -> Finding:
     return replace(
         finding,
         message=f"in {schedule}: {finding.message}",

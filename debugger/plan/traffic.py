@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
-from ..record.lines import LinesOfCalls
+from ..record.lines import PackedLines
 from ..record.ops import Pattern, op_of
 from ..record.signature import Signature, call_bytes, item_bytes, tensors_bytes
 from ..record.snapshot import Call, CallSite, Creation, Group, GroupKey, Place, Rank
@@ -89,9 +89,7 @@ def of_program(program: Program) -> RankCalls:
         world_size=program.world_size,
         calls=calls,
         groups={
-            key: replace(
-                group, issued=len(made[key]), lines=LinesOfCalls(partial(enumerate, made[key]))
-            )
+            key: replace(group, issued=len(made[key]), lines=PackedLines(enumerate(made[key])))
             for key, group in program.groups.items()
         },
         sites=sites,

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
 from functools import cached_property
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from .signature import CHAIN_STEP, MASK
 
 if TYPE_CHECKING:  # a rank, which packs nothing, starts sooner without it
-    from .snapshot import LineLog, Place, Surprise
+    from .snapshot import Place, Surprise
 
 MOST_PERIOD = 4096
 """A loop that makes more calls is a surprise or two in each round."""
@@ -80,17 +79,6 @@ class Predictor(Generic[T]):
         self.expected = []
 
 
-def places(log: LineLog, end: int) -> Iterator[Place | None]:
-    """Yields the place of each call from `log.first` to before `end`."""
-    surprises = log.surprises
-    made: list[Place | None] = []
-    for index, one in enumerate(surprises):
-        until = surprises[index + 1].seq if index + 1 < len(surprises) else end
-        for seq in range(one.seq, min(until, end)):
-            made.append(one.place if seq == one.seq else made[-one.period])
-            yield made[-1]
-
-
 def place_at(surprises: Sequence[Surprise], seq: int) -> Place | None:
     """Returns the place of one call, which must not be before the first surprise."""
     while True:
@@ -106,52 +94,32 @@ def mark_after(mark: int, seq: int, key: int) -> int:
     return ((mark * CHAIN_STEP + seq) * CHAIN_STEP + key) & MASK
 
 
-@dataclass(frozen=True, slots=True)
 class PackedLines:
-    """A log of which all is known: see `pack`."""
+    """The log of calls of which all are known, by sequence number, one after the other: packed when
+    it is asked for. Implements `LineLog`."""
 
-    first: int
-    mark: Hashable
-    surprises: Sequence[Surprise]
-
-
-def pack(calls: Iterable[tuple[int, Place | None]]) -> PackedLines:
-    """Returns the log of calls whose sequence numbers follow one another."""
-    from .snapshot import Surprise
-
-    predictor: Predictor[Place | None] = Predictor()
-    found: list[Surprise] = []
-    mark = kept = 0
-    for seq, place in calls:
-        expected = predictor.expected
-        if expected and expected[kept % len(expected)] == place:
-            kept += 1
-            continue
-        found.append(Surprise(seq, place, predictor.surprised(kept, place)))
-        mark = mark_after(mark, seq, 0 if place is None else place.key)
-        kept = 0
-    return PackedLines(found[0].seq if found else 0, (len(found), mark), found)
-
-
-class LinesOfCalls:
-    """The log of calls of which all are known, packed when it is asked for. `calls` returns their
-    sequence numbers and places. Implements `LineLog`."""
-
-    def __init__(self, calls: Callable[[], Iterable[tuple[int, Place | None]]]) -> None:
+    def __init__(self, calls: Iterable[tuple[int, Place | None]]) -> None:
         self._calls = calls
 
     @cached_property
-    def _packed(self) -> PackedLines:
-        return pack(self._calls())
-
-    @property
-    def first(self) -> int:
-        return self._packed.first
-
-    @property
-    def mark(self) -> Hashable:
-        return self._packed.mark
-
-    @property
     def surprises(self) -> Sequence[Surprise]:
-        return self._packed.surprises
+        from .snapshot import Surprise
+
+        predictor: Predictor[Place | None] = Predictor()
+        found: list[Surprise] = []
+        kept = 0
+        for seq, place in self._calls:
+            expected = predictor.expected
+            if expected and expected[kept % len(expected)] == place:
+                kept += 1
+                continue
+            found.append(Surprise(seq, place, predictor.surprised(kept, place)))
+            kept = 0
+        return found
+
+    @cached_property
+    def mark(self) -> Hashable:
+        mark = 0
+        for one in self.surprises:
+            mark = mark_after(mark, one.seq, 0 if one.place is None else one.place.key)
+        return len(self.surprises), mark

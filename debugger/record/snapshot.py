@@ -49,14 +49,10 @@ class Surprise:
 class LineLog(Protocol):
     """The places of the calls of a rank in a group or channel, as surprises: see `record.lines`.
 
-    `first`: the sequence number from which on it has all (0 but where a record has lost the oldest
-    ones), which is that of its first surprise. `mark`: equal marks of two logs say that their calls
-    came from the same places, up to the smaller number of calls. `surprises` are read when they are
-    asked for, since most are not.
+    It has all calls from its first surprise on, which is #0 but where a record has lost the oldest
+    ones. `mark`: equal marks of two logs say that their calls came from the same places, up to the
+    smaller number of calls. `surprises` are read when they are asked for, since most are not.
     """
-
-    @property
-    def first(self) -> int: ...
 
     @property
     def mark(self) -> Hashable: ...

@@ -64,6 +64,7 @@ _EPOLLED = re.compile(r"^tfd:\s+(\d+)", re.M)
 _TERMINALS = ("/dev/tty", "/dev/pts/", "/dev/console")
 _MOST_FILES = 1024
 _MOST_PIDS = 1 << 22
+_LONGEST_MS = (1 << 31) - 1
 _ABSOLUTE = 1
 """The flag of clock_nanosleep that gives the time at which it ends."""
 
@@ -131,7 +132,12 @@ def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = PROC) ->
         inodes = [inode for one in files if (inode := inode_of(one))]
         if inodes:
             at = next(iter(listening(pid, inodes, proc)), "")
-            return Asleep(at, awaits=next(iter(connected_to(pid, inodes, proc)), ""))
+            awaits = next(iter(connected_to(pid, inodes, proc)), "")
+            # An event loop that waits for nothing but its next timer listens to itself, for signals
+            # and other threads.
+            alone = call == "epoll" and len(files) == 1 and not (at or awaits)
+            wakes_in_s = _left_s(proc / str(pid), call, given, slept_s) if alone else None
+            return Asleep(at, wakes_in_s, awaits=awaits)
         if files:
             terminal = any(one.startswith(_TERMINALS) for one in files)
             # A pipe or an event of its own has no name that a person knows.
@@ -170,13 +176,16 @@ def _child(task: Path, call: str, given: list[int]) -> int:
 
 
 def _left_s(process: Path, call: str, given: list[int], slept_s: float) -> float | None:
-    """Returns the seconds until it wakes up by itself, where it waits for nothing else."""
+    """Returns the seconds until it wakes up by itself, where it waits for nothing else, or for its
+    own files alone."""
     if call == "clock_nanosleep":
         until_s = _seconds(process, given[2], 1e9)
         is_absolute = given[1] & _ABSOLUTE
         return max(0.0, until_s - (time.clock_gettime(given[0]) if is_absolute else slept_s))
     if call == "nanosleep":
         return max(0.0, _seconds(process, given[0], 1e9) - slept_s)
+    if call == "epoll":  # in ms; -1 is no limit
+        return max(0.0, given[3] / 1e3 - slept_s) if given[3] <= _LONGEST_MS else None
     # `time.sleep` of a Python before 3.11: no files, and a time.
     if call in ("select", "pselect") and given[4] and not any(given[1:4]):
         unit = 1e6 if call == "select" else 1e9

@@ -44,12 +44,13 @@ def too_late(what: str, timeout: timedelta) -> DeadlineExceeded:
 class CallWork(Work):
     """The base of all handles; the subclasses say when the call is over."""
 
+    _error: BaseException | None = None
+    _record: Any = None
+
     def __init__(self, text: str, tensors: Sequence[Tensor] = ()) -> None:
         super().__init__()
         self.text = text
         self._tensors = tensors
-        self._error: BaseException | None = None
-        self._record: Any = None
 
     def recorded_until(self, record: Any) -> None:
         """The profiler's record of this call ends when this future is done; no handle is before. A
@@ -228,7 +229,7 @@ class PostedWork(CallWork):
         try:
             self._wait_for_message(timeout)
         finally:
-            if self._posting.done:
+            if self._record is not None and self._posting.done:
                 self._end_record()
         return True
 

@@ -158,7 +158,7 @@ class Lane(Fenced):
     ) -> bool:
         """Publish a record; False where there is no room for it now."""
         begin, length = _padded(_RECORD.size + len(text)), len(payload)
-        size = begin + _padded(length)
+        size = _padded(begin + length)
         at = self._head % RING_BYTES
         skipped = RING_BYTES - at if at + size > RING_BYTES else 0
         head = self._head + skipped + size
@@ -215,7 +215,9 @@ class Lane(Fenced):
 
     @property
     def wants_to_write(self) -> bool:
-        return self.sender.wants_to_write or self.receiver.wants_to_write
+        """Whether something is queued, for which there was no room."""
+        sender = self.sender
+        return bool(sender._short or sender._bodies or self.receiver._short)
 
     def leave(self) -> None:
         """Queue the last record: nothing follows."""
@@ -230,15 +232,15 @@ class Lane(Fenced):
     def _take(self, at: int) -> int:
         """Handle the record there; its size."""
         kind, text_bytes, length, number, tag, total, offset = _RECORD.unpack_from(self._in, at)
+        if kind == ACCEPT and not text_bytes and not length:
+            self._events.accepted(self.peer, number, total)
+            return _padded(_RECORD.size)
         if kind == _SKIP:
             return RING_BYTES - at
         begin = _padded(_RECORD.size + text_bytes)
-        size = begin + _padded(length)
+        size = _padded(begin + length)
         if text_bytes > TEXT_BYTES or length > _MOST_BYTES.get(kind, -1) or at + size > RING_BYTES:
             raise BadFrame(f"a record of kind {kind} with {text_bytes} and {length} bytes")
-        if kind == ACCEPT:
-            self._events.accepted(self.peer, number, total)
-            return size
         payload = self._in[at + begin : at + begin + length]
         text = bytes(self._in[at + _RECORD.size : at + _RECORD.size + text_bytes])
         if kind in (EAGER, OFFER):
@@ -265,7 +267,7 @@ class Lane(Fenced):
 
 _MOST_BYTES = {
     EAGER: EAGER_BYTES, OFFER: 0, BODY: PIECE_BYTES, WITHDRAW: 0,
-    ACCEPT: 0, REFUSE: 0, FAILED: FAIL_BYTES, _LEAVE: 0,
+    REFUSE: 0, FAILED: FAIL_BYTES, _LEAVE: 0,
 }  # fmt: skip
 
 
@@ -278,10 +280,6 @@ class _LaneEnd:
     def __init__(self, lane: Lane, peer: int, events: Any) -> None:
         self._lane = lane
         self.begin(peer, events)  # type: ignore[attr-defined]
-
-    @property
-    def wants_to_write(self) -> bool:
-        return bool(self._short or self._bodies)
 
     def push(self) -> None:
         lane = self._lane

@@ -103,7 +103,9 @@ class Mailbox:
         self._dialled: deque[tuple[int, socket.socket]] = deque()
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
-        crowded = len(ranks) > (os.cpu_count() or 1)
+        cores = os.cpu_count() or 1
+        crowded = len(ranks) > cores
+        self._spin_s = limits.LANE_SPIN_S if len(ranks) <= 2 * cores else 0.0
         self._matching = Matching(self.ranks, rank, self._senders, self._receivers, crowded)
         self._doubts: dict[int, _Doubt] = {}
         self._error: GroupFailed | None = None
@@ -124,8 +126,7 @@ class Mailbox:
         self._in_line: list[Posting] = []
         self._posts = self._posts_seen = self._batches = 0
         self._resting = self._has_slept = False
-        self._pause_s = self._rest_until = 0.0
-        self._spin_s = 0.0 if crowded else limits.LANE_SPIN_S
+        self._pause_s = self._rest_until = self._sleeps_until = 0.0
         self._bell_poll = select.poll()
         self._bell_poll.register(self._waiter_bell, select.POLLIN)
         self._poll = select.poll()
@@ -273,7 +274,6 @@ class Mailbox:
     def wait(self, posting: Posting, timeout_s: float | None) -> bool:
         """Move messages until this one is over; whether it was in time."""
         until = float("inf") if timeout_s is None else _now() + timeout_s
-        self.look()
         while not posting.is_over:
             with self._lock, self._moving:
                 mine = bool(self._lanes) and self._waiter is None and self._wake >= 0
@@ -304,7 +304,7 @@ class Mailbox:
 
     def _move_until(self, posting: Posting, until: float) -> None:
         """Look into the lanes: for a short while again and again, then when a peer rings."""
-        spin_until = _now() + self._spin_s
+        spin_until = _now() + (self._spin_s if _now() >= self._sleeps_until else 0.0)
         self._has_slept = False
         while True:
             with self._lock, self._moving:
@@ -314,6 +314,12 @@ class Mailbox:
             if now < spin_until:
                 while _now() < spin_until and not self._has_news() and not posting.is_over:
                     os.sched_yield()
+                late_s = _now() - spin_until
+                if late_s > limits.CALL_PAUSE_S:
+                    # A rank of this group gives the processor back within that, so another program
+                    # had it: the system lets such a one run before whoever yields, but not before
+                    # whoever is woken up. A hundredth of the time may go this way.
+                    self._sleeps_until = _now() + 100 * late_s
                 continue
             with self._lock, self._moving:
                 if not may_sleep(self._busy, WAITER) or posting.is_over:

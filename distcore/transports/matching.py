@@ -287,7 +287,8 @@ class Matching:
         size, what = self._buffered.pop((peer, number), (0, None))
         if size:
             self._room[peer] += size
-            self.buffer(peer)
+            if self._short[peer]:
+                self.buffer(peer)
         return what
 
     def arrived(self, peer: int, parcel: Parcel) -> None:
@@ -336,9 +337,9 @@ class Matching:
         for posting in list(postings):
             peers = tuple(self._waiting) if posting.peer is None else (posting.peer,)
             for peer in peers:
-                parcels = self._waiting.get(peer, ())
-                parcel = next((one for one in parcels if one.tag == posting.tag), None)
-                if parcel is not None:
+                parcels = self._waiting.get(peer)
+                parcel = parcels and next((one for one in parcels if one.tag == posting.tag), None)
+                if parcel:
                     self._waiting[peer].remove(parcel)
                     self._receives.remove(posting)
                     self._deliver(peer, parcel, posting)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from distdebug.record.lines import places
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.snapshot import Group, Place, Process
+from tests.support.lines_of_calls import places
 from tests.support.zygote import Zygote
 
 # Through a layer of the program's own. Rank 1 leaves out #6, the sum of `loss`.

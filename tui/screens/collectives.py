@@ -177,7 +177,8 @@ class CollectivesView(View):
         if key in ("left_square_bracket", "right_square_bracket"):
             keys = [group for group, _ in picture.groups]
             if keys:
-                at = keys.index(self._group) if self._group in keys else 0
+                shown = self._group or (picture.matrix.group if picture.matrix else None)
+                at = keys.index(shown) if shown in keys else 0
                 step = 1 if key.startswith("right") else -1
                 self._group = keys[(at + step) % len(keys)]
                 self._seq = None

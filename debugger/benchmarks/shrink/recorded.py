@@ -52,11 +52,11 @@ class Aim:
     def of(cls, report: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> Aim:
         """Reads the verdict of a run, or else its first warning that lines part. Raises UsageError
         where there is none, or where it is not about calls."""
-        findings = sorted(report["findings"], key=lambda one: str(one["severity"]) != "error")
-        parted = [one for one in findings if one["kind"] == "misaligned"]
-        if not parted and (not findings or findings[0]["severity"] != "error"):
+        errors = [one for one in report["findings"] if one["severity"] == "error"]
+        parted = [one for one in report["findings"] if one["kind"] == "misaligned"]
+        found = next(iter([*errors, *parted]), None)
+        if found is None:
             raise UsageError("nothing was found in this run that a smaller program could show")
-        found = findings[0] if findings[0]["severity"] == "error" else parted[0]
         kind = kind_of(found["kind"])
         if not (kind.by_calls or kind.name in _BY_CODE) or kind.name == "stalled":
             raise UsageError(
@@ -147,15 +147,13 @@ def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
 
 
 def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> Program:
-    seen = aim.ends.get(rank.rank, Ended(None, signal.SIGKILL))
-    left_ns, code = rank.process.ended_ns or 0, seen.exit_code
-    if rank.exiting_ns:  # how its process was ended after that is the launcher's doing
-        left_ns, code = rank.exiting_ns, rank.exit_code
-    end = Ended(0) if 0 < left_ns <= aim.until_ns and code == 0 else None
+    ended = 0 < rank.exiting_ns <= aim.until_ns and rank.exit_code == 0
+    end = Ended(0) if ended else None
     is_away = aim.kind.stack_tells and rank.rank in aim.culprits
     if aim.kind.leaves and end is None:  # to blame may be one that has skipped a call, and waits
         is_away = is_away and all(call.state is CallState.COMPLETED for call in calls)
     if is_away and aim.kind.ends_culprits:
+        seen = aim.ends.get(rank.rank, Ended(None, signal.SIGKILL))
         end = _ENDS.get(aim.kind.name, seen)
     moments = sorted({one for call in calls for one in (call.issued_ns, call.completed_ns)})
     rows: list[tuple[bool, int, Event]] = []  # whether it pends, when, and what
@@ -183,9 +181,10 @@ def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> 
     rows.sort(key=lambda row: row[:2])
     events = [event for _, _, event in rows]
     notes = []
-    groups = rank.groups.items()
     if end is not None:
-        events += [Destroyed(key) for key, group in groups if group.state is GroupState.DESTROYED]
+        for key, group in rank.groups.items():
+            if group.state is GroupState.DESTROYED:
+                events.append(Destroyed(key))
         if is_away and aim.kind.name == "rank_exception":
             # Its own text may name other ranks, and may be nobody's business.
             known = [one for one in rank.notes if raised(one).type]
@@ -200,7 +199,7 @@ def _program(rank: Rank, calls: Sequence[Call], has_threads: bool, aim: Aim) -> 
         world_size=rank.world_size,
         groups={
             key: replace(group, backend=BACKEND, state=GroupState.READY, lines=None)
-            for key, group in groups
+            for key, group in rank.groups.items()
         },
         events=events,
         notes=notes,

@@ -18,7 +18,6 @@ from ...diagnosis.facts.blocking import Model
 from ...diagnosis.findings import Finding
 from ...plan.classes import classes
 from ...plan.judgement import judge_programs
-from ...plan.program import Made
 from ...record.wording import counted
 from .recorded import Aim
 from .smaller import Programs, Unit, by_world, ended, of_ranks, synchronous, units, with_units
@@ -66,8 +65,7 @@ class Reduced:
     @property
     def calls(self) -> int:
         """Counts the calls that all ranks make together."""
-        events = (event for one in self.programs.values() for event in one.events)
-        return sum(isinstance(event, Made) for event in events)
+        return sum(len(one.calls) for one in self.programs.values())
 
 
 class Reducer:
@@ -78,6 +76,7 @@ class Reducer:
         self._model = model
         self._end_s = time.monotonic() + limit_s
         self._first: Finding | None = None
+        self._last = Reduced({}, frozenset())
 
     def begins_with(self, first: Reduced) -> bool:
         """Whether the programs as they were recorded come to the finding. It must be asked first:
@@ -87,9 +86,8 @@ class Reducer:
 
     def _found(self, one: Reduced) -> Finding | None:
         judgement = judge_programs(one.programs, self._model)
-        found = judgement.verdict
-        if found is None and self._aim.kind.at_once:
-            found = next((row for row in judgement.findings if row.about is self._aim.kind), None)
+        warnings = (one for one in judgement.findings if one.about.at_once)
+        found = judgement.verdict or next(warnings, None)
         fits = (
             found is not None
             and found.about is self._aim.kind
@@ -114,72 +112,56 @@ class Reducer:
 
     def steps(self, first: Reduced) -> Iterator[Reduced]:
         """Yields what is left, smaller each time; `first` fails."""
-        last, before = first, None
-        while last is not before:
-            before = last
-            for fewer in (self._ranks, self._units, self._events, self._simpler):
-                if (made := fewer(last)) is not last:
-                    yield (last := made)
+        self._last, before = first, None
+        while self._last is not before:
+            before = self._last
+            for leave_out in (self._ranks, self._units, self._events, self._simplify):
+                last = self._last
+                leave_out(last)
+                if self._last is not last:
+                    yield self._last
 
-    def _try(self, programs: Programs, culprits: frozenset[int]) -> Reduced | None:
+    def _try(self, programs: Programs, culprits: frozenset[int]) -> bool:
+        """Keeps the programs, if they come to the finding."""
         one = Reduced(programs, culprits)
-        return one if time.monotonic() < self._end_s and self.fails(one) else None
+        fails = time.monotonic() < self._end_s and self.fails(one)
+        if fails:
+            self._last = one
+        return fails
 
-    def _ranks(self, last: Reduced) -> Reduced:
+    def _ranks(self, last: Reduced) -> None:
         """Tries first whom the finding names, and a few that the others are like."""
 
-        def of(kept: Sequence[int], by_role: bool = False) -> Reduced | None:
+        def fails(kept: Sequence[int], by_role: bool = False) -> bool:
             kept = sorted(kept)
             culprits = frozenset(kept.index(one) for one in last.culprits if one in kept)
             if len(kept) < 2 or bool(culprits) != bool(last.culprits):
-                return None
+                return False
             return self._try(of_ranks(last.programs, kept, by_role=by_role), culprits)
 
         everyone = list(last.programs)
         alike = [rank for row in classes(last.programs) for rank in row.ranks[:FEW]]
         likely = list(dict.fromkeys([*sorted(last.culprits), *alike]))
-        for by_role in (False, True):
-            for size in range(2, min(FEW + 1, len(everyone))):
-                found = of(likely[:size], by_role)
-                if found is not None:
-                    return found
-        return _smallest(last, everyone, of)
+        few = [likely[:size] for size in range(2, min(FEW + 1, len(everyone)))]
+        if not any(fails(kept, by_role) for by_role in (False, True) for kept in few):
+            ddmin(everyone, fails)
 
-    def _units(self, last: Reduced) -> Reduced:
-        return self._left(last, units(last.programs))
+    def _units(self, last: Reduced) -> None:
+        self._leave(last, units(last.programs))
 
-    def _events(self, last: Reduced) -> Reduced:
-        return self._left(last, [[one] for unit in units(last.programs) for one in unit])
+    def _events(self, last: Reduced) -> None:
+        self._leave(last, [[one] for unit in units(last.programs) for one in unit])
 
-    def _left(self, last: Reduced, every: Sequence[Unit]) -> Reduced:
-        def of(kept: Sequence[Unit]) -> Reduced | None:
-            return self._try(with_units(last.programs, kept), last.culprits)
+    def _leave(self, last: Reduced, every: Sequence[Unit]) -> None:
+        ddmin(every, lambda kept: self._try(with_units(last.programs, kept), last.culprits))
 
-        return _smallest(last, every, of)
-
-    def _simpler(self, last: Reduced) -> Reduced:
+    def _simplify(self, last: Reduced) -> None:
         ways: list[Callable[[Programs], Programs]] = [by_world, synchronous]
         ways += [partial(ended, rank=rank) for rank in last.programs]
         for way in ways:
-            programs = way(last.programs)
-            if programs != last.programs:
-                last = self._try(programs, last.culprits) or last
-        return last
-
-
-def _smallest(
-    last: Reduced, every: Sequence[Item], of: Callable[[Sequence[Item]], Reduced | None]
-) -> Reduced:
-    """The last of the programs made `of` some of the items that failed, which is the smallest."""
-    failed = [last]
-
-    def fails(kept: Sequence[Item]) -> bool:
-        made = of(kept)
-        failed.extend([] if made is None else [made])
-        return made is not None
-
-    ddmin(every, fails)
-    return failed[-1]
+            programs = way(self._last.programs)
+            if programs != self._last.programs:
+                self._try(programs, last.culprits)
 
 
 def _ops(found: Finding) -> set[str]:

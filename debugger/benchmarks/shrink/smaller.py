@@ -3,8 +3,9 @@ still fail: `reducing` asks the simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ...diagnosis.facts.world import DEFAULT_GROUP
 from ...plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
@@ -12,6 +13,7 @@ from ...record.ops import Operand, Pattern, op_of
 from ...record.signature import ANY_SOURCE, Signature, Tensor
 from ...record.snapshot import GroupKey, place_of
 
+Item = TypeVar("Item")
 Programs = Mapping[int, Program]
 Unit = Sequence[tuple[int, int]]
 """Events that are left out together: each by its rank, and its place in the rank's program."""
@@ -78,39 +80,39 @@ def _resized(
     signature: Signature, rank: int, old: Sequence[int], number: Mapping[int, int], by_role: bool
 ) -> Signature | None:
     """The call in the smaller group; None where it is a message of a rank that is gone."""
-    places = [place for place, one in enumerate(old) if one in number]
-    size, left = len(old), len(places)
+    left = [one for one in old if one in number]
     peer, root = signature.peer, signature.root
     if peer not in (None, ANY_SOURCE):
         if by_role and peer in old:
+            size = len(old)
             away = (old.index(peer) - old.index(rank) + size // 2) % size - size // 2
-            peer = old[places[(places.index(old.index(rank)) + away) % left]]
+            peer = left[(left.index(rank) + away) % len(left)]
         if peer not in number:
             return None
         peer = number[peer]
     if root is not None:
-        root = number.get(root, number[old[places[0]]])
+        root = number.get(root, number[left[0]])
+
+    def kept(row: Sequence[Item]) -> tuple[Item, ...]:
+        return tuple(one for rank, one in zip(old, row, strict=False) if rank in number)
 
     def fitted(
         tensors: tuple[Tensor, ...], operand: Operand, counts: tuple[int, ...]
     ) -> tuple[Tensor, ...]:
-        if operand is Operand.LIST and len(tensors) == size:
-            return tuple(tensors[at] for at in places)
+        if operand is Operand.LIST:
+            return kept(tensors)
         if operand is not Operand.WHOLE:
             return tensors
         return tuple(
-            (dtype, (sum(counts),) if counts else (shape[0] * left // size, *shape[1:]))
+            (dtype, (sum(counts),) if counts else (shape[0] * len(left) // len(old), *shape[1:]))
             for dtype, shape in tensors
             if shape
         )
 
     row, (given, taken) = op_of(signature.op), sides(signature)
-    sends, receives = (
-        tuple(counts[at] for at in places if at < len(counts))
-        for counts in (signature.sends, signature.receives)
-    )
-    made = replace(signature, root=root, peer=peer, sends=sends, receives=receives)
+    sends, receives = kept(signature.sends), kept(signature.receives)
     given, taken = fitted(given, row.inputs, sends), fitted(taken, row.outputs, receives)
+    made = replace(signature, root=root, peer=peer, sends=sends, receives=receives)
     tensors, others = sides(replace(made, tensors=given, others=taken))
     return replace(made, tensors=tensors, others=others)
 
@@ -126,8 +128,8 @@ def units(programs: Programs) -> list[Unit]:
             if isinstance(event, Made):
                 place, signature = (rank, place_of(event.call)), event.call.signature
                 seq = counts[place] = counts.get(place, -1) + 1
-                ends = [rank, signature.peer]
-                message = (*(ends if signature.op == "send" else ends[::-1]), signature.tag)
+                ends = (rank, signature.peer)
+                message = (ends if signature.op == "send" else ends[::-1], signature.tag)
                 what = (event.call.group, signature.peer is not None and message, seq)
             elif isinstance(event, Created):
                 what = event.creation.group
@@ -141,50 +143,51 @@ def with_units(programs: Programs, kept: Iterable[Unit]) -> Programs:
     wanted = {one for unit in kept for one in unit}
     made = {}
     for rank, program in programs.items():
+        gone = {
+            event.creation.group
+            for at, event in enumerate(program.events)
+            if isinstance(event, Created) and (rank, at) not in wanted
+        }
         left = [
             event
             for at, event in enumerate(program.events)
-            if (rank, at) in wanted or isinstance(event, Ended | Waited)
+            if ((rank, at) in wanted or isinstance(event, Ended | Waited))
+            and group_of(event) not in gone
         ]
-        before, after = (
-            {one.creation.group for one in events if isinstance(one, Created)}
-            for events in (program.events, left)
-        )
-        made[rank] = _with(program, [one for one in left if group_of(one) not in before - after])
+        made[rank] = _with(program, left)
     return made
 
 
 def by_world(programs: Programs) -> Programs:
     """Returns the programs with calls of other groups that have all ranks made in the default
     group."""
-    made = {}
-    for rank, program in programs.items():
-        world = next(key for key, one in program.groups.items() if one.desc == DEFAULT_GROUP)
-        same = {key for key, one in program.groups.items() if one.ranks == tuple(programs)}
-        events = [
-            replace(event, call=replace(event.call, group=world))
-            if isinstance(event, Made) and event.call.group in same
-            else event
-            for event in program.events
-            if not (isinstance(event, Created) and event.creation.group in same)
-        ]
-        made[rank] = _with(program, events)
-    return made
+    groups = next(iter(programs.values())).groups
+    world = next(key for key, one in groups.items() if one.desc == DEFAULT_GROUP)
+    same = {key for key, one in groups.items() if one.ranks == tuple(programs)}
+
+    def changed(event: Event) -> Event | None:
+        match event:
+            case Made(call) if call.group in same:
+                return Made(replace(call, group=world))
+            case Created(creation) if creation.group in same:
+                return None
+        return event
+
+    return _with_each(programs, changed)
 
 
 def synchronous(programs: Programs) -> Programs:
     """Returns the programs with every call waited for where it is made."""
-    made = {}
-    for rank, program in programs.items():
-        events = [
-            replace(event, call=replace(event.call, is_async=False))
-            if isinstance(event, Made)
-            else event
-            for event in program.events
-            if not isinstance(event, Waited)
-        ]
-        made[rank] = _with(program, events)
-    return made
+
+    def changed(event: Event) -> Event | None:
+        match event:
+            case Made(call):
+                return Made(replace(call, is_async=False))
+            case Waited():
+                return None
+        return event
+
+    return _with_each(programs, changed)
 
 
 def ended(programs: Programs, rank: int) -> Programs:
@@ -193,6 +196,14 @@ def ended(programs: Programs, rank: int) -> Programs:
     if any(isinstance(event, Ended) for event in program.events):
         return programs
     return {**programs, rank: replace(program, events=[*program.events, Ended(0)])}
+
+
+def _with_each(programs: Programs, changed: Callable[[Event], Event | None]) -> Programs:
+    """The programs with each event changed, or (None) left out."""
+    return {
+        rank: _with(program, [one for one in map(changed, program.events) if one is not None])
+        for rank, program in programs.items()
+    }
 
 
 def _with(program: Program, events: Sequence[Event]) -> Program:

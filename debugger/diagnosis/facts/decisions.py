@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ...record.snapshot import NO_MORE, OFF_AND_ON, Branch, Branches, GroupKey, Interval, Taken
 
@@ -28,13 +29,14 @@ RAISED, NOT_RAISED = "raised", "raised nothing"
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """A branch that two ranks left in different ways, `ours` and `theirs`, when each had come to it
-    `nth` times before in the interval that begins after call `after`."""
+    """A branch that two ranks left in different ways, `ours` and `theirs`, when the other one (or
+    the only one that came to it) had come to it `nth` times before in the interval that begins
+    after call `after`."""
 
     branch: Branch
     ours: Taken | None
     theirs: Taken | None
-    nth: tuple[int, int]
+    nth: int
     after: int
 
 
@@ -76,11 +78,6 @@ def up_to_call(rank: Branches, group: GroupKey, after: int) -> list[Taken] | Non
         if one.thread == thread or thread not in threads
         for taken in one.taken
     ]
-
-
-def nth_of(taken: Sequence[Taken], key: Hashable, nth: int) -> Taken | None:
-    """Returns that one of those which are of this branch."""
-    return next(iter([one for one in taken if one.branch.key == key][nth : nth + 1]), None)
 
 
 def _ends(one: Interval, group: GroupKey) -> bool:
@@ -143,29 +140,25 @@ def _differences(
     """Yields where each difference begins and ends in both."""
     ours = [(one.branch.key, one.outcome) for one in left]
     theirs = [(one.branch.key, one.outcome) for one in right]
-    start = 0
-    while start < min(len(ours), len(theirs)) and ours[start] == theirs[start]:
-        start += 1
-    common = [[0] * (len(theirs) + 1 - start) for _ in range(len(ours) + 1 - start)]
-    for i in range(len(ours) - 1, start - 1, -1):
-        row, below = common[i - start], common[i - start + 1]
-        for j in range(len(theirs) - 1, start - 1, -1):
-            at = j - start
-            row[at] = below[at + 1] + 1 if ours[i] == theirs[j] else max(row[at + 1], below[at])
-    i = j = start
+    # Of each two ends of the sequences, how many branches they have in common.
+    common = [[0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
+    for i in reversed(range(len(ours))):
+        for j in reversed(range(len(theirs))):
+            longer = max(common[i][j + 1], common[i + 1][j])
+            common[i][j] = common[i + 1][j + 1] + 1 if ours[i] == theirs[j] else longer
+    i = j = 0
+    begin = i, j
     while i < len(ours) or j < len(theirs):
-        begin = i, j
-        while i < len(ours) or j < len(theirs):
-            if i < len(ours) and j < len(theirs) and ours[i] == theirs[j]:
-                break
-            down = (
-                i < len(ours) and common[i - start + 1][j - start] == common[i - start][j - start]
-            )
-            i, j = (i + 1, j) if down else (i, j + 1)
-        if (i, j) != begin:
-            yield (*begin, i, j)
-        while i < len(ours) and j < len(theirs) and ours[i] == theirs[j]:
-            i, j = i + 1, j + 1
+        if i < len(ours) and j < len(theirs) and ours[i] == theirs[j]:
+            if (i, j) != begin:
+                yield (*begin, i, j)
+            i, j = begin = i + 1, j + 1
+        elif i < len(ours) and common[i + 1][j] == common[i][j]:
+            i += 1
+        else:
+            j += 1
+    if (i, j) != begin:
+        yield (*begin, i, j)
 
 
 def _candidates(
@@ -180,34 +173,26 @@ def _candidates(
     """Yields the branches of a difference to which both sides came and that they left in different
     ways, and the exceptions that one has caught."""
 
-    def at(ours: int, theirs: int) -> Parted:
-        mine = left[ours] if ours < len(left) else None
-        other = right[theirs] if theirs < len(right) else None
-        for_one = [each for each in (mine, other) if each and each.outcome.startswith(RAISED)]
-        if for_one:
-            mine, other = (each if each in for_one else None for each in (mine, other))
-        branch = (for_one or [each for each in (mine, other) if each])[0].branch
-        nth = [
-            sum(each.branch.key == branch.key for each in side[:end])
-            for side, end in ((left, ours), (right, theirs))
-        ]
-        return Parted(branch, mine, other, (nth[0], nth[1]), after)
+    def found(ours: Taken | None, theirs: Taken | None, at: int) -> Parted:
+        one, before = (ours, left[:at]) if theirs is None else (theirs, right[:at])
+        assert one is not None
+        nth = sum(each.branch.key == one.branch.key for each in before)
+        return Parted(one.branch, ours, theirs, nth, after)
 
     # What follows the difference on one side may be the other way on: a loop that ends earlier.
     last = min(len(right), max(right_end, j + 1))
-    for one in range(i, min(len(left), max(left_end, i + 1))):
-        if left[one].outcome.startswith(RAISED) and one < left_end:
-            yield at(one, len(right))
+    for at, one in islice(enumerate(left), i, max(left_end, i + 1)):
+        if one.outcome.startswith(RAISED) and at < left_end:
+            yield found(one, None, at)
             continue
-        same = (k for k in range(j, last) if right[k].branch.key == left[one].branch.key)
-        other = next(same, None)
+        other = next((k for k in range(j, last) if right[k].branch.key == one.branch.key), None)
         if other is not None:
-            if left[one].outcome != right[other].outcome:
-                yield at(one, other)
+            if one.outcome != right[other].outcome:
+                yield found(one, right[other], other)
             j = other + 1
-    for other in range(right_end - 1, -1, -1):
-        if right[other].outcome.startswith(RAISED) and other >= j:
-            yield at(len(left), other)
+    for other in reversed(range(j, right_end)):
+        if right[other].outcome.startswith(RAISED):
+            yield found(None, right[other], other)
 
 
 def _other_turns(

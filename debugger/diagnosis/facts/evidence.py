@@ -10,12 +10,14 @@ from ...record.limits import SHOWN_RANKS
 from ...record.notes import CrashNote, ExceptionNote, ExitNote, InterruptedNote
 from ...record.snapshot import Call, CallSite, GroupKey, Standstill
 from ...record.wording import RankState, call_text, numbered, printable, ranks_text, signal_name
-from ..findings import CallIs, RankEvidence
+from ..findings import CallIs, GroupEvidence, RankEvidence, group_evidence
 from ..limits import SECOND_NS
-from .world import STOPPED, Pending, World, caught_exceptions, exit_status
+from .world import STOPPED, GroupView, Pending, World, caught_exceptions, exit_status
 
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 """In the paths of files that are not the user's own."""
+OF_MESSAGES = frozenset({"p2p_mismatch", "unmatched_p2p"})
+"""The kinds of findings about messages, which have numbers of their own."""
 
 
 def chosen(culprits: Iterable[int], others: Iterable[int]) -> list[int]:
@@ -211,8 +213,7 @@ def at_call(world: World, ranks: Iterable[int], key: GroupKey, seq: int) -> dict
     """Returns what each rank called as collective number `seq` of the group."""
     found: dict[int, RankEvidence] = {}
     for rank in ranks:
-        history = world.ranks[rank].history if rank in world.ranks else None
-        call = history.at(key, seq) if history else None
+        call = world.call_at(rank, key, seq)
         if call is None:
             found[rank] = standing(world, rank)
         else:
@@ -235,9 +236,14 @@ def call_of(world: World, group: str, seq: int, rank: int) -> Call | None:
     """Returns the rank's collective number `seq` of the newest group of that name."""
     record = world.ranks.get(rank)
     keys = [key for key in record.groups if key[0] == group] if record is not None else []
-    if record is None or not keys or record.history is None:
-        return None
-    return record.history.at(max(keys), seq)
+    return world.call_at(rank, max(keys), seq) if keys else None
+
+
+def view_of(world: World, group: GroupEvidence) -> GroupView | None:
+    """Returns the newest group that a finding has this evidence of."""
+    views = [one for one in world.groups if one.ranks == group.ranks]
+    named = [one for one in views if group_evidence(one.any).name == group.name]
+    return max(named, key=lambda one: one.key, default=None)
 
 
 ENTERED = "entered_by_all"

@@ -61,7 +61,9 @@ class Needs:
         memo = id(pending)  # the world keeps its Pending objects
         if memo not in self._memo:
             need = self._find(pending)
-            if need and not need.certain and not self._lasted(pending):
+            waited_ns = self.world.now_ns - pending.wait.since_ns
+            short = self.world.knows.clock and waited_ns < self._enough_ns(pending.call)
+            if need and not need.certain and short:
                 need = None
             if need and self._may_go_on(pending):
                 need = None
@@ -213,11 +215,6 @@ class Needs:
         if call is None or not call.bounded or call.state is not CallState.ISSUED:
             return False
         return self.world.now_ns - call.issued_ns < BOUNDED_S * SECOND_NS
-
-    def _lasted(self, pending: Pending) -> bool:
-        if not self.world.knows.clock:
-            return True
-        return self.world.now_ns - pending.wait.since_ns >= self._enough_ns(pending.call)
 
     def _enough_ns(self, call: Call | None) -> float:
         size_bytes = larger_side_bytes(call.signature) if call else 0

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise, takewhile
 from math import lcm
 
-from ...record.snapshot import CallSite, LineLog, Place
+from ...record.lines import place_at
+from ...record.snapshot import CallSite, LineLog, Place, Surprise
 
 MOST_ROWS, MOST_CELLS = 8192, 65_536
 MOST_PERIOD = 2048
@@ -49,8 +50,8 @@ WEAK = 4
 """The same where an error in the group has been found, which the event may explain."""
 FIRST_SHIFT = 12
 """Calls through which the distance must be kept of ranks that have no straight place."""
-_RULED_OUT = frozenset({0})
-"""The number of a place that is not known: it belongs to any."""
+UNKNOWN = 0
+"""Stands for a place that is not known: it belongs to any."""
 Row = tuple[int, ...]
 
 
@@ -80,59 +81,28 @@ class Slip:
     instead: Place | None = None
 
 
-class _Track:
-    """The log of a class, as numbers of places: 0 for one that is not known."""
-
-    def __init__(self, log: LineLog, end: int, numbers: dict[Place, int]) -> None:
-        rows = [one for one in log.surprises if one.seq < end]
-        self.starts = [one.seq for one in rows]
-        self.periods = [one.period for one in rows]
-        self.places = [
-            0 if one.place is None else numbers.setdefault(one.place, len(numbers) + 1)
-            for one in rows
-        ]
-
-    def at(self, seq: int) -> int:
-        while True:
-            index = bisect_right(self.starts, seq) - 1
-            start = self.starts[index]
-            if start == seq:
-                return self.places[index]
-            seq += (start - seq) // self.periods[index] * self.periods[index]
-
-    def irregular(self, seqs: Sequence[int]) -> int:
-        """Returns how often a call of these came from a known place that was not expected."""
-        known, found = set(), 0
-        for seq, place in zip(self.starts, self.places, strict=True):
-            found += place in known and seqs[0] < seq <= seqs[-1]
-            known.add(place)
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The places of all classes, call by call, without whole periods within long stretches.
+    """The places of all classes, each by its key, call by call, without whole periods within long
+    stretches.
 
-    `classes`: the ranks of each. `seqs`: the calls. `before`: places that are straight by calls
-    before these. `issued`: the calls of each class in all. `full`: there are no more
-    rows, though there are more calls. `horizon`: from that call on none is a row any more, until
-    there is a surprise."""
+    `classes`: the ranks of each. `irregular`: how often a call of each came from a known place that
+    was not expected. `seqs`: the calls. `before`: places that are straight by calls before these.
+    `issued`: the calls of each class in all. `full`: there are no more rows, though there are more
+    calls. `horizon`: from that call on none is a row any more, until there is a surprise."""
 
     classes: Sequence[Sequence[int]]
-    tracks: Sequence[_Track]
+    irregular: Sequence[int]
     seqs: Sequence[int]
     rows: Sequence[Row]
     before: frozenset[int]
     issued: Sequence[int]
-    places: Sequence[Place]
+    places: Mapping[int, Place]
     full: bool
     horizon: int
     own: Sequence[Row] = ()
-    """The same before places were given one number: lines of both ends of messages, and ways to one
+    """The same before places were given one key: lines of both ends of messages, and ways to one
     line."""
-
-    def place(self, number: int) -> Place | None:
-        return self.places[number - 1] if number else None
 
 
 class Slips:
@@ -186,34 +156,31 @@ class _Known:
     def lasts(self, marks: Hashable, issued: Sequence[int]) -> bool:
         """Whether it holds for these as well: what came since was expected, and is left out of the
         rows as it is; or there are as many rows as are looked at, or the ranks mix freely."""
-        rows = self.rows
-        if self.marks == marks and self.issued == issued:
+        if self.mixed or (self.marks, self.issued) == (marks, issued):
             return True
-        if self.mixed:
-            return True
-        if rows is None or len(set(issued)) > 1 or len(set(self.issued)) > 1:
+        if self.rows is None or len(set(issued)) > 1 or len(set(self.issued)) > 1:
             return False
-        return rows.full or (self.marks == marks and min(self.issued) >= rows.horizon)
+        expected = self.marks == marks and min(self.issued) >= self.rows.horizon
+        return self.rows.full or expected
 
 
 def _paired(rows: Rows) -> Rows | None:
-    counts: dict[int, Counter[int]] = {}
-    back: dict[int, Counter[int]] = {}
+    receiver: dict[int, int] = {}
+    sender: dict[int, int] = {}
+    met: Counter[tuple[int | None, int]] = Counter()
     for sent, received in rows.rows:
-        ours, theirs = counts.setdefault(sent, Counter()), back.setdefault(received, Counter())
-        if (ours and received not in ours) or (theirs and sent not in theirs):
-            known = [one for one in (ours, theirs) if one]
-            if len(known) < 2 or any(len(one) > 1 or max(one.values()) < MET for one in known):
+        same = receiver.setdefault(sent, received) == received
+        if not same or sender.setdefault(received, sent) != sent:
+            usual = (sent, receiver[sent]), (sender.get(received), received)
+            if any(met[pair] < MET for pair in usual):
                 return None
             break
-        ours[received] += 1
-        theirs[sent] += 1
+        met[sent, received] += 1
     else:
         return None
-    names = {received: next(iter(of)) for received, of in back.items() if of}
-    renamed = [(sent, names.get(received, -received)) for sent, received in rows.rows]
-    if any(received < 0 for _, received in renamed):
+    if any(received not in sender for _, received in rows.rows):
         return None
+    renamed = [(sent, sender[received]) for sent, received in rows.rows]
     return replace(rows, rows=renamed, own=rows.rows)
 
 
@@ -222,38 +189,30 @@ def _rows(logs: Mapping[int, LineLog], issued: Mapping[int, int], end: int) -> R
     by_mark: dict[Hashable, list[int]] = {}
     for rank, log in logs.items():
         by_mark.setdefault(log.mark, []).append(rank)
-    first = max(log.first for log in logs.values())
-    if len(by_mark) < 2 or first >= end:
+    if len(by_mark) < 2:
         return None
     # Ranks that have made the same calls up to `end` may be apart by the surprises after it.
-    numbers: dict[Place, int] = {}
-    by_log: dict[Hashable, tuple[_Track, list[int]]] = {}
+    by_log: dict[tuple[Surprise, ...], list[int]] = {}
     for ranks in by_mark.values():
-        track = _Track(logs[ranks[0]], end, numbers)
-        key = (tuple(track.starts), tuple(track.places), tuple(track.periods))
-        by_log.setdefault(key, (track, []))[1].extend(ranks)
-    if not 2 <= len(by_log) <= MOST_CLASSES:
+        surprises = tuple(one for one in logs[ranks[0]].surprises if one.seq < end)
+        by_log.setdefault(surprises, []).extend(ranks)
+    if not 2 <= len(by_log) <= MOST_CLASSES or not all(by_log):
         return None
-    tracks = [track for track, _ in by_log.values()]
-    classes = [sorted(ranks) for _, ranks in by_log.values()]
+    tracks, classes = [*by_log], [sorted(ranks) for ranks in by_log.values()]
     # What all logs have in common is straight, and of that only the end is looked at.
-    columns = [list(zip(t.starts, t.places, t.periods, strict=True)) for t in tracks]
-    common = 0
-    for entries in zip(*columns, strict=False):
-        if any(one != entries[0] for one in entries):
-            break
-        common += 1
-    parts = min(t.starts[common] if common < len(t.starts) else end for t in tracks)
-    period = tracks[0].periods[common - 1] if common else 1
-    begin = max(first, parts - 2 * max(period, WINDOW) - FAR // 2)
-    before = frozenset(tracks[0].places[:common]) - _RULED_OUT
+    common = [*takewhile(lambda each: len(set(each)) == 1, zip(*tracks, strict=False))]
+    ends = (track[len(common)].seq for track in tracks if len(track) > len(common))
+    period = common[-1][0].period if common else 1
+    near = min(ends, default=end) - 2 * max(period, WINDOW) - FAR // 2
+    begin = max(near, *(track[0].seq for track in tracks))
     seqs: list[int] = []
     most = min(MOST_ROWS, MOST_CELLS // len(tracks))
-    bounds = sorted({begin, *(seq for t in tracks for seq in t.starts if begin < seq < end)})
+    starts = [[one.seq for one in track] for track in tracks]
+    bounds = sorted({begin, *(seq for each in starts for seq in each if begin < seq < end)})
     full, horizon = False, end
     for start, until in pairwise([*bounds, end]):
-        at = [bisect_right(track.starts, start) - 1 for track in tracks]
-        shared = lcm(*(t.periods[i] for t, i in zip(tracks, at, strict=True)))
+        last = [bisect_right(each, start) - 1 for each in starts]
+        shared = lcm(*(track[at].period for track, at in zip(tracks, last, strict=True)))
         shared = min(shared, MOST_PERIOD)
         kept = 2 * shared + WINDOW
         seqs += range(start, min(until, start + kept))
@@ -264,21 +223,41 @@ def _rows(logs: Mapping[int, LineLog], issued: Mapping[int, int], end: int) -> R
             del seqs[most:]
             full = True
             break
-    rows = list(zip(*([track.at(seq) for seq in seqs] for track in tracks), strict=True))
-    counts = [max(issued[rank] for rank in ranks) for ranks in classes]
-    return Rows(classes, tracks, seqs, rows, before, counts, list(numbers), full, horizon)
+    columns = [[_key(place_at(track, seq)) for seq in seqs] for track in tracks]
+    return Rows(
+        classes,
+        [_irregular(track, seqs) for track in tracks],
+        seqs,
+        list(zip(*columns, strict=True)),
+        frozenset(_key(each[0].place) for each in common) - {UNKNOWN},
+        [max(issued[rank] for rank in ranks) for ranks in classes],
+        {one.place.key: one.place for track in tracks for one in track if one.place is not None},
+        full,
+        horizon,
+    )
+
+
+def _key(place: Place | None) -> int:
+    return UNKNOWN if place is None else place.key
+
+
+def _irregular(track: Sequence[Surprise], seqs: Sequence[int]) -> int:
+    known, found = set(), 0
+    for one in track:
+        found += one.place in known and seqs[0] < one.seq <= seqs[-1]
+        known.add(one.place)
+    return found
 
 
 def _innermost(rows: Rows) -> Rows:
     """The same with the innermost line of each place alone."""
-    places = [Place(place.sites[:1]) for place in rows.places]
-    numbers = {place: number for number, place in reversed([*enumerate(places, 1)])}
-    name = [0, *(numbers[place] for place in places)]
+    inner = {key: Place(place.sites[:1]) for key, place in rows.places.items()}
+    keys = {UNKNOWN: UNKNOWN} | {key: place.key for key, place in inner.items()}
     return replace(
         rows,
-        rows=[tuple(name[number] for number in row) for row in rows.rows],
-        before=frozenset(name[number] for number in rows.before),
-        places=places,
+        rows=[tuple(keys[one] for one in row) for row in rows.rows],
+        before=frozenset(keys[one] for one in rows.before),
+        places={place.key: place for place in inner.values()},
     )
 
 
@@ -291,25 +270,26 @@ def find(rows: Rows) -> tuple[Slip | None, bool]:
     if found is not None or mixed or _crossing(rows, straight) is not None:
         return found, mixed
     # Ranks that have slipped at the first call of a loop never come from one line in it.
-    shared = set.intersection(*map(set, zip(*rows.rows, strict=True))) - _RULED_OUT
+    shared = set.intersection(*map(set, zip(*rows.rows, strict=True))) - {UNKNOWN}
     found, _ = _judged(rows, straight | shared, at_first=True)
     return found, False
 
 
 def _by_any_way(rows: Rows, straight: set[int]) -> Rows:
-    """The same with one number for a line of which one place alone is straight, by whatever way a
-    rank has come to it: a `return finish()` in a branch that only some take."""
-    ends: dict[CallSite, list[int]] = {}
-    for number in straight:
-        ends.setdefault(rows.places[number - 1].sites[0], []).append(number)
-    names = [0]
-    for number, place in enumerate(rows.places, 1):
-        same = ends.get(place.sites[0], ())
-        names.append(same[0] if len(same) == 1 and number not in straight else number)
-    if rows.own or names == list(range(len(names))):
+    """The same with one key for a line of which one place alone is straight, by whatever way a rank
+    has come to it: a `return finish()` in a branch that only some take."""
+    if rows.own:
         return rows
-    renamed = [tuple(names[number] for number in row) for row in rows.rows]
-    return replace(rows, rows=renamed, own=rows.rows)
+    ends: dict[CallSite, list[int]] = {}
+    for key in straight:
+        ends.setdefault(rows.places[key].sites[0], []).append(key)
+    names = {}
+    for key, place in rows.places.items():
+        same = ends.get(place.sites[0], ())
+        if len(same) == 1 and key not in straight:
+            names[key] = same[0]
+    renamed = [tuple(names.get(key, key) for key in row) for row in rows.rows]
+    return replace(rows, rows=renamed, own=rows.rows) if names else rows
 
 
 def _crossing(rows: Rows, straight: set[int]) -> int | None:
@@ -337,19 +317,24 @@ def parting(rows: Rows, before: int, reach: int) -> Slip | None:
             if ours in straight | made[usual] or theirs in straight | made[one]:
                 odd.append(one)
         if odd and seq >= before - reach:
-            return _slip(rows, index, odd, None, ())
+            return _slip(rows, index, odd)
     return None
 
 
 def _straight(rows: Rows) -> set[int]:
-    all_at = {row[0] for row in set(rows.rows) if row.count(row[0]) == len(row)}
-    return (all_at | rows.before) - _RULED_OUT
+    all_at = {row[0] for row in rows.rows if _is_one(row)}
+    return (all_at | rows.before) - {UNKNOWN}
 
 
-@dataclass(slots=True)
+def _is_one(row: Row) -> bool:
+    return row.count(row[0]) == len(row)
+
+
+@dataclass(frozen=True, slots=True)
 class _Event:
     """At row `at` the usual class is `offset` calls further; it goes on `ours` rows later in this
-    class, and `theirs` in the usual one. `after`: the places before it, and of both."""
+    class, and `theirs` in the usual one. `calls` match from there on, with so many `changes` of
+    line; `pending`: too few to tell, since there are no more."""
 
     at: int
     offset: int
@@ -362,14 +347,26 @@ class _Event:
     calls: int = 0
 
     @property
+    def there(self) -> int:
+        return self.at + self.offset
+
+    @property
+    def after(self) -> int:
+        """By how many calls the usual class is further from then on."""
+        return self.offset + self.theirs - self.ours
+
+    @property
+    def size(self) -> int:
+        return max(self.ours, self.theirs)
+
+    @property
     def kind(self) -> tuple[str | None, int, int]:
         return self.what, self.ours, self.theirs
 
 
-def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[Slip | None, bool]:
-    crossing = _crossing(rows, straight)
-    if crossing is None:
-        return None, False
+def _usual(rows: Rows, crossing: int, straight: set[int]) -> tuple[int, bool, bool]:
+    """Returns the class that is right where lines cross; whether it has most of the ranks, and
+    whether it is known to be right: it has, or it alone has gone on as both had before."""
     row, columns = rows.rows[crossing], list(zip(*rows.rows, strict=True))
     sizes = [len(ranks) for ranks in rows.classes]
     votes: Counter[int] = Counter()
@@ -377,151 +374,138 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         if place in straight:
             votes[place] += size
     (usual, most), *others = votes.most_common()
-    majority = most > others[0][1]
-    certain = majority
+    majority = certain = most > others[0][1]
     if not majority:
-        tied = [place for place, votes_of in votes.items() if votes_of == most]
+        tied = [place for place, count in votes.items() if count == most]
         fits = [one for one in tied if _expected(columns[row.index(one)], crossing) == one]
         if len(fits) == 1:
             usual, certain = fits[0], True
     which = max((i for i, place in enumerate(row) if place == usual), key=lambda i: sizes[i])
+    return which, majority, certain
+
+
+def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[Slip | None, bool]:
+    crossing = _crossing(rows, straight)
+    if crossing is None:
+        return None, False
+    which, majority, certain = _usual(rows, crossing, straight)
+    columns, sizes = list(zip(*rows.rows, strict=True)), [len(ranks) for ranks in rows.classes]
     if at_first and sum(sizes) > 2 and 2 * sizes[which] <= sum(sizes):
         return None, False  # ranks may take turns
     theirs = columns[which]
-    changes = sum(one != other for one, other in pairwise(theirs))
-    irregular = rows.tracks[which].irregular(rows.seqs) * 8 > changes + 24
-    firsts: list[tuple[int, int, list[_Event]]] = []
-    strong = True
+    irregular = rows.irregular[which] * 8 > sum(a != b for a, b in pairwise(theirs)) + 24
+    found: dict[int, list[_Event]] = {}
+    strong, mixed = True, False
     for index, ours in enumerate(columns):
         if index == which:
             continue
         start, met = _start(ours, theirs, crossing, straight)
         if start is None:
-            return None, len(rows.seqs) > FAR
+            return None, False
         events, evidence = _events(ours, theirs, start, straight, met)
         sure = [one for one in events if not one.pending]
-        needed = sum(
-            _needed(one, irregular, ours[one.at : one.at + one.ours], straight) for one in sure
-        )
+        needed = sum(_needed(one, irregular, ours, straight) for one in sure)
         strong = strong and evidence * (sizes[index] + sizes[which] - 1) >= needed
+        # One that does the same in each epoch, such as a batch less, never comes back into step.
+        mixed |= len(events) >= MOST_EVENTS and len({one.kind for one in sure}) > 1
         if events:
-            firsts.append((events[0].at, index, events))
-    # One that does the same in each epoch, such as a batch less, never comes back into step.
-    mixed = not strong and any(
-        len(events) >= MOST_EVENTS and len({one.kind for one in events if not one.pending}) > 1
-        for _, _, events in firsts
-    )
-    if not firsts or mixed:
-        return None, mixed
-    at, index, events = min(firsts, key=lambda one: one[0])
-    event = events[0]
-    over = (
-        0 if rows.issued[index] == rows.issued[which] else rows.issued[index] - rows.issued[which]
-    )
-    other = _other_reading(event, columns[index], theirs)
+            found[index] = events
+    if not found or (mixed and not strong):
+        return None, mixed and not strong
+    index = min(found, key=lambda one: found[one][0].at)
+    ours, events, event = columns[index], found[index], found[index][0]
+    over = rows.issued[index] - rows.issued[which]
+    other = _other_reading(event, ours, theirs)
     if other is not None and (over > 0 if event.what == "skipped" else over < 0):
         event, other = other, event
     if over <= 0:
         other = None  # without more calls in all, one that was skipped says it best
-    sure = [one for one in events if not one.pending]
-    again = len(sure) > 2 and len({one.kind for one in sure}) == 1
-    mixes = any(not one.explained for one in (sure if again else events)[1:])
     if not event.explained or not strong or at_first:
         # What an error may still be explained by: few calls around it say so.
-        if not event.what or event.what == "replaced" or not event.changes or mixes:
-            return None, False
-        if min(at, LOOKAHEAD) + event.calls < WEAK:
+        sure = [one for one in events if not one.pending]
+        again = len(sure) > 2 and len({one.kind for one in sure}) == 1
+        mixes = any(not one.explained for one in (sure if again else events)[1:])
+        few = min(event.at, LOOKAHEAD) + event.calls < WEAK
+        if not event.changes or event.what == "replaced" or mixes or few:
             return None, False
         strong = strong and event.explained
     if at_first:
-        # Lines that roles use in turns are as far apart, but have others among them.
-        near = set(theirs[max(0, at - 1) : at + event.calls])
-        alone = sum(sizes) > 2 or near.isdisjoint(_straight(rows))
-        # Ranks that have kept step until then may leave a loop one after the other.
-        together = any(row.count(row[0]) == len(row) for row in rows.rows[:at])
-        strong = event.explained and event.calls >= FIRST_SHIFT and (strong or not together)
-        shift = max(event.ours, event.theirs)
-        near_by = theirs[at : at + 4 * shift]
-        # Two parties that take turns at more than a line are half a round apart.
-        turns = shift > 1 and near_by[2 * shift :] == near_by[: len(near_by) - 2 * shift]
-        strong = strong and alone and not mixes and not turns
-    there = at + event.offset
-    ours = columns[index]
-    lines = {
-        "skipped": theirs[there : there + event.theirs],
-        "repeated": ours[at : at + event.ours],
-        "swapped": ours[at : at + event.ours],
-    }[event.what or ""]
-    odd = [one for first, one, _ in firsts if first == at]
+        strong = _keeps_distance(rows, event, theirs, strong)
+    skipped, made = theirs[event.there :][: event.theirs], ours[event.at :][: event.ours]
+    lines = skipped if event.what == "skipped" else made
+    odd = [one for one, of in found.items() if of[0].at == event.at]
     instead = None
     if other is not None:
-        instead = rows.place(theirs[there] if other.what == "skipped" else ours[at])
-    back = [one for one in events if one.offset + one.theirs - one.ours == 0]
-    closed = events[-1].offset + events[-1].theirs - events[-1].ours == 0
-    until = back[-1].at + back[-1].ours if closed and back else None
-    found = _slip(
-        rows,
-        at,
-        odd,
-        event.what,
-        tuple(dict.fromkeys(lines)),
-        rows.seqs[until] if until is not None and until < len(rows.seqs) else None,
-        strong=strong,
-        certain=certain,
+        instead = rows.places.get(
+            theirs[event.there] if other.what == "skipped" else ours[event.at]
+        )
+    end = events[-1].at + events[-1].ours
+    return replace(
+        _slip(rows, event.at, odd, event.what, lines),
         majority=majority,
+        certain=certain,
+        until=rows.seqs[end] if not events[-1].after and end < len(rows.seqs) else None,
+        strong=strong,
         crosses=not at_first,
-    )
-    return replace(found, instead=instead), False
+        instead=instead,
+    ), False
+
+
+def _keeps_distance(rows: Rows, event: _Event, theirs: Row, strong: bool) -> bool:
+    """Whether enough speaks for a slip at the first call of a loop. `strong`: enough would, later
+    on."""
+    ranks = sum(len(one) for one in rows.classes)
+    # Lines that roles use in turns are as far apart, but have others among them.
+    near = set(theirs[max(0, event.at - 1) : event.at + event.calls])
+    alone = ranks > 2 or near.isdisjoint(_straight(rows))
+    # Ranks that have kept step until then may leave a loop one after the other.
+    together = any(map(_is_one, rows.rows[: event.at]))
+    # Two parties that take turns at more than a line are half a round apart.
+    round_ = 2 * event.size
+    near_by = theirs[event.at : event.at + 2 * round_]
+    turns = event.size > 1 and near_by[round_:] == near_by[: len(near_by) - round_]
+    far = event.explained and event.calls >= FIRST_SHIFT
+    return far and (strong or not together) and alone and not turns
 
 
 def _slip(
-    rows: Rows,
-    at: int,
-    odd: Sequence[int],
-    what: str | None,
-    lines: Sequence[int],
-    until: int | None = None,
-    *,
-    strong: bool = False,
-    certain: bool = False,
-    majority: bool | None = None,
-    crosses: bool = False,
+    rows: Rows, at: int, odd: Sequence[int], what: str | None = None, lines: Sequence[int] = ()
 ) -> Slip:
+    """`odd`: classes, and `lines` as in the first of them."""
     ranks = sorted(rank for index in odd for rank in rows.classes[index])
     others = sorted({rank for of in rows.classes for rank in of}.difference(ranks))
-    if majority is None:
-        majority = len(others) > len(ranks)
-    row = (rows.own or rows.rows)[at]
-    where = {rank: rows.place(row[index]) for index, of in enumerate(rows.classes) for rank in of}
-    if rows.own and odd:
-        both = zip(reversed(rows.rows), reversed(rows.own), strict=True)
-        names = {one[odd[0]]: own[odd[0]] for one, own in both}
-        lines = [names.get(number, number) for number in lines]
-    places = [place for number in lines if (place := rows.place(number)) is not None]
+    own = rows.own or rows.rows
+    both = zip(reversed(rows.rows), reversed(own), strict=True)
+    names = {one[odd[0]]: each[odd[0]] for one, each in both}
+    keys = dict.fromkeys(names.get(key, key) for key in dict.fromkeys(lines))
+    majority = len(others) > len(ranks)
     return Slip(
-        rows.seqs[at],
-        what,
-        tuple(ranks),
-        tuple(others),
-        tuple(places),
-        where,
-        majority,
-        certain or majority,
-        until,
-        strong,
-        crosses,
+        seq=rows.seqs[at],
+        what=what,
+        odd=tuple(ranks),
+        usual=tuple(others),
+        lines=tuple(rows.places[key] for key in keys if key),
+        at={
+            rank: rows.places.get(key)
+            for of, key in zip(rows.classes, own[at], strict=True)
+            for rank in of
+        },
+        majority=majority,
+        certain=majority,
+        until=None,
+        strong=False,
+        crosses=False,
     )
 
 
-def _needed(event: _Event, irregular: bool, block: Sequence[int], straight: set[int]) -> int:
+def _needed(event: _Event, irregular: bool, ours: Sequence[int], straight: set[int]) -> int:
     least = OF_IRREGULAR if irregular else EVIDENCE
     if not event.explained:
         return 3 * least
-    if event.what == "repeated" and not straight.issuperset(block):
+    strange = not straight.issuperset(ours[event.at : event.at + event.ours])
+    if event.what == "repeated" and strange:
         least = max(least, OF_STRANGE)
-    needed = least + 4 * (max(event.ours, event.theirs) - 1)
-    # Loops in another order are what phases of a rank's own look like, however long.
-    return needed if event.what == "swapped" else min(needed, OF_IRREGULAR)
+    return least + 4 * (event.size - 1)
 
 
 def _start(
@@ -638,96 +622,70 @@ def _event(
     """Returns what explains best that these two calls do not match: the least that lets some calls
     with changes of line match again, else what lets the most."""
     there = at + offset
-    best: tuple[tuple[int, ...], _Event] | None = None
-    for what, skip, skip_theirs, inner in _attempts(match, ours, theirs, at, there):
+    best: tuple[int, ...] = ()
+    found = _Event(at, offset, None, 0, 0, False, len(ours) - max(at, there) <= WINDOW)
+    for what, skip, skip_theirs in _attempts(match, ours, theirs, at, there):
         changes, calls, ends = match.run(ours, theirs, at + skip, there + skip_theirs)
-        if not calls and what != "swapped":
+        swapped, size = what == "swapped", max(skip, skip_theirs)
+        if swapped:
+            calls += skip
+            changes += sum(a != b for a, b in pairwise(ours[at : at + skip]))
+        elif not calls:
             continue
-        changes, calls = changes + inner, calls + (skip if what == "swapped" else 0)
-        cost, replaced = max(skip, skip_theirs), what == "replaced"
-        enough = changes >= 3 and calls >= max(4, cost)
+        enough = changes >= 3 and calls >= max(4, size)
         # Where slips follow one another, more of them explain it better than one that is larger.
-        size = 0 if what == "swapped" else 2 * (cost - 1)
-        key = (
-            enough,
-            -cost if enough else 0,
-            replaced and enough,
-            changes > 0,
-            calls - size,
-            replaced,
-            -cost,
-            what == "skipped",
-        )
-        if best is None or key > best[0]:
-            explained = not replaced and changes > 0 and calls >= max(2, min(LOOKAHEAD, cost))
+        worth = calls if swapped else calls - 2 * (size - 1)
+        sure, replaced = (-size if enough else 0), what == "replaced"
+        key = (enough, sure, replaced and enough, changes > 0, worth, replaced, -size)
+        if key > best:
+            best = key
             # Three calls of a loop are in another order after a slip, too: only what comes tells.
-            explained = explained and (what != "swapped" or calls >= skip + 2)
+            least = skip + 2 if swapped else max(2, min(LOOKAHEAD, size))
+            explained = not replaced and changes > 0 and calls >= least
             pending = bool(ends) and not explained
-            best = (
-                key,
-                _Event(at, offset, what, skip, skip_theirs, explained, pending, changes, calls),
-            )
-    if best is None:
-        ending = len(ours) - max(at, there) <= WINDOW
-        return _Event(at, offset, None, 0, 0, False, ending)
-    return best[1]
+            kind = (what, skip, skip_theirs)
+            found = _Event(at, offset, *kind, explained, pending, changes, calls)
+    return found
 
 
 def _attempts(
     match: _Match, ours: Sequence[int], theirs: Sequence[int], at: int, there: int
-) -> Iterator[tuple[str, int, int, int]]:
-    """Yields what may have happened, the rows that it takes of both, and the changes of line in
-    these."""
+) -> Iterator[tuple[str, int, int]]:
+    """Yields what may have happened, and the rows that it takes of both."""
     one, other = ours[at], theirs[there]
-    for count in range(1, WINDOW + 1):
-        if there + count < len(theirs) and match(one, theirs[there + count]):
-            yield "skipped", 0, count, 0
-        if at + count < len(ours) and match(ours[at + count], other):
-            yield "repeated", count, 0, 0
-    for count in _next(theirs, one, there):
-        yield "skipped", 0, count, 0
-    for count in _next(ours, other, at):
-        yield "repeated", count, 0, 0
+    for count in _ahead(theirs, there, one, lambda place: match(one, place)):
+        yield "skipped", 0, count
+    for count in _ahead(ours, at, other, lambda place: match(place, other)):
+        yield "repeated", count, 0
     left: Counter[int] = Counter()
     most = min(len(ours) - at, len(theirs) - there)
     for count in range(1, min(WINDOW, most) + 1):
         left[ours[at + count - 1]] += 1
         left[theirs[there + count - 1]] -= 1
         if not any(left.values()):
-            block = ours[at : at + count]
-            yield "swapped", count, count, sum(a != b for a, b in pairwise(block))
+            yield "swapped", count, count
             break
         if count < most and match(ours[at + count], theirs[there + count]):
-            yield "replaced", count, count, 0
-    tried = 0
-    for count in range(WINDOW + 1, min(FAR, most)):
-        again = ours[at + count] == theirs[there + count]
-        if again and ours[at + count - 1] != theirs[there + count - 1]:
-            yield "replaced", count, count, 0
-            tried += 1
-            if tried == MOST_FAR:
-                break
+            yield "replaced", count, count
 
 
-def _next(column: Sequence[int], place: int, at: int) -> Iterator[int]:
-    index = at + WINDOW
-    for _ in range(MOST_FAR):
-        try:
-            index = column.index(place, index + 1, at + FAR)
-        except ValueError:
-            return
-        yield index - at
+def _ahead(
+    column: Sequence[int], at: int, place: int, match: Callable[[int], bool]
+) -> Iterator[int]:
+    """Yields how much further on a call matches; far away only some that come from that place."""
+    near = column[at + 1 : at + WINDOW + 1]
+    yield from (count for count, one in enumerate(near, 1) if match(one))
+    far = column[at + WINDOW + 1 : at + FAR]
+    counts = (count for count, one in enumerate(far, WINDOW + 1) if one == place)
+    yield from islice(counts, MOST_FAR)
 
 
 def _other_reading(event: _Event, ours: Sequence[int], theirs: Sequence[int]) -> _Event | None:
     """In a loop of two lines, one that was skipped looks like the other one made twice."""
-    at, there, count = event.at, event.at + event.offset, max(2, event.calls - 1)
-    if (event.what, event.ours, event.theirs) == ("skipped", 0, 1):
-        other = replace(event, what="repeated", ours=1, theirs=0)
-    elif (event.what, event.ours, event.theirs) == ("repeated", 1, 0):
-        other = replace(event, what="skipped", ours=0, theirs=1)
-    else:
+    if event.ours + event.theirs != 1:
         return None
-    at, there = at + other.ours, there + other.theirs
-    same = ours[at : at + count] == theirs[there : there + count]
-    return other if same and at < len(ours) and there < len(theirs) else None
+    what = "repeated" if event.what == "skipped" else "skipped"
+    other = replace(event, what=what, ours=event.theirs, theirs=event.ours)
+    mine, usual = ours[event.at + other.ours :], theirs[event.there + other.theirs :]
+    count = max(2, event.calls - 1)
+    return other if mine and usual and mine[:count] == usual[:count] else None

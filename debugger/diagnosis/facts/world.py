@@ -275,8 +275,13 @@ class World:
         for pending in self.pending(rank):
             if pending.call is not None and is_collective(pending.call, view.key, seq):
                 return pending.call
-        history = self.ranks[rank].history
-        return history.at(view.key, seq) if history is not None else None
+        return self.call_at(rank, view.key, seq)
+
+    def call_at(self, rank: int, group: GroupKey, seq: int) -> Call | None:
+        """The rank's call with this number in the group, if it is in its history."""
+        record = self.ranks.get(rank)
+        history = record.history if record is not None else None
+        return history.at(group, seq) if history is not None else None
 
     def place(self, view: GroupView, call: Call) -> str:
         """`#17 of group "default_pg"`, or, of a message, `in group "default_pg"`."""

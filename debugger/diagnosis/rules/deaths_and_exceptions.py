@@ -65,7 +65,12 @@ def endings(world: World) -> list[Candidate]:
             killed.append(rank)
         elif rank.process.signal is not None or exit_status(rank):
             found.append(_ended(world, [rank], weakness=_weakness(world, rank)))
-        elif exit_status(rank) is None and rank.phase < Phase.EXITING and _missed(world, number):
+        # An end that was not recorded is no fault by itself: a rank must be left that may need it.
+        elif (
+            exit_status(rank) is None
+            and rank.phase < Phase.EXITING
+            and any(not world.finished(other) for other in world.ranks if other != number)
+        ):
             found.append(_ended(world, [rank], weakness=1))
     return found + _together(world, killed)
 
@@ -88,12 +93,6 @@ def _waited_for(world: World, number: int) -> bool:
     return any(pending.rank != number for pending in world.all_pending) or any(
         last_exception(world, other) is not None for other in world.ranks if other != number
     )
-
-
-def _missed(world: World, number: int) -> bool:
-    """Returns whether another rank is left that may need this one. A rank whose end was not
-    recorded is no fault by itself."""
-    return any(not world.finished(other) for other in world.ranks if other != number)
 
 
 def _together(world: World, killed: list[Rank]) -> list[Candidate]:

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from ...record.kinds import KINDS, Family
 from ...record.snapshot import Branch, Branches, CallSite, Taken
 from ...record.wording import printable, ranks_text
-from ..facts.decisions import NOT_RAISED, CallPath, Parted, nth_of, parted, up_to_call
+from ..facts.decisions import NOT_RAISED, CallPath, Parted, parted, up_to_call
+from ..facts.evidence import OF_MESSAGES, view_of
 from ..facts.world import GroupView, World
 from ..findings import Finding
 from ..story import step
@@ -80,17 +82,17 @@ def _values_text(side: Mapping[str, Any]) -> str:
 
 def _last_common(world: World, finding: Finding) -> tuple[GroupView | None, int]:
     """The group, and its last call that the ranks have made together."""
-    about = {*finding.culprits, *finding.victims, *finding.ranks}
-    seq = finding.data.get("parted_at", finding.seq)
-    group = finding.group
-    views = [one for one in world.groups if group is None or one.ranks == group.ranks]
-    views = [one for one in views if group is not None or about.issubset(one.ranks)]
-    named = [one for one in views if group is not None and one.key[0] == group.name]
-    view = max(named or views, key=lambda one: (len(one.ranks), one.key), default=None)
+    if finding.group is not None:
+        view = view_of(world, finding.group)
+    else:
+        about = {*finding.culprits, *finding.victims, *finding.ranks}
+        views = [one for one in world.groups if about.issubset(one.ranks)]
+        view = max(views, key=lambda one: (len(one.ranks), one.key), default=None)
     if view is None:
         return None, -1
     least = min((state.issued for state in view.states.values()), default=0)
-    if group is None or seq is None or finding.kind in ("p2p_mismatch", "unmatched_p2p"):
+    seq = finding.data.get("parted_at", finding.seq)
+    if finding.group is None or seq is None or finding.kind in OF_MESSAGES:
         return view, least - 1
     return view, min(seq, least) - 1
 
@@ -106,12 +108,11 @@ def _of_pairs(
     others = [rank for rank in branches if rank not in culprits]
     if not culprits or not others:
         culprits, others = [*branches][1:], [*branches][:1]
-    for ours in culprits[:4]:
-        for theirs in others[:4]:
-            way = _way(world, finding, view, after, ours, theirs)
-            found = parted(branches[ours], branches[theirs], way, after)
-            if found is not None:
-                return _described(found, ours, theirs, view, branches)
+    for ours, theirs in product(culprits[:4], others[:4]):
+        way = _way(world, finding, view, after, ours, theirs)
+        found = parted(branches[ours], branches[theirs], way, after)
+        if found is not None:
+            return _described(found, ours, theirs, view, branches)
     return None
 
 
@@ -120,8 +121,7 @@ def _way(
 ) -> CallPath:
     stacks = []
     for rank in (ours, theirs):
-        history = world.ranks[rank].history
-        call = history.at(view.key, after + 1) if history is not None else None
+        call = world.call_at(rank, view.key, after + 1)
         stands = finding.ranks[rank].location if rank in finding.ranks else None
         place = call.place.sites if call is not None and call.place is not None else (stands,)
         stacks.append([site for site in place if site is not None])
@@ -132,9 +132,7 @@ def _way(
     deeper = [stack for stack in stacks if len(stack) > 1]
     if len(outer) == len(deeper) == 1:
         outer = {site.function for site in deeper[0]}  # which the other rank has returned from
-    return CallPath(
-        view.key, functions, outer if (outer and len(deeper) < 2) or len(outer) == 1 else ()
-    )
+    return CallPath(view.key, functions, outer)
 
 
 def _described(
@@ -145,9 +143,9 @@ def _described(
     for rank, branch in branches.items():
         if rank not in taken:
             rows = up_to_call(branch, view.key, found.after)
-            nth = found.nth[found.theirs is not None]
             if rows is not None:
-                taken[rank] = nth_of(rows, key, nth)
+                same = [one for one in rows if one.branch.key == key]
+                taken[rank] = same[found.nth] if found.nth < len(same) else None
     sides: dict[str, dict[str, Any]] = {}
     for rank in sorted(taken, key=lambda rank: (rank != ours, rank)):
         one = taken[rank]
@@ -160,9 +158,12 @@ def _described(
             known = dict(zip(one.branch.names, one.values, strict=False))
             side["values"] = {name: value for name, value in known.items() if value is not None}
             side["shown"] = _shown(one.branch, one.values)
-    at = found.branch
+    return _decision(found.branch, found.branch.source, [*sides.values()])
+
+
+def _decision(at: Branch | CallSite, source: str, sides: list[dict[str, Any]]) -> dict[str, Any]:
     place = {"file": at.file, "line": at.line, "function": at.function}
-    return {"location": place, "source": at.source, "sides": [*sides.values()]}
+    return {"location": place, "source": source, "sides": sides}
 
 
 def _shown(branch: Branch, values: tuple[str | None, ...]) -> str:
@@ -179,8 +180,7 @@ def _other_way(world: World, view: GroupView, after: int) -> int:
     """Returns the call before those, up to this one, to which ranks came by different ways: a line
     that a rank has made a call too many from may count as the same by either."""
     for seq in range(after, max(-1, after - MOST_WAYS), -1):
-        histories = [world.ranks[rank].history for rank in view.ranks if rank in world.ranks]
-        calls = [one.at(view.key, seq) for one in histories if one is not None]
+        calls = [world.call_at(rank, view.key, seq) for rank in view.ranks]
         if len({one.place for one in calls if one is not None}) < 2:
             return seq
     return after
@@ -191,22 +191,15 @@ def _in_a_package(world: World, view: GroupView, after: int) -> dict[str, Any] |
     that has called it, and who called by it."""
     made: dict[CallSite | None, list[int]] = {}
     for rank in view.ranks:
-        history = world.ranks[rank].history if rank in world.ranks else None
-        call = history.at(view.key, after + 1) if history is not None else None
+        call = world.call_at(rank, view.key, after + 1)
         made.setdefault(call.site if call is not None else None, []).append(rank)
     sites = [site for site in made if site is not None and site.through]
     if len(made) < 2 or not sites:
         return None
+    sides = []
+    for other, ranks in made.items():
+        through = other.through if other is not None else ""
+        outcome = f"called at {through}" if through else "did not call there"
+        sides.append({"ranks": ranks, "outcome": outcome, "values": {}})
     site = min(sites, key=lambda one: len(made[one]))
-    sides = [
-        {
-            "ranks": ranks,
-            "outcome": f"called at {other.through}"
-            if other is not None and other.through
-            else "did not call there",
-            "values": {},
-        }
-        for other, ranks in made.items()
-    ]
-    place = {"file": site.file, "line": site.line, "function": site.function}
-    return {"location": place, "source": f"in {site.through}", "sides": sides}
+    return _decision(site, f"in {site.through}", sides)

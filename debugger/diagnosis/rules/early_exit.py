@@ -394,7 +394,10 @@ def _message(
     message = f"rank {rank} {'was' if failed else 'waits'} in {text}, but {gone}"
     if peer == ANY_SOURCE and fewer:
         message += f"; {ranks_text(fewer)} sent less than the others"
+    details: tuple[str, ...] = ()
     if rounds:
+        if last := last_call(world, peer):
+            details = (f"the last call of rank {peer}: {call_text(last)}{at_site(last.site)}",)
         made = world.ranks[peer].calls
         how = "finished" if world.ended(peer) else "destroyed the group"
         waits = "needed it in" if failed else RankState.WAITS_IN
@@ -410,7 +413,7 @@ def _message(
         group=group_evidence(view.any),
         seq=call.seq,
         ranks=stand(world, chosen(culprits, victims), call),
-        details=_last_message(world, peer) if rounds else (),
+        details=details,
         observable_ns=_left_ns(world, partners, pending),
     )
     return Candidate(finding, _ready_ns(world, partners, 0 if failed else finding.observable_ns))
@@ -432,11 +435,6 @@ def _rounds(channels: Channels, rank: int, call: Call) -> int:
         for pair in both
     ]
     return sum(counts) if all(counts) else 0
-
-
-def _last_message(world: World, rank: int) -> tuple[str, ...]:
-    last = last_call(world, rank)
-    return (f"the last call of rank {rank}: {call_text(last)}{at_site(last.site)}",) if last else ()
 
 
 def _never_arrived(

@@ -18,11 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...record.kinds import KINDS
-from ...record.signature import Signature
-from ...record.snapshot import Call, Group, GroupKey, LineLog
+from ...record.snapshot import Call, Group
 from ...record.wording import at_site, group_name, numbered, ranks_text
 from ..facts.call_histories import parting_before, site_of, slip_of, slip_text
-from ..facts.evidence import chosen, last_call, of_call, stand
+from ..facts.evidence import OF_MESSAGES, chosen, last_call, of_call, stand, view_of
 from ..facts.slips import Slip
 from ..facts.world import GroupView, World
 from ..findings import CallIs, Finding, group_evidence
@@ -31,7 +30,6 @@ from ..story import step
 
 LOOKED_AT = 8
 """Calls of a slip of which the op is asked for."""
-_OF_MESSAGES = frozenset({"p2p_mismatch", "unmatched_p2p"})
 
 
 def misaligned(world: World) -> list[Candidate]:
@@ -45,30 +43,22 @@ def parting_of(world: World, view: GroupView) -> Finding | None:
     _, slip = slip_of(world, view)
     if slip is None or not slip.strong or not _matters(world, view, slip):
         return None
-    return _finding(world, view, slip)
+    calls = {rank: world.call_at(rank, view.key, slip.seq) for rank in chosen(slip.odd, slip.usual)}
+    where = numbered(view.any, slip.seq)
+    return _of_slip(world, slip, where, f"called #{slip.seq}", view.any, calls)
 
 
 def _matters(world: World, view: GroupView, slip: Slip) -> bool:
-    made: list[Signature] = []
-    for rank in (slip.odd[0], slip.usual[0]):
-        history = world.ranks[rank].history
-        for seq in range(slip.seq, slip.seq + LOOKED_AT):
-            call = history.at(view.key, seq) if history is not None else None
-            if call is not None:
-                made.append(call.signature)
+    made = [
+        call.signature
+        for rank in (slip.odd[0], slip.usual[0])
+        for seq in range(slip.seq, slip.seq + LOOKED_AT)
+        if (call := world.call_at(rank, view.key, seq)) is not None
+    ]
     if made and all(one.op == "barrier" for one in made):
         return False
     turns = len(view.ranks) == 2 and any(one.root is not None for one in made)
     return slip.crosses or not turns
-
-
-def _finding(world: World, view: GroupView, slip: Slip) -> Finding:
-    where = numbered(view.any, slip.seq)
-    calls = {}
-    for rank in chosen(slip.odd, slip.usual):
-        history = world.ranks[rank].history
-        calls[rank] = history.at(view.key, slip.seq) if history is not None else None
-    return _of_slip(world, slip, where, f"called #{slip.seq}", view.any, calls)
 
 
 def _of_slip(
@@ -120,23 +110,23 @@ def _messages(world: World) -> list[Candidate]:
 
 def _slips_of_messages(world: World) -> Iterator[tuple[Slip, tuple[int, int], Group]]:
     """Yields those of sends and receives between two ranks in one group and with one tag."""
-    sends: dict[tuple[GroupKey, int, int, int], tuple[LineLog, int]] = {}
-    for number, rank in world.ranks.items():
-        for one in rank.channels:
-            if one.op == "send" and one.lines is not None and one.issued:
-                sends[one.group, number, one.peer, one.tag] = (one.lines, one.issued)
-    for number, rank in world.ranks.items() if sends else ():
-        for one in rank.channels:
-            sent = sends.get((one.group, one.peer, number, one.tag)) if one.op == "recv" else None
-            group = rank.groups.get(one.group)
-            if sent is None or one.lines is None or group is None or not one.issued:
-                continue
-            ends, least = (one.peer, number), min(sent[1], one.issued)
-            owner = (one.place, ends, rank.pid, world.ranks[one.peer].pid)
-            logs = dict(zip(ends, (sent[0], one.lines), strict=True))
-            _, slip = world.slips.of(owner, logs, dict.fromkeys(ends, least), messages=True)
-            if slip is not None and slip.strong and slip.crosses:
-                yield slip, ends, group
+    ends = {
+        (one.group, one.op, number, one.peer, one.tag): one
+        for number, rank in world.ranks.items()
+        for one in rank.channels
+        if one.lines is not None and one.issued
+    }
+    for (key, op, receiver, sender, tag), received in ends.items():
+        sent = ends.get((key, "send", sender, receiver, tag)) if op == "recv" else None
+        group = world.ranks[receiver].groups.get(key)
+        if sent is None or sent.lines is None or received.lines is None or group is None:
+            continue
+        pair, least = (sender, receiver), min(sent.issued, received.issued)
+        owner = (received.place, pair, *(world.ranks[rank].pid for rank in pair))
+        logs = {sender: sent.lines, receiver: received.lines}
+        _, slip = world.slips.of(owner, logs, dict.fromkeys(pair, least), messages=True)
+        if slip is not None and slip.strong and slip.crosses:
+            yield slip, pair, group
 
 
 @step("lines")
@@ -166,7 +156,7 @@ def with_parting(world: World, finding: Finding) -> Finding:
 def _slip_before(world: World, finding: Finding) -> tuple[Slip | None, int | None]:
     """Returns what came before the finding in its group, or between its two ranks, and at which
     call of the group that was found."""
-    if finding.kind in _OF_MESSAGES:
+    if finding.kind in OF_MESSAGES:
         about = {*finding.culprits, *finding.victims}
         for slip, ends, group in _slips_of_messages(world):
             if about.issuperset(ends) and group_evidence(group) == finding.group:
@@ -185,19 +175,17 @@ def _slip_before(world: World, finding: Finding) -> tuple[Slip | None, int | Non
 def _views(world: World, finding: Finding) -> list[GroupView]:
     """Returns the group that the finding is about; without one those of its ranks' last calls, in
     which they wait for each other, or which an error may have come from."""
-    group = finding.group
-    if group is not None:
-        views = [one for one in world.groups if one.ranks == group.ranks]
-        named = [one for one in views if group_evidence(one.any).name == group.name]
-        return [max(named, key=lambda one: one.key)] if named else []
-    if not (finding.about.ends_all or finding.about.stuck):
-        return []
-    calls = [(rank, last_call(world, rank)) for rank in finding.culprits if rank in world.ranks]
-    found = [
-        world.view(rank, call.group)
-        for rank, call in calls
-        if call is not None and call.signature.peer is None
-    ]
+    if finding.group is not None:
+        found = [view_of(world, finding.group)]
+    elif finding.about.ends_all or finding.about.stuck:
+        calls = [(rank, last_call(world, rank)) for rank in finding.culprits if rank in world.ranks]
+        found = [
+            world.view(rank, call.group)
+            for rank, call in calls
+            if call is not None and call.signature.peer is None
+        ]
+    else:
+        found = []
     return [view for view in found if view is not None]
 
 

@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from threading import get_ident
+from traceback import walk_stack, walk_tb
 from types import CodeType, FrameType
 from typing import Any
 
@@ -46,8 +47,8 @@ _NOTHING = Condition(0, "", "", ("", ""), 0)
 
 @dataclass(slots=True, eq=False)
 class BranchOutcome:
-    """A way on from a branch: its number on record, and what its condition reads; `off`: the branch
-    is taken too often."""
+    """A way on from a branch of a code (which it keeps, for its id is looked up): its number on
+    record, and what its condition reads; `off`: the branch is taken too often."""
 
     number: int
     branch: int
@@ -61,7 +62,7 @@ class Stream:
     """The events of a thread since its last call. `budget`: how many more it may have."""
 
     index: int
-    events: list[tuple[BranchOutcome, list[Any] | None]] = field(default_factory=list)
+    events: list[tuple[BranchOutcome, Sequence[Any]]] = field(default_factory=list)
     budget: float = BURST
     since_s: float = field(default_factory=time.monotonic)
     seen: int = 0
@@ -79,17 +80,17 @@ class BranchWatch:
         self._forget()
 
     def _forget(self) -> None:
-        self._events: dict[tuple[int, int, int], BranchOutcome] = {}
+        self._events: dict[tuple[int, int, int | str], BranchOutcome] = {}
+        """By the code's id, the offset of the branch and of what is next; or line and exception."""
         self._conditions: dict[int, tuple[CodeType, dict[int, Condition]]] = {}
         self._branches: dict[tuple[int, int], int] = {}
-        self._raised: dict[tuple[int, int, str], BranchOutcome] = {}
         self._groups: dict[GroupRecord, int] = {}
         self._main = Stream(0)
         self._streams = {threading.main_thread().ident or 0: self._main}
         self._indices = count(1)
         self._strays = 0
-        self._off: dict[int, BranchOutcome] = {}
-        """By the number of their branch."""
+        self._off: dict[int, int] = {}
+        """The numbers of branches, and of the event that says of each that it is off."""
         self._again_s, self._pause_s = 0.0, BRANCHES_OFF_S
 
     def begin(self) -> None:
@@ -133,19 +134,16 @@ class BranchWatch:
             tool = sys.monitoring
             tool.use_tool_id(_TOOL, "distdebug")
             of = tool.events
-            self._told = getattr(of, "BRANCH_LEFT", 0) | getattr(of, "BRANCH_RIGHT", 0) or of.BRANCH
-            for event in (getattr(of, name, 0) for name in ("BRANCH_LEFT", "BRANCH_RIGHT")):
-                if event:
-                    tool.register_callback(_TOOL, event, self._taken)
-            if self._told == of.BRANCH:
-                tool.register_callback(_TOOL, of.BRANCH, self._taken)
+            ways = ("BRANCH_LEFT", "BRANCH_RIGHT") if hasattr(of, "BRANCH_LEFT") else ("BRANCH",)
+            self._told = 0
+            for event in (getattr(of, name) for name in ways):
+                self._told |= event
+                tool.register_callback(_TOOL, event, self._taken)
             tool.register_callback(_TOOL, of.PY_START, self._started)
             tool.register_callback(_TOOL, of.EXCEPTION_HANDLED, self._handled)
             for frame in [sys._getframe(0), *frames.of_other_threads().values()]:
-                above: FrameType | None = frame
-                while above is not None:
+                for above, _ in walk_stack(frame):
                     self._started(above.f_code, 0)
-                    above = above.f_back
             tool.set_events(_TOOL, of.PY_START | of.EXCEPTION_HANDLED)
             tool.restart_events()  # what a forked child did before it was a rank is disabled
 
@@ -155,11 +153,6 @@ class BranchWatch:
                 sys.monitoring.set_local_events(_TOOL, code, self._told)
             return sys.monitoring.DISABLE
 
-        def _follow_again(self, codes: set[CodeType]) -> None:
-            for code in codes:
-                sys.monitoring.set_local_events(_TOOL, code, 0)
-                sys.monitoring.set_local_events(_TOOL, code, self._told)
-
         _NO_MORE: Any = sys.monitoring.DISABLE
     else:
         _NO_MORE: Any = None
@@ -167,10 +160,8 @@ class BranchWatch:
         def _trace(self) -> None:
             if sys.gettrace() is not None:
                 raise RuntimeError("a debugger or a coverage tool traces this program")
-            frame: FrameType | None = sys._getframe(0)
-            while frame is not None:
+            for frame, _ in walk_stack(sys._getframe(0)):
                 frame.f_trace = self._entered(frame, "call", None)
-                frame = frame.f_back
             threading.settrace(self._entered)
             sys.settrace(self._entered)
 
@@ -198,16 +189,11 @@ class BranchWatch:
                         self._taken(code, before, at, frame)
                     before = at
                 elif event == "exception":
-                    error = (
-                        None if argument[0] in (StopIteration, StopAsyncIteration) else argument[1]
-                    )
-                    before = -1
+                    ends = argument[0] in (StopIteration, StopAsyncIteration)
+                    error, before = None if ends else argument[1], -1
                 return told
 
             return told
-
-        def _follow_again(self, codes: set[CodeType]) -> None:
-            """All are followed, and left out where they are off."""
 
     def _taken(
         self, code: CodeType, offset: int, destination: int, frame: FrameType | None = None
@@ -218,37 +204,26 @@ class BranchWatch:
         try:
             event = self._events.get((id(code), offset, destination))
             if event is None:
-                event = self._event(code, offset, destination)
+                found = self._conditions_of(code).get(offset, _NOTHING)
+                outcome = found.outcomes[destination != found.next_at]
+                event = self._outcome(code, offset, destination, found, outcome)
             if event.off:
                 return self._NO_MORE
             stream = self._streams.get(get_ident())
-            if stream is None:
-                return self._strayed(event)
-            values = None
-            if event.readers:
+            if stream is None:  # the thread has made no call, and most of these never do
+                self._strays += 1
+                too_many = self._strays > _MOST_STRAYS
+            else:
                 frame = frame or sys._getframe(1)
-                values = []
-                for read in event.readers:
-                    try:
-                        values.append(summary(read(frame)))
-                    except LookupError:
-                        values.append([])
-            events = stream.events
-            events.append((event, values))
-            if len(events) > MOST:
+                values = [_value(read, frame) for read in event.readers]
+                stream.events.append((event, values))
+                too_many = len(stream.events) > MOST
+            if too_many:
                 self._leave_out(event)
                 return self._NO_MORE
         except Exception as error:
             self._failed(error)
         return None
-
-    def _strayed(self, event: BranchOutcome) -> Any:
-        """A thread that has made no call; most of these never do."""
-        self._strays += 1
-        if self._strays <= _MOST_STRAYS:
-            return None
-        self._leave_out(event)
-        return self._NO_MORE
 
     def _handled(self, code: CodeType, _offset: int, error: BaseException) -> None:
         """The code catches an exception that it, or what it has called, has raised."""
@@ -256,19 +231,16 @@ class BranchWatch:
             return  # the last one: a generator is dropped, which decides nothing
         try:
             stream = self._streams.get(get_ident())
-            line = _raised_at(code, error)
+            line, source = _raised(code, error)
             if stream is None or not line or len(stream.events) > MOST:
                 return
-            name = f"{title_of(type(error))}{_innermost(code, error)}"
-            event = self._raised.get((id(code), line, name))
+            name = f"{title_of(type(error))}{source}"
+            event = self._events.get((id(code), -line, name))
             if event is None:
-                number = self._branch(
-                    code, -line, Condition(line, source_line(code, line), "", ("", ""), 0)
-                )
-                number_of_event = self._define("event", number, f"raised {name}")
-                event = BranchOutcome(number_of_event, number, code)
-                self._raised[id(code), line, name] = event
-            stream.events.append((event, None))
+                found = Condition(line, source_line(code, line), "", ("", ""), 0)
+                event = self._outcome(code, -line, name, found, f"raised {name}")
+            if not event.off:
+                stream.events.append((event, ()))
         except Exception as fault:
             self._failed(fault)
 
@@ -280,22 +252,19 @@ class BranchWatch:
             known = self._conditions[id(code)] = (code, conditions(code))
         return known[1]
 
-    def _event(self, code: CodeType, offset: int, destination: int) -> BranchOutcome:
-        found = self._conditions_of(code).get(offset, _NOTHING)
-        branch = self._branch(code, offset, found) if found.line else 0
-        outcome = found.outcomes[destination != found.next_at]
+    def _outcome(
+        self, code: CodeType, at: int, way: int | str, found: Condition, outcome: str
+    ) -> BranchOutcome:
+        """Puts a way on from a branch on record that is taken for the first time."""
+        branch = self._branches.get((id(code), at), 0)
+        if not branch and found.line:
+            place = (code.co_filename, found.line, code.co_name, found.source, found.part)
+            branch = self._define("branch", *place, found.names, found.shown)
+            self._branches[id(code), at] = branch
         number = self._define("event", branch, outcome) if branch else 0
         event = BranchOutcome(number, branch, code, found.readers, off=not number)
-        self._events[id(code), offset, destination] = event
+        self._events[id(code), at, way] = event
         return event
-
-    def _branch(self, code: CodeType, at: int, one: Condition) -> int:
-        number = self._branches.get((id(code), at))
-        if number is None:
-            place = (code.co_filename, one.line, code.co_name, one.source, one.part)
-            number = self._define("branch", *place, one.names, one.shown)
-            self._branches[id(code), at] = number
-        return number
 
     def _define(self, kind: str, *row: Any) -> int:
         with self._lock:
@@ -345,19 +314,15 @@ class BranchWatch:
     def _put(self, stream: Stream, group: int, seq: int) -> None:
         taken, stream.events = stream.events, []
         stream.budget -= len(taken)
-        path = tuple(chain((one.number for one, _ in taken), self._off_numbers()))
+        path = (*(one.number for one, _ in taken), *self._off.values())
         with self._lock:
             if self._writer is not None:
                 values = [values or 0 for _, values in taken]
                 self._writer.interval(group, seq, min(stream.index, 0xFFFF), path, values)
         if stream.budget < 0:
-            often = Counter(one for one, _ in taken).most_common(2)
-            for event, times in often:
+            for event, times in Counter(one for one, _ in taken).most_common(2):
                 if times > 1:
                     self._leave_out(event)
-
-    def _off_numbers(self) -> list[int]:
-        return [one.number for one in self._off.values()]
 
     def _leave_out(self, event: BranchOutcome) -> None:
         """The branch is off for a while, with all ways on from it; the record says so with each
@@ -368,7 +333,7 @@ class BranchWatch:
             if one.branch == event.branch:
                 one.off = True
         number = self._define("event", event.branch, OFF_AND_ON)
-        self._off[event.branch] = BranchOutcome(number, event.branch, event.code)
+        self._off[event.branch] = number
         self._again_s = time.monotonic() + self._pause_s
 
     def _keep_to_budget(self, stream: Stream) -> None:
@@ -378,41 +343,36 @@ class BranchWatch:
         if self._off and now_s > self._again_s:
             self._pause_s = min(64.0, 2 * self._pause_s)
             self._strays = 0
-            codes, off = {one.code for one in self._off.values()}, self._off
-            self._off = {}
             for one in list(self._events.values()):
-                one.off &= one.branch not in off
-            self._follow_again(codes)
+                one.off &= one.branch not in self._off
+            self._off = {}
+            if sys.version_info >= (3, 12):
+                sys.monitoring.restart_events()
+
+
+def _value(read: Reader, frame: FrameType) -> Any:
+    """Returns what is kept of a value; of one that is not known an empty list."""
+    try:
+        return summary(read(frame))
+    except LookupError:
+        return []
 
 
 def _is_users(code: CodeType) -> bool:
-    return call_site.frame_kind(code.co_filename) == call_site.USER and not call_site.is_compiled(
-        code
-    )
+    user = call_site.frame_kind(code.co_filename) == call_site.USER
+    return user and not call_site.is_compiled(code)
 
 
-def _raised_at(code: CodeType, error: BaseException) -> int:
-    """The line of this code from which the exception came; 0: not known."""
-    trace = _traceback_of(error)
-    line = 0
-    while trace is not None:
-        if trace.tb_frame.f_code is code:
-            line = trace.tb_lineno or 0
-            break
-        trace = trace.tb_next
-    return line
-
-
-def _innermost(code: CodeType, error: BaseException) -> str:
-    """` at data.py:12`, where another function of the user's has raised it."""
-    trace, found = _traceback_of(error), None
-    while trace is not None:
-        if _is_users(trace.tb_frame.f_code):
-            found = trace
-        trace = trace.tb_next
-    if found is None or found.tb_frame.f_code is code:
-        return ""
-    return f" at {os.path.basename(found.tb_frame.f_code.co_filename)}:{found.tb_lineno}"
+def _raised(code: CodeType, error: BaseException) -> tuple[int, str]:
+    """Returns the line of this code from which the exception came (0: not known), and where it
+    comes from itself: ` at data.py:12`, where another function of the user's has raised it."""
+    line, source = 0, ""
+    for frame, at in walk_tb(_traceback_of(error)):
+        if frame.f_code is code:
+            line, source = line or at, ""
+        elif _is_users(frame.f_code):
+            source = f" at {os.path.basename(frame.f_code.co_filename)}:{at}"
+    return line, source
 
 
 _traceback_of: Callable[[BaseException], Any] = BaseException.__dict__["__traceback__"].__get__

@@ -135,25 +135,21 @@ def _read(
     if expression is None:
         return (), (), ()
     leaves = list(_leaves(expression, code))[:MOST_NAMES]
+    leaves.sort(key=lambda one: one[0].col_offset)
     shown = []
     if isinstance(expression, ast.Compare) and text.isascii() and "\n" not in text:
         at = 0
-        for leaf, _ in sorted(leaves, key=lambda one: one[0].col_offset):
+        for leaf, _ in leaves:
             shown.append(text[at : leaf.col_offset])
             at = leaf.end_col_offset or at
         shown.append(text[at:])
-    leaves.sort(key=lambda one: one[0].col_offset)
-    return (
-        tuple(ast.unparse(one) for one, _ in leaves),
-        tuple(one for _, one in leaves),
-        tuple(shown),
-    )
+    names = tuple(ast.unparse(one) for one, _ in leaves)
+    return names, tuple(reader for _, reader in leaves), tuple(shown)
 
 
 def _leaves(node: ast.AST, code: CodeType) -> Iterator[tuple[ast.expr, Reader]]:
     """Yields the largest parts that can be read."""
-    reader = reader_of(node, code) if isinstance(node, ast.expr) else None
-    if reader is not None and isinstance(node, ast.expr):
+    if isinstance(node, ast.expr) and (reader := reader_of(node, code)) is not None:
         yield node, reader
         return
     if isinstance(node, ast.Call):

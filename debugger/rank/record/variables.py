@@ -97,14 +97,9 @@ def _global(frame: FrameType, name: str, first: Any) -> Any:
     return builtins.__dict__[name]
 
 
-if sys.version_info >= (3, 13):
-
-    def _local(frame: FrameType, name: str) -> Any:
-        return frame.f_locals[name]
-
-elif sys.version_info >= (3, 12):
+if sys.version_info[:2] == (3, 12):
     # `f_locals` would write the variables into the dictionary that the program may have got from
-    # `locals()`, and iterate over.
+    # `locals()`, and iterate over. Later it is none; before, `sys.settrace` has written it already.
     _get_variable = ctypes.pythonapi.PyFrame_GetVar
     _get_variable.argtypes = [ctypes.py_object, ctypes.py_object]
     _get_variable.restype = ctypes.py_object
@@ -118,7 +113,7 @@ elif sys.version_info >= (3, 12):
 else:
 
     def _local(frame: FrameType, name: str) -> Any:
-        return frame.f_locals[name]  # which `sys.settrace` has written already
+        return frame.f_locals[name]
 
 
 def _of_attribute(owner_of: Reader | None, name: str) -> Reader | None:

@@ -13,23 +13,7 @@ from ..safe_files import open_regular, parsed, whole
 from ..safe_text import clean
 from ..secret_words import REDACTED, is_secret, masked_text
 from ..snapshot import Branch, GroupKey, Interval, Taken
-from ..writing.branch_writer import (
-    FILE_BYTES,
-    HEADER,
-    HEAP_AT,
-    HEAP_BYTES,
-    MAGIC,
-    MESSAGE,
-    MOST_TEXT,
-    PART,
-    SLOT,
-    SLOTS,
-    SLOTS_AT,
-    TEXT,
-    TEXT_BYTES,
-    TEXTS_AT,
-    VERSION,
-)
+from ..writing import branch_writer as layout
 
 _MOST_VALUE = 60
 
@@ -63,21 +47,21 @@ class BranchFile:
 
     def _intervals(self, group: GroupKey, after: int) -> Sequence[Interval] | None:
         mapped = self._opened()
-        _, _, _, used, count, texts = HEADER.unpack_from(mapped, 0)
-        self._read_heap(mapped, min(used, HEAP_BYTES))
+        _, _, _, used, count, texts = layout.HEADER.unpack_from(mapped, 0)
+        self._read_heap(mapped, min(used, layout.HEAP_BYTES))
         found: list[Interval] = []
-        for number in range(count, max(0, count - SLOTS), -1):
-            at = SLOTS_AT + (number - 1) % SLOTS * SLOT.size
-            mark, seq, path, of, thread, text, last = SLOT.unpack_from(mapped, at)
+        for number in range(count, max(0, count - layout.SLOTS), -1):
+            at = layout.SLOTS_AT + (number - 1) % layout.SLOTS * layout.SLOT.size
+            mark, seq, path, of, thread, text, last = layout.SLOT.unpack_from(mapped, at)
             if not mark == last == number:
                 return None
             key = self._row("group", of) if of else None
             if seq == after and key == group:
                 return found[::-1]
             taken = tuple(self._taken(mapped, path, number, text, texts))
-            call = None if seq in (PART, MESSAGE) else seq
-            found.append(Interval(key, call, thread, seq != PART, taken))
-        return found[::-1] if after < 0 and 0 < count <= SLOTS else None
+            call = None if seq in (layout.PART, layout.MESSAGE) else seq
+            found.append(Interval(key, call, thread, seq != layout.PART, taken))
+        return found[::-1] if after < 0 and 0 < count <= layout.SLOTS else None
 
     def _opened(self) -> mmap.mmap:
         if self._map is None:
@@ -87,14 +71,15 @@ class BranchFile:
                 keep(self._map)
             finally:
                 os.close(descriptor)
-        if os.stat(self._path).st_size < FILE_BYTES or len(self._map) != FILE_BYTES:
+        if os.stat(self._path).st_size < layout.FILE_BYTES or len(self._map) != layout.FILE_BYTES:
             raise ValueError(f"{self._path} is cut short")
-        if HEADER.unpack_from(self._map, 0)[:2] != (MAGIC, VERSION):
+        if layout.HEADER.unpack_from(self._map, 0)[:2] != (layout.MAGIC, layout.VERSION):
             raise ValueError(f"{self._path} holds no branches, or those of another version")
         return self._map
 
     def _read_heap(self, mapped: mmap.mmap, used: int) -> None:
-        for line in mapped[HEAP_AT + self._read_to : HEAP_AT + used].split(b"\n")[:-1]:
+        heap = mapped[layout.HEAP_AT + self._read_to : layout.HEAP_AT + used]
+        for line in heap.split(b"\n")[:-1]:
             kind, *row = parsed(line)
             self._rows.setdefault(str(kind), []).append(_READ[kind](*row))
             self._read_to += len(line) + 1
@@ -107,11 +92,12 @@ class BranchFile:
     ) -> Iterator[Taken]:
         values: Any = ()
         events = self._row("path", path) or ()
-        if text and texts - (text - 1) <= TEXT_BYTES:
-            at = TEXTS_AT + (text - 1) % TEXT_BYTES
-            mark, size = TEXT.unpack_from(mapped, at)
-            if mark == number and size <= MOST_TEXT:
-                inline, values = parsed(mapped[at + TEXT.size : at + TEXT.size + size])
+        if text and texts - (text - 1) <= layout.TEXT_BYTES:
+            at = layout.TEXTS_AT + (text - 1) % layout.TEXT_BYTES
+            mark, size = layout.TEXT.unpack_from(mapped, at)
+            at += layout.TEXT.size
+            if mark == number and size <= layout.MOST_TEXT:
+                inline, values = parsed(mapped[at : at + size])
                 events = events or inline
         for index, event in enumerate(events):
             branch, outcome = self._row("event", whole(event))

@@ -19,7 +19,7 @@ from .. import layout, steady_clock
 from ..definitions import Budget, Definitions
 from ..layout import Activity, CallState, GroupState, Phase, Role
 from ..limits import MOST_RANKS
-from ..lines import pack, place_at
+from ..lines import PackedLines, place_at
 from ..notes import ReplicasNote
 from ..replicas import ReplicaFiles
 from ..safe_files import object_of
@@ -99,15 +99,11 @@ class RecordedLines:
         known = self._reader.surprises(self._last, self.mark[0])
         found: Sequence[Surprise] = known or ()
         if known is None:
-            found = pack([*self._reader.recent_places(self._call - 1)][::-1]).surprises
+            found = PackedLines([*self._reader.recent_places(self._call - 1)][::-1]).surprises
         for seq, place in islice(self._reader.recent_places(self._call - 1), 1):
             if found and seq > found[-1].seq and place_at(found, seq) != place:
                 return [*found, Surprise(seq, place, 1)]
         return found
-
-    @property
-    def first(self) -> int:
-        return self.surprises[0].seq if self.surprises else 0
 
 
 class FlightReader(RingReader):

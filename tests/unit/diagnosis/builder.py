@@ -20,7 +20,7 @@ from typing import Any
 from distdebug.diagnosis.diagnose import Diagnosis, diagnose
 from distdebug.diagnosis.limits import Limits
 from distdebug.record.layout import Activity, CallState, GroupState, Phase
-from distdebug.record.lines import pack
+from distdebug.record.lines import PackedLines
 from distdebug.record.replicas import PARAMETER
 from distdebug.record.signature import (
     MASK,
@@ -412,7 +412,7 @@ class RankBuilder:
 
     def _lines(self, of: Hashable) -> LineLog | None:
         calls = (call for call in self.history.calls if place_of(call) == of)
-        return pack((call.seq, Place((call.site,)) if call.site else None) for call in calls)
+        return PackedLines([(one.seq, Place((one.site,)) if one.site else None) for one in calls])
 
     def frozen(self) -> Rank:
         heartbeat = self.run.now_ns if self.heartbeat_ns is None else self.heartbeat_ns

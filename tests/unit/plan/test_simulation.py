@@ -11,7 +11,7 @@ from distdebug.diagnosis.facts.blocking import Model, tree_children, tree_parent
 from distdebug.plan.judgement import judge_programs
 from distdebug.plan.outcome import simulate
 from distdebug.record.layout import Activity, CallState
-from distdebug.record.lines import places
+from tests.support.lines_of_calls import places
 from tests.support.programs import Programs
 from tests.unit.diagnosis.builder import (
     all_gather,

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from distdebug.record.lines import pack, place_at, places
+from distdebug.record.lines import PackedLines, place_at
 from distdebug.record.snapshot import CallSite, Place
+from tests.support.lines_of_calls import places
 
 
 def at(*lines: int, file: str = "/home/a/project/train.py", function: str = "step") -> Place:
@@ -29,12 +30,13 @@ def test_places_are_equal_wherever_the_program_lies() -> None:
 
 def check(calls: Sequence[Place | None], first: int = 0) -> list[int]:
     """Packs and replays the calls. Returns the sequence numbers of the surprises."""
-    log = pack(enumerate(calls, first))
+    log = PackedLines(enumerate(calls, first))
     end = first + len(calls)
     assert list(places(log, end)) == list(calls)
     assert [place_at(log.surprises, seq) for seq in range(first, end, 7)] == list(calls[::7])
     assert list(places(log, end - 3)) == list(calls[:-3])
-    assert log == pack(enumerate(calls, first))
+    again = PackedLines(enumerate(calls, first))
+    assert (log.surprises, log.mark) == (again.surprises, again.mark)
     return [one.seq for one in log.surprises]
 
 
@@ -79,12 +81,12 @@ def test_any_sequence_is_replayed_and_equal_ones_have_equal_marks() -> None:
         first = chance.randrange(5)
         check(calls, first)
         if calls:
-            log = pack(enumerate(calls, first))
-            assert log.first == first
-            other = pack(enumerate([*calls[:-1], D], first))
+            log = PackedLines(enumerate(calls, first))
+            assert log.surprises[0].seq == first
+            other = PackedLines(enumerate([*calls[:-1], D], first))
             assert other.mark != log.mark
 
 
 def test_a_mark_stays_while_the_calls_are_as_expected() -> None:
     calls = [A, B] * 10
-    assert len({pack(enumerate(calls[:count])).mark for count in range(3, 20)}) == 1
+    assert len({PackedLines(enumerate(calls[:count])).mark for count in range(3, 20)}) == 1

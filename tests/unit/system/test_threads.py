@@ -57,6 +57,8 @@ elif way == "sleep":
     time.sleep(1000)
 elif way == "select_timeout":
     select.select([], [], [], 1000)
+elif way == "asyncio_sleep":
+    asyncio.run(asyncio.sleep(1000))
 elif way == "select_other_timeout":
     here, there = socket.socketpair()
     select.select([here], [], [], 1000)
@@ -69,7 +71,7 @@ def test_who_waits_for_a_client(tmp_path: Path, way: str) -> None:
     assert found == Asleep(listens_at=address)
 
 
-@pytest.mark.parametrize("way", ["sleep", "select_timeout"])
+@pytest.mark.parametrize("way", ["sleep", "select_timeout", "asyncio_sleep"])
 def test_who_waits_for_a_time(tmp_path: Path, way: str) -> None:
     _, found = _asleep(way, tmp_path / "socket")
     assert found.wakes_in_s is not None

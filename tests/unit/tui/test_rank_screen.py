@@ -14,11 +14,11 @@ from distdebug.tui.picture import (
     State,
     Usage,
 )
-from distdebug.tui.rows import groups_of
+from distdebug.tui.rows import first_used, groups_of
 from distdebug.tui.screens.base import Chosen
 from distdebug.tui.screens.rank import RankView, about_lines
 from distdebug.tui.text import Line, called_at, plain
-from tests.unit.diagnosis.builder import Run
+from tests.unit.diagnosis.builder import WORLD, Run, all_reduce
 
 LINES = (
     LogLine("[n:0] 12:00:00.000 trace   call", "trace"),
@@ -104,6 +104,19 @@ def test_groups_of_one_description_have_numbers() -> None:
     rows = [plain(one) for one in about_lines(picture, RankDetail(0), 80)]
     for name in ("pair (1)", "pair (2)", "alone"):
         assert len([one for one in rows if one.startswith(f"group {name} ")]) == 1
+
+
+def test_the_collectives_open_at_a_group_that_has_some() -> None:
+    """All calls of a program with a device mesh are in the groups of its axes."""
+    run = Run(2)
+    for rank in run.ranks.values():
+        rank.has_group("7", [0, 1], desc="mesh_dp")
+    ranks = {number: rank.frozen() for number, rank in run.ranks.items()}
+    keys = [key for key, _ in groups_of(ranks)]
+    assert first_used(keys, ranks) == (WORLD, 0)
+    run[1].calls(all_reduce(8), group="7")
+    ranks = {number: rank.frozen() for number, rank in run.ranks.items()}
+    assert first_used(keys, ranks) == ("7", 0)
 
 
 def test_what_a_small_overview_has_no_column_for() -> None:

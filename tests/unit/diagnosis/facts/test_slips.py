@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from distdebug.diagnosis.facts.slips import Slip, Slips
-from distdebug.record.lines import pack
+from distdebug.record.lines import PackedLines
 from distdebug.record.snapshot import CallSite, Place
 
 SEEDS = 60
@@ -21,7 +21,7 @@ def place(line: int) -> Place:
 
 
 def found(ranks: Sequence[Lines]) -> Slip | None:
-    logs = {rank: pack(enumerate(map(place, lines))) for rank, lines in enumerate(ranks)}
+    logs = {rank: PackedLines(enumerate(map(place, lines))) for rank, lines in enumerate(ranks)}
     return Slips().of("group", logs, {rank: len(lines) for rank, lines in enumerate(ranks)})[1]
 
 
@@ -108,8 +108,8 @@ def test_long_phases_in_another_order_do_not_slip() -> None:
 def test_a_slip_behind_a_million_calls_is_found() -> None:
     lines = [10, 11, 12, 12, 13]
     many = 200_000
-    log = pack(enumerate(map(place, lines * 40)))
-    odd = pack(enumerate(map(place, [*lines * 20, 10, 12, 12, 13, *lines * 19])))
+    log = PackedLines(enumerate(map(place, lines * 40)))
+    odd = PackedLines(enumerate(map(place, [*lines * 20, 10, 12, 12, 13, *lines * 19])))
     logs = {0: log, 1: log, 2: odd}
     one = Slips().of("group", logs, dict.fromkeys(logs, many))[1]
     assert one is not None
@@ -144,7 +144,7 @@ def test_a_line_is_the_same_by_whatever_way_a_rank_comes_to_it() -> None:
     usual = [way(10, 1), way(11, 2), way(12, 4)]
     odd = [*usual * 10, way(10, 1), way(12, 3), *usual * 13]
     ranks = [usual * 24, usual * 24, odd]
-    logs = {rank: pack(enumerate(places)) for rank, places in enumerate(ranks)}
+    logs = {rank: PackedLines(enumerate(places)) for rank, places in enumerate(ranks)}
     one = Slips().of("group", logs, {rank: len(places) for rank, places in enumerate(ranks)})[1]
     assert one is not None
     assert (one.seq, one.what, one.lines) == (31, "skipped", (way(11, 2),))
@@ -159,7 +159,7 @@ def test_messages_swapped_in_a_branch_of_their_own_are_found() -> None:
     received = (
         [way(20, 3), way(21, 4)] * 4 + [way(21, 5), way(20, 6)] + [way(20, 3), way(21, 4)] * 4
     )
-    logs = {rank: pack(enumerate(places)) for rank, places in enumerate((sent, received))}
+    logs = {rank: PackedLines(enumerate(places)) for rank, places in enumerate((sent, received))}
     one = Slips().of("pair", logs, {0: 18, 1: 18}, messages=True)[1]
     assert one is not None
     assert (one.seq, one.what, one.odd, one.strong) == (8, "swapped", (1,), True)

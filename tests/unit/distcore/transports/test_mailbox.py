@@ -15,6 +15,7 @@ from functools import partial
 import pytest
 
 from distcore import errors
+from distcore.transports import mailbox
 from distcore.transports.mailbox import Mailbox, Posting
 from distcore.transports.parcels import BUFFERED_BYTES
 from tests.support.meshes import lanes
@@ -365,3 +366,24 @@ def _taken(bell: int) -> int:
         return os.eventfd_read(bell)
     except BlockingIOError:
         return 0
+
+
+def test_a_waiter_to_whom_yielding_costs_much_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then, for a hundred times as long as it took, nobody yields."""
+    yields, elsewhere_s = 0, 0.0
+
+    def yielded() -> None:
+        nonlocal yields, elsewhere_s
+        yields += 1
+        elsewhere_s += 0.01
+
+    monkeypatch.setattr(os, "sched_yield", yielded)
+    monkeypatch.setattr(mailbox, "_now", lambda: time.monotonic() + elsewhere_s)
+    with _mailboxes("lanes", 2) as (one, _other):
+        never = one.post_receive(1, 0, into(4), soon())
+        assert not never.wait(0.001)
+        assert not never.wait(0.001)
+        assert yields == 1
+        elsewhere_s += 1.0
+        assert not never.wait(0.001)
+        assert yields == 2

@@ -11,13 +11,14 @@ import pytest
 
 from distdebug.record import layout
 from distdebug.record.layout import Definition
-from distdebug.record.lines import pack, places
+from distdebug.record.lines import PackedLines
 from distdebug.record.ops import OP_CODES
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.reading.record_source import RecordSource
 from distdebug.record.snapshot import Channel, Group, Place, Process
 from distdebug.record.writing.slots import CallDescription, CallOrigin, ChannelSlot, GroupSlot
 from distdebug.record.writing.writer import FlightWriter
+from tests.support.lines_of_calls import places
 
 WORLD = {
     "name": "0",
@@ -84,7 +85,7 @@ def test_what_is_read_is_what_was_called(rank: Rank) -> None:
         assert lines_of(group) == calls[:made]
     lines = rank.read().lines
     assert lines is not None
-    assert lines.first == 0
+    assert lines.surprises[0].seq == 0
     assert len(lines.surprises) < 30
 
 
@@ -183,7 +184,7 @@ def test_what_is_overwritten_is_taken_from_the_ring_of_calls(rank: Rank) -> None
     rank.make([1, 2, 3, 4, 5] * 4)
     group = rank.read()
     assert group.lines is not None
-    assert group.lines.first == 2000
+    assert group.lines.surprises[0].seq == 2000
     assert lines_of(group) == [1, 2, 3, 4, 5] * 4
 
 
@@ -256,7 +257,7 @@ def test_the_log_is_that_of_all_calls(rank: Rank) -> None:
     rank.make(calls)
     read = rank.read().lines
     assert read is not None
-    packed = pack(enumerate(places(read, len(calls))))
+    packed = PackedLines(enumerate(places(read, len(calls))))
     assert list(read.surprises) == packed.surprises
     assert read.mark == packed.mark
 
