@@ -29,6 +29,7 @@ from ...record.layout import CallSite
 from ...record.wording import at_site
 from ..log.rank_log import report_own_fault
 from ..record import call_site
+from ..record.describe import first_wrong
 from ..torch_private.operator_calls import calls_with, tensors_of
 from ..torch_private.training import DDP, backward_function, current_backward, on_module_calls
 
@@ -293,15 +294,11 @@ def _holds(wrong: _Wrong, value: Any) -> bool:
 
 
 def _not_finite(one: Tensor) -> bool:
-    if not (one.is_floating_point() or one.is_complex()) or one.layout is not torch.strided:
-        return False
-    with torch.no_grad():
-        wide = one.detach().to(torch.float16) if one.element_size() == 1 else one.detach()
-        return not bool(wide.isfinite().all())
+    return first_wrong(one, inf_too=True) is not None
 
 
 def _nan(one: Tensor) -> bool:
-    return _not_finite(one) and bool(one.detach().to(torch.float32).isnan().any())
+    return first_wrong(one, inf_too=False) is not None
 
 
 def _batch(forward: Forward) -> str:

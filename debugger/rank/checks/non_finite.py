@@ -18,14 +18,11 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from ...record.ops import op_of
 from ...record.signature import SUMS, Signature
 from ..log import rank_log
 from ..log.rank_log import is_interruption, report_own_fault
-from ..record.describe import METHODS, tensors_in
+from ..record.describe import METHODS, first_wrong, tensors_in
 from ..record.exception_text import text_of
 from ..record.recorder import GroupRecord, Known, OwnFinding, Recorder
 from ..torch_private.training import on_loss_scaling
@@ -106,7 +103,7 @@ def inspector(
             if origin is not None:
                 origin.receives(f"{signature}{record.place_of(signature, seq)[0]}", outputs)
             for tensor in outputs if sums else ():
-                wrong = _first_wrong(tensor, True)
+                wrong = first_wrong(tensor, True)
                 if wrong is not None:
                     where, _ = record.place_of(signature, seq)
                     message = (
@@ -155,7 +152,7 @@ def _contributed(
     if op_of(signature.op).root == "src" and signature.root != rank:
         return None
     for index, tensor in enumerate(tensors_in(METHODS[method].given(args))):
-        wrong = _first_wrong(tensor, inf_too)
+        wrong = first_wrong(tensor, inf_too)
         if wrong is None:
             continue
         value = tensor.flatten()[wrong].item()
@@ -168,16 +165,3 @@ def _contributed(
         whence = origin.found(value) if origin is not None else ""
         return OwnFinding(record, numbered, "nan", message, (rank,), origin=whence)
     return None
-
-
-def _first_wrong(tensor: Tensor, inf_too: bool) -> int | None:
-    """The first element that is NaN (or infinite)."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_sparse:
-        return None
-    with torch.no_grad():
-        if tensor.element_size() == 1:
-            tensor = tensor.to(torch.float16)  # torch cannot ask eight bits
-        wrong = tensor.isfinite().logical_not() if inf_too else tensor.isnan()
-        if not wrong.any():
-            return None
-        return int(wrong.flatten().nonzero()[0].item())

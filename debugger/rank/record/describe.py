@@ -314,6 +314,19 @@ def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(one)
 
 
+def first_wrong(tensor: Tensor, inf_too: bool) -> int | None:
+    """Returns the first element that is NaN (or infinite); None where none is, or can be read."""
+    if tensor.layout is not torch.strided:
+        return None
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    with torch.no_grad():
+        if tensor.element_size() == 1:
+            tensor = tensor.to(torch.float16)  # torch cannot ask eight bits
+        wrong = tensor.isfinite().logical_not() if inf_too else tensor.isnan()
+        return int(wrong.flatten().nonzero()[0]) if wrong.any() else None
+
+
 def on_cpu(facts: Facts) -> bool | None:
     """Whether the call's tensors are on the CPU; None when it has no tensors."""
     return facts[0][0][2] if facts[0] else None
