@@ -1,4 +1,5 @@
-"""How long a thread that waits for a peer looks for its answer, and yields, before it sleeps.
+"""The time for which a thread that waits for a peer looks for its answer, and yields, before it
+sleeps.
 
 A peer that is at work answers soon, and a sleep and a wake-up take as long; where ranks share a
 core, the one that is waited for runs while this one yields. But the system lets other programs run
@@ -24,7 +25,7 @@ class Yielding:
         return now if now < self._sleeps_until else now + self._span_s
 
     def ended(self, until: float, now: float) -> None:
-        """The looking is over, which was to end at `until`."""
+        """Records that a wait has looked, which it was to do until `until`."""
         late_s = now - until
         if late_s > CALL_PAUSE_S:  # ranks of this group give the processor back within that
             self._sleeps_until = now + 100 * late_s
