@@ -472,19 +472,18 @@ def _planned(
 
         def plan_again(specs: Sequence[str]) -> Mapping[int, Program]:
             """In a place of its own, which is not kept."""
-            with (
-                tempfile.TemporaryDirectory(
-                    dir=directory.path, ignore_cleanup_errors=True
-                ) as place,
-                closing(RunDirectory.create(Path(place, "base"), Path(place, "run"))) as other,
-            ):
-                injected = argparse.Namespace(injected=[*own.injected, *specs])
-                found = Injection(_faults(injected, request), other, lambda _: None)
-                its = {**request.environment, **found.environment}
-                plan_ranks(
-                    other, replace(request, environment=its), itself, launch.run_leaving_nothing
-                )
-                return read_programs(other.path)
+            # A TemporaryDirectory would be removed by any process forked meanwhile, at its end.
+            place = Path(tempfile.mkdtemp(dir=directory.path))
+            try:
+                with closing(RunDirectory.create(place / "base", place / "run")) as other:
+                    injected = argparse.Namespace(injected=[*own.injected, *specs])
+                    found = Injection(_faults(injected, request), other, lambda _: None)
+                    its = {**request.environment, **found.environment}
+                    its_request = replace(request, environment=its)
+                    plan_ranks(other, its_request, itself, launch.run_leaving_nothing)
+                    return read_programs(other.path)
+            finally:
+                shutil.rmtree(place, ignore_errors=True)
 
         until_s = time.monotonic() + ORDERS_S
         schedule = look_for_orders(programs, model, plan_again, until_s)

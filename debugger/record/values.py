@@ -7,12 +7,11 @@ One file for each process, `pid-<pid>.values`, of lines of JSON: first what is r
     {"rank", "world_size", "started_ns", "every"}
 
 then columns, as they are met, {"columns": [[quantity, name, dtype, numel, whole, site], ...]}, and
-steps {"step", "precision", "depth", "summands", "columns": [numbers], "values": base64 of a ROW
-for each}. `numel` is of the part of the tensor that this rank has, `whole` of all of it. The rows
-of a step stand in the order in which they came about; {"saved": step} is a save behind that one. A
-file that is full becomes
-`pid-<pid>.values.1`, in the place of the one before it: then the oldest steps are lost. The files
-of other nodes have `node<number>-` before their names.
+steps {"step", "precision", "depth", "summands", "kinks", "columns": [numbers], "values": base64 of
+a ROW for each}. `numel` is of the part of the tensor that this rank has, `whole` of all of it. The
+rows of a step stand in the order in which they came about; {"saved": step} is a save behind that
+one. A file that is full becomes `pid-<pid>.values.1`, in the place of the one before it: then the
+oldest steps are lost. The files of other nodes have `node<number>-` before their names.
 """
 
 from __future__ import annotations
@@ -136,6 +135,7 @@ class RankValues:
         self.saves: set[int] = set()
         """The steps behind which the program has saved something."""
         self.depth = self.summands = 1
+        self.kinks = 0
         self.rank, self.world_size, self.started_ns = 0, 1, 0
         older = path.with_name(path.name + ".1")
         for one in (older, path) if older.exists() else (path,):
@@ -158,6 +158,7 @@ class RankValues:
                     self.precisions.add(str(line.get("precision", "")))
                     self.depth = max(self.depth, whole(line.get("depth", 1)))
                     self.summands = max(self.summands, whole(line.get("summands", 1)))
+                    self.kinks = max(self.kinks, whole(line.get("kinks", 0)))
                 elif "saved" in line:
                     self.saves.add(whole(line["saved"]))
                 elif "columns" in line:

@@ -6,8 +6,11 @@ A bound for each quantity follows from what may make it differ, and from how far
   the least precise dtype in which either run computes. Each of `depth` operations rounds its
   result, and adds up to `summands` numbers in at least float32, pairwise: `sqrt(depth) * (u +
   u_accumulated * log2(summands))` of its largest norm so far. (In small transformers it was 1e-2 to
-  1e-1 of that.) A gradient that is zero but for rounding, as that of the bias of an attention's
-  keys, may have as much of the norm of all gradients as `CANCELLATION * u`;
+  1e-1 of that.) The derivative of a ReLU jumps where its input crosses zero, as a share of about
+  `u` of normally distributed ones does: for each such operation a gradient is apart by about the
+  square root of that. (With bfloat16, by 4e-2 to 8e-2.) A gradient that is zero but for rounding,
+  as that of the bias of an attention's keys, may have as much of the norm of all gradients as
+  `CANCELLATION * u`;
 - optimiser state and parameters: from how far their own gradients were apart until then (`r`).
   Optimisers that normalise make a full step of a gradient near zero: of normally distributed ones,
   apart by r, the steps are apart by about 2 sqrt(r). With the sketch's own error, and rounding with
@@ -116,6 +119,7 @@ class ValuesComparison:
     roundoff: float
     depth: int
     summands: int
+    kinks: int
     shift: int = 0
     first: ValueDifference | None = None
     is_exact: bool = True
@@ -179,7 +183,7 @@ class _Comparing:
         self.found = ValuesComparison(
             *(dtypes, self._roundoff),
             *(max(one.depth for one in every), max(one.summands for one in every)),
-            shift,
+            *(max(one.kinks for one in every), shift),
         )
         self._is_cut_alike = True
         """Whether each rank has the same parts of all parameters in both runs."""
@@ -463,7 +467,9 @@ class _Comparing:
             return stored + share * (
                 scale if quantity == OPTIMIZER_STATE else self._way_of(key.name, places)
             )
-        allowed = (self._first_step(own) + self._drift()) * scale
+        jumps = bound_of_jumps(max(own, self._roundoff), self.found.kinks)
+        jumps *= quantity == GRADIENT
+        allowed = (self._first_step(own) + jumps + self._drift()) * scale
         return allowed + CANCELLATION * self._roundoff * self._gradients * (quantity == GRADIENT)
 
     def _first_step(self, own: float) -> float:
@@ -508,6 +514,12 @@ def bound_of_first_step(roundoff: float, depth: int, summands: int) -> float:
     operations in a dtype of this unit roundoff, which add up to so many numbers."""
     accumulated = min(roundoff, ROUNDOFF["float32"])
     return math.sqrt(depth) * (roundoff + accumulated * math.log2(max(2, summands)))
+
+
+def bound_of_jumps(roundoff: float, kinks: int) -> float:
+    """Returns by how much of its norm a gradient may be off as well, after so many operations whose
+    derivative jumps."""
+    return 2 * math.sqrt(kinks * roundoff)
 
 
 def _apart(one: Value, other: Value) -> float:

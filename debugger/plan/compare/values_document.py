@@ -11,7 +11,13 @@ from xml.sax.saxutils import escape
 from ...record.snapshot import CallSite
 from ...record.values import QUANTITIES, RankValues, Value
 from ...record.wording import printable, ranks_text, site_text
-from .values import Furthest, ValueDifference, ValuesComparison, bound_of_first_step
+from .values import (
+    Furthest,
+    ValueDifference,
+    ValuesComparison,
+    bound_of_first_step,
+    bound_of_jumps,
+)
 
 VALUES_SCHEMA = "distdebug.compare.values/1"
 MOST_NOTES = 12
@@ -123,10 +129,12 @@ def _bounds(found: ValuesComparison) -> Iterator[str]:
                 f"{one.bound:.1e})"
             )
     bound = bound_of_first_step(found.roundoff, found.depth, found.summands)
+    jumps = bound_of_jumps(found.roundoff, found.kinks)
+    of_jumps = f", {bound + jumps:.1e} of gradients through ReLU and the like" if jumps else ""
     yield (
         f"  bounds: rounding to {found.roundoff:.1e} in {found.depth:,} operations, sums of up to "
-        f"{found.summands:,} numbers: {bound:.1e} in the first step; later ones follow from how "
-        "far apart the runs are by then; --rtol R widens them"
+        f"{found.summands:,} numbers: {bound:.1e} in the first step{of_jumps}; later ones follow "
+        "from how far apart the runs are by then; --rtol R widens them"
     )
 
 
@@ -159,6 +167,7 @@ def as_json(found: ValuesComparison, sides: tuple[ValuesSide, ValuesSide]) -> di
             "roundoff": found.roundoff,
             "depth": found.depth,
             "summands": found.summands,
+            "kinks": found.kinks,
             "first_step": bound_of_first_step(found.roundoff, found.depth, found.summands),
         },
         "steps": [

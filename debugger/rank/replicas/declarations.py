@@ -242,9 +242,11 @@ def _by_gradients(
         yield Declared(BY_GRADIENTS, group, named, whole=_if_more(whole, named))
         if gradients.passes_activations(group, [*every, *of_all]):
             left_out, like = forgotten(every_module, trained, reduced, group)
-            named = [(names[id(one)], one) for one in parameters if id(one) in left_out]
-            summed = [names[key] for key in of_group if key in like]
-            yield Declared(BY_EQUALITY, group, named, like=summed)
+        else:
+            left_out, like = left_beside(every_module, trained, reduced, group)
+        named = [(names[id(one)], one) for one in parameters if id(one) in left_out]
+        summed = [names[key] for key in of_group if key in like]
+        yield Declared(BY_EQUALITY, group, named, like=summed)
 
 
 def _by_placement(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> Iterator[Declared]:
@@ -314,6 +316,26 @@ def forgotten(
             if misses and _is_among(module, modules, reduced[group]):
                 left_out |= ids
                 summed.update(*like)
+    return left_out, summed
+
+
+def left_beside(
+    modules: Sequence[nn.Module],
+    trained: Set[int],
+    reduced: Mapping[GroupRecord, Mapping[int, object]],
+    group: GroupRecord,
+) -> tuple[set[int], set[int]]:
+    """The same for a group that sums gradients and passes no activations: what it leaves out may be
+    a head of each rank's own, but hardly the bias of a matrix whose gradient it sums."""
+    left_out: set[int] = set()
+    summed: set[int] = set()
+    for module in modules:
+        own = {id(one): one for one in module.parameters(recurse=False)}
+        like = {key for key in own if key in reduced[group]}
+        beside = {key for key, one in own.items() if key in trained and one.dim() < 2} - like
+        if like and beside and not any(beside & of_it.keys() for of_it in reduced.values()):
+            left_out |= beside
+            summed |= like
     return left_out, summed
 
 

@@ -165,8 +165,8 @@ class ValueRecorder:
                 self._add(RANDOM, "torch", torch.get_rng_state(), "")
                 for one in tensors_in(tensors if isinstance(tensors, Tensor) else list(tensors)):
                     if not self._graph:
-                        dtype, depth, largest = training.graph_of(one)
-                        self._graph = {"precision": dtype, "depth": depth, "summands": largest}
+                        names = ("precision", "depth", "summands", "kinks")
+                        self._graph = dict(zip(names, training.graph_of(one), strict=True))
                     self._add(LOSS, "loss", one, site)
         except Exception as error:
             self._switch_off(error)

@@ -336,21 +336,28 @@ def on_loads(note: Callable[[list[torch.Tensor]], None]) -> None:
 
 
 _PRODUCTS = re.compile("(Mm|Addmm|Bmm|Baddbmm|Linear|Convolution|Attention)[A-Za-z]*Backward")
+_KINKS = re.compile(
+    "^(Relu|LeakyRelu|Prelu|Threshold|Hardtanh|Hardswish|Hardsigmoid|Abs|Clamp|Maximum|Minimum|Max|"
+    "AdaptiveMax|FractionalMax|Amax|Topk|Sort|L1Loss|Huber|Compiled)"
+)
+"""The operations whose derivative jumps somewhere. A compiled function may have some."""
 MOST_NODES = 20_000
 
 
-def graph_of(loss: torch.Tensor) -> tuple[str, int, int]:
+def graph_of(loss: torch.Tensor) -> tuple[str, int, int, int]:
     """Returns the dtype in which most matrix products of this tensor's graph were made ("" where
-    it has none), the count of its nodes, and the elements of its largest intermediate result."""
+    it has none), the count of its nodes, the elements of its largest intermediate result, and the
+    count of operations whose derivative jumps, as that of ReLU."""
     seen: set[Any] = set()
     left = [loss.grad_fn]
     products: Counter[str] = Counter()
-    largest = 1
+    largest, kinks = 1, 0
     while left and len(seen) < MOST_NODES:
         node = left.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
+        kinks += _KINKS.match(node.name()) is not None
         left += [following for following, _ in node.next_functions]
         for made in getattr(node, "_input_metadata", ()):  # of what the operation has returned
             shape = tuple(made.shape)
@@ -359,7 +366,7 @@ def graph_of(loss: torch.Tensor) -> tuple[str, int, int]:
                 dtype = str(made.dtype).removeprefix("torch.")
                 tensor_float = made.device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
                 products["tfloat32" if tensor_float and dtype == "float32" else dtype] += 1
-    return products.most_common(1)[0][0] if products else "", len(seen), largest
+    return products.most_common(1)[0][0] if products else "", len(seen), largest, kinks
 
 
 def facts(logger: Any) -> dict[str, str | int]:

@@ -84,6 +84,7 @@ def trained(
     shards: int = 1,
     lr: float = 0.1,
     since: int = 0,
+    kinks: int = 0,
 ) -> dict[int, RankValues]:
     """A run. `noise`: the relative error of each gradient; `change(step, rows)` changes what is
     recorded; `shards`: into how many parts the ranks cut the model; `since`: it goes on from what
@@ -112,7 +113,7 @@ def trained(
                 row(HYPERPARAMETER, 'param_groups[0]["lr"]', [lr], dtype="float64"),
                 row(PARAMETER, "fc.weight", part(weight, rank), 16),
             ]
-            writer.append(step, change(step, rows), GRAPH)
+            writer.append(step, change(step, rows), GRAPH | {"kinks": kinks})
     return run.ranks
 
 
@@ -158,6 +159,18 @@ def test_rounding_on_other_numbers_of_ranks(tmp_path: Path, ranks: int) -> None:
     assert found.outcome == "rounding"
     assert compare_values(b, a).outcome == "rounding"
     assert "EQUAL  within rounding" in text(found, a, b)
+
+
+def test_a_derivative_that_jumps(tmp_path: Path) -> None:
+    """Other units of a ReLU are at work where their inputs cross zero by rounding."""
+    sides = [trained(tmp_path / name, noise=3e-4, kinks=8) for name in "ab"]
+    found = compare_values(*sides)
+    assert found.outcome == "rounding"
+    assert "1.4e-03 of gradients through ReLU" in text(found, *sides)
+    smooth = [trained(tmp_path / name, noise=3e-4) for name in "cd"]
+    assert told(compare_values(*smooth))[:2] == (1, GRADIENT)
+    wrong = trained(tmp_path / "e", change=scaled(3, GRADIENT, 1.01), kinks=8)
+    assert told(compare_values(sides[0], wrong))[:2] == (3, GRADIENT)
 
 
 def test_shards_are_added_up(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distdebug.rank.replicas.declarations import forgotten
+from distdebug.rank.replicas.declarations import forgotten, left_beside
 
 GROUP: Any = "world"
 OTHER: Any = "expert's"
@@ -120,3 +120,20 @@ def test_summed_among_others() -> None:
 def test_no_gradient() -> None:
     model = Layer()
     assert found(model, [model.norm], frozen=[model.last]) == NONE
+
+
+def test_the_bias_of_a_matrix_that_is_summed() -> None:
+    """But not a head of each rank's own, a low-rank factor of its own, or what others sum."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    (weight, bias), (head, _) = (list(one.parameters()) for one in model)
+    names = {id(one) for one in model.parameters()}
+    modules = list(model.modules())
+    reduced: dict[Any, dict[int, object]] = {GROUP: {id(weight): weight}, OTHER: {}}
+    assert left_beside(modules, names, reduced, GROUP) == ({id(bias)}, {id(weight)})
+    assert left_beside(modules, names - {id(bias)}, reduced, GROUP) == (set(), set())
+    reduced[OTHER] = {id(bias): bias}
+    assert left_beside(modules, names, reduced, GROUP) == (set(), set())
+    factors = nn.Module()
+    factors.down, factors.up = nn.Parameter(torch.ones(4, 2)), nn.Parameter(torch.ones(2, 4))
+    reduced = {GROUP: {id(factors.down): factors.down, id(head): head}}
+    assert left_beside([factors], {id(factors.up)}, reduced, GROUP) == (set(), set())

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from distdebug.rank.torch_private.training import cannot_look
+from distdebug.rank.torch_private.training import cannot_look, graph_of
 
 
 @pytest.fixture
@@ -75,3 +75,19 @@ def test_steps_that_join_makes_for_a_rank_without_inputs(
         shadowing.optimizer.step()
     shadowing.optimizer.step()
     assert left_out == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("layer", "kinks"),
+    [
+        (torch.nn.ReLU(), 1),
+        (torch.nn.Hardswish(), 1),
+        (torch.nn.MaxPool1d(2), 1),
+        (torch.nn.GELU(), 0),
+        (torch.nn.Softmax(-1), 0),
+    ],
+)
+def test_operations_whose_derivative_jumps(layer: torch.nn.Module, kinks: int) -> None:
+    loss = layer(torch.nn.Linear(4, 4)(torch.ones(2, 4))).square().sum()
+    assert graph_of(loss)[0] == "float32"
+    assert graph_of(loss)[3] == kinks
