@@ -103,7 +103,9 @@ class Mailbox:
         self._dialled: deque[tuple[int, socket.socket]] = deque()
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
-        crowded = len(ranks) > (os.cpu_count() or 1)
+        cores = os.cpu_count() or 1
+        crowded = len(ranks) > cores
+        self._spin_s = limits.LANE_SPIN_S if len(ranks) <= 2 * cores else 0.0
         self._matching = Matching(self.ranks, rank, self._senders, self._receivers, crowded)
         self._doubts: dict[int, _Doubt] = {}
         self._error: GroupFailed | None = None
@@ -302,7 +304,7 @@ class Mailbox:
 
     def _move_until(self, posting: Posting, until: float) -> None:
         """Look into the lanes: for a short while again and again, then when a peer rings."""
-        spin_until = _now() + (limits.LANE_SPIN_S if _now() >= self._sleeps_until else 0.0)
+        spin_until = _now() + (self._spin_s if _now() >= self._sleeps_until else 0.0)
         self._has_slept = False
         while True:
             with self._lock, self._moving:
