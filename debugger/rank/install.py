@@ -163,7 +163,7 @@ class Layer:
         post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
         self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
         # Its groups, and what stands before their calls.
-        self.branches = _branch_watch(recorder, directory)
+        self.branches = _branch_watch(directory)
         self.values = _value_recorder(recorder, directory)
         self.pipeline = Pipeline(
             recorder,
@@ -377,13 +377,13 @@ class Layer:
         self.unwaited.last_report(ended_well)
 
 
-def _branch_watch(recorder: Recorder, directory: Path) -> BranchWatch | None:
+def _branch_watch(directory: Path) -> BranchWatch | None:
     """Returns what follows the branches of the program; None where nobody asks."""
     if not os.environ.get(WHY):
         return None
     from .record.branches import BranchWatch
 
-    return BranchWatch(recorder, directory)
+    return BranchWatch(directory)
 
 
 def _value_recorder(recorder: Recorder, directory: Path) -> ValueRecorder | None:

@@ -88,12 +88,12 @@ def _between(
     ours: Branches, theirs: Branches, way: CallPath, after: int, loop: Branch | None = None
 ) -> Parted | None:
     """`loop`: what filters the things that it goes through decided it, if that did."""
-    both = up_to_call(ours, way.group, after), up_to_call(theirs, way.group, after)
-    if both[0] is None or both[1] is None:
+    left, right = up_to_call(ours, way.group, after), up_to_call(theirs, way.group, after)
+    if left is None or right is None:
         return None
-    off = {one.branch.key for side in both for one in side or () if one.outcome == OFF_AND_ON}
+    off = {one.branch.key for one in (*left, *right) if one.outcome == OFF_AND_ON}
     left, right = (
-        [one for one in side or () if one.branch.key not in off][-MOST_TAKEN:] for side in both
+        [one for one in side if one.branch.key not in off][-MOST_TAKEN:] for side in (left, right)
     )
     found: list[Parted] = []
     filters: list[Parted] = []

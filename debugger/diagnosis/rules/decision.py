@@ -180,7 +180,7 @@ def _other_way(world: World, view: GroupView, after: int) -> int:
     """Returns the call before those, up to this one, to which ranks came by different ways: a line
     that a rank has made a call too many from may count as the same by either."""
     for seq in range(after, max(-1, after - MOST_WAYS), -1):
-        calls = [world.call_at(rank, view.key, seq) for rank in view.ranks]
+        calls = (world.call_at(rank, view.key, seq) for rank in view.ranks)
         if len({one.place for one in calls if one is not None}) < 2:
             return seq
     return after

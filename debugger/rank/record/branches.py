@@ -32,7 +32,7 @@ from ..limits import BRANCHES_OFF_S
 from ..log.rank_log import report_own_fault
 from . import call_site, frames
 from .conditions import Condition, conditions, source_line
-from .recorder import GroupRecord, Known, Recorder
+from .recorder import GroupRecord, Known
 from .variables import Reader, summary, title_of
 
 BUDGET, EVENT_S = 0.025, 6e-6
@@ -42,7 +42,7 @@ BURST, MOST = 2048, 1024
 _MOST_STRAYS = 4096
 _TOOL = 4
 _WHAT = "watching branches"
-_NOTHING = Condition(0, "", "", ("", ""), 0)
+_NOTHING = Condition(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +72,7 @@ class BranchWatch:
     """Follows the branches of this process, from `begin` on. What fails by its own fault is off
     from then on."""
 
-    def __init__(self, recorder: Recorder, directory: Path) -> None:
-        self._recorder = recorder
+    def __init__(self, directory: Path) -> None:
         self._folder = directory / "ranks"
         self._writer: BranchWriter | None = None
         self._lock = threading.RLock()
@@ -107,16 +106,8 @@ class BranchWatch:
 
     def detach(self) -> None:
         """Follow no more; also in a forked child, whose branches are not its parent's."""
-        if self._writer is not None:
-            self._stop()
-
-    def _failed(self, error: BaseException) -> None:
-        if self._writer is not None:
-            with contextlib.suppress(Exception):
-                self._stop()
-        report_own_fault(_WHAT, error)
-
-    def _stop(self) -> None:
+        if self._writer is None:
+            return
         self._writer = None
         if sys.version_info >= (3, 12):
             sys.monitoring.set_events(_TOOL, 0)
@@ -125,6 +116,11 @@ class BranchWatch:
             for tracer in (sys, threading):
                 if getattr(tracer.gettrace(), "__self__", None) is self:
                     tracer.settrace(None)
+
+    def _failed(self, error: BaseException) -> None:
+        with contextlib.suppress(Exception):
+            self.detach()
+        report_own_fault(_WHAT, error)
 
     # -- what the interpreter tells ------------------------------------------------------------
 
@@ -237,7 +233,7 @@ class BranchWatch:
             name = f"{title_of(type(error))}{source}"
             event = self._events.get((id(code), -line, name))
             if event is None:
-                found = Condition(line, source_line(code, line), "", ("", ""), 0)
+                found = Condition(line, source_line(code, line))
                 event = self._outcome(code, -line, name, found, f"raised {name}")
             if not event.off:
                 stream.events.append((event, ()))

@@ -34,10 +34,10 @@ class Condition:
     `readers` read them; `shown`: the texts between them, of a comparison."""
 
     line: int
-    source: str
-    part: str
-    outcomes: tuple[str, str]
-    next_at: int
+    source: str = ""
+    part: str = ""
+    outcomes: tuple[str, str] = ("", "")
+    next_at: int = 0
     names: tuple[str, ...] = ()
     readers: tuple[Reader, ...] = ()
     shown: tuple[str, ...] = ()

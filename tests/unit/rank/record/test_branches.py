@@ -33,7 +33,7 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         (folder / "ranks").mkdir()
         self.folder = folder
-        self.watch = BranchWatch(SimpleNamespace(), folder)  # type: ignore[arg-type]
+        self.watch = BranchWatch(folder)
         self._before = self.watch.at_calls(Group())  # type: ignore[arg-type]
         self._calls = 0
 
