@@ -314,7 +314,7 @@ def tensors_in(argument: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(one)
 
 
-def first_wrong(tensor: Tensor, inf_too: bool) -> int | None:
+def first_wrong(tensor: torch.Tensor, inf_too: bool) -> int | None:
     """Returns the first element that is NaN (or infinite); None where none is, or can be read."""
     if tensor.layout is not torch.strided:
         return None
