@@ -64,11 +64,14 @@ SPIN_S = 0.0002
 is this and `line.SPIN_S_PER_BYTE`, at most `MOST_SPIN_S`."""
 MOST_SPIN_S = 0.05
 LANE_SPIN_S = 0.00005
-"""So long a thread that waits for a message looks into shared memory before it sleeps: a peer that
-is at work answers within it, and waking up takes as long. It yields between two looks, so that of
-two ranks on one core the other one runs, in place of a sleep and a wake-up: 4 ranks on 2 cores take
-a tenth less CPU for a message. With more ranks on a core the one that it waits for is seldom next:
-8 on 2 cores gain nothing, and with 1 MiB they lose a twentieth."""
+"""So long a thread that waits for a message looks into shared memory, and yields, before it sleeps
+(`transports.yielding`): 4 ranks on 2 cores take a tenth less CPU for a message. With more than two
+ranks a core they sleep at once: the one that is waited for is seldom next, so that 8 ranks on 2
+cores gain nothing, and with 1 MiB they lose a twentieth."""
+STEP_SPIN_S = 0.00003
+CROWDED_STEP_SPIN_S = 0.0001
+"""The same in a step of a collective, whose ranks all come at one time: with a core for each rank,
+and with fewer. 4 ranks on 2 cores reduce 4 B in half the time."""
 SHARE_S = 10.0
 """How long two ranks of one host may take to agree on the memory that they share."""
 SHORTEST_HALF_OPEN_PAUSE_S = 0.05

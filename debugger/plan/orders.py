@@ -33,7 +33,7 @@ from graphlib import TopologicalSorter
 from ..diagnosis.facts.blocking import Model
 from ..diagnosis.limits import SECOND_NS
 from ..record.signature import ANY_SOURCE
-from ..record.snapshot import Call, Note
+from ..record.snapshot import Call
 from .limits import MOST_STATES
 from .meetings import MeetingPlace, Posted
 from .program import Made, Program, Waited
@@ -134,10 +134,6 @@ class OpenReceives:
     def receive(self) -> CallOfRank:
         """The first receive, which is decided."""
         return self.destination, self.pending[0].number
-
-    def has(self, call: Call) -> bool:
-        """Whether a receive of the rank receives there."""
-        return (call.group, call.signature.tag) == (self.place.key, self.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,15 +319,14 @@ class OpenSimulation(Simulation):
         and of those that come next, if the rank does nothing else before."""
         rank = self.ranks[box.destination]
         numbers = [rank.calls[one.number].number for one in box.pending]
+        there = (box.place.key, box.tag)
         for thread in self.threads[box.destination]:
             if thread.stop is None or thread.stop.number != box.pending[0].number:
                 continue
             for doing in thread.doings[thread.at :]:
                 match doing:
-                    case Made(call) if is_any(call) and box.has(call):
+                    case Made(call) if is_any(call) and (call.group, call.signature.tag) == there:
                         numbers.append(call.number)
-                    case Note():
-                        pass
                     case Waited(number) if number in numbers:
                         pass
                     case _:

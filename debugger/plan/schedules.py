@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..diagnosis.facts.blocking import Model, backend_of
@@ -88,7 +88,7 @@ def look_for_orders(
         if chosen and not _can_be(chosen[-1], known, model):
             impossible.add(chosen[-1].lines)
             continue
-        if chosen and all(_same_calls(before[rank], one) for rank, one in known.items()):
+        if chosen and all(_called(before[rank]) == _called(one) for rank, one in known.items()):
             continue
         for one in _choices(known):
             made = frozenset((*chosen, one))
@@ -178,13 +178,9 @@ def _can_be(choice: OtherWay, programs: Mapping[int, Program], model: Model) -> 
     return is_behind and standing.own_number(its - 1) is not None
 
 
-def _same_calls(one: Program, other: Program) -> bool:
-    """Whether the rank makes the same calls, from whatever thread and line."""
-    own, others = (
-        [(call.group, call.signature, call.is_async) for call in program.calls]
-        for program in (one, other)
-    )
-    return own == others
+def _called(program: Program) -> list[Hashable]:
+    """Returns what the rank calls, from whatever thread and line."""
+    return [(call.group, call.signature, call.is_async) for call in program.calls]
 
 
 def _look_for_messages(
@@ -213,7 +209,8 @@ def _look_for_messages(
             return schedule  # nothing depends on the order
         known = count.unknown or count.shortest
         order = follow(programs, model, known)
-        faults = (*first, *map(str, order.holds()))
+        holds = order.holds()
+        faults = (*first, *map(str, holds))
         if faults in tried or time.monotonic() >= until_s:
             return schedule
         tried.add(faults)
@@ -224,7 +221,11 @@ def _look_for_messages(
         if count.unknown is None and (more is None or known):
             its = replace(model, buffered_bytes=0) if order.sends_wait else model
             found = judge_programs(again, its)
-            is_shown = found.verdict is not None and _went_on(order.holds(), again)
+            # Where one who was held has not gone on, others may be stuck by that.
+            went_on = all(
+                len(again[rank].calls) > hold.call for hold in holds for rank in hold.ranks
+            )
+            is_shown = found.verdict is not None and went_on
             # A planned receive takes its message as it is waited for. So this may be another order,
             # in which the ranks have seen the same up to where they are stuck.
             if not is_shown and known and more is not None:
@@ -239,15 +240,10 @@ def _look_for_messages(
                 found = judge_programs(followed, its)
             if is_shown:
                 schedule = replace(schedule, depends=depends)
-                return _told(schedule, found, chosen, order.holds(), again)
+                return _told(schedule, found, chosen, holds, again)
         if more is not None and count.unknown is None:
             return replace(schedule, faults=())
         programs = more or again
-
-
-def _went_on(holds: Sequence[Hold], programs: Mapping[int, Program]) -> bool:
-    """Whether all who were held have gone on: else others may be stuck by that."""
-    return all(len(programs[rank].calls) > hold.call for hold in holds for rank in hold.ranks)
 
 
 def _longer(

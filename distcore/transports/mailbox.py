@@ -33,6 +33,7 @@ from .link import last_words
 from .matching import Matching, Posting
 from .parcels import Receiver, Sender
 from .shared_memory import new_bells
+from .yielding import Yielding
 
 _NO_LANES: Mapping[int, Lane] = MappingProxyType({})
 _GONE = select.POLLRDHUP | select.POLLHUP
@@ -105,7 +106,7 @@ class Mailbox:
         self._receivers: dict[int, Receiver] = {}
         cores = os.cpu_count() or 1
         crowded = len(ranks) > cores
-        self._spin_s = limits.LANE_SPIN_S if len(ranks) <= 2 * cores else 0.0
+        self._yielding = Yielding(limits.LANE_SPIN_S if len(ranks) <= 2 * cores else 0.0)
         self._matching = Matching(self.ranks, rank, self._senders, self._receivers, crowded)
         self._doubts: dict[int, _Doubt] = {}
         self._error: GroupFailed | None = None
@@ -126,7 +127,7 @@ class Mailbox:
         self._in_line: list[Posting] = []
         self._posts = self._posts_seen = self._batches = 0
         self._resting = self._has_slept = False
-        self._pause_s = self._rest_until = self._sleeps_until = 0.0
+        self._pause_s = self._rest_until = 0.0
         self._bell_poll = select.poll()
         self._bell_poll.register(self._waiter_bell, select.POLLIN)
         self._poll = select.poll()
@@ -304,7 +305,7 @@ class Mailbox:
 
     def _move_until(self, posting: Posting, until: float) -> None:
         """Look into the lanes: for a short while again and again, then when a peer rings."""
-        spin_until = _now() + (self._spin_s if _now() >= self._sleeps_until else 0.0)
+        spin_until = self._yielding.until(_now())
         self._has_slept = False
         while True:
             with self._lock, self._moving:
@@ -314,12 +315,7 @@ class Mailbox:
             if now < spin_until:
                 while _now() < spin_until and not self._has_news() and not posting.is_over:
                     os.sched_yield()
-                late_s = _now() - spin_until
-                if late_s > limits.CALL_PAUSE_S:
-                    # A rank of this group gives the processor back within that, so another program
-                    # had it: the system lets such a one run before whoever yields, but not before
-                    # whoever is woken up. A hundredth of the time may go this way.
-                    self._sleeps_until = _now() + 100 * late_s
+                self._yielding.ended(spin_until, _now())
                 continue
             with self._lock, self._moving:
                 if not may_sleep(self._busy, WAITER) or posting.is_over:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ..base.deadline import extended, timed_out
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed, PeerLost
-from ..limits import LEFT_S, LONGEST_WAIT_S, SHARE_S
+from ..limits import CROWDED_STEP_SPIN_S, LEFT_S, LONGEST_WAIT_S, SHARE_S, STEP_SPIN_S
 from . import shared_memory
 from .base import Connect, Receive, Send, Transport
 from .frames import (
@@ -34,6 +34,7 @@ from .frames import (
 from .lane import Lane
 from .link import PeerLink, hear_last_words, ready
 from .survey import Survey, answers_within_s
+from .yielding import Yielding
 
 FOREVER = float("inf")
 _IN, _OUT = select.POLLIN, select.POLLOUT
@@ -78,7 +79,8 @@ class Mesh(Transport):
         mesh is not closed."""
         self._links: dict[int, PeerLink] = {}
         self._by_descriptor: dict[int, PeerLink] = {}
-        self._spins = self.size <= (os.cpu_count() or 1)
+        self._has_cores = self.size <= (os.cpu_count() or 1)
+        self._yielding = Yielding(STEP_SPIN_S if self._has_cores else CROWDED_STEP_SPIN_S)
         self._lost_since: dict[int, float] = {}
         try:
             # The lower rank dials: those that are dialled here first, for they never wait for us.
@@ -167,17 +169,18 @@ class Mesh(Transport):
                 link = links[receive.peer]
                 link.expect(receive, call, step)
                 receiving.add(link)
-            alone = not receives and self._spins
+            alone = not receives and self._has_cores
             for send in sends:
                 link = links[send.peer]
                 if not link.send(send.data, call, step, send.at_rest and not alone):
                     sending.add(link)
+            now = _now()
+            until = self._yielding.until(now)
             for link in tuple(receiving):
-                # Where nobody has had the processor since, nothing has come that is not read yet.
-                if (self._spins or link.incoming.has_more) and link.pull():
+                if (until > now or link.incoming.has_more) and link.pull():
                     receiving.discard(link)
-            if receiving and self._spins:
-                self._spin(receiving)
+            if receiving and until > now:
+                self._look(receiving, until)
             if sending or receiving:
                 link = None
                 self._wait(sending, receiving)
@@ -186,10 +189,8 @@ class Mesh(Transport):
         except GaveUp:
             self._give_up(receiving | sending, asked=True)
 
-    def _spin(self, receiving: set[PeerLink]) -> None:
-        """Look for 30 us before sleeping: a peer on another processor answers that fast, and
-        waking up takes as long."""
-        until = _now() + 30e-6
+    def _look(self, receiving: set[PeerLink], until: float) -> None:
+        """Look for what is awaited until then, before sleeping."""
         while receiving and _now() < until:
             os.sched_yield()
             for link in tuple(receiving):
@@ -198,6 +199,7 @@ class Mesh(Transport):
                         receiving.discard(link)
                 except (Closed, BadFrame) as error:
                     self._raise_for(link, error)
+        self._yielding.ended(until, _now())
 
     def _wait(self, sending: set[PeerLink], receiving: set[PeerLink]) -> None:
         poll = self._poll

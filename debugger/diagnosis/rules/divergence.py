@@ -506,12 +506,18 @@ def _difference(
     return None
 
 
+def _steps_apart(rows: Mapping[int, Digest]) -> int:
+    steps = [row.step for row in rows.values()]
+    return max(steps) - min(steps)
+
+
 def _order(rows: dict[int, Digest], values: Mapping[Column, int]) -> Sequence[str]:
     """In which order what differs at the same moment is taken for the cause of the rest.
 
     Parameters make state in turn where a weight decay is part of it, as it is not of AdamW's, and
     where a rank has left out a step both are what they were before: the parameters are what the
-    program is about, then.
+    program is about, then. Optimisers that are more steps apart have not begun together: one was
+    made anew, and its state is the cause.
     """
     is_decoupled = values.get(Column(HYPERPARAMETER, OPTIMIZER_CLASS)) == _ADAMW
     decays = not is_decoupled and any(
@@ -519,7 +525,7 @@ def _order(rows: dict[int, Digest], values: Mapping[Column, int]) -> Sequence[st
         for column, value in values.items()
         if column.quantity == HYPERPARAMETER
     )
-    if decays or len({row.step for row in rows.values()}) > 1:
+    if decays or _steps_apart(rows) == 1:
         return (HYPERPARAMETER, GRADIENT, PARAMETER, OPTIMIZER_STATE)
     return _IN_A_STEP
 
@@ -741,7 +747,14 @@ def _likely_cause(
         return f"{ranks_text(apart)} made a step before that the others did not make"
     if left_out:
         return f"no optimizer of {ranks_text(left_out)} has it"
-    if len({row.step for row in rows.values()}) > 1:
+    if _steps_apart(rows) > 1:
+        fewest = min(row.step for row in rows.values())
+        few = [rank for rank, row in rows.items() if row.step == fewest]
+        return (
+            f"the optimizer of {ranks_text(few)} has made {_steps_apart(rows)} steps fewer: it has "
+            "left them out, or was made anew, without the state of the one before"
+        )
+    if _steps_apart(rows):
         return "a rank has left out a step, or made one more"
     if quantity == GRADIENT:
         return (

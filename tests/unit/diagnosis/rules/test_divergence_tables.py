@@ -171,12 +171,25 @@ def test_rounding(dtype: str, by: float, expected: bool) -> None:
     assert bool(findings(run)) is expected
 
 
-def test_a_rank_that_leaves_out_a_step() -> None:
+@pytest.mark.parametrize(
+    ("fewer", "cause"),
+    [
+        (1, "a rank has left out a step, or made one more"),
+        (
+            2,
+            (
+                "the optimizer of rank 1 has made 2 steps fewer: it has left them out, or was made "
+                "anew, without the state of the one before"
+            ),
+        ),
+    ],
+)
+def test_a_rank_that_leaves_out_steps(fewer: int, cause: str) -> None:
     run = table(MIXED, {NORM: (7, 7)}, {NORM: (8, 7)})
     rows = run[1].replicas[0].rows
-    rows[-1] = (replace(rows[-1][0], step=1), rows[-1][1])
+    rows[-1] = (replace(rows[-1][0], step=rows[-1][0].step - fewer), rows[-1][1])
     (found,) = findings(run)
-    assert found.data["likely_cause"] == "a rank has left out a step, or made one more"
+    assert found.data["likely_cause"] == cause
 
 
 @pytest.mark.parametrize("use", [PASSING, SUMMING, UNUSED])
