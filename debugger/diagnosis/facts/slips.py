@@ -524,11 +524,9 @@ def _start(
     )
     start = min(near, default=crossing)
     met = {pair for pair, index in first.items() if index < start and all(pair)}
-    partners: dict[tuple[int, bool], set[int]] = {}
-    for one, other in set(zip(ours[:start], theirs[:start], strict=True)):
-        partners.setdefault((one, True), set()).add(other)
-        partners.setdefault((other, False), set()).add(one)
-    mixed = any(len(partners[a, True]) > 1 or len(partners[b, False]) > 1 for a, b in met)
+    pairs = set(zip(ours[:start], theirs[:start], strict=True))
+    partners = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
+    mixed = any(partners[0][one] > 1 or partners[1][other] > 1 for one, other in met)
     return (None if mixed else start), met
 
 
@@ -580,10 +578,8 @@ def _events(
 ) -> tuple[list[_Event], int]:
     """The events from `start` on, and the evidence that the two keep step."""
     match = _Match(straight, met)
-    follow: dict[int, set[int]] = {}
-    made = Counter(pairwise(theirs))
-    for one, other in (*made, *pairwise(ours)):
-        follow.setdefault(one, set()).add(other)
+    made = set(pairwise(theirs))
+    ways_on = Counter(one for one, _ in made.union(pairwise(ours)))
     joint: Counter[tuple[int, int]] = Counter()
     events: list[_Event] = []
     at = offset = evidence = 0
@@ -593,7 +589,7 @@ def _events(
             before, now = ours[at - 1], ours[at]
             if at and there and now == theirs[there] and before == theirs[there - 1]:
                 joint[before, now] += 1
-                evidence += now != before and len(follow[before]) > 1
+                evidence += now != before and ways_on[before] > 1
             at += 1
             continue
         event = _event(match, ours, theirs, at, offset)
@@ -607,10 +603,10 @@ def _events(
                     break
                 at += 1
     for event in events:
-        at, there = event.at, event.at + event.offset
-        if at and there and ours[at - 1] == theirs[there - 1] and made[ours[at - 1], ours[at]]:
+        at, there = event.at, event.there
+        before = ours[at - 1]
+        if at and there and before == theirs[there - 1] and (before, ours[at]) in made:
             # Both do this at times, as ranks that leave a loop: then they must do so together.
-            before = ours[at - 1]
             together = min(joint[before, ours[at]], joint[before, theirs[there]])
             evidence = min(evidence, 2 * together)
     return events, evidence
