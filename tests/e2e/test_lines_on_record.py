@@ -35,7 +35,6 @@ REDUCE, LOSS, COUNT = 5, 9, 10
 
 def lines_of(group: Group) -> list[Place | None]:
     assert group.lines is not None
-    assert group.lines.first == 0
     assert len(group.lines.surprises) < 20
     return list(places(group.lines, group.issued))
 

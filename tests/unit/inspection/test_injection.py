@@ -79,7 +79,8 @@ def test_the_code_runs_and_leaves_nothing(tmp_path: Path) -> None:
         done = injection.inject(
             of_our_python(running.pid), injection.code(bootstrap, tmp_path), tmp_path
         )
-        assert 0 < done.stopped_ms < injection.ANSWER_S * 1000
+        # Its looks may miss the stop, where this process gets no core meanwhile.
+        assert done.stopped_ms < injection.ANSWER_S * 1000
         until((tmp_path / "came").exists)
         stat = read_stat(running.pid)
         assert stat is not None
