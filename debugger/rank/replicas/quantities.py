@@ -16,6 +16,7 @@ import functools
 import itertools
 import math
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -159,12 +160,11 @@ class ReplicaReading:
         with torch.no_grad():
             for column, (tensors, count) in enumerate(zip(self._tensors, counts, strict=False)):
                 for one in tensors if count else ():
-                    flat = one.reshape(-1)
-                    if flat.is_complex():
-                        flat = torch.view_as_real(flat).reshape(-1)
-                    share = max(1, count // len(tensors))
-                    stride = max(1, flat.numel() // share)
-                    spaced = flat[: share * stride : stride]
+                    real = torch.view_as_real(one) if one.is_complex() else one
+                    flat = real if real.is_contiguous() else real.reshape(-1)
+                    share, size = max(1, count // len(tensors)), flat.numel()
+                    # One view: a slice of a flat view takes twice as long.
+                    spaced = flat.as_strided((min(share, size),), (max(1, size // share),))
                     alike.setdefault((flat.dtype, flat.device), []).append((column, spaced))
         taken: list[list[float]] = [[] for _ in counts]
         for pieces in alike.values():
@@ -200,11 +200,14 @@ def _is_dtensor(tensor: Any) -> bool:
     return kind is not None and isinstance(tensor, kind)
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def _is_readable(tensor: Any) -> bool:
     """Whether it is whole on this rank, with elements that can be read."""
     return (
         tensor is not None
-        and type(tensor.data) is Tensor
+        and (type(tensor) in _PLAIN or type(tensor.data) is Tensor)
         and tensor.layout is torch.strided
         and tensor.device.type != "meta"
         and not tensor.is_quantized
@@ -249,9 +252,10 @@ def _numbers(value: Any) -> Iterator[tuple[str, float]]:
 
 MASK = (1 << 64) - 1
 ROW = 1 << 16
-ROWS_AT_ONCE = 64
-SMALL, MOST_TOGETHER = 1 << 16, 1 << 17
-"""Elements of a tensor, and of several, that are copied to be read together."""
+ON_CPU, ELSEWHERE = 1 << 17, 1 << 22
+"""Words that are mixed at once: what a core's cache holds, and enough for a GPU."""
+SMALL = 1 << 16
+"""Elements of a tensor that is copied to be read together with others."""
 _SEED = 0x5EED
 WORD = 8
 """The bytes that are taken for one integer."""
@@ -291,17 +295,21 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
 def tables(tensors: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
     """Yields contiguous tables of shape (tensors, elements), and the places of those that are the
     rows: small ones of one shape are read together, since there it is the number of operations that
-    takes the time."""
+    takes the time. A table is to be read before the next one is made."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, one in enumerate(tensors):
         together = one.dtype, one.device, one.numel()
         alike.setdefault(together if one.numel() <= SMALL else (place,), []).append(place)
     for places in alike.values():
-        at_once = max(1, MOST_TOGETHER // max(1, tensors[places[0]].numel()))
+        at_once = max(1, ON_CPU * WORD // max(1, tensors[places[0]].nbytes))
         for first in range(0, len(places), at_once):
             some = places[first : first + at_once]
             flat = [tensors[place].reshape(-1) for place in some]
-            yield some, torch.stack(flat) if len(flat) > 1 else flat[0].contiguous()[None]
+            if len(flat) == 1:
+                yield some, flat[0].contiguous()[None]
+            else:
+                table = _scratch.table(len(flat), flat[0])
+                yield some, torch.stack(flat, out=table)
 
 
 def raw_digests(rows: Tensor) -> Tensor:
@@ -322,23 +330,52 @@ def _fold(words: Tensor) -> Tensor:
     row and its column."""
     weights = _weights_on(words.device)
     tensors, count = words.shape
-    if count <= ROW:
+    if count > ROW:
+        rows, rest = divmod(count, ROW)
+        sums = [_fold(words[:, : rows * ROW].reshape(tensors * rows, ROW)).view(tensors, rows)]
+        if rest:
+            sums.append(_fold(words[:, rows * ROW :])[:, None])
+        return _fold(torch.cat(sums, 1))
+    at_once = max(1, (ON_CPU if words.is_cpu else ELSEWHERE) // count)
+    sums = []
+    for first in range(0, tensors, at_once):
+        some = words[first : first + at_once]
         # Of a word's highest bit a product keeps nothing but that, and two changed signs would make
         # up for each other. So its lower half is XORed with the upper one: adding takes thrice as
         # long, and without a mask -1 and 0 would be one.
-        mixed = words.bitwise_right_shift(32).bitwise_and_(_LOWER).bitwise_xor_(words)
+        mixed = _scratch.mixed(some)
+        torch.bitwise_right_shift(some, 32, out=mixed)
+        mixed.bitwise_and_(_LOWER).bitwise_xor_(some)
         factors = weights[:count]
         # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.
-        return torch.mv(mixed, factors) if mixed.is_cpu else mixed.mul_(factors).sum(1)
-    rows, rest = divmod(count, ROW)
-    table = words[:, : rows * ROW].view(tensors, rows, ROW)
-    sums = [
-        _fold(table[:, first : first + ROWS_AT_ONCE].flatten(0, 1)).view(tensors, -1)
-        for first in range(0, rows, ROWS_AT_ONCE)
-    ]
-    if rest:
-        sums.append(_fold(words[:, rows * ROW :])[:, None])
-    return _fold(torch.cat(sums, 1))
+        sums.append(torch.mv(mixed, factors) if mixed.is_cpu else mixed.mul_(factors).sum(1))
+    return torch.cat(sums)
+
+
+class _Scratch(threading.local):
+    """Memory of this thread that is written again and again: the first touch of new memory takes
+    as long as all else."""
+
+    def __init__(self) -> None:
+        with torch.inference_mode(False):  # what is made within may be written within alone
+            made = torch.empty(2, ON_CPU, dtype=torch.int64, device="cpu")
+        self._mixed: Tensor = made[0]
+        self._table: Tensor = made[1]
+
+    def mixed(self, like: Tensor) -> Tensor:
+        """Returns words of this shape."""
+        if not like.is_cpu:
+            return torch.empty_like(like)
+        return self._mixed[: like.numel()].view(like.shape)
+
+    def table(self, count: int, row: Tensor) -> Tensor:
+        """Returns so many rows that are like this one."""
+        if not row.is_cpu:
+            return row.new_empty(count, len(row))
+        return self._table.view(row.dtype)[: count * len(row)].view(count, len(row))
+
+
+_scratch = _Scratch()
 
 
 @functools.cache

@@ -52,7 +52,7 @@ MOST_CALLS = 1024
 MOST_CALL_BYTES = 256 << 20
 """The most bytes of such results in one step."""
 ROW_ELEMENTS = 1 << 16
-ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = 4
 _SEED = 0x51675
 Part = tuple[ValueColumn, Tensor]
 """What is to be read, as which column."""
