@@ -310,11 +310,11 @@ class BranchWatch:
     def _put(self, stream: Stream, group: int, seq: int) -> None:
         taken, stream.events = stream.events, []
         stream.budget -= len(taken)
-        path = (*(one.number for one, _ in taken), *self._off.values())
+        numbers = [*(one.number for one, _ in taken), *self._off.values()]
         with self._lock:
             if self._writer is not None:
                 values = [values or 0 for _, values in taken]
-                self._writer.interval(group, seq, min(stream.index, 0xFFFF), path, values)
+                self._writer.interval(group, seq, stream.index, numbers, values)
         if stream.budget < 0:
             for event, times in Counter(one for one, _ in taken).most_common(2):
                 if times > 1:
