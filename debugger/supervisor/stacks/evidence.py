@@ -31,6 +31,7 @@ from ...record.snapshot import CallSite, Rank
 from ...record.wording import RankState
 from ...system import proc
 from ...system.processes import Tree
+from ...system.threads import asleep_in, lock_holders
 from ..machine import listeners
 from . import stack_tree
 from .stacks import Frame, ThreadStack, capture, text_of
@@ -235,11 +236,31 @@ class Evidence:
             child = awaited_child(pid, threads, set(self.pids.values()))
             if child is not None:
                 finding = restated(finding, rank, f"waits for {child[0]}")
-                stands = f"rank {rank} waits for {child[0]}, which is in {'; '.join(child[1])}"
+                stands = f"rank {rank} waits for {child[0]}: {'; '.join(child[1])}"
                 finding = replace(finding, details=(*finding.details, stands))
+            elif finding.cause in ("user_code", "lock") and (slept := self._sleeps(rank)):
+                finding = replace(finding, details=(*finding.details, f"rank {rank} {slept}"))
         locks = self._held_locks((*finding.culprits, *finding.victims))
         said = (f"rank {rank}: {held}" for rank, held in locks.items())
         return replace(finding, details=(*finding.details, *said))
+
+    def _sleeps(self, rank: int) -> str:
+        """Returns what the kernel tells of the main thread's sleep in a line of the user's; "" of
+        one that runs, sleeps for a time of its own, or waits for another thread."""
+        pid, main = self.pids[rank], self._main(rank)
+        if main is None or main.active:
+            return ""
+        awaits, holder = asleep_in(pid, pid), lock_holders().get(pid)
+        if holder is not None:
+            ranks = {one: f"rank {number}" for number, one in self.pids.items()}
+            who = ranks.get(holder, f"process {holder} ({clean(proc.name(holder), 80)})")
+            return f"waits for the lock on {clean(awaits.awaits, 400)}, which {who} holds"
+        if awaits.awaits:
+            return f"waits for {clean(awaits.awaits, 400)}"
+        is_known = awaits.wakes_in_s is not None or stack_tree.waits_for_lock(main)
+        if is_known or not main.wait or stack_tree.called_by_user(main):
+            return ""
+        return f"sleeps in {clean(main.wait, 80)} (kernel)"
 
     def stood(self, ranks: Mapping[int, Rank]) -> dict[int, Rank]:
         """The ranks, each that is asleep in no call with where its stacks show it."""
