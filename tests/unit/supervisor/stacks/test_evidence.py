@@ -216,3 +216,13 @@ def test_what_the_kernel_tells_of_a_sleep(
     assert [line for line in details if line.startswith("rank 1")] == (
         [f"rank 1 {said}"] if said else []
     )
+
+
+def test_a_rank_without_a_record_that_others_wait_for() -> None:
+    """It may import what another file system has, before it comes to torch."""
+    main = replace(MAIN, frames=(Frame("main", FILE, 3),))
+    ranks = {0: RankEvidence("in init_process_group"), 1: RankEvidence(str(RankState.UNSEEN))}
+    finding = Finding("join_timeout", "", (1,), (0,), (1,), proven=False, ranks=ranks)
+    found = Evidence({1: (main,)}, {1: 80}).refine(finding).ranks[1]
+    assert (found.state, found.location) == ("runs, as process 80", CallSite(FILE, 3, "main"))
+    assert found.stack == ("main (train.py:3)",)
