@@ -301,7 +301,7 @@ def test_the_command(tmp_path: Path) -> None:
         for size in (4, 128, 4096)
     }
     assert all(row["backends"]["gloo"]["time_us"] > 0 for row in figures["rows"])
-    assert len(done.stdout.splitlines()) == 4 + len(cells)
+    assert len(done.stdout.splitlines()) == 3 + len(cells)
 
 
 def test_the_command_with_latency(tmp_path: Path) -> None:
