@@ -331,7 +331,7 @@ def parting(rows: Rows, before: int, reach: int) -> Slip | None:
     return _slip(rows, min(odd), odd[min(odd)]) if odd else None
 
 
-def _first_met(ours: Row, theirs: Row, end: int) -> dict[tuple[int, int], int]:
+def _first_met(ours: Sequence[int], theirs: Sequence[int], end: int) -> dict[tuple[int, int], int]:
     """Returns where two different places met first, before that row."""
     first: dict[tuple[int, int], int] = {}
     for index, pair in enumerate(zip(ours[:end], theirs[:end], strict=True)):
