@@ -21,10 +21,8 @@ from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from ...record.requests.lifeline import tie
 from ...record.safe_files import read_regular
 from ...system.proc import age_s, read_stat
-from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks
 from ..group.outstanding import UnwaitedWork
-from ..group.wrap import Groups
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
@@ -49,7 +47,8 @@ class Initialisations:
 
     recorder: Recorder
     directory: Path
-    groups: Groups
+    check_creation: Callable[[], None]
+    """Is called once torch has made the default group."""
     forks: Forks
     exits: Exits
     unwaited: UnwaitedWork
@@ -101,7 +100,7 @@ class Initialisations:
                     raise
             self.exits.group_made()
             with contextlib.suppress(Exception):
-                self.groups.check_that_creation_is_seen()
+                self.check_creation()
                 if recorder.writer.rank < 0:
                     group = c10d.GroupMember.WORLD
                     _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
@@ -161,7 +160,7 @@ class Initialisations:
                     self.unwaited.report(over=True)
                 except Exception as error:
                     report_own_fault("looking for handles that were dropped", error)
-                await_completion_hooks(group, CheckedGroup)
+                await_completion_hooks(group)
                 return original(*args, **kwargs)
 
         return destroy_process_group

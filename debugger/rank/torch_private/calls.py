@@ -17,7 +17,7 @@ from typing import Any
 from torch.autograd.profiler import record_function
 from torch.distributed import c10d_logger
 
-from .groups import is_python_group
+from .groups import FrontGroup, is_python_group
 from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, private, within
 
 COALESCING = WatchedPart(
@@ -41,8 +41,8 @@ NOT_IN_GROUP = WatchedPart(
 )
 
 
-def coalesce_messages(group_class: type) -> None:
-    """Let `batch_isend_irecv` coalesce in a group of this class as in the one behind it.
+def coalesce_messages() -> None:
+    """Let `batch_isend_irecv` coalesce in a group in front as in the one behind it.
 
     Up to torch 2.14 it does so for groups of torch's own class only, and asks with `type(group) is
     ProcessGroup`, to which a class in front of it has no answer. Later ones ask the backend.
@@ -50,7 +50,7 @@ def coalesce_messages(group_class: type) -> None:
 
     def coalesced(original: Wrapped, p2p_op_list: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            found = _coalescing(p2p_op_list, group_class)
+            found = _coalescing(p2p_op_list)
         except Exception as error:
             COALESCING.switch_off(f"looking at the messages failed: {error!r}")
             found = None
@@ -69,7 +69,7 @@ def coalesce_messages(group_class: type) -> None:
         instead(c10d, "batch_isend_irecv", coalesced)
 
 
-def _coalescing(messages: Any, group_class: type) -> tuple[Any, Any] | None:
+def _coalescing(messages: Any) -> tuple[Any, Any] | None:
     """Group and device of messages that are coalesced; None where torch's own way is right."""
     if not isinstance(messages, list) or not messages:
         return None
@@ -79,32 +79,30 @@ def _coalescing(messages: Any, group_class: type) -> tuple[Any, Any] | None:
     if not all(group == one.group for one in messages):
         return None  # which torch refuses
     group = c10d.GroupMember.WORLD if group is None else group
-    if not isinstance(group, group_class):
+    if not isinstance(group, FrontGroup):
         return None
-    inner: Any = group
     device = messages[0].tensor.device
-    if is_python_group(inner._inner) or not inner._get_backend(device).supports_coalescing:
+    if is_python_group(group._inner) or not group._get_backend(device).supports_coalescing:
         return None
     return group, device
 
 
 @COMPLETION_HOOKS
-def await_completion_hooks(group: Any, group_class: type) -> None:
+def await_completion_hooks(group: Any) -> None:
     """Wait for the hooks of works that end: destroy_process_group does so, by the same test of the
     exact class, for groups of torch's own class only."""
     found = c10d.GroupMember.WORLD if group is None else group
-    if not isinstance(found, group_class) or c10d._world.pg_map.get(found) is None:
+    if not isinstance(found, FrontGroup) or c10d._world.pg_map.get(found) is None:
         return
-    inner: Any = found
     try:
-        if not is_python_group(inner._inner) and inner._inner._has_hooks():
-            inner._inner._wait_for_pending_works()
+        if not is_python_group(found._inner) and found._inner._has_hooks():
+            found._inner._wait_for_pending_works()
     except Exception as error:
         COMPLETION_HOOKS.switch_off(f"asking for them failed: {error!r}")
 
 
-def open_monitored_barrier(group_class: type) -> None:
-    """Let `monitored_barrier` take groups of this class whatever their backend is."""
+def open_monitored_barrier() -> None:
+    """Let `monitored_barrier` take groups in front of others whatever their backend is."""
 
     def monitored_barrier(
         original: Wrapped,
@@ -114,7 +112,7 @@ def open_monitored_barrier(group_class: type) -> None:
         **more: Any,
     ) -> Any:
         found = c10d.GroupMember.WORLD if group is None else group
-        if not isinstance(found, group_class) or more:
+        if not isinstance(found, FrontGroup) or more:
             return original(group, timeout, wait_all_ranks, **more)
         if isinstance(timeout, int | float):  # torch takes seconds here as well
             timeout = timedelta(seconds=timeout)
@@ -123,8 +121,7 @@ def open_monitored_barrier(group_class: type) -> None:
             raise TypeError(
                 f"Expected timeout argument to be of type datetime.timedelta, got {kind}"
             )
-        barrier: Any = found
-        return barrier.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+        return found.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
     instead(c10d, "monitored_barrier", monitored_barrier)
 
