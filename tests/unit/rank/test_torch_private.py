@@ -26,7 +26,7 @@ from distdebug.rank.torch_private.probe import Private, WatchedPart
 from distdebug.record import torch_versions
 
 HOME = Path(torch_private.__file__).parent
-OWN = frozenset({"_inner", "_host_emptyCache"})
+OWN = frozenset({"_inner", "_record", "_host_emptyCache"})
 """Of this layer's own objects; and what a plan gives to a torch that has no GPUs."""
 
 HARMLESS = {
