@@ -45,7 +45,7 @@ from .process.main_thread import MainThread
 from .process.verdict import VerdictWatch
 from .record import call_site
 from .record.recorder import GroupRecord, Recorder, identity
-from .torch_private import calls, groups, probe, self_test, tensor_guards, tools, training
+from .torch_private import calls, groups, probe, self_test, tensor_guards, training
 from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
 
@@ -150,7 +150,7 @@ class Layer:
         if writer is None:
             writer = FlightWriter(place_of_this_process(directory))
         self.recorder = recorder = Recorder(writer, identity(), self.verdict)
-        recorder.lines_in_graph = tools.lines_in_graph
+        recorder.lines_in_graph = calls.lines_in_graph
         # How it ends.
         self.exceptions = Exceptions(recorder, [self._explain])
         self.breakpoints = AwaitedBreakpoints(recorder, directory, self.main_thread)
@@ -216,7 +216,7 @@ class Layer:
             "monitored_barrier on every backend": calls.open_monitored_barrier,
             "timeouts that change": groups.on_group_timeout,
             "the debug level": self.level.observe,
-            "watching compiled programs": lambda: tools.keep_uncompiled(call_site.DIRECTORIES),
+            "watching compiled programs": lambda: calls.keep_uncompiled(call_site.DIRECTORIES),
             "watching models": self._observe_models,
             "watching calls on other groups": lambda: calls.on_not_in_group(
                 _note_not_in_group(recorder)

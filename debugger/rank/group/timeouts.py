@@ -26,7 +26,7 @@ from typing import Any
 
 from distcore.base import deadline
 
-from ...record.requests.pauses import any_asked, any_stop
+from ...record.requests.supervision import any_asked, any_stop
 from ..log.rank_log import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder

@@ -120,7 +120,7 @@ def _of_self(node: ast.Attribute) -> bool:
 def test_everything_is_as_known_in_this_torch() -> None:
     parts = [
         value
-        for module in (groups, *map(_module, ("calls", "tools", "training")))
+        for module in (groups, *map(_module, ("calls", "training")))
         for value in vars(module).values()
         if isinstance(value, WatchedPart) and value.name != "compiled_programs"  # which costs 3 s
     ]
