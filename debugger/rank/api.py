@@ -73,7 +73,9 @@ def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None
 def precheck() -> contextlib.AbstractContextManager[None]:
     """See `distdebug.precheck`."""
     made = layer.installed()
-    return contextlib.nullcontext() if made is None else made.precheck()
+    if made is None or made.prechecks is None:
+        return contextlib.nullcontext()
+    return made.prechecks.within()
 
 
 def say_replicated(what: Any, group: Any) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ from .process.last_words import CrashWriter
 from .process.main_thread import MainThread
 from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.recorder import GroupRecord, Recorder, identity
+from .record.recorder import Recorder, identity
 from .torch_private import calls, groups, probe, self_test, tensor_guards, training
 from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
@@ -52,7 +53,6 @@ from .torch_private.stores import on_store_waits
 if TYPE_CHECKING:
     from .agreement.guards import Agreement
     from .breakpoints import Look
-    from .checks.non_finite import Inspect
     from .checks.precheck import Precheck
     from .ddp import Models
     from .group.wrap import Groups
@@ -152,7 +152,9 @@ class Layer:
         self.recorder = recorder = Recorder(writer, identity(), self.verdict)
         recorder.lines_in_graph = calls.lines_in_graph
         # How it ends.
-        self.exceptions = Exceptions(recorder, [self._explain])
+        self.exceptions = Exceptions(
+            recorder, [lambda *told: "models" in vars(self) and self.models.unused.explain(*told)]
+        )
         self.breakpoints = AwaitedBreakpoints(recorder, directory, self.main_thread)
         post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
         self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
@@ -163,15 +165,8 @@ class Layer:
         # What looks at it from time to time.
         self.unwaited = UnwaitedWork(recorder)
         self.last_words = CrashWriter(directory / "stacks")
-        # Made, and loaded, at the first need.
         self.injector: Injector | None = None
-        self._groups: Groups | None = None
         self._look_once: Look | None = None
-        self._precheck: Precheck | None = None
-        self._models: Models | None = None
-        self._pairing: PositionPairing | None = None
-        self._gradients: ReducedGradients | None = None
-        self._replicas: ReplicaCheck | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
 
@@ -190,7 +185,12 @@ class Layer:
         process.passing = (FindingRaised,)
         rank_log.observe_warnings()
         initialisations = Initialisations(
-            *(recorder, directory, self._check_creation, self.forks, self.exits, self.unwaited)
+            recorder,
+            directory,
+            lambda: "groups" in vars(self) and self.groups.creation_was_seen,
+            self.forks,
+            self.exits,
+            self.unwaited,
         )
         initialisations.observe()
         if os.environ.get(FAULTS):
@@ -240,120 +240,105 @@ class Layer:
         self_test.try_a_front()
         tensor_guards.try_tensor_guards()
 
-        def creation(original: Callable[..., Any]) -> Callable[..., Any]:
-            def create(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    observer = self.groups
-                except Exception as error:
-                    recorder.recording_is_off("recording of groups")
-                    report_own_fault("recording of groups", error)
-                    return original(*args, **kwargs)
-                return observer.create(original, *args, **kwargs)
+        def create(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            try:
+                observer = self.groups
+            except Exception as error:
+                recorder.recording_is_off("recording of groups")
+                report_own_fault("recording of groups", error)
+                return original(*args, **kwargs)
+            return observer.create(original, *args, **kwargs)
 
-            return create
-
-        groups.on_group_creation(creation)
+        groups.on_group_creation(create)
         calls.coalesce_messages()
         groups.show_to_hooks()
         what = "recording of groups of torch.distributed._dist2"
         groups.on_unregistered_groups(lambda: recorder.recording_is_off(what))
 
-    @property
+    @cached_property
     def groups(self) -> Groups:
         """The observer of this process's groups, with what stands before their calls; made for the
         first one. Raises ImportError where the program has dropped torch's modules by then."""
-        if self._groups is None:
-            probe.kept_module(probe.DIST)
-            with core:
-                from .checks.pipeline import Pipeline
-                from .group.timeouts import Timeouts
-                from .group.wrap import Groups
+        probe.kept_module(probe.DIST)
+        with core:
+            from .checks.pipeline import Pipeline
+            from .group.timeouts import Timeouts
+            from .group.wrap import Groups
 
-                agreement = self._agreement()
-            recorder = self.recorder
-            pipeline = Pipeline(
-                recorder,
-                self.level,
-                self.breakpoints.before_calls,
-                self._look_at_gradients,
-                self.branches.at_calls if self.branches is not None else lambda _record: None,
-                self.values.before if self.values is not None else lambda _record: None,
-                self._look_once,
-            )
-            agreement.observe()
-            pipeline.observe()
-            self._groups = Groups(
-                recorder,
-                self.sockets,
-                self.forks,
-                Timeouts(recorder, self.directory, self.sockets),
-                pipeline,
-                agreement,
-                note_cleanup_calls(recorder, self.exceptions),
-            )
-        return self._groups
+            agreement = self._agreement()
+        recorder = self.recorder
+        pipeline = Pipeline(
+            recorder,
+            self.level,
+            self.breakpoints.before_calls,
+            lambda record: self.gradients.before(record),
+            self.branches.at_calls if self.branches is not None else lambda _record: None,
+            self.values.before if self.values is not None else lambda _record: None,
+            self._look_once,
+        )
+        agreement.observe()
+        pipeline.observe()
+        return Groups(
+            recorder,
+            self.sockets,
+            self.forks,
+            Timeouts(recorder, self.directory, self.sockets),
+            pipeline,
+            agreement,
+            note_cleanup_calls(recorder, self.exceptions),
+        )
 
     def _agreement(self) -> Agreement:
         from .agreement.guards import Agreement
 
         return Agreement(self.recorder, self.level, self.sockets)
 
-    def _check_creation(self) -> None:
-        """The default group is there: made by the function that is wrapped here, or by another?"""
-        if self._groups is None or not self._groups.creation_was_seen:
-            groups.creation_was_not_seen()
-
     def _look_at_calls(self, look: Look | None) -> None:
         """See `Pipeline.look_once`."""
         self._look_once = look
-        if self._groups is not None:
-            self._groups.pipeline.look_once(look)
+        if "groups" in vars(self):
+            self.groups.pipeline.look_once(look)
 
-    def precheck(self) -> contextlib.AbstractContextManager[None]:
-        """See `distdebug.precheck`."""
-        if self._precheck is None:
-            from .checks.precheck import Precheck
+    @cached_property
+    def prechecks(self) -> Precheck | None:
+        """Begins and ends prechecks; None where they can tell nothing."""
+        from .checks.precheck import Precheck
 
-            self._precheck = Precheck(
-                lambda: self.replicas.look_meanwhile(),
-                self.level.raise_to_detail,
-                lambda: self.groups.pipeline.make_all(),
-            )
-        return self._precheck.within()
+        return Precheck(
+            lambda: self.replicas.look_meanwhile(),
+            self.level.raise_to_detail,
+            lambda: self.groups.pipeline.make_all(),
+        )
 
     def _observe_models(self) -> None:
         """Has each model observed whose parts torch pairs among ranks."""
 
+        def made(model: Any) -> None:
+            self.models.made(model)
+            self.pairing.made(model)
+
         def backward_ended() -> None:
-            if self._models is not None:
-                self._models.unused.look()
+            if "models" in vars(self):
+                self.models.unused.look()
 
-        def sharded(*told: Any) -> None:
-            self._pairs().note(*told)
-
-        training.on_model_replicated(self._model_made)
-        training.on_sharding(sharded)
+        training.on_model_replicated(made)
+        training.on_sharding(lambda *told: self.pairing.note(*told))
         training.on_backward_end(backward_ended, self.recorder.left_call)
         training.on_join_notices(outstanding.keep)
 
-    def _model_made(self, model: Any) -> None:
-        """A DistributedDataParallel was made. What observes them is loaded with the first."""
-        if self._models is None:
-            from .ddp import Models
+    @cached_property
+    def models(self) -> Models:
+        """Observes the models of DDP, from the first on."""
+        from .ddp import Models
 
-            self._models = Models(self.recorder, self.level, self.verdict)
-        self._models.made(model)
-        self._pairs().made(model)
+        return Models(self.recorder, self.level, self.verdict)
 
-    def _pairs(self) -> PositionPairing:
-        if self._pairing is None:
-            from .replicas.pairing import PositionPairing
+    @cached_property
+    def pairing(self) -> PositionPairing:
+        """Notes what wrappers of models pair by position."""
+        from .replicas.pairing import PositionPairing
 
-            self._pairing = PositionPairing(self.recorder)
-        return self._pairing
-
-    def _explain(self, error: BaseException, site: int) -> bool:
-        return self._models is not None and self._models.unused.explain(error, site)
+        return PositionPairing(self.recorder)
 
     def _record_values(self) -> None:
         if self.values is not None:
@@ -373,8 +358,8 @@ class Layer:
 
     def _check_replicas(self) -> None:
         def adopt() -> None:
-            if self._replicas is not None:
-                self._replicas.adopt()
+            if "replicas" in vars(self):
+                self.replicas.adopt()
 
         training.on_model_replicated(lambda model: self.replicas.replicated(model))
         self.forks.on_own_rank(adopt)
@@ -384,26 +369,20 @@ class Layer:
             if wants(REPLICAS):
                 self.replicas.observe()
 
-    @property
+    @cached_property
     def replicas(self) -> ReplicaCheck:
         """The check of replicas, made at the first need: when it is asked for, or a model of DDP is
         made, which it knows then when a precheck begins."""
-        if self._replicas is None:
-            from .replicas.check import ReplicaCheck
+        from .replicas.check import ReplicaCheck
 
-            gradients = self._reduced_gradients()
-            self._replicas = ReplicaCheck(self.recorder, self.directory / "ranks", gradients)
-        return self._replicas
+        return ReplicaCheck(self.recorder, self.directory / "ranks", self.gradients)
 
-    def _look_at_gradients(self, record: GroupRecord) -> Inspect:
-        return self._reduced_gradients().before(record)
+    @cached_property
+    def gradients(self) -> ReducedGradients:
+        """Keeps which gradients were reduced, and over which groups."""
+        from .replicas.reduced_gradients import ReducedGradients
 
-    def _reduced_gradients(self) -> ReducedGradients:
-        if self._gradients is None:
-            from .replicas.reduced_gradients import ReducedGradients
-
-            self._gradients = ReducedGradients()
-        return self._gradients
+        return ReducedGradients()
 
     def take_faults(self) -> None:
         """The plan has more faults than at the start: they happen in groups made from now on."""
@@ -447,8 +426,8 @@ class Layer:
             if STARTED not in os.environ:
                 say(f"{text}; the program goes on")
         self.verdict.look()
-        if self._groups is not None:
-            self._groups.timeouts.look()
+        if "groups" in vars(self):
+            self.groups.timeouts.look()
         self.breakpoints.look()
         if self.branches is not None:
             self.branches.look()

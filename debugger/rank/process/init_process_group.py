@@ -28,7 +28,7 @@ from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.calls import await_completion_hooks
 from ..torch_private.gloo import settle
-from ..torch_private.groups import has_threads_for_ranks
+from ..torch_private.groups import creation_was_not_seen, has_threads_for_ranks
 from ..torch_private.probe import c10d, patch
 from ..torch_private.stores import on_new_stores, own_address, store_address
 from .exceptions import failed_to_join
@@ -47,8 +47,7 @@ class Initialisations:
 
     recorder: Recorder
     directory: Path
-    check_creation: Callable[[], None]
-    """Is called once torch has made the default group."""
+    creation_was_seen: Callable[[], bool]
     forks: Forks
     exits: Exits
     unwaited: UnwaitedWork
@@ -100,7 +99,8 @@ class Initialisations:
                     raise
             self.exits.group_made()
             with contextlib.suppress(Exception):
-                self.check_creation()
+                if not self.creation_was_seen():
+                    creation_was_not_seen()
                 if recorder.writer.rank < 0:
                     group = c10d.GroupMember.WORLD
                     _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})

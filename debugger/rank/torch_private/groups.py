@@ -21,7 +21,7 @@ from distcore.base.wrapping import around
 
 from ...hook.loading import when_imported
 from ...record.wording import by_device
-from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, patch, private
+from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, private
 
 _BY_GROUP = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag")
 """The tables of torch's world that have a group as a key."""
@@ -169,9 +169,10 @@ DURATIONS = WatchedPart(
 
 
 @CREATION
-def on_group_creation(make: Callable[[Wrapped], Wrapped]) -> None:
-    """Wrap the function through which init_process_group and new_group create every group."""
-    patch(c10d, "_new_process_group_helper", make)
+def on_group_creation(create: Callable[..., Any]) -> None:
+    """Have `create(original, *args, **kwargs)` called in the place of the function through which
+    init_process_group and new_group create every group."""
+    instead(c10d, "_new_process_group_helper", create)
 
 
 def creation_was_not_seen() -> None:
