@@ -203,7 +203,6 @@ FEWEST_OF_A_TABLE = 3
 WITH_OPS = {
     "debugger/record/ops.py": "the table",
     "debugger/benchmarks/overhead.py": "the calls that are measured",
-    "debugger/benchmarks/open_mpi_rank.py": "their names in mpi4py",
 }
 
 
