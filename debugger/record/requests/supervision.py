@@ -1,6 +1,6 @@
-"""What ranks are asked by the supervisor, and look for with every heartbeat: to stop at a
-breakpoint, to raise the finding that ends the run; where they write the stacks that it asks for;
-and whether it is there.
+"""Each rank looks with every heartbeat for what its supervisor asks: to stop at a breakpoint, to
+raise the finding that ends the run. Here is also where it writes the stacks that it is asked for,
+and whether a supervisor is there.
 
 The files of breakpoints are those of `requests.breakpoints`, of which a rank that stops nowhere
 loads nothing.
