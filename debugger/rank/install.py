@@ -322,7 +322,7 @@ class Layer:
                 self.models.unused.look()
 
         training.on_model_replicated(made)
-        training.on_sharding(lambda *told: self.pairing.note(*told))
+        training.on_sharding(lambda *told: self.pairing.pair(*told))
         training.on_backward_end(backward_ended, self.recorder.left_call)
         training.on_join_notices(outstanding.keep)
 

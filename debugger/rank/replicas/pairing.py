@@ -33,9 +33,9 @@ class PositionPairing:
         """A model of DDP was made."""
         ignored = model.parameters_to_ignore
         named = (row for row in model.module.named_parameters() if row[0] not in ignored)
-        self.note("DistributedDataParallel", model.process_group, named)
+        self.pair("DistributedDataParallel", model.process_group, named)
 
-    def note(self, wrapper: str, group: Any, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def pair(self, wrapper: str, group: Any, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """A wrapper pairs these tensors with those of the group's other ranks, in their order."""
         record = getattr(group, "_record", None)
         if record is None or len(record.ranks) < 2 or len(self._noted) == _MOST_NOTES:
