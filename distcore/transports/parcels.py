@@ -333,13 +333,15 @@ class Sender(ParcelStream):
     taken = frozenset((ACCEPT, REFUSE, FAILED))
 
     def eager(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
-        """Queue a short message."""
+        """Send a short message, which is copied. Raises Closed."""
         size = len(data)
         self.add(ParcelFrame(EAGER, number, tag, text, size, 0, size), bytes(data))
+        self.push()
 
     def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
-        """Queue the offer of a long one."""
+        """Send the offer of a long one. Raises Closed."""
         self.add(ParcelFrame(OFFER, number, tag, text, len(data)))
+        self.push()
 
     def take_back(self, number: int) -> None:
         """Withdraws a message; its memory is not read any more."""
