@@ -24,13 +24,13 @@ from struct import Struct
 from typing import Any
 
 from ..errors import GroupFailed
-from .frames import FAIL_BYTES, TEXT_BYTES, BadFrame, Closed
+from .frames import TEXT_BYTES, BadFrame, Closed
 from .parcels import (
     ACCEPT,
     BODY,
     EAGER,
-    EAGER_BYTES,
     FAILED,
+    MOST_BYTES,
     OFFER,
     REFUSE,
     WITHDRAW,
@@ -60,6 +60,7 @@ _TEXT_AT = _RECORD.size
 _SKIP, _LEAVE = 31, 30
 """Kinds of records beside those of `parcels`: the ring goes on at its beginning; this rank's
 mailbox is closed, and nothing follows."""
+_MOST_BYTES = MOST_BYTES | {ACCEPT: -1, BODY: PIECE_BYTES, _LEAVE: 0}  # a right ACCEPT has no text
 _NONE = memoryview(b"")
 
 
@@ -262,12 +263,6 @@ class Lane(Fenced):
             end = self.sender if kind == REFUSE else self.receiver
             end.took(ParcelFrame(kind, number, tag, text), b"")
         return size
-
-
-_MOST_BYTES = {
-    EAGER: EAGER_BYTES, OFFER: 0, BODY: PIECE_BYTES, WITHDRAW: 0,
-    REFUSE: 0, FAILED: FAIL_BYTES, _LEAVE: 0,
-}  # fmt: skip
 
 
 class _LaneEnd:

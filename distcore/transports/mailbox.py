@@ -281,6 +281,7 @@ class Mailbox:
                 if mine:
                     self._waiter, self._waiting_thread = posting, threading.get_ident()
                     self._want(NOBODY)
+                    self._advance_all()
                 else:
                     self._in_line.append(posting)
             try:
@@ -307,23 +308,21 @@ class Mailbox:
         """Look into the lanes: for a short while again and again, then when a peer rings."""
         spin_until = self._yielding.until(_now())
         self._has_slept = False
-        while True:
-            with self._lock, self._moving:
-                self._advance_all()
-            if posting.is_over or (now := _now()) >= until:
-                return
+        while not posting.is_over and (now := _now()) < until:
             if now < spin_until:
                 while _now() < spin_until and not self._has_news() and not posting.is_over:
                     os.sched_yield()
                 self._yielding.ended(spin_until, _now())
-                continue
+            else:
+                with self._lock, self._moving:
+                    sleeps = may_sleep(self._busy, WAITER) and not posting.is_over
+                if sleeps:
+                    self._has_slept = True
+                    left_s = min(until - now, limits.LONGEST_WAIT_S)
+                    if self._bell_poll.poll(left_s * 1000):
+                        os.eventfd_read(self._waiter_bell)
             with self._lock, self._moving:
-                if not may_sleep(self._busy, WAITER) or posting.is_over:
-                    continue
-            self._has_slept = True
-            left_s = min(until - now, limits.LONGEST_WAIT_S)
-            if self._bell_poll.poll(left_s * 1000):
-                os.eventfd_read(self._waiter_bell)
+                self._advance_all()
 
     def _hand_over(self) -> None:
         """Have the group's thread see to what is posted, if it rests, until a thread waits for it.
