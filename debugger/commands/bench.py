@@ -58,9 +58,7 @@ _COMM_EPILOG = """\
 The backends take turns: each round measures every one of them once, so that what else the machine
 does hits all alike. Time is the median round, and in it the slowest rank's mean; sizes, algbw and
 busbw are those of nccl-tests. A backend that this torch does not have is left out.
-openmpi is Open MPI itself, by mpi4py (pip install 'distdebug[mpi]'), in processes of its own that
-make the same calls on numpy buffers. mpi is our backend, in those same processes; so openmpi is
-measured wherever mpi is, and tells what the backend adds. Open MPI's settings are its own: shared
+mpi runs in processes of its own (pip install 'distdebug[mpi]'), by Open MPI's settings: shared
 memory within a host, and more ranks than cores allowed. Only, its ranks are not bound to cores and
 yield while they wait: bound and spinning they suffer from whatever else runs.
 
@@ -301,10 +299,8 @@ def _comm(args: argparse.Namespace) -> int:
     read.check_seconds(args.budget, "--budget")
     sizes, ranks = read.read_sizes(args.sizes, args.factor), read.read_ranks(args.ranks)
     backends = read.read_backends(args.backends)
-    by_mpi = read.OUR_MPI in backends or read.OPEN_MPI in backends
-    if read.OUR_MPI in backends and read.OPEN_MPI not in backends:
-        backends.insert(backends.index(read.OUR_MPI) + 1, read.OPEN_MPI)
-    # A rank's two buffers, those of its partner among Open MPI's, and what a backend sets aside.
+    by_mpi = read.MPI_BACKEND in backends
+    # A rank's two buffers, those of its partner below mpiexec, and what a backend sets aside.
     read.check_memory(max(sizes), max(ranks), 5 if by_mpi else 3)
     read.check_file(args.json)
     if args.latency and (args.ops or set(backends) & set(read.GPU_BACKENDS)):
@@ -321,7 +317,7 @@ def _comm(args: argparse.Namespace) -> int:
         "ranks": ranks,
         "budget_s": args.budget,
     }
-    words = loading.command("benchmarks.open_mpi" if by_mpi else "benchmarks.comm_ranks")
+    words = loading.command("benchmarks.mpi" if by_mpi else "benchmarks.comm_ranks")
     figures = latency_figures if args.latency else comm_figures
     program.compare(words, request, COMM_SCHEMA, figures, args.json)
     return 0

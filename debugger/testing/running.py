@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..record.kinds import Family
-from ..record.requests.pauses import any_stop
+from ..record.requests.supervision import any_stop
 from ..supervisor.limits import GONE_WITHIN_S
 from .channel import Message, MessageChannel
 from .judge import BodyJudge, make_directory

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..requests import stack_dump
+from ..requests import stack_dump, supervision
 from ..safe_files import open_regular, whole
 from ..safe_text import clean
 from ..snapshot import CallSite, Process, is_own
@@ -109,7 +109,7 @@ class WrittenLastWords:
 
 def _fatal(stacks: Path, pid: int) -> str:
     """Returns what the process has written of the fatal signal that ended it; "" for nothing."""
-    _, found, text = _tail(stack_dump.dump_path(stacks, pid)).rpartition(_FATAL)
+    _, found, text = _tail(supervision.dump_path(stacks, pid)).rpartition(_FATAL)
     return text if found else ""
 
 
