@@ -238,7 +238,7 @@ class Lane(Fenced):
         if kind == _SKIP:
             return RING_BYTES - at
         begin = (_TEXT_AT + text_bytes + 63) & -64
-        size = (begin + length + 63) & -64
+        size: int = (begin + length + 63) & -64
         if text_bytes > TEXT_BYTES or length > _MOST_BYTES.get(kind, -1) or at + size > RING_BYTES:
             raise BadFrame(f"a record of kind {kind} with {text_bytes} and {length} bytes")
         payload = self._in[at + begin : at + begin + length]
