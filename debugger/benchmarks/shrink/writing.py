@@ -130,14 +130,14 @@ def _statements(program: Program, names: Mapping[GroupKey, str], cause: str) -> 
 def _call(call: Call, group: str, rank: int) -> str:
     """Returns how the rank makes the call, in the group of this variable."""
     signature, row = call.signature, op_of(call.signature.op)
-    if row.coalesced or row.pattern is Pattern.OTHER:
+    if (row.coalesced and row.outputs is not Operand.IN_PLACE) or row.pattern is Pattern.OTHER:
         raise NotWritten(f"torch has no function of its own for {printable(signature.op)}")
     if signature.reduce_op not in ("", *REDUCE_OPS):
         raise NotWritten(f"it has a reduce op {printable(signature.reduce_op)}")
     splits = {*signature.sends, *signature.receives}
     given, taken = sides(signature)
     arguments = [
-        (operand, _tensors(operand, tensors, is_flat=bool(splits)))
+        (operand, _tensors(Operand.LIST if row.coalesced else operand, tensors, bool(splits)))
         for operand, tensors in ((row.outputs, taken), (row.inputs, given))
         if operand not in (Operand.NONE, Operand.IN_PLACE)
     ]

@@ -348,6 +348,15 @@ def test_what_plain_torch_does_not_make_is_said() -> None:
         written(made.programs(), "", "About.\n", in_one_loop=False)
 
 
+def test_a_coalesced_all_reduce_is_torchs_own() -> None:
+    made = Programs(2)
+    made.each(Signature("all_reduce_coalesced", (FLOAT, FLOAT), reduce_op="max"))
+    made.end()
+    (line,) = source_of(Reduced(made.programs(), frozenset()))
+    tensors = "[torch.zeros(8) for _ in range(2)]"
+    assert line.startswith(f"dist.all_reduce_coalesced({tensors}, op=dist.ReduceOp.MAX)")
+
+
 def test_a_program_of_many_lines_is_not_written() -> None:
     made = Programs(2)
     for length in range(70):
