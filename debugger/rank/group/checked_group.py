@@ -281,14 +281,12 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 if line.code is not frame.f_code:
                     line = None
                 elif line.by is not None:
-                    up = frame.f_back
-                    if up is None:
-                        line = None
-                    elif up.f_lasti != line.by_at or up.f_code is not line.by:
+                    up = frame.f_back or frame  # no line has itself for its caller
+                    if up.f_lasti != line.by_at or up.f_code is not line.by:
                         line = line.siblings.get((id(up.f_code), up.f_lasti))
                     if line is not None and line.over is not None:
-                        up = up.f_back if up is not None else None
-                        if up is None or up.f_lasti != line.over_at or up.f_code is not line.over:
+                        up = up.f_back or up
+                        if up.f_lasti != line.over_at or up.f_code is not line.over:
                             line = None
                 elif line.above and not stands_below(frame, line.above):
                     line = None

@@ -118,6 +118,7 @@ class Exceptions:
             stack=stack_of(error),
             thread=threading.current_thread().name,
             thread_slot=recorder.writer.thread().index,
+            daemon=threading.current_thread().daemon,
             link=lost_connections.named_by(lost or error),
             rendezvous=next(filter(None, failed_at), None),
             failed=tuple(sorted(failures)) or None,
