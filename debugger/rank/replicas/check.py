@@ -354,8 +354,8 @@ class ReplicaCheck:
                     turn = made.last[0][1] + 1
                 made.last = ((issued, turn), 0, site)
                 tensors = [one for _, one in named]
-                reading = quantities.ReplicaReading(None, tensors, None, stepped=False)
-                values, samples = reading.values(len(named)), reading.samples(made.samples)
+                wanted = len(named), made.samples
+                values, samples = quantities.read(None, tensors, None, False, *wanted)
                 step, now = max(steps, default=0), time.monotonic_ns()
                 made.writer.append((issued, turn), step, site, now, values, samples)
         except Exception as error:
@@ -527,12 +527,10 @@ class ReplicaCheck:
         parts = [one for one in local if one is not None]
         if len(parts) < count:
             return
-        reading = quantities.ReplicaReading(optimizer, parts, None, stepped=False)
-        values = reading.values(count)
+        values, samples = quantities.read(optimizer, parts, None, False, count, table.samples)
         for place in table.brought_together:
             values[place] = _REDUCED
         flags = BUSY * (gradients.of(table.group).carried > table.carried)
-        samples = reading.samples(table.samples)
         now = time.monotonic_ns()
         table.writer.append((issued, turn), step | flags, site, now, values, samples)
         if table.use not in (SUMMING, UNUSED):
@@ -571,9 +569,8 @@ class ReplicaCheck:
         if replica.model == BY_EQUALITY or self._is_due(replica, sum(at)):
             replica.overdue = replica.overdue and not step
             stepped = step > 0 and not replica.parameters_alone
-            reading = quantities.ReplicaReading(optimizer, tensors, replica.axis, stepped)
-            values = reading.values(len(replica.columns))
-            samples = reading.samples(replica.samples)
+            wanted = len(replica.columns), replica.samples
+            values, samples = quantities.read(optimizer, tensors, replica.axis, stepped, *wanted)
             row = (at, step | flags, site, time.monotonic_ns(), values, samples)
             if step == (0 if self._late else 1) and not flags:
                 replica.withheld = row
