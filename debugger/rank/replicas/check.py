@@ -187,9 +187,9 @@ class ReplicaCheck:
         self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
         self._replicas: list[Replica] = []
-        self._stepped: dict[tuple[int, int], tuple[int, int]] = {}
-        """By model and parameter: the collectives issued when it was stepped last, and the model's
-        synchronised forwards."""
+        self._stepped: dict[int, dict[int, tuple[int, int]]] = {}
+        """By model, and the parameter's id: the collectives issued when it was stepped last, and
+        the model's synchronised forwards."""
         self._local: set[int] = set()
         """The models whose ranks step on their own."""
         self._namesakes: dict[tuple[object, ...], int] = {}
@@ -238,8 +238,8 @@ class ReplicaCheck:
             group: Any = getattr(model, "process_group", None)
             if model is not None and isinstance(group, CheckedGroup):
                 now = (group._record.slot.issued, known.synchronised)
-                parameters = model.module.parameters()
-                self._stepped.update({(number, id(one)): now for one in parameters})
+                ids = map(id, model.module.parameters())
+                self._stepped[number] = dict.fromkeys(ids, now)
         if training.averages_models():
             self.averaged()
         unhook = training.on_optimizer_steps(self.before_step, self.after_step)
@@ -593,10 +593,10 @@ class ReplicaCheck:
             return not self._seem_forgotten(replica, tensors)
         number, issued = replica.model, replica.group.slot.issued
         known = self._models[number]
-        places = [(number, id(one)) for one in tensors]
-        steps = [self._stepped.get(place, (-1, 0)) for place in places]
+        stepped, ids = self._stepped.setdefault(number, {}), [*map(id, tensors)]
+        steps = {stepped.get(one, (-1, 0)) for one in ids}
         before, synchronised = max(steps, default=(-1, 0))
-        self._stepped.update(dict.fromkeys(places, (issued, known.synchronised)))
+        stepped.update(dict.fromkeys(ids, (issued, known.synchronised)))
         model = known.reference()
         if model is None:
             return True
