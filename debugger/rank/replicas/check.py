@@ -147,6 +147,11 @@ class Replica:
     carried: int = 0
     """For a table: the tensors that its group had carried at its begin."""
 
+    def next_moment(self) -> tuple[int, int]:
+        """Returns the moment of a digest that is taken now."""
+        issued, (before, turn) = self.group.slot.issued, self.last[0]
+        return issued, turn + 1 if issued == before else 0
+
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
         same = (known() is one for known, one in zip(self.tensors, tensors, strict=False))
@@ -349,15 +354,12 @@ class ReplicaCheck:
             made = self._replica(None, declared, parameters_alone=True)
             steps = [one.last[1] for one in self._replicas if one.model == number]
             if made is not None:
-                issued, turn = group._record.slot.issued, 0
-                if issued == made.last[0][0]:
-                    turn = made.last[0][1] + 1
-                made.last = ((issued, turn), 0, site)
+                made.last = (made.next_moment(), 0, site)
                 tensors = [one for _, one in named]
                 wanted = len(named), made.samples
                 values, samples = quantities.read(None, tensors, None, False, *wanted)
                 step, now = max(steps, default=0), time.monotonic_ns()
-                made.writer.append((issued, turn), step, site, now, values, samples)
+                made.writer.append(made.last[0], step, site, now, values, samples)
         except Exception as error:
             self._off = True
             report_own_fault("the check of replicas", error)
@@ -452,10 +454,7 @@ class ReplicaCheck:
         site: int,
         flags: int = 0,
     ) -> None:
-        issued, turn = replica.group.slot.issued, 0
-        if issued == replica.last[0][0]:
-            turn = replica.last[0][1] + 1
-        replica.last, replica.fresh = ((issued, turn), step, site), False
+        replica.last, replica.fresh = (replica.next_moment(), step, site), False
         self._take(replica, optimizer, tensors, replica.last, flags | LOADED * replica.loaded)
         replica.loaded = False
 
@@ -511,16 +510,13 @@ class ReplicaCheck:
         site: int,
     ) -> None:
         gradients = self._gradients
-        issued, turn = table.group.slot.issued, 0
-        if issued == table.last[0][0]:
-            turn = table.last[0][1] + 1
-        table.last = ((issued, turn), step, site)
+        table.last = (table.next_moment(), step, site)
         since, table.reduced = table.reduced, gradients.count
         every = [*(one.grad for one in tensors), *tensors]
         held = gradients.held(table.group, every, since)
         count = len(tensors)
         table.brought_together |= {place % count for place, known in enumerate(held) if known}
-        if not self._is_due(table, issued + turn):
+        if not self._is_due(table, sum(table.last[0])):
             return
         table.overdue = table.overdue and not step
         local = [quantities.local(one) for one in tensors]
@@ -532,7 +528,7 @@ class ReplicaCheck:
             values[place] = _REDUCED
         flags = BUSY * (gradients.of(table.group).carried > table.carried)
         now = time.monotonic_ns()
-        table.writer.append((issued, turn), step | flags, site, now, values, samples)
+        table.writer.append(table.last[0], step | flags, site, now, values, samples)
         if table.use not in (SUMMING, UNUSED):
             axis = self._axes.get(table.group, "")
             self._add_random_states(table.group, axis, step + 1, site)
