@@ -282,8 +282,9 @@ def _readings(wanted: Sequence[tuple[Tensor, int]]) -> list[tuple[int, Sequence[
             readings = of_table, raw_digests(table), _not_a_number(table), elements
             by_device.setdefault(table.device, []).append(readings)
         for rows in by_device.values():  # with one wait for each kind of number
-            digest, has_nan = (torch.cat([row[kind] for row in rows]).tolist() for kind in (1, 2))
-            elements = torch.cat([row[3].reshape(-1) for row in rows]).tolist()
+            digest = torch.cat([of_rows for _, of_rows, _, _ in rows]).tolist()
+            has_nan = torch.cat([of_rows for _, _, of_rows, _ in rows]).tolist()
+            numbers = torch.cat([of_rows.reshape(-1) for _, _, _, of_rows in rows]).tolist()
             sizes = [(place, row[3].shape[1]) for row in rows for place in row[0]]
             end = 0
             for (place, size), number, of_nan in zip(sizes, digest, has_nan, strict=True):
@@ -293,7 +294,7 @@ def _readings(wanted: Sequence[tuple[Tensor, int]]) -> list[tuple[int, Sequence[
                     number = int(raw_digests(one_nan.contiguous().reshape(1, -1)))
                 first, end, count = end, end + size, counts[place]
                 every = max(1, size // max(1, count))
-                found[place] = number & MASK, elements[first:end:every][:count]
+                found[place] = number & MASK, numbers[first:end:every][:count]
     return [found[place] for place in place_of]
 
 
@@ -344,11 +345,11 @@ def _fold(words: Tensor, mixed: bool = False) -> Tensor:
         return _fold(torch.cat(sums, 1))
     at_once = max(1, (ON_CPU if words.is_cpu else ELSEWHERE) // count)
     if tensors > at_once:
-        return torch.cat([_fold(some, mixed) for some in words.split(at_once)])
+        return torch.cat([_fold(some, mixed) for some in torch.split(words, at_once)])
     if count >= LEAST_SQUARE:
         width = 1 << (count.bit_length() - 1) // 2
         square = count // width * width
-        lines = (_mixed(words) if mixed else words)[:, :square].unflatten(1, (-1, width))
+        lines = (_mixed(words) if mixed else words)[:, :square].view(tensors, -1, width)
         words = torch.cat([lines.sum(2), lines.sum(1), words[:, square:]], 1)
     factors = _weights_on(words.device)[: words.shape[1]]
     # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.

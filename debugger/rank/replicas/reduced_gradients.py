@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import weakref
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -45,6 +45,9 @@ MOST_STORAGES = 100_000
 """Kept at once; a program that reduces more between two steps is given up on."""
 MOST_SUMS = 4096
 """The last ones of a group are kept."""
+MOST_UNMATCHED = 16
+"""After so many steps without a gradient among them, sums of one size are taken for activations: to
+keep some elements of each takes a part in thirty of a step by tensor parallelism."""
 _NEVER = (0, 0, 0)
 """Stands for the count, the address and the elements of what was not reduced."""
 
@@ -74,6 +77,8 @@ class GroupTraffic:
     sums_to_one: bool = False
     """Whether a root is given sums."""
     sums: deque[tuple[int, Sum]] = field(default_factory=lambda: deque(maxlen=MOST_SUMS))
+    unmatched: Counter[int] = field(default_factory=Counter)
+    """By numel, how often sums of so many elements were no gradients, since any sum was one."""
 
 
 class ReducedGradients:
@@ -157,8 +162,11 @@ class ReducedGradients:
                 if is_plain(tensor) and len(self._reduced) < MOST_STORAGES:
                     by_group = self._reduced.setdefault(WeakStorage(tensor.untyped_storage()), {})
                     by_group[record] = (self.count, tensor.data_ptr(), tensor.numel())
-            keeps = large and self._keeps_sums and (summed or traffic.sums_to_one)
-            return (lambda: self._keep(traffic, tensors)) if keeps else None
+            if not (large and self._keeps_sums and (summed or traffic.sums_to_one)):
+                return None
+            unmatched = traffic.unmatched
+            rest = [one for one in tensors if unmatched[one.numel()] < MOST_UNMATCHED]
+            return (lambda: self._keep(traffic, rest)) if rest else None
 
         return look
 
@@ -229,7 +237,8 @@ class ReducedGradients:
             for storage, by_group in self._reduced.items()
             if (where := by_group.get(record, _NEVER))[0] > since and not storage.expired()
         }
-        known = [one for count, one in self.of(record).sums if count > since]
+        traffic = self.of(record)
+        known = [one for count, one in traffic.sums if count > since]
         if not (reduced or known):
             return [False] * len(gradients)
         plain = [one if one is not None and is_plain(one) else None for one in gradients]
@@ -237,8 +246,13 @@ class ReducedGradients:
         rest = [
             (place, one) for place, one in enumerate(plain) if one is not None and not found[place]
         ]
-        for place in told([one for _, one in rest], known) if known else ():
+        matched = told([one for _, one in rest], known) if known else ()
+        for place in matched:
             found[rest[place][0]] = True
+        if matched:
+            traffic.unmatched.clear()
+        elif rest:
+            traffic.unmatched.update({one.numel for one in known})
         return found
 
     def forget_all(self) -> None:
@@ -246,6 +260,7 @@ class ReducedGradients:
         self._reduced.clear()
         for known in self.traffic.values():
             known.sums.clear()
+            known.unmatched.clear()
             known.sums_to_one, known.backward = False, -1
         self._scattered.clear()
         self.peers.clear()
