@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
 ISSUED_IN = tuple(
-    os.path.join(os.path.dirname(__file__), f"{name}.py")
-    for name in ("collectives", "deferred_work", "messages")
+    os.path.join(os.path.dirname(__file__), f"{name}.py") for name in ("collectives", "messages")
 )
 """The files in which a call enters the backend once its ranks have agreed on it."""
 
