@@ -12,7 +12,7 @@ from typing import Any
 from ..diagnosis.findings import CallIs
 from ..record.log_file import readable
 from ..record.runs.log_reader import record_on
-from ..record.safe_files import object_of, open_regular
+from ..record.safe_files import AddedLines, object_of, open_regular
 from ..record.safe_text import shown_of
 from ..record.snapshot import CallSite, is_own
 from ..record.wording import site_text
@@ -153,26 +153,13 @@ class Events:
     """events.jsonl: what the supervisor has told, notices and findings."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._rest = b""
+        self._lines = AddedLines(path, MOST_EVENTS_BYTES)
         self.found: list[Problem] = []
         self.notices: list[tuple[int, str]] = []
 
     def poll(self) -> None:
         """Take in the lines that were added."""
-        try:
-            if os.stat(self._path).st_size <= self._offset:
-                return
-            with open(open_regular(self._path), "rb", buffering=0) as file:
-                file.seek(self._offset)
-                data = file.read(MOST_EVENTS_BYTES)
-        except OSError:
-            return
-        self._offset += len(data)
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest if len(rest) <= MOST_EVENTS_BYTES else b""  # no line of ours is that long
-        for row in lines:
+        for row in self._lines.new():
             event = object_of(row)
             message = safe(event.get("message", ""), 2000)
             if event.get("kind") == "notice":

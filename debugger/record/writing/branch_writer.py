@@ -21,14 +21,12 @@ meanwhile. All numbers are little-endian.
 from __future__ import annotations
 
 import json
-import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from ..lost_pages import keep
+from ..lost_pages import kept_file
 
 MAGIC, VERSION = b"DDBRANCH", 1
 HEADER = Struct("<8sIIQQQ")
@@ -61,17 +59,7 @@ class BranchWriter:
     made."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, FILE_BYTES)
-            self._map = mmap.mmap(descriptor, FILE_BYTES)
-            keep(self._map)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
+        self._map = kept_file(path, FILE_BYTES)
         self._used = self._intervals = self._texts = 0
         self._numbers: dict[str, int] = {}
         self._paths: dict[tuple[int, ...], int] = {}
