@@ -12,7 +12,7 @@ from typing import Any
 from ..diagnosis.findings import CallIs
 from ..record.log_file import readable
 from ..record.runs.log_reader import record_on
-from ..record.safe_files import AddedLines, object_of, open_regular
+from ..record.safe_files import AddedLines, end_of, mark_of, object_of
 from ..record.safe_text import shown_of
 from ..record.snapshot import CallSite, is_own
 from ..record.wording import site_text
@@ -36,25 +36,13 @@ MOST_RANK_DIGITS = 9
 MOST_NUMBER = 1 << 63
 
 
-def mark_of(path: Path) -> tuple[int, int]:
-    """Changes whenever the file does; (0, 0) where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_size)
-
-
 def tail(path: Path, most_bytes: int) -> bytes:
     """The end of a file, from the start of a line on; empty where it cannot be read."""
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            start = file.seek(max(0, end - most_bytes))
-            data = file.read(most_bytes)
+        data, before = end_of(path, most_bytes)
     except OSError:
         return b""
-    return data if start == 0 else data.partition(b"\n")[2]
+    return data.partition(b"\n")[2] if before else data
 
 
 def table_in(path: Path) -> tuple[str, ...]:

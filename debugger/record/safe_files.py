@@ -60,6 +60,25 @@ def read_regular(
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def end_of(path: Path, most_bytes: int) -> tuple[bytes, int]:
+    """Returns the last bytes of a file, up to that many, and how many are before them. Raises
+    OSError."""
+    with open(open_regular(path), "rb", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        before = file.seek(max(0, size - most_bytes))
+        return file.read(most_bytes), before
+
+
+def mark_of(path: Path) -> tuple[int, int]:
+    """Returns what changes whenever a file does, its time (ns) and its size; (0, 0) where there is
+    none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
 class AddedLines:
     """The whole lines that others add to a file. So many bytes are read at once at most, and no
     line of ours is longer."""
