@@ -28,9 +28,9 @@ from ..record.exits import ExitLog
 from ..record.layout import RING
 from ..record.limits import MOST_RANKS
 from ..record.reading.records import Records, newest_ranks
+from ..record.requests.supervision import is_live
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import RunDirectory, RunDirectoryError, read_object
-from ..record.runs.verdict import is_live
 from ..record.safe_files import mark_of
 from ..record.snapshot import GroupKey, Process, Snapshot
 from ..system.proc import DEAD_STATES, read_stat

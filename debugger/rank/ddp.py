@@ -29,7 +29,6 @@ from ..record.notes import (
     FindingRaisedNote,
     WithoutGradientNote,
 )
-from .group import outstanding
 from .log import rank_log
 from .log.debug_level import DebugLevel
 from .log.rank_log import at_exit, report_own_fault
@@ -82,25 +81,19 @@ class _Observed:
     times: DdpTimesNote | None = None
 
 
-def observe(recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> None:
-    """Logs every DistributedDataParallel."""
-    watch = _Watch(recorder, level, unused)
-    unused.observe()
-    private.STATISTICS(private.on_model_replicated)(watch.made)
-    private.on_statistics(watch.forward)
-    private.on_join_notices(outstanding.keep)
-    at_exit(watch.note_times)
+class Models:
+    """The models of this process, each of which is logged."""
 
-
-class _Watch:
-    def __init__(self, recorder: Recorder, level: DebugLevel, unused: UnusedParameters) -> None:
+    def __init__(self, recorder: Recorder, level: DebugLevel, verdict: VerdictWatch) -> None:
         self._recorder = recorder
         self._level = level
-        self._unused = unused
+        self.unused = UnusedParameters(recorder, verdict)
         self._models: weakref.WeakKeyDictionary[Any, _Observed] = weakref.WeakKeyDictionary()
         """By the model's logger, which is what torch hands around."""
         self._count = 0
-        self._off = False
+        self._off = not private.STATISTICS.works
+        private.on_statistics(self.forward)
+        at_exit(self.note_times)
 
     def made(self, model: Any) -> None:
         """A model was made."""
@@ -110,7 +103,7 @@ class _Watch:
         try:
             name = type(model.module).__name__
             self._models[logger] = _Observed(name, self._count)
-            self._unused.watch(model, name)
+            self.unused.watch(model, name)
             level = self._level.current()
             if level != OFF:
                 settings = record(private.facts(logger), level)
@@ -205,16 +198,13 @@ class UnusedParameters:
         self._verdict = verdict
         self._models: weakref.WeakKeyDictionary[Any, _WatchedModel] = weakref.WeakKeyDictionary()
 
-    def observe(self) -> None:
-        """Looks at the models of `watch` when a backward has ended."""
-        private.on_backward_end(self._look, self._recorder.left_call)
-
     def watch(self, model: Any, name: str) -> None:
         """A DistributedDataParallel that was just made, of a module of class `name`."""
         group = getattr(model.process_group, "_record", None)  # none where the record had no room
         self._models[model] = _WatchedModel(name, group, private.parameter_names(model))
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """A backward has ended, and is in no other one."""
         recorder = self._recorder
         try:
             for model, watched in list(self._models.items()):

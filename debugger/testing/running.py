@@ -23,7 +23,7 @@ from ..record.exits import ExitLog
 from ..record.kinds import Family
 from ..record.layout import Activity
 from ..record.reading.records import Records, newest_ranks
-from ..record.requests.pauses import any_stop
+from ..record.requests.supervision import any_stop
 from ..record.runs.run_directory import RunDirectory
 from ..record.snapshot import Process, Rank
 from ..reports import document, text

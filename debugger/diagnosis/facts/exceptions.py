@@ -14,7 +14,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ...record.layout import Activity, CallState
-from ...record.notes import ExceptionNote, UnfinishedNote, raised
+from ...record.notes import (
+    DestroyedNote,
+    ExceptionNote,
+    ThreadExceptionNote,
+    UnfinishedNote,
+    raised,
+)
 from ...record.snapshot import Call, Note, Wait
 from ...record.wording import ranks_text
 from ..limits import SECOND_NS
@@ -107,6 +113,8 @@ def broken(note: Note, link: Link) -> str:
     return f"the connection between {both} broke, though both processes were alive"
 
 
+MOST_UNFINISHED = 64
+"""So many of the last calls of a rank that failed are looked at: it may have been in several."""
 UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
 
 
@@ -133,6 +141,24 @@ def failed_calls(world: World) -> Iterator[Pending]:
         call = rank.history.call(rank.calls - 1)
         if call is not None and call.state in UNFINISHED:
             yield as_pending(world, number, call)
+
+
+def calls_of_dead_threads(world: World) -> Iterator[Pending]:
+    """The collective in which a thread lost a rank, which ended that thread while its own rank has
+    the group. Nothing is said of a daemon, which programs leave behind."""
+    for number in world.eventful:
+        rank = world.ranks[number]
+        left_ns = min(
+            (note.time_ns for note in world.notes(number, DestroyedNote)), default=1 << 63
+        )
+        for note in world.notes(number, ThreadExceptionNote):
+            slot, lasts = raised(note).thread_slot, raised(note).daemon is False
+            if rank.history is None or not (lasts and is_communication_error(note)):
+                continue
+            recent = rank.history.recent(MOST_UNFINISHED) if note.time_ns < left_ns else ()
+            made = [one for one in recent if one.thread == slot and one.issued_ns < note.time_ns]
+            if made and made[-1].state in UNFINISHED and made[-1].signature.peer is None:
+                yield as_pending(world, number, made[-1])
 
 
 def abandoned_calls(world: World, channels: Channels) -> Iterator[Pending]:

@@ -5,7 +5,6 @@ At every other level nothing is loaded of what agrees, which has a network of di
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
-ISSUED_IN = tuple(
-    os.path.join(os.path.dirname(__file__), f"{name}.py") for name in ("collectives", "messages")
-)
-"""The files in which a call enters the backend once its ranks have agreed on it."""
 
 
 class Agreement:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..requests import stack_dump
+from ..requests import stack_dump, supervision
 from ..safe_files import end_of, whole
 from ..safe_text import clean
 from ..snapshot import CallSite, Process, is_own
@@ -109,7 +109,7 @@ class WrittenLastWords:
 def _fatal(stacks: Path, pid: int) -> str:
     """Returns what the process has written of the fatal signal that ended it; "" for nothing."""
     try:
-        data, _ = end_of(stack_dump.dump_path(stacks, pid), _MOST_BYTES)
+        data, _ = end_of(supervision.dump_path(stacks, pid), _MOST_BYTES)
     except OSError:
         return ""
     _, found, text = data.decode("utf-8", "replace").rpartition(_FATAL)
