@@ -23,7 +23,7 @@ from ...record.notes import (
 )
 from ...record.snapshot import Call, Note, Wait
 from ...record.wording import ranks_text
-from ..limits import SECOND_NS
+from ..limits import ANOTHER_NS, SECOND_NS
 from .channels import Channels
 from .world import Pending, World
 
@@ -144,18 +144,18 @@ def failed_calls(world: World) -> Iterator[Pending]:
 
 
 def calls_of_dead_threads(world: World) -> Iterator[Pending]:
-    """The collective in which a thread lost a rank, which ended that thread while its own rank has
-    the group. Nothing is said of a daemon, which programs leave behind."""
+    """The collective in which a thread lost a rank, which ended that thread while its own rank goes
+    on. Nothing is said of a thread that its rank leaves behind: of a daemon, nor where the rank,
+    too, destroys a group or ends a moment later."""
     for number in world.eventful:
         rank = world.ranks[number]
-        left_ns = min(
-            (note.time_ns for note in world.notes(number, DestroyedNote)), default=1 << 63
-        )
+        left = [note.time_ns for note in world.notes(number, DestroyedNote)]
+        goes_on_ns = min(*left, rank.exiting_ns or world.now_ns, world.now_ns) - ANOTHER_NS
         for note in world.notes(number, ThreadExceptionNote):
             slot, lasts = raised(note).thread_slot, raised(note).daemon is False
             if rank.history is None or not (lasts and is_communication_error(note)):
                 continue
-            recent = rank.history.recent(MOST_UNFINISHED) if note.time_ns < left_ns else ()
+            recent = rank.history.recent(MOST_UNFINISHED) if note.time_ns <= goes_on_ns else ()
             made = [one for one in recent if one.thread == slot and one.issued_ns < note.time_ns]
             if made and made[-1].state in UNFINISHED and made[-1].signature.peer is None:
                 yield as_pending(world, number, made[-1])

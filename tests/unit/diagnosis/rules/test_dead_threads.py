@@ -105,7 +105,10 @@ def test_a_thread_that_lost_a_rank_while_its_main_thread_is_busy() -> None:
     run = side_by_side()
     run[1].destroys("1")
     loses(run)
-    (found,) = run.errors(settled=False)
+    run.passes(1)
+    assert run.errors() == []
+    run.passes(3)
+    (found,) = run.errors()
     assert (found.kind, found.culprits, found.victims) == ("early_exit", (1,), (0,))
     assert found.proven
     assert found.message == (
@@ -118,12 +121,16 @@ def test_threads_that_their_program_leaves_behind() -> None:
     run = side_by_side()
     run[1].destroys("1")
     loses(run, daemon=True)
+    run.passes(5)
     assert run.errors() == []
-    run = side_by_side()
-    run[1].destroys("1")
-    run[0].notes_down("destroyed")
-    loses(run)
-    assert run.errors() == []
+    for leaves in (lambda rank: rank.notes_down("destroyed"), lambda rank: rank.begins_to_exit()):
+        run = side_by_side()
+        run[1].destroys("1")
+        loses(run)
+        run.passes(1)
+        leaves(run[0])
+        run.passes(5)
+        assert run.errors() == []
 
 
 def test_a_thread_that_went_on_after_it_lost_a_rank() -> None:
@@ -133,4 +140,5 @@ def test_a_thread_that_went_on_after_it_lost_a_rank() -> None:
     run[0].calls(all_reduce(8), thread=2, is_async=False)
     run[1].calls(all_reduce(8), thread=1)
     run[0].notes_down("thread_exception", CLOSED, 9, thread_slot=2, daemon=False)
+    run.passes(5)
     assert run.errors() == []
