@@ -17,8 +17,8 @@ TORCH_BACKENDS = ("tcp", "gloo")
 """On tensors in the memory of the CPU."""
 GPU_BACKENDS = ("distcore_nccl", "nccl")
 """On tensors of a GPU; ours and torch's."""
-OUR_MPI, OPEN_MPI = "mpi", "openmpi"
-BACKENDS = (*TORCH_BACKENDS, OUR_MPI, OPEN_MPI, *GPU_BACKENDS)
+MPI_BACKEND = "mpi"
+BACKENDS = (*TORCH_BACKENDS, MPI_BACKEND, *GPU_BACKENDS)
 TRANSPORTS = ("auto", "tcp", "shm")
 MOST_MEASURED = 64
 MOST_BYTES = 1 << 34

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from .arguments import GPU_BACKENDS, OPEN_MPI, OUR_MPI
+from .arguments import GPU_BACKENDS, MPI_BACKEND
 from .comm_figures import COPY, OPS, PING_PONG, WAKE_UP, elements, neighbours, true_size
 from .forked import Row, Turns, Way, here, measure, program
 
@@ -177,11 +177,10 @@ def _least(call: MeasuredCall, bells: Sequence[int], rank: int) -> dict[str, Way
 
 
 MOST_ROUNDS = 15
-Prepare = Callable[[str, str, int], tuple[bool, Way]]
-"""`prepare(backend, op, size_bytes)`: whether it gives right data once, and the way to measure."""
+Prepare = Callable[[str, int], tuple[bool, Way]]
+"""`prepare(op, size_bytes)`: whether it gives right data once, and the way to measure."""
 Elsewhere = Callable[[int, int, Path], AbstractContextManager[Prepare]]
-"""`elsewhere(rank, size, directory)`: the backends that are none of torch's, in processes of their
-own."""
+"""`elsewhere(rank, size, directory)`: MPI, in processes of its own."""
 
 
 def rows(
@@ -200,7 +199,7 @@ def rows(
     # On the CPU a call is over when it returns.
     allocate, finish = place_on_gpu(rank, size) if on_gpu else (torch.empty, lambda: None)
     with ExitStack() as stack:
-        torchs = [name for name in names if name not in (OUR_MPI, OPEN_MPI)]
+        torchs = [name for name in names if name != MPI_BACKEND]
         groups = stack.enter_context(joined(torchs, rank, size, directory))
         if elsewhere is not None:
             prepare = stack.enter_context(elsewhere(rank, size, directory))
@@ -221,7 +220,7 @@ def rows(
                     right = call.is_right(groups[name])
                     ways[name] = here(partial(call.run, groups[name]), finish)
                 else:
-                    right, ways[name] = prepare(name, op, size_bytes)
+                    right, ways[name] = prepare(op, size_bytes)
                 if not right:
                     raise RuntimeError(f"{name} gives wrong data for {op} of {size_bytes} B")
             least = _least(call, bells, rank) if request["latency"] else {}

@@ -247,15 +247,19 @@ class JobRanks:
         self._grace_s = 0.0
         self._hasten: Callable[[], bool] = lambda: False
 
-    def stacks(self, ranks: Mapping[int, Rank], native: bool, timeout_s: float) -> Evidence:
-        """The stacks of those that are alive, kept in the run directory."""
+    def stacks(
+        self, ranks: Mapping[int, Rank], numbers: Mapping[int, int], native: bool, timeout_s: float
+    ) -> Evidence:
+        """The stacks of those that are alive, kept in the run directory. `numbers`: the ranks of
+        processes with or without a record."""
         head, began_s = self._job.head, time.monotonic()
         if head is None and self._taken is not None:
             return self._taken  # the head has asked for them already
         if head is not None:
             head.ask_stacks(native, timeout_s, nodes_to_look_into(ranks))
         here = {number: rank for number, rank in ranks.items() if not rank.node}
-        evidence = gather(self._directory, here, native, timeout_s)
+        unrecorded = {pid: number for pid, number in numbers.items() if number not in ranks}
+        evidence = gather(self._directory, here, native, timeout_s, unrecorded)
         if head is not None:
             others = head.stacks(began_s + timeout_s + THERE_AND_BACK_S)
             evidence = merged(evidence, others)

@@ -293,7 +293,7 @@ class Supervisor:
         ranks = newest_ranks(look.snapshots)
         if self.interrupts.signal is not None:
             with self.faults.guard("the stacks"):
-                self.evidence = self._ranks.stacks(ranks, False, INTERRUPTED_S)
+                self.evidence = self._ranks.stacks(ranks, self.reach.ranks, False, INTERRUPTED_S)
             if look.notices:
                 with self.faults.guard("the suspects at the interrupt"):
                     suspects = [self.evidence.refine(one) for one in self.watch.suspects()]
@@ -305,7 +305,8 @@ class Supervisor:
         with self.faults.guard("rule early_death"):
             finding = self._early_death(finding, ranks) or finding
         with self.faults.guard("the stacks"):
-            self.evidence = self._ranks.stacks(ranks, self.options.native_stacks, STACKS_S)
+            native = self.options.native_stacks
+            self.evidence = self._ranks.stacks(ranks, self.reach.ranks, native, STACKS_S)
             finding = self.evidence.refine(finding)
         with self.faults.guard("the exception in the ranks"):
             self._raise_in_ranks(finding)

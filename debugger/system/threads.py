@@ -69,6 +69,9 @@ _ABSOLUTE = 1
 """The flag of clock_nanosleep that gives the time at which it ends."""
 
 
+_FILE_LOCK = re.compile(r"^\d+: *(->)? *\w+ +\w+ +\w+ +(-?\d+) ", re.M)
+
+
 @dataclass(frozen=True, slots=True)
 class Asleep:
     """The event that a thread waits for. `listens_at`: the address at which somebody may connect,
@@ -147,6 +150,19 @@ def asleep_in(pid: int, thread: int, slept_s: float = 0.0, proc: Path = PROC) ->
         return Asleep(wakes_in_s=_left_s(proc / str(pid), call, given, slept_s))
     except (OSError, ValueError, IndexError, OverflowError, struct.error):
         return Asleep()
+
+
+def lock_holders(proc: Path = PROC) -> dict[int, int]:
+    """Returns by process that waits for the lock on a file the process that holds it, as far as the
+    kernel tells."""
+    found, holder = {}, 0
+    with suppress(OSError):
+        for waits, pid in _FILE_LOCK.findall((proc / "locks").read_text()):
+            if waits:
+                found[int(pid)] = holder
+            else:
+                holder = int(pid)
+    return found
 
 
 def _files(process: Path, call: str, given: list[int]) -> Iterable[int]:

@@ -390,7 +390,7 @@ def _absent(
     seen = [rank for rank in absent if rank in world.ranks]
     stands = [f"rank {rank} {standing(world, rank).state}" for rank in seen[:4]]
     if unseen:
-        stands.append(f"{ranks_text(unseen)} never started")
+        stands.append(f"{ranks_text(unseen)} {verb(unseen, 'has', 'have')} not imported torch")
     beyond = [rank for rank in victims if rank >= world.size > 0]
     if beyond:
         stands.append(

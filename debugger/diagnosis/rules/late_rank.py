@@ -267,12 +267,14 @@ def refine_cause(finding: Finding, states: Mapping[int, RankState]) -> Finding:
     """
     if finding.kind != "missing_rank" or finding.cause not in ("user_code", "unknown"):
         return finding
-    state = states.get(finding.culprits[0])
-    if state is None or finding.data.get(ENTERED):
+    if finding.culprits[0] not in states or finding.data.get(ENTERED):
         return finding
-    if state is not RankState.WAITS_FOR_LOCK:
-        return replace(finding, cause="user_code")
-    return restated(replace(finding, cause="lock"), finding.culprits[0], state)
+    locked = states[finding.culprits[0]] is RankState.WAITS_FOR_LOCK
+    finding = replace(finding, cause="lock" if locked else "user_code")
+    for rank in finding.culprits:
+        if states.get(rank) is RankState.WAITS_FOR_LOCK:
+            finding = restated(finding, rank, RankState.WAITS_FOR_LOCK)
+    return finding
 
 
 @step("state")

@@ -19,6 +19,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import takewhile
+from types import MappingProxyType
 
 from ...diagnosis.findings import Finding, RankEvidence
 from ...diagnosis.rules.late_rank import placed, refine_cause, restated
@@ -31,6 +32,7 @@ from ...record.snapshot import CallSite, Rank
 from ...record.wording import RankState
 from ...system import proc
 from ...system.processes import Tree
+from ...system.threads import asleep_in, lock_holders
 from ..machine import listeners
 from . import stack_tree
 from .stacks import Frame, ThreadStack, capture, text_of
@@ -211,6 +213,8 @@ class Evidence:
         if finding.kind == "missing_rank":
             finding = refine_cause(finding, self._states(finding))
         ranks = dict(finding.ranks)
+        for rank in self.pids.keys() & finding.missing:
+            ranks[rank] = RankEvidence(f"runs, as process {self.pids[rank]}")
         for rank in ranks:
             thread = self._standing(rank, finding) or self._main(rank)
             # Of a process that is ending, only the kernel's word may be left, which says nothing.
@@ -219,14 +223,14 @@ class Evidence:
                 ranks[rank] = replace(ranks[rank], stack=lines)
         finding = replace(finding, ranks=ranks)
         running = {rank for rank, known in ranks.items() if known.state == RankState.RUNS}
-        absent = finding.culprits if finding.kind == "missing_rank" else ()
+        absent = finding.culprits if finding.kind == "missing_rank" else finding.missing
         for rank in running.union(absent):
             site = self._site(rank, finding)
             if site is not None:  # a busy machine's heartbeats may be old
                 finding = placed(finding, rank, site)
         named = {n: replace(one, thread=self._thread(n, one)) for n, one in finding.ranks.items()}
         finding = replace(finding, ranks=named)
-        if finding.kind not in ("missing_rank", "stalled"):
+        if finding.kind not in ("missing_rank", "stalled", "join_timeout"):
             return finding
         for rank in [one for one in finding.culprits if one in self.pids][:MOST_LOCKS]:
             pid, threads = self.pids[rank], self.stacks[rank]
@@ -235,11 +239,31 @@ class Evidence:
             child = awaited_child(pid, threads, set(self.pids.values()))
             if child is not None:
                 finding = restated(finding, rank, f"waits for {child[0]}")
-                stands = f"rank {rank} waits for {child[0]}, which is in {'; '.join(child[1])}"
+                stands = f"rank {rank} waits for {child[0]}: {'; '.join(child[1])}"
                 finding = replace(finding, details=(*finding.details, stands))
+            elif finding.cause in ("user_code", "lock", "absent") and (slept := self._sleeps(rank)):
+                finding = replace(finding, details=(*finding.details, f"rank {rank} {slept}"))
         locks = self._held_locks((*finding.culprits, *finding.victims))
         said = (f"rank {rank}: {held}" for rank, held in locks.items())
         return replace(finding, details=(*finding.details, *said))
+
+    def _sleeps(self, rank: int) -> str:
+        """Returns what the kernel tells of the main thread's sleep in a line of the user's; "" of
+        one that runs, sleeps for a time of its own, or waits for another thread."""
+        pid, main = self.pids[rank], self._main(rank)
+        if main is None or main.active:
+            return ""
+        awaits, holder = asleep_in(pid, pid), lock_holders().get(pid)
+        if holder is not None:
+            ranks = {one: f"rank {number}" for number, one in self.pids.items()}
+            who = ranks.get(holder, f"process {holder} ({clean(proc.name(holder), 80)})")
+            return f"waits for the lock on {clean(awaits.awaits, 400)}, which {who} holds"
+        if awaits.awaits:
+            return f"waits for {clean(awaits.awaits, 400)}"
+        is_known = awaits.wakes_in_s is not None or stack_tree.waits_for_lock(main)
+        if is_known or not main.wait or stack_tree.called_by_user(main):
+            return ""
+        return f"sleeps in {clean(main.wait, 80)} (kernel)"
 
     def stood(self, ranks: Mapping[int, Rank]) -> dict[int, Rank]:
         """The ranks, each that is asleep in no call with where its stacks show it."""
@@ -329,10 +353,16 @@ def _name(function: str) -> str:
 
 
 def gather(
-    directory: RunDirectory, ranks: Mapping[int, Rank], native: bool, timeout_s: float
+    directory: RunDirectory,
+    ranks: Mapping[int, Rank],
+    native: bool,
+    timeout_s: float,
+    numbers: Mapping[int, int] = MappingProxyType({}),
 ) -> Evidence:
-    """Take the stacks of the ranks that are alive, and keep them in the run directory."""
-    pids = {rank.pid: number for number, rank in ranks.items() if rank.process.alive}
+    """Take the stacks of the ranks that are alive, and keep them in the run directory. `numbers`:
+    of ranks without a record, by pid."""
+    alive = {rank.pid: number for number, rank in ranks.items() if rank.process.alive}
+    pids = {**numbers, **alive}
     problems: list[str] = []
     began_s = time.monotonic()
     found = capture(pids, native, timeout_s, directory.stacks, problems)

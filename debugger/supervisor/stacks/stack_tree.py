@@ -38,6 +38,7 @@ _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "__call__"})
 _LOCK_WAITS = {
     "threading.py": {"acquire", "wait", "wait_for", "join", "__enter__", "_wait_for_tstate_lock"},
     "queue.py": {"get", "put", "join"},
+    "queues.py": {"put"},  # of multiprocessing: it is full
     "synchronize.py": {"acquire", "wait", "wait_for", "__enter__"},
     "_base.py": {"result", "exception", "wait"},
     "__init__.py": {"acquire"},  # of logging, whose handlers have locks

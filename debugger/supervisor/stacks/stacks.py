@@ -176,8 +176,9 @@ def _run_py_spy(
 
 
 def _from_py_spy(pid: int, thread: dict[str, Any], root: str) -> ThreadStack:
-    name = clean(str(thread["thread_name"] or ""), 80)
     native_id = int(thread["os_thread_id"] or 0)
+    # Threads have names once the program has imported `threading`.
+    name = clean(str(thread["thread_name"] or ("MainThread" if native_id == pid else "")), 80)
     active = bool(thread["active"])
     if not native_id and name == "MainThread":
         # Of Python 3.10, without native frames, py-spy does not know which thread of the kernel is

@@ -3,16 +3,20 @@ sleeps else."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
 
 from distdebug.system.proc import read_stat
-from distdebug.system.threads import Asleep, asleep_in
+from distdebug.system.threads import Asleep, asleep_in, lock_holders
+from tests.support.waiting import until
 
 _SERVER = """
 import asyncio, select, socket, sys, time
@@ -117,3 +121,19 @@ def _asleep(way: str, path: Path) -> tuple[str, Asleep]:
             child.kill()
         process.kill()
     return address, found
+
+
+def test_who_holds_the_lock_on_a_file(tmp_path: Path) -> None:
+    """Two wait for it: the second one behind the first."""
+    wants = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)"
+    path = tmp_path / "lock"
+    with path.open("w") as held, ExitStack() as stack:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = [
+            stack.enter_context(subprocess.Popen([sys.executable, "-c", wants, str(path)]))
+            for _ in range(2)
+        ]
+        until(lambda: all(one.pid in lock_holders() for one in waiting))
+        assert {lock_holders()[one.pid] for one in waiting} == {os.getpid()}
+        assert asleep_in(waiting[1].pid, waiting[1].pid).awaits == str(path)
+        fcntl.flock(held, fcntl.LOCK_UN)

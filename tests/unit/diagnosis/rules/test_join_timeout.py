@@ -41,7 +41,7 @@ def test_a_rank_that_never_starts() -> None:
     (found,) = run.errors()
     assert (found.kind, found.culprits, found.missing) == ("join_timeout", (3,), (3,))
     assert not found.proven
-    assert "rank 3 never started" in found.message
+    assert "rank 3 has not imported torch" in found.message
 
 
 def test_a_rank_that_runs_but_does_not_join() -> None:

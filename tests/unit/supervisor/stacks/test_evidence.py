@@ -17,6 +17,7 @@ from distdebug.record.wording import RankState
 from distdebug.supervisor.several_nodes import JobRanks
 from distdebug.supervisor.stacks.evidence import Evidence, keep
 from distdebug.supervisor.stacks.stacks import Frame, ThreadStack
+from distdebug.system.threads import Asleep
 
 FILE = "/home/user/train.py"
 THREADING = "/usr/lib/python3.11/threading.py"
@@ -170,7 +171,7 @@ def test_a_rank_that_waits_for_its_child(
     waits = "waits for its child 71 (pt_data_worker)"
     assert found.message.endswith(f"rank 1: {waits}") is bool(pids)
     assert (found.ranks[1].state == waits) is bool(pids)
-    said = f"rank 1 {waits}, which is in load (data.py:9); fetch (data.py:3)"
+    said = f"rank 1 {waits}: load (data.py:9); fetch (data.py:3)"
     assert (said in found.details) is bool(pids)
 
 
@@ -185,6 +186,43 @@ def test_several_ranks_that_wait_for_a_child_each(monkeypatch: pytest.MonkeyPatc
     found = Evidence({0: (MAIN,), 1: (MAIN,)}, {0: 70, 1: 80}).refine(finding)
     assert found.message == message
     assert [line for line in found.details if "child" in line] == [
-        "rank 0 waits for its child 71 (ffmpeg), which is in wait",
-        "rank 1 waits for its child 81 (ffmpeg), which is in wait",
+        "rank 0 waits for its child 71 (ffmpeg): wait",
+        "rank 1 waits for its child 81 (ffmpeg): wait",
     ]
+
+
+@pytest.mark.parametrize(
+    ("asleep", "holder", "said"),
+    [
+        (
+            Asleep(awaits="/data/x.lock"),
+            70,
+            "waits for the lock on /data/x.lock, which rank 0 holds",
+        ),
+        (Asleep(awaits="/data/x"), None, "waits for /data/x"),
+        (Asleep(), None, "sleeps in rpc_wait_bit_killable (kernel)"),
+        (Asleep(wakes_in_s=9.0), None, None),
+    ],
+)
+def test_what_the_kernel_tells_of_a_sleep(
+    asleep: Asleep, holder: int | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "distdebug.supervisor.stacks.evidence"
+    monkeypatch.setattr(f"{module}.awaited_child", lambda *_: None)
+    monkeypatch.setattr(f"{module}.asleep_in", lambda *_: asleep)
+    monkeypatch.setattr(f"{module}.lock_holders", lambda: {80: holder} if holder else {})
+    main = replace(MAIN, frames=MAIN.frames[1:], wait="rpc_wait_bit_killable")
+    details = refined(30, "main", main, pids={0: 70, 1: 80}).details
+    assert [line for line in details if line.startswith("rank 1")] == (
+        [f"rank 1 {said}"] if said else []
+    )
+
+
+def test_a_rank_without_a_record_that_others_wait_for() -> None:
+    """It may import what another file system has, before it comes to torch."""
+    main = replace(MAIN, frames=(Frame("main", FILE, 3),))
+    ranks = {0: RankEvidence("in init_process_group"), 1: RankEvidence(str(RankState.UNSEEN))}
+    finding = Finding("join_timeout", "", (1,), (0,), (1,), proven=False, ranks=ranks)
+    found = Evidence({1: (main,)}, {1: 80}).refine(finding).ranks[1]
+    assert (found.state, found.location) == ("runs, as process 80", CallSite(FILE, 3, "main"))
+    assert found.stack == ("main (train.py:3)",)

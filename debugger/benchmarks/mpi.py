@@ -1,5 +1,4 @@
-"""Open MPI beside torch's backends: each rank has a partner, which makes its calls through mpi4py,
-as they are, and through our backend mpi.
+"""Our backend mpi beside the others: each rank has a partner, which makes its calls below mpiexec.
 
 The partners are processes of their own, started by Open MPI's `mpiexec`, so that nothing of MPI's
 is in the ranks that measure the others; while those do, a partner sleeps in a read. Each partner is
@@ -23,7 +22,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ import torch.distributed as dist
 
 from ..hook.loading import command
 from . import comm_ranks, forked
-from .arguments import OPEN_MPI, OUR_MPI
+from .arguments import MPI_BACKEND
 from .forked import Way
 from .limits import END_S, SILENCE_S
 
@@ -40,7 +38,7 @@ INSTALL = "pip install 'distdebug[mpi]'"
 
 
 def unavailable() -> str | None:
-    """Tells why Open MPI cannot be measured here; None if it can."""
+    """Tells why MPI cannot be measured here; None if it can."""
     missing = [name for name in ("mpi4py", "numpy") if importlib.util.find_spec(name) is None]
     launcher = _launcher()
     if missing or launcher is None:
@@ -59,7 +57,7 @@ def _launcher() -> str | None:
 
 
 class Partner:
-    """The process that stands for this rank among Open MPI's. A context manager.
+    """The process that stands for this rank below mpiexec. A context manager.
 
     Every method is called by all ranks. Raises RuntimeError, in one sentence, when mpiexec does not
     start the partners, or one has ended.
@@ -90,13 +88,8 @@ class Partner:
         placing = ["--bind-to", "none"]
         if size > cores:
             placing += ["--map-by", ":OVERSUBSCRIBE"]
-        program = command("benchmarks.open_mpi_rank", str(size), prefix)
-        # numpy asks for huge pages, and torch does not: the same memory for all.
-        variables = {
-            **os.environ,
-            "NUMPY_MADVISE_HUGEPAGE": "0",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-        }
+        program = command("benchmarks.mpi_rank", str(size), prefix)
+        variables = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}
         if os.geteuid() == 0:
             variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         with self._said.open("wb") as said:
@@ -116,21 +109,21 @@ class Partner:
             except TimeoutError:
                 if self._mpiexec is not None and self._mpiexec.poll() is not None:
                     break
-        raise RuntimeError(f"mpiexec has not started Open MPI's ranks: {self._last_words()}")
+        raise RuntimeError(f"mpiexec has not started its ranks: {self._last_words()}")
 
     def _last_words(self) -> str:
         text = self._said.read_text(errors="backslashreplace") if self._said.exists() else ""
         lines = [line.strip() for line in text.splitlines() if line.strip(" -")]
         return " ".join(lines)[:300] or "it said nothing"
 
-    def prepare(self, way: str, op: str, size_bytes: int) -> bool:
-        """Make the buffers for `op`, instead of those before; whether it gives the right data. The
-        way is OPEN_MPI or OUR_MPI."""
-        return bool(self._ask(["prepare", way, op, size_bytes]))
+    def prepare(self, op: str, size_bytes: int) -> tuple[bool, Way]:
+        """Make the buffers for `op`, instead of those before: whether it gives the right data, and
+        the way to measure it."""
+        return bool(self._ask(["prepare", op, size_bytes])), self.turn
 
-    def turn(self, way: str, times: int, warm_up: bool) -> tuple[float, float, list[float]]:
-        """A `forked.Way`, but for its first argument; the time is the partner's own."""
-        seconds, cpu_s, each = self._ask(["turn", way, times, warm_up])
+    def turn(self, times: int, warm_up: bool) -> tuple[float, float, list[float]]:
+        """A `forked.Way`; the time is the partner's own."""
+        seconds, cpu_s, each = self._ask(["turn", times, warm_up])
         return seconds, cpu_s, each
 
     def _ask(self, order: list[Any]) -> Any:
@@ -154,7 +147,7 @@ class Partner:
         return json.loads(line)
 
     def _ended(self) -> str:
-        return f"one of Open MPI's ranks has ended or is silent; mpiexec: {self._last_words()}"
+        return f"one of mpiexec's ranks has ended or is silent; mpiexec: {self._last_words()}"
 
     def __enter__(self) -> Partner:
         return self
@@ -176,20 +169,16 @@ class Partner:
 @contextlib.contextmanager
 def _elsewhere(rank: int, size: int, directory: Path) -> Iterator[comm_ranks.Prepare]:
     with Partner(rank, size, directory) as partner:
-
-        def prepare(name: str, op: str, size_bytes: int) -> tuple[bool, Way]:
-            return partner.prepare(name, op, size_bytes), partial(partner.turn, name)
-
-        yield prepare
+        yield partner.prepare
 
 
 def _rows(request: dict[str, Any], began: float) -> Generator[forked.Row, None, None]:
-    wanted = {OPEN_MPI, OUR_MPI} & set(request["backends"])
+    wanted = MPI_BACKEND in request["backends"]
     return comm_ranks.all_rows(request, began, _elsewhere if wanted else None)
 
 
 def _unavailable(backend: str) -> str | None:
-    return unavailable() if backend in (OPEN_MPI, OUR_MPI) else forked.unavailable(backend)
+    return unavailable() if backend == MPI_BACKEND else forked.unavailable(backend)
 
 
 def main() -> None:
