@@ -1,5 +1,5 @@
-"""When torch.distributed knows of distcore's backends: once the program imports distcore, or names
-one of them.
+"""The names that a program writes for a backend (one, or one for each kind of device), and when
+torch.distributed knows of distcore's: once the program imports distcore, or names one of them.
 
 Until then, where another package has loaded parts of distcore for its own use, torch answers every
 question as it would without distcore, of which no engine and no backend is loaded: to import them
@@ -8,12 +8,11 @@ takes a tenth of what torch takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from . import torch_private
-from .base.backend_names import by_device
 from .base.wrapping import around
 
 registered: dict[str, Any] = {}
@@ -63,3 +62,23 @@ def _unknown(backend: str) -> set[str]:
     if not torch_private.has_own_mpi():
         torchs -= {"mpi"}
     return set(by_device(backend.lower()).values()) - torchs
+
+
+def by_device(text: str) -> dict[str, str]:
+    """{"cpu": "tcp", "cuda": "nccl"} for "cpu:tcp,cuda:nccl"; {"": "tcp"} for "tcp"."""
+    return dict(_pairs(text))
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """Returns the backend's names with other ones for those in `names`, whose keys are in lower
+    case."""
+    return ",".join(
+        f"{device}:{names.get(name.lower(), name)}" if device else names.get(name.lower(), name)
+        for device, name in _pairs(text)
+    )
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for part in text.split(","):
+        device, _, name = part.strip().rpartition(":")
+        yield device, name

@@ -11,10 +11,10 @@ from datetime import timedelta
 from typing import Any
 
 from . import torch_private
-from .base.backend_names import renamed
 from .groups.operators import open_operators_to
 from .groups.process_group import CoreGroup
 from .nccl import library
+from .registration import renamed
 
 _OURS = {"nccl": "distcore_nccl"}
 """The backend that a program means by torch's name where it says `import distcore as dist`."""

@@ -252,6 +252,7 @@ READ_PROC = (
     "debugger/system/",
     "debugger/hook/site/",  # it is started in every Python process, and imports nothing of ours
     "distcore/base/linux.py",  # it knows nothing of the debugger
+    "distcore/base/background_thread.py",  # nor does it, and a rank without its groups has no more
 )
 
 

@@ -72,7 +72,7 @@ class ExportCommand(Command):
 def _metrics(path: Path, directory: RunDirectory, ranks: Mapping[int, Rank]) -> str:
     """Writes what the record has of the calls, and what the report has found."""
     from ..record import steady_clock
-    from ..record.runs.verdict import is_live
+    from ..record.requests.supervision import is_live
     from ..reports import prometheus, stored
 
     prometheus.check(path)

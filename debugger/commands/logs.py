@@ -16,9 +16,9 @@ from ..record.limits import MOST_RANKS, POLL_EVERY_S
 from ..record.log_file import LEVELS, RECORDS, STDERR, STDOUT, STREAMS, at_least, readable
 from ..record.ops import OP_CODES
 from ..record.reading import copies
+from ..record.requests.supervision import is_live
 from ..record.runs.log_reader import Entry, LogReader
 from ..record.runs.run_directory import RunDirectory, read_object
-from ..record.runs.verdict import is_live
 from ..record.safe_files import whole_or_none
 from ..record.safe_text import clean_line, shown_of
 from ..supervisor.output.lines import colour_wanted

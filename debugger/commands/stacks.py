@@ -16,8 +16,8 @@ from ..diagnosis.limits import Limits
 from ..errors import DistdebugError, UsageError
 from ..record.requests.breakpoints import stops
 from ..record.requests.control import ControlError, ask
+from ..record.requests.supervision import is_live
 from ..record.runs.run_directory import RunDirectory, nearest
-from ..record.runs.verdict import is_live
 from ..record.safe_files import MOST_JSON_BYTES, read_regular
 from ..record.safe_text import clean, whole_number
 from ..record.snapshot import Snapshot

@@ -200,14 +200,19 @@ class _Alias:
 
 class _Core:
     """Our own use of distcore, of which the program sees nothing: neither the modules nor the
-    backends, until it imports distcore itself. A `with` stands around all imports of ours."""
+    backends, until it imports distcore itself. A `with` stands around all imports of ours, one
+    within another as well."""
 
     def __init__(self) -> None:
         self.loading = False
+        self._depth = 0
         self.modules: dict[str, ModuleType] = {}
         self._programs: dict[str, ModuleType] = {}
 
     def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
         installed()
         # If ours is there already it is the program's, too: it may be importing torch just now.
         module = sys.modules.get(CORE)
@@ -225,7 +230,8 @@ class _Core:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        if self.loading:
+        self._depth -= 1
+        if self.loading and not self._depth:
             self.loading = False
             self.modules = _taken(CORE)
             sys.modules.update(self._programs)

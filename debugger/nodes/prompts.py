@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..record.requests import breakpoints, pauses
+from ..record.requests import breakpoints, supervision
 from ..record.requests.breakpoints import (
     MAX_MESSAGE_BYTES,
     Stop,
@@ -210,7 +210,7 @@ class Prompts:
         for key in list(self._elsewhere):
             self._leaves(key)
         self._from_here.close()
-        pauses.withdraw_request(self._directory, os.getpid())
+        supervision.withdraw_request(self._directory, os.getpid())
 
     def _leave(self, other: int, but: Container[str] = ()) -> None:
         for key in [key for key in self._elsewhere if key[0] == other and key[1] not in but]:

@@ -25,9 +25,10 @@ import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cache
 from graphlib import TopologicalSorter
 
 from ..diagnosis.facts.blocking import Model
@@ -109,14 +110,14 @@ class OpenPlace(MeetingPlace):
 
     def state(self) -> Hashable:
         """Returns what is open in it."""
-        sends = tuple(
+        sends = frozenset(
             (where, source, len(queue), sum(bool(one.end.done_ns) for one in queue))
-            for where, by_source in sorted(self._sends.items())
-            for source, queue in sorted(by_source.items())
+            for where, by_source in self._sends.items()
+            for source, queue in by_source.items()
             if queue
         )
-        receives = sorted((where, len(queue)) for where, queue in self._receives.items() if queue)
-        return sends, tuple(receives)
+        receives = ((where, len(queue)) for where, queue in self._receives.items() if queue)
+        return sends, frozenset(receives)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,29 +172,29 @@ def is_any(call: Call) -> bool:
     return call.signature.op == "recv" and call.signature.peer == ANY_SOURCE
 
 
-class MostSends:
-    """An upper bound of what can be sent before a receive from any source is over: no send waits,
-    nor any other receive from any source, and a message is for each receive that it may be for."""
+MostSends = Callable[[int, int], Simulation]
+"""Returns the execution in which that receive from any source of a rank never ends."""
 
-    def __init__(self, programs: Mapping[int, Program], model: Model) -> None:
-        self._model = replace(model, buffered_bytes=sys.maxsize)
-        self._known: dict[CallOfRank, Simulation] = {}
-        self._programs = {}
-        for rank, program in programs.items():
-            elsewhere = {call.number: ELSEWHERE for call in program.calls if is_any(call)}
-            self._programs[rank] = replace(program, came_from=elsewhere)
 
-    def before(self, rank: int, number: int) -> Simulation:
-        """Returns the execution in which the rank's receive with this number in its program never
-        ends."""
-        found = self._known.get((rank, number))
-        if found is None:
-            program = self._programs[rank]
-            waits = replace(program, came_from={**program.came_from, number: rank})
-            found = Simulation({**self._programs, rank: waits}, self._model, SECOND_NS)
-            found.run()
-            self._known[rank, number] = found
+def most_sends(programs: Mapping[int, Program], model: Model) -> MostSends:
+    """Returns an upper bound of what can be sent before a receive from any source is over: no send
+    waits, nor any other receive from any source, and a message is for each receive that it may be
+    for."""
+    model = replace(model, buffered_bytes=sys.maxsize)
+    programs = {
+        rank: replace(one, came_from={each.number: ELSEWHERE for each in filter(is_any, one.calls)})
+        for rank, one in programs.items()
+    }
+
+    @cache
+    def before(rank: int, number: int) -> Simulation:
+        own = programs[rank]
+        waits = replace(own, came_from={**own.came_from, number: rank})
+        found = Simulation({**programs, rank: waits}, model, SECOND_NS)
+        found.run()
         return found
+
+    return before
 
 
 class OpenSimulation(Simulation):
@@ -338,14 +339,11 @@ class OpenSimulation(Simulation):
         number in its program is over."""
         where = (box.place.key, "send", box.destination, box.tag)
         most, now = (
-            Counter(
-                {
-                    rank: standing.channels[where].issued
-                    for rank, standing in simulation.ranks.items()
-                    if where in standing.channels
-                }
+            Counter({rank: sent.issued for rank, one in ranks if (sent := one.channels.get(where))})
+            for ranks in (
+                self._most(box.destination, number).ranks.items(),
+                self.ranks.items(),
             )
-            for simulation in (self._most.before(box.destination, number), self)
         )
         return most - now
 
@@ -415,7 +413,7 @@ class OrderState:
 def explore(programs: Mapping[int, Program], model: Model, until_s: float) -> OrderCount:
     """Executes the orders of the programs, those with the fewest decisions that differ from the
     first one's first: all, or those that there is time for (`time.monotonic()`) and room."""
-    most = MostSends(programs, model)
+    most = most_sends(programs, model)
     states: dict[Hashable, OrderState] = {}
     unknown: tuple[OrderStep, ...] | None = None
     todo: deque[tuple[tuple[OrderStep, ...], OrderState]] = deque([((), OrderState())])
@@ -481,7 +479,7 @@ def follow(
 ) -> OpenSimulation:
     """Executes the order of these steps; None: that in which each receive takes the message of the
     last rank, whether that matters or not."""
-    simulation = OpenSimulation(programs, model, MostSends(programs, model))
+    simulation = OpenSimulation(programs, model, most_sends(programs, model))
     simulation.run()
     for step in _last_first(simulation) if steps is None else steps:
         simulation.take(step)

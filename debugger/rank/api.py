@@ -73,9 +73,9 @@ def barrier(group: Any, timeout: timedelta | None, wait_all_ranks: bool) -> None
 def precheck() -> contextlib.AbstractContextManager[None]:
     """See `distdebug.precheck`."""
     made = layer.installed()
-    if made is None or made.precheck is None:
+    if made is None or made.prechecks is None:
         return contextlib.nullcontext()
-    return made.precheck.within()
+    return made.prechecks.within()
 
 
 def say_replicated(what: Any, group: Any) -> None:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,21 +28,11 @@ from ..record.lost_pages import lost_pages
 from ..record.notes import DataExhaustedNote, NotInGroupNote, UnfinishedNote
 from ..record.writing.flight_file import place_of_this_process
 from ..record.writing.writer import FlightWriter
-from . import ddp
-from .agreement.guards import ISSUED_IN, Agreement
 from .breakpoints import POST_MORTEM
 from .breakpoints.awaited import AwaitedBreakpoints
-from .checks import pipeline
-from .checks.non_finite import Inspect
-from .checks.pipeline import REPLICAS, Pipeline
-from .checks.precheck import Precheck
-from .ddp import UnusedParameters
 from .group import outstanding
-from .group.checked_group import CheckedGroup
 from .group.forks import Forks
 from .group.outstanding import UnwaitedWork
-from .group.timeouts import Timeouts
-from .group.wrap import Groups
 from .log import rank_log
 from .log.debug_level import DebugLevel
 from .log.rank_log import at_exit, report_own_fault, say
@@ -54,17 +45,21 @@ from .process.last_words import CrashWriter
 from .process.main_thread import MainThread
 from .process.verdict import VerdictWatch
 from .record import call_site
-from .record.recorder import GroupRecord, Recorder, identity
-from .replicas.pairing import PositionPairing
-from .torch_private import calls, probe, tools
+from .record.recorder import Recorder, identity
+from .torch_private import calls, groups, probe, self_test, tensor_guards, training
 from .torch_private.gloo import GlooSockets, settle
 from .torch_private.stores import on_store_waits
-from .torch_private.training import on_data_end, on_model_replicated
 
 if TYPE_CHECKING:
+    from .agreement.guards import Agreement
+    from .breakpoints import Look
+    from .checks.precheck import Precheck
+    from .ddp import Models
+    from .group.wrap import Groups
     from .inject.injector import Injector
     from .record.branches import BranchWatch
     from .replicas.check import ReplicaCheck
+    from .replicas.pairing import PositionPairing
     from .replicas.reduced_gradients import ReducedGradients
     from .replicas.values import ValueRecorder
 
@@ -75,6 +70,8 @@ FAULTS = "DISTDEBUG_FAULTS"
 """`faults.plan.VARIABLE`, of which a run without a plan loads nothing."""
 MEET = "DISTDEBUG_MEET"
 """`process.meeting.VARIABLE`, of which a run on one node loads nothing."""
+CHECKS = "DISTDEBUG_CHECK"
+"""`checks.pipeline.CHECKS`, of which a run without checks loads nothing before its first group."""
 WHY = "DISTDEBUG_WHY"
 """Asks for the branches that ranks take."""
 VALUES = "DISTDEBUG_VALUES"
@@ -139,9 +136,7 @@ def _come_to_rest() -> None:
 class Layer:
     """Everything that observes this process, in a forked child as well. `directory`: of the run."""
 
-    agreeing: Callable[..., Agreement] = Agreement
     remembering: Callable[[], GlooSockets] = GlooSockets
-    """The parts by which ranks agree on what they do."""
 
     def __init__(self, directory: Path, writer: FlightWriter | None = None) -> None:
         """`writer`: where the record goes, if not into a new flight record of this process."""
@@ -155,47 +150,23 @@ class Layer:
         if writer is None:
             writer = FlightWriter(place_of_this_process(directory))
         self.recorder = recorder = Recorder(writer, identity(), self.verdict)
-        recorder.lines_in_graph = tools.lines_in_graph
+        recorder.lines_in_graph = calls.lines_in_graph
         # How it ends.
-        self.unused = UnusedParameters(recorder, self.verdict)
-        self.exceptions = Exceptions(recorder, ISSUED_IN, [self.unused.explain])
+        self.exceptions = Exceptions(
+            recorder, [lambda *told: "models" in vars(self) and self.models.explain(*told)]
+        )
         self.breakpoints = AwaitedBreakpoints(recorder, directory, self.main_thread)
         post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
         self.exits = Exits(recorder, self.exceptions, self.verdict, post_mortem)
-        # Its groups, and what stands before their calls.
+        # What it does, and its groups.
         self.branches = _branch_watch(directory)
         self.values = _value_recorder(recorder, directory)
-        self.pipeline = Pipeline(
-            recorder,
-            self.level,
-            self.breakpoints.before_calls,
-            self._look_at_gradients,
-            self.branches.at_calls if self.branches is not None else lambda _record: None,
-            self.values.before if self.values is not None else lambda _record: None,
-        )
-        self.precheck: Precheck | None = Precheck(
-            lambda: self.replicas.look_meanwhile(),
-            self.level.raise_to_detail,
-            self.pipeline.make_all,
-        )
-        self.agreement = self.agreeing(recorder, self.level, self.sockets)
-        self.timeouts = Timeouts(recorder, directory, self.sockets)
         self.forks = Forks(recorder, self.sockets)
-        self.groups = Groups(
-            recorder,
-            self.sockets,
-            self.forks,
-            self.timeouts,
-            self.pipeline,
-            self.agreement,
-            note_cleanup_calls(recorder, self.exceptions),
-        )
         # What looks at it from time to time.
         self.unwaited = UnwaitedWork(recorder)
         self.last_words = CrashWriter(directory / "stacks")
         self.injector: Injector | None = None
-        self._gradients: ReducedGradients | None = None
-        self._replicas: ReplicaCheck | None = None
+        self._look_once: Look | None = None
         self._heartbeat: Heartbeat | None = None
         self._told_of_lost_pages = False
 
@@ -214,22 +185,24 @@ class Layer:
         process.passing = (FindingRaised,)
         rank_log.observe_warnings()
         initialisations = Initialisations(
-            recorder, directory, self.groups, self.forks, self.exits, self.unwaited
+            recorder,
+            directory,
+            lambda: "groups" in vars(self) and self.groups.creation_was_seen,
+            self.forks,
+            self.exits,
+            self.unwaited,
         )
         initialisations.observe()
         if os.environ.get(FAULTS):
             self._plan_faults()
         elif os.environ.get(MEET):
             self.groups.before_default_group(self._take_heads_faults)
-        self.groups.observe()
+        self._observe_groups()
         self.exits.observe()
-        self.agreement.observe()
-        self.pipeline.observe()
         self._observe_further(initialisations)
         self.main_thread.observe()
-        self.breakpoints.observe(self.pipeline.look_once)
+        self.breakpoints.observe(self._look_at_calls)
         self.forks.on_own_rank(self.breakpoints.adopt)
-        self.timeouts.observe()
         self._begin()
         self.forks.observe(directory, identity, self._begin)
 
@@ -240,22 +213,18 @@ class Layer:
         parts: dict[str, Callable[[], None]] = {
             "meeting the other nodes": self._meet_nodes,
             "the check of replicas": self._check_replicas,
-            "monitored_barrier on every backend": lambda: calls.open_monitored_barrier(
-                CheckedGroup
-            ),
+            "monitored_barrier on every backend": calls.open_monitored_barrier,
+            "timeouts that change": groups.on_group_timeout,
             "the debug level": self.level.observe,
-            "watching compiled programs": lambda: tools.keep_uncompiled(call_site.DIRECTORIES),
-            "what is told of DistributedDataParallel": lambda: ddp.observe(
-                recorder, self.level, self.unused
-            ),
+            "watching compiled programs": lambda: calls.keep_uncompiled(call_site.DIRECTORIES),
+            "watching models": self._observe_models,
             "watching calls on other groups": lambda: calls.on_not_in_group(
                 _note_not_in_group(recorder)
             ),
-            "comparing what is paired by position": PositionPairing(recorder).observe,
             "watching exceptions that are caught": lambda: calls.on_failures(recorder.left_call),
             "watching waits for stores": lambda: on_store_waits(store_watch(recorder)),
             "watching init_rpc": initialisations.observe_rpc,
-            "watching the end of data": lambda: on_data_end(_note_data_end(recorder)),
+            "watching the end of data": lambda: training.on_data_end(_note_data_end(recorder)),
             "watching branches": self._watch_branches,
             "recording values": self._record_values,
         }
@@ -264,6 +233,107 @@ class Layer:
                 begin()
             except Exception as error:
                 report_own_fault(what, error)
+
+    def _observe_groups(self) -> None:
+        """Has each group observed that torch creates. What does so is loaded with the first."""
+        recorder = self.recorder
+        self_test.try_a_front()
+        tensor_guards.try_tensor_guards()
+
+        def create(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            try:
+                observer = self.groups
+            except Exception as error:
+                recorder.recording_is_off("recording of groups")
+                report_own_fault("recording of groups", error)
+                return original(*args, **kwargs)
+            return observer.create(original, *args, **kwargs)
+
+        groups.on_group_creation(create)
+        calls.coalesce_messages()
+        groups.show_to_hooks()
+        what = "recording of groups of torch.distributed._dist2"
+        groups.on_unregistered_groups(lambda: recorder.recording_is_off(what))
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The observer of this process's groups, with what stands before their calls; made for the
+        first one. Raises ImportError where the program has dropped torch's modules by then."""
+        probe.kept_module(probe.DIST)
+        with core:
+            from .checks.pipeline import Pipeline
+            from .group.timeouts import Timeouts
+            from .group.wrap import Groups
+
+            agreement = self._agreement()
+        recorder = self.recorder
+        pipeline = Pipeline(
+            recorder,
+            self.level,
+            self.breakpoints.before_calls,
+            lambda record: self.gradients.before(record),
+            self.branches.at_calls if self.branches is not None else lambda _record: None,
+            self.values.before if self.values is not None else lambda _record: None,
+            self._look_once,
+        )
+        return Groups(
+            recorder,
+            self.sockets,
+            self.forks,
+            Timeouts(recorder, self.directory, self.sockets),
+            pipeline,
+            agreement,
+            note_cleanup_calls(recorder, self.exceptions),
+        )
+
+    def _agreement(self) -> Agreement:
+        from .agreement.guards import Agreement
+
+        return Agreement(self.recorder, self.level, self.sockets)
+
+    def _look_at_calls(self, look: Look | None) -> None:
+        """See `Pipeline.look_once`."""
+        self._look_once = look
+        if "groups" in vars(self):
+            self.groups.pipeline.look_once(look)
+
+    @cached_property
+    def prechecks(self) -> Precheck | None:
+        """Begins and ends prechecks; None where they can tell nothing."""
+        from .checks.precheck import Precheck
+
+        return Precheck(
+            lambda: self.replicas.look_meanwhile(),
+            self.level.raise_to_detail,
+            lambda: self.groups.pipeline.make_all(),
+        )
+
+    def _observe_models(self) -> None:
+        """Has each model observed whose parts torch pairs among ranks."""
+
+        def backward_ended() -> None:
+            if "models" in vars(self):
+                self.models.look()
+
+        training.on_model_replicated(lambda model: self.models.made(model))
+        training.on_model_replicated(lambda model: self.pairing.made(model))
+        training.on_sharding(lambda *told: self.pairing.pair(*told))
+        training.on_backward_end(backward_ended, self.recorder.left_call)
+        training.on_join_notices(outstanding.keep)
+
+    @cached_property
+    def models(self) -> Models:
+        """Observes the models of DDP, from the first on."""
+        from .ddp import Models
+
+        return Models(self.recorder, self.level, self.verdict)
+
+    @cached_property
+    def pairing(self) -> PositionPairing:
+        """Notes what wrappers of models pair by position."""
+        from .replicas.pairing import PositionPairing
+
+        return PositionPairing(self.recorder)
 
     def _record_values(self) -> None:
         if self.values is not None:
@@ -283,34 +353,31 @@ class Layer:
 
     def _check_replicas(self) -> None:
         def adopt() -> None:
-            if self._replicas is not None:
-                self._replicas.adopt()
+            if "replicas" in vars(self):
+                self.replicas.adopt()
 
-        on_model_replicated(lambda model: self.replicas.replicated(model))
+        training.on_model_replicated(lambda model: self.replicas.replicated(model))
         self.forks.on_own_rank(adopt)
-        if pipeline.wants(REPLICAS):
-            self.replicas.observe()
+        if os.environ.get(CHECKS):
+            from .checks.pipeline import REPLICAS, wants
 
-    @property
+            if wants(REPLICAS):
+                self.replicas.observe()
+
+    @cached_property
     def replicas(self) -> ReplicaCheck:
         """The check of replicas, made at the first need: when it is asked for, or a model of DDP is
         made, which it knows then when a precheck begins."""
-        if self._replicas is None:
-            from .replicas.check import ReplicaCheck
+        from .replicas.check import ReplicaCheck
 
-            gradients = self._reduced_gradients()
-            self._replicas = ReplicaCheck(self.recorder, self.directory / "ranks", gradients)
-        return self._replicas
+        return ReplicaCheck(self.recorder, self.directory / "ranks", self.gradients)
 
-    def _look_at_gradients(self, record: GroupRecord) -> Inspect:
-        return self._reduced_gradients().before(record)
+    @cached_property
+    def gradients(self) -> ReducedGradients:
+        """Keeps which gradients were reduced, and over which groups."""
+        from .replicas.reduced_gradients import ReducedGradients
 
-    def _reduced_gradients(self) -> ReducedGradients:
-        if self._gradients is None:
-            from .replicas.reduced_gradients import ReducedGradients
-
-            self._gradients = ReducedGradients()
-        return self._gradients
+        return ReducedGradients()
 
     def take_faults(self) -> None:
         """The plan has more faults than at the start: they happen in groups made from now on."""
@@ -354,7 +421,8 @@ class Layer:
             if STARTED not in os.environ:
                 say(f"{text}; the program goes on")
         self.verdict.look()
-        self.timeouts.look()
+        if "groups" in vars(self):
+            self.groups.timeouts.look()
         self.breakpoints.look()
         if self.branches is not None:
             self.branches.look()

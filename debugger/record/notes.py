@@ -157,17 +157,19 @@ class RaisedNote(NoteData):
     """An exception; the message is its text.
 
     `stack`: `file:line in function` from the outermost frame on. `thread_slot`: the thread's place
-    in the flight record. `own_fault`: of distdebug's. `invalid_argument`: torch.distributed or a
-    backend refused a call for what it was given. `communication`: it came of another rank's end, or
-    of lost communication. `link`: the global ranks of sender and receiver of a connection that
-    broke. `rendezvous`: the address at which the rank failed to join. `failed`: which ranks it says
-    have failed, in the numbers of the group of the rank's last call.
+    in the flight record; `daemon`: the program may end without it. `own_fault`: of distdebug's.
+    `invalid_argument`: torch.distributed or a backend refused a call for what it was given.
+    `communication`: it came of another rank's end, or of lost communication. `link`: the global
+    ranks of sender and receiver of a connection that broke. `rendezvous`: the address at which the
+    rank failed to join. `failed`: which ranks it says have failed, in the numbers of the group of
+    the rank's last call.
     """
 
     type: str = ""
     stack: tuple[str, ...] = ()
     thread: str | None = None
     thread_slot: int | None = None
+    daemon: bool | None = None
     own_fault: bool | None = None
     invalid_argument: bool | None = None
     communication: bool | None = None
@@ -177,7 +179,10 @@ class RaisedNote(NoteData):
     failed: tuple[int, ...] | None = None
 
     FOR_DIAGNOSIS = frozenset(
-        {"communication", "failed", "invalid_argument", "own_fault", "rendezvous", "thread_slot"}
+        {
+            *("communication", "daemon", "failed", "invalid_argument", "own_fault"),
+            *("rendezvous", "thread_slot"),
+        }
     )
 
 

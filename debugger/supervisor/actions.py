@@ -25,7 +25,7 @@ from ..nodes.limits import THERE_AND_BACK_S
 from ..record import steady_clock
 from ..record.layout import Phase
 from ..record.limits import POLL_EVERY_S
-from ..record.requests import breakpoints, pauses
+from ..record.requests import breakpoints, supervision
 from ..record.requests.breakpoints import TAKEN, Line, Stop, connect, stops
 from ..record.requests.control import Action
 from ..record.runs.run_directory import FAULTS_ASKED, PlannedFault, RunDirectory, planned_faults
@@ -146,11 +146,11 @@ class Actions:
                 return standing.notice("")
             now = self._ranks().get(number)
             if now is None or now.pid != rank.pid or not now.process.alive:
-                pauses.withdraw_request(directory, rank.pid)
+                supervision.withdraw_request(directory, rank.pid)
                 raise ValueError(f"rank {number} has ended before it stood")
             rank = now
             time.sleep(POLL_EVERY_S)
-        if not pauses.is_asked(directory, rank.pid) and self._standing(rank.pid) is None:
+        if not supervision.is_asked(directory, rank.pid) and self._standing(rank.pid) is None:
             raise ValueError(f"rank {number} passes over breakpoints: it is a forked process")
         return (
             f"rank {number} will stop at its next line of Python, or before its next call; "
@@ -209,7 +209,7 @@ class Actions:
         spared = [
             f"rank {rank} will not be stopped"
             for rank, one in self._ranks().items()
-            if number in (None, rank) and pauses.withdraw_request(directory, one.pid)
+            if number in (None, rank) and supervision.withdraw_request(directory, one.pid)
         ]
         if not stand and not spared:
             who = "no rank" if number is None else f"rank {number}"

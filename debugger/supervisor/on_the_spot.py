@@ -20,8 +20,8 @@ from ..diagnosis.limits import Limits
 from ..faults.injected import FaultWatch
 from ..record.exits import ExitLog
 from ..record.reading.records import Records, newest_ranks, unreadable_ranks
+from ..record.requests.supervision import is_live
 from ..record.runs.run_directory import RunDirectory, read_object
-from ..record.runs.verdict import is_live
 from ..record.safe_files import whole_or_none
 from ..record.snapshot import Rank, Snapshot
 from ..reports import document, injections

@@ -11,10 +11,12 @@ import _thread
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from os import getpid
 from typing import Any
 
-from .linux import name_this_thread
+_MOST_NAME_BYTES = 15
+"""The longest name of a thread that Linux keeps."""
 
 
 class BackgroundThread:
@@ -58,7 +60,8 @@ class BackgroundThread:
         main thread."""
         self.ident = threading.get_ident()  # who began it may be given no core to hear of that
         try:
-            name_this_thread(self.name)
+            with suppress(OSError), open("/proc/thread-self/comm", "wb", buffering=0) as comm:
+                comm.write(self.name.encode()[:_MOST_NAME_BYTES])
             self._target(*self._args)
         except SystemExit:
             pass

@@ -9,8 +9,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-_MOST_NAME_BYTES = 15
-"""The longest name of a thread that Linux keeps."""
 _LINK_LOCAL = "20"
 """The scope of a link-local address, as /proc/net/if_inet6 writes it."""
 
@@ -87,12 +85,3 @@ def read_memory(process: int, address: int, into: memoryview) -> bool:
             return False
         done += count
     return True
-
-
-def name_this_thread(name: str) -> None:
-    """Has the system show this name, as far as it has room."""
-    try:
-        with open("/proc/thread-self/comm", "wb", buffering=0) as comm:
-            comm.write(name.encode()[:_MOST_NAME_BYTES])
-    except OSError:
-        pass  # a thread without a name works as well

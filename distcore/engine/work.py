@@ -215,7 +215,9 @@ class PostedWork(CallWork):
         tensors: Sequence[Tensor],
         arrived: Callable[[], None] | None,
     ) -> None:
-        super().__init__(text, tensors)
+        Work.__init__(self)  # a message has one handle each: its constructor counts
+        self.text = text
+        self._tensors = tensors
         self._posting = posting
         self._arrived = arrived
         self._lock = Lock()

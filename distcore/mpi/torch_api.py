@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed.constants import default_pg_timeout
 
 from .. import torch_private
-from ..base.backend_names import by_device, renamed
+from ..registration import by_device, renamed
 from . import library, world
 
 SHOWN = "mpi"

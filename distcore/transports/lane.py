@@ -24,13 +24,13 @@ from struct import Struct
 from typing import Any
 
 from ..errors import GroupFailed
-from .frames import FAIL_BYTES, TEXT_BYTES, BadFrame, Closed
+from .frames import TEXT_BYTES, BadFrame, Closed
 from .parcels import (
     ACCEPT,
     BODY,
     EAGER,
-    EAGER_BYTES,
     FAILED,
+    MOST_BYTES,
     OFFER,
     REFUSE,
     WITHDRAW,
@@ -53,12 +53,14 @@ NOBODY, WAITER, THREAD, ROOM = 0, 1, 2, 4
 """Values of BELL: nobody is to be woken, or a thread of the program that waits for a message, or
 the mailbox's; and ROOM, added to one of these."""
 
-_LINE = 64
 _RECORD = Struct("<HHIQqQQ")
-"""kind, text bytes, payload bytes, number, tag, total, offset"""
+"""kind, text bytes, payload bytes, number, tag, total, offset. Behind it is the text, and from the
+next cache line on the payload. A message rounds up to lines seven times: no function does it."""
+_TEXT_AT = _RECORD.size
 _SKIP, _LEAVE = 31, 30
 """Kinds of records beside those of `parcels`: the ring goes on at its beginning; this rank's
 mailbox is closed, and nothing follows."""
+_MOST_BYTES = MOST_BYTES | {ACCEPT: -1, BODY: PIECE_BYTES, _LEAVE: 0}  # a right ACCEPT has no text
 _NONE = memoryview(b"")
 
 
@@ -67,10 +69,6 @@ def may_sleep(lanes: Collection[Lane], whom: int) -> bool:
     for lane in lanes:
         lane.want(whom)
     return not any(lane.has_news for lane in lanes)
-
-
-def _padded(size: int) -> int:
-    return (size + _LINE - 1) & -_LINE
 
 
 class Lane(Fenced):
@@ -94,7 +92,9 @@ class Lane(Fenced):
         self._out, self._in = mine[WORDS_BYTES:], theirs[WORDS_BYTES:]
         self._bells = list(bells)
         self._head = self._tail = self._their_tail = 0
-        self._published = self._freed = self._blocked = False
+        self._published = self._blocked = False
+        self.has_said = False
+        """Whether a record was published, or taken, of which the peer may have to be told."""
         self._want = NOBODY
         self.is_over = self.has_left = False
         self.want(THREAD)  # the first message tells this rank that the peer sends some
@@ -139,12 +139,12 @@ class Lane(Fenced):
 
     def ring(self) -> None:
         """Wake the peer, if there is something new for it and it wants to be woken for that."""
-        if self._published or self._freed:
+        if self.has_said:
             self._fence()
             bell = self._theirs[BELL]
             if bell & ~ROOM and (self._published or bell & ROOM):
                 os.eventfd_write(self._bells[(bell & ~ROOM) - 1], 1)
-            self._published = self._freed = False
+            self._published = self.has_said = False
 
     def put(
         self,
@@ -157,8 +157,8 @@ class Lane(Fenced):
         payload: bytes | memoryview = _NONE,
     ) -> bool:
         """Publish a record; False where there is no room for it now."""
-        begin, length = _padded(_RECORD.size + len(text)), len(payload)
-        size = _padded(begin + length)
+        begin, length = (_TEXT_AT + len(text) + 63) & -64, len(payload)
+        size = (begin + length + 63) & -64
         at = self._head % RING_BYTES
         skipped = RING_BYTES - at if at + size > RING_BYTES else 0
         head = self._head + skipped + size
@@ -177,13 +177,13 @@ class Lane(Fenced):
             at = 0
         _RECORD.pack_into(out, at, kind, len(text), length, number, tag, total, offset)
         if text:
-            out[at + _RECORD.size : at + _RECORD.size + len(text)] = text
+            out[at + _TEXT_AT : at + _TEXT_AT + len(text)] = text
         if length:
             out[at + begin : at + begin + length] = payload
         if REORDERS:
             self._fence()
         self._head = self._mine[HEAD] = head
-        self._published = True
+        self._published = self.has_said = True
         return True
 
     # -- records -------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Lane(Fenced):
             if REORDERS:
                 self._fence()
             self._mine[TAIL] = self._tail
-            self._freed = True
+            self.has_said = True
             if self._theirs[BELL] >= ROOM:
                 self.ring()  # the peer fills while this rank goes on
 
@@ -234,15 +234,15 @@ class Lane(Fenced):
         kind, text_bytes, length, number, tag, total, offset = _RECORD.unpack_from(self._in, at)
         if kind == ACCEPT and not text_bytes and not length:
             self._events.accepted(self.peer, number, total)
-            return _padded(_RECORD.size)
+            return 64
         if kind == _SKIP:
             return RING_BYTES - at
-        begin = _padded(_RECORD.size + text_bytes)
-        size = _padded(begin + length)
+        begin = (_TEXT_AT + text_bytes + 63) & -64
+        size: int = (begin + length + 63) & -64
         if text_bytes > TEXT_BYTES or length > _MOST_BYTES.get(kind, -1) or at + size > RING_BYTES:
             raise BadFrame(f"a record of kind {kind} with {text_bytes} and {length} bytes")
         payload = self._in[at + begin : at + begin + length]
-        text = bytes(self._in[at + _RECORD.size : at + _RECORD.size + text_bytes])
+        text = bytes(self._in[at + _TEXT_AT : at + _TEXT_AT + text_bytes])
         if kind in (EAGER, OFFER):
             if kind == EAGER and length != total:
                 raise BadFrame(f"a short message of {length} bytes")
@@ -263,12 +263,6 @@ class Lane(Fenced):
             end = self.sender if kind == REFUSE else self.receiver
             end.took(ParcelFrame(kind, number, tag, text), b"")
         return size
-
-
-_MOST_BYTES = {
-    EAGER: EAGER_BYTES, OFFER: 0, BODY: PIECE_BYTES, WITHDRAW: 0,
-    REFUSE: 0, FAILED: FAIL_BYTES, _LEAVE: 0,
-}  # fmt: skip
 
 
 class _LaneEnd:
@@ -312,9 +306,10 @@ class LaneSender(_LaneEnd, Sender):
             super().eager(number, tag, text, data)
 
     def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
-        """Queue the offer of a long one, which says where the peer may read it."""
+        """Send the offer of a long one, which says where the peer may read it."""
         address = self._lane.peer_memory.offers(data)
         self.add(ParcelFrame(OFFER, number, tag, text, len(data), address))
+        self.push()
 
     def take_back(self, number: int) -> None:
         self._lane.peer_memory.withdraw()

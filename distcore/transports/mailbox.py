@@ -149,7 +149,7 @@ class Mailbox:
         """Send `data` to a peer. Over when a receive has taken it, or it is buffered; it must not
         change before."""
         what = message("send", self.ranks[peer], tag, text or f"{len(data)} bytes")
-        return self._post(Posting(True, peer, tag, data, deadline, text, what))
+        return self._post(Posting(True, peer, tag, data, deadline, text, what, self, source=peer))
 
     def post_receive(
         self, peer: int | None, tag: int, into: memoryview, deadline: float, text: str = ""
@@ -157,7 +157,7 @@ class Mailbox:
         """Receive the peer's next message with this tag; None: the next of anybody's."""
         source = None if peer is None else self.ranks[peer]
         what = message("recv", source, tag, text or f"{len(into)} bytes")
-        return self._post(Posting(False, peer, tag, into, deadline, text, what))
+        return self._post(Posting(False, peer, tag, into, deadline, text, what, self))
 
     def accept(self, peer: int, connection: socket.socket) -> bool:
         """A peer has dialled; whether its connection is taken. Never waits: the listener that
@@ -206,7 +206,6 @@ class Mailbox:
                 self._wake = -1
 
     def _post(self, posting: Posting) -> Posting:
-        posting.box = self
         with self._lock, self._moving:
             if self._error is not None or self._closing:
                 posting.finish(self._error or self._destroyed())
@@ -230,7 +229,7 @@ class Mailbox:
                 self._begin_send(posting)
             else:
                 self._matching.receive(posting)
-            if lane is not None:
+            if lane is not None and lane not in self._busy:
                 self._use(lane)
             if not self._batches:
                 self._ring_peers()
@@ -255,7 +254,8 @@ class Mailbox:
 
     def _ring_peers(self) -> None:
         for one in self._busy:  # a receive from any source may have answered any of them
-            one.ring()
+            if one.has_said:
+                one.ring()
 
     # -- the thread that waits -----------------------------------------------------------------
 
@@ -281,6 +281,7 @@ class Mailbox:
                 if mine:
                     self._waiter, self._waiting_thread = posting, threading.get_ident()
                     self._want(NOBODY)
+                    self._advance_all()
                 else:
                     self._in_line.append(posting)
             try:
@@ -307,23 +308,21 @@ class Mailbox:
         """Look into the lanes: for a short while again and again, then when a peer rings."""
         spin_until = self._yielding.until(_now())
         self._has_slept = False
-        while True:
-            with self._lock, self._moving:
-                self._advance_all()
-            if posting.is_over or (now := _now()) >= until:
-                return
+        while not posting.is_over and (now := _now()) < until:
             if now < spin_until:
                 while _now() < spin_until and not self._has_news() and not posting.is_over:
                     os.sched_yield()
                 self._yielding.ended(spin_until, _now())
-                continue
+            else:
+                with self._lock, self._moving:
+                    sleeps = may_sleep(self._busy, WAITER) and not posting.is_over
+                if sleeps:
+                    self._has_slept = True
+                    left_s = min(until - now, limits.LONGEST_WAIT_S)
+                    if self._bell_poll.poll(left_s * 1000):
+                        os.eventfd_read(self._waiter_bell)
             with self._lock, self._moving:
-                if not may_sleep(self._busy, WAITER) or posting.is_over:
-                    continue
-            self._has_slept = True
-            left_s = min(until - now, limits.LONGEST_WAIT_S)
-            if self._bell_poll.poll(left_s * 1000):
-                os.eventfd_read(self._waiter_bell)
+                self._advance_all()
 
     def _hand_over(self) -> None:
         """Have the group's thread see to what is posted, if it rests, until a thread waits for it.
@@ -483,23 +482,20 @@ class Mailbox:
             matching.check_listens(peer)
             if refused is not None:
                 raise refused
-            sender = self._senders[peer]
-            matching.send(posting, sender)
-            sender.push()
             life = self._lives.get(peer)
-            if life is None or not life.poll(0):  # else the group's thread tells that it has ended
-                matching.buffer(peer)
+            alive = life is None or not life.poll(0)  # else the group's thread tells that it ended
+            matching.send(posting, self._senders[peer], alive)
         except Closed as error:
             if peer in self._senders:
                 try:
                     self._senders[peer].pull()  # it may have said why
                 except (Closed, BadFrame):
                     pass
-            matching.fail_send(posting, matching.loss(peer, str(error), posting))
+            matching.fail(posting, matching.loss(peer, str(error), posting))
         except GroupFailed as error:
             told = matching.words.get(peer)
             what = type(error)(f"{posting.what}: {error}", error.culprit, error.link)
-            matching.fail_send(posting, told or what)
+            matching.fail(posting, told or what)
 
     def _call(self, peer: int, deadline: float) -> None:
         connection = self._dial(peer, deadline)

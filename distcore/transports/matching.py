@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from ..base.deadline import extended, timed_out
@@ -39,7 +38,7 @@ class Box(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Posting:
-    """A send or receive that was posted. `source` is the group rank that a receive got it from."""
+    """A send or receive that was posted."""
 
     sends: bool
     peer: int | None
@@ -53,13 +52,10 @@ class Posting:
     owner: object = None
     """The object that must live as long as `data` is used."""
     source: int = -1
+    """The group rank that a receive got it from; of a send, `peer`."""
     is_over: bool = False
     _turn: threading.Event | None = None
     _to_tell: list[Callable[[], None]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.sends and self.peer is not None:
-            self.source = self.peer
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "done" if self.is_over else "pending"
@@ -75,8 +71,8 @@ class Posting:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is over; False when `timeout_s` ran out before. Raises its error."""
         if not self.is_over:
-            wait = self.wait_for_turn if self.box is None else partial(self.box.wait, self)
-            if not wait(timeout_s):
+            box = self.box
+            if not (self.wait_for_turn(timeout_s) if box is None else box.wait(self, timeout_s)):
                 return False
         if self.error is not None:
             raise self.error
@@ -108,11 +104,13 @@ class Posting:
         if not self.is_over:
             self.error = error
             self.is_over = True
-            self.give_turn()
-            if self._to_tell and self.box is not None:
-                self.box.finished.append(self)
-            else:
-                self.tell()
+            if self._turn is not None:
+                self._turn.set()
+            if self._to_tell:  # who asks from now on is told by `when_over`
+                if self.box is not None:
+                    self.box.finished.append(self)
+                else:
+                    self.tell()
 
     def tell(self) -> None:
         """Tell all who asked for that."""
@@ -169,35 +167,41 @@ class Matching:
     def receive(self, posting: Posting) -> None:
         """A receive was posted."""
         self._receives.append(posting)
-        self._match((posting,))
+        self._match(posting)
 
-    def send(self, posting: Posting, sender: Sender) -> None:
-        """A send was posted; the connection to its peer is there. `buffer` may end it."""
-        peer, number = posting.source, self._numbers
-        self._numbers += 1
+    def send(self, posting: Posting, sender: Sender, alive: bool = True) -> None:
+        """A send was posted; the connection to its peer is there. It is buffered if there is room,
+        and the peer is `alive`. Raises Closed."""
+        data, size = posting.data, len(posting.data)
+        peer, number = key = posting.source, self._numbers
+        self._numbers = number + 1
         text = posting.text.encode()[:TEXT_BYTES]
-        self._offered[peer, number] = posting
-        if len(posting.data) <= BUFFERED_BYTES:
+        (sender.eager if size <= EAGER_BYTES else sender.offer)(number, posting.tag, text, data)
+        if size <= BUFFERED_BYTES:
+            if alive and not self._short[peer] and self._buffers(key, posting):
+                return
             self._short[peer].append(number)
-        if len(posting.data) <= EAGER_BYTES:
-            sender.eager(number, posting.tag, text, posting.data)
-        else:
-            sender.offer(number, posting.tag, text, posting.data)
+        self._offered[key] = posting
 
-    def buffer(self, peer: int) -> None:
-        """Ends the sends to this peer for which there is room; they have been copied."""
+    def _buffers(self, key: Key, posting: Posting) -> bool:
+        """Ends a send, which has been copied, if there is room for it."""
+        size = len(posting.data) or 1
+        if size > self._room[key[0]]:
+            return False
+        self._room[key[0]] -= size
+        self._buffered[key] = size, posting.what
+        posting.finish()
+        return True
+
+    def _buffer(self, peer: int) -> None:
+        """Ends the sends to this peer for which there is room now."""
         short = self._short[peer]
         while short:
             key = peer, short[0]
-            posting = self._offered.get(key)
-            if posting is not None:  # it is not over by another way
-                size = max(1, len(posting.data))
-                if size > self._room[peer]:
-                    return
-                self._room[peer] -= size
-                self._buffered[key] = size, posting.what
-                del self._offered[key]
-                posting.finish()
+            posting = self._offered.get(key)  # None: it is over by another way
+            if posting is not None and not self._buffers(key, posting):
+                return
+            self._offered.pop(key, None)
             short.popleft()
 
     @property
@@ -233,7 +237,7 @@ class Matching:
                     self._senders[key[0]].take_back(key[1])
                 self._fail_late(posting, progress or "it has no partner")
         for peer in self._short:
-            self.buffer(peer)  # what waited behind one of these
+            self._buffer(peer)  # what waited behind one of these
 
     def end_all(self, error: GroupFailed) -> None:
         """End everything that is posted. Nothing may be sent or received any more but last
@@ -261,7 +265,7 @@ class Matching:
             raise BadFrame(f"message {number} was accepted, which was not offered")
         if taken == len(posting.data):
             posting.finish()
-            self.buffer(peer)
+            self._buffer(peer)
             return
         self._leaving[peer, number] = posting
         key = (peer, number)
@@ -275,8 +279,8 @@ class Matching:
         what = self._was_buffered(peer, number)
         if posting is not None:
             message = f"rank {me} is in {posting.what}, but rank {rank} is in {text}"
-            self._fail(posting, CallMismatch(message))
-            self.buffer(peer)
+            self.fail(posting, CallMismatch(message))
+            self._buffer(peer)
         elif what is not None:
             error = CallMismatch(f"rank {me} was in {what}, but rank {rank} is in {text}")
             self.late = self.late or error
@@ -288,7 +292,7 @@ class Matching:
         if size:
             self._room[peer] += size
             if self._short[peer]:
-                self.buffer(peer)
+                self._buffer(peer)
         return what
 
     def arrived(self, peer: int, parcel: Parcel) -> None:
@@ -316,7 +320,7 @@ class Matching:
         if posting is not None:
             rank = self._ranks[peer]
             text = f"rank {rank} gave up what it sent for {posting.what}: its timeout ran out"
-            self._fail(posting, DeadlineExceeded(text))
+            self.fail(posting, DeadlineExceeded(text))
 
     def takes_no_more(self, peer: int, payload: bytes) -> None:
         """The peer's mailbox has failed, as for the next one."""
@@ -333,19 +337,20 @@ class Matching:
 
     # -- bringing them together ----------------------------------------------------------------
 
-    def _match(self, postings: Iterable[Posting]) -> None:
-        for posting in list(postings):
-            peers = tuple(self._waiting) if posting.peer is None else (posting.peer,)
-            for peer in peers:
-                parcels = self._waiting.get(peer)
-                parcel = parcels and next((one for one in parcels if one.tag == posting.tag), None)
-                if parcel:
+    def _match(self, posting: Posting) -> None:
+        """Gives a receive the first message with its tag; ends it, if none is here or can come."""
+        for peer in tuple(self._waiting) if posting.peer is None else (posting.peer,):
+            for parcel in self._waiting.get(peer, ()):
+                if parcel.tag == posting.tag:
                     self._waiting[peer].remove(parcel)
                     self._receives.remove(posting)
                     self._deliver(peer, parcel, posting)
-                    break
-            else:
-                self._never_comes(posting)
+                    return
+        silent = self._silent
+        if posting.peer in silent or (posting.peer is None and len(silent) == len(self._ranks) - 1):
+            self._receives.remove(posting)
+            peer = next(iter(silent)) if posting.peer is None else posting.peer
+            self.fail(posting, self.loss(peer, silent[peer], posting))
 
     def _deliver(self, peer: int, parcel: Parcel, posting: Posting) -> None:
         posting.source = peer
@@ -357,7 +362,7 @@ class Matching:
                 me, rank = self._ranks[self._rank], self._ranks[peer]
                 sent = parcel.text or f"{parcel.total} bytes"
                 text = f"rank {me} is in {posting.what}, but rank {rank} sent {sent}"
-                self._fail(posting, CallMismatch(text))
+                self.fail(posting, CallMismatch(text))
                 receiver.refuse(parcel.number, posting.what)
             elif parcel.body is not None:
                 posting.data[:] = parcel.body
@@ -372,19 +377,7 @@ class Matching:
         except Closed as error:  # the poll sees it as well, and ends the rest
             self._accepted.pop((peer, parcel.number), None)
             if not posting.is_over:
-                self._fail(posting, self.loss(peer, str(error), posting))
-
-    def _never_comes(self, posting: Posting) -> None:
-        """End a receive for which no message is here, if none can come."""
-        silent = self._silent
-        if posting.peer is None:
-            over = len(silent) == len(self._ranks) - 1
-        else:
-            over = posting.peer in silent
-        if over:
-            self._receives.remove(posting)
-            peer = next(iter(silent)) if posting.peer is None else posting.peer
-            self._fail(posting, self.loss(peer, silent[peer], posting))
+                self.fail(posting, self.loss(peer, str(error), posting))
 
     # -- endings -------------------------------------------------------------------------------
 
@@ -399,7 +392,8 @@ class Matching:
             elif one.tag not in lost:  # else it would take the place of one that never comes
                 kept.append(one)
         self._lose(peer, reason, self._accepted)
-        self._match(self._receives)
+        for posting in tuple(self._receives):
+            self._match(posting)
 
     def nothing_to(self, peer: int, reason: str) -> None:
         """This peer takes nothing any more."""
@@ -410,7 +404,7 @@ class Matching:
         for table in tables:
             for key in [key for key in table if key[0] == peer]:
                 posting, progress = self._taken_from(table, key)
-                self._fail(posting, self.loss(peer, reason, posting, progress))
+                self.fail(posting, self.loss(peer, reason, posting, progress))
 
     def listens(self, peer: int) -> bool:
         """Whether the peer may take something."""
@@ -418,14 +412,8 @@ class Matching:
 
     def check_listens(self, peer: int) -> None:
         """Raises Closed where the peer takes nothing any more."""
-        if not self.listens(peer):
+        if peer in self._deaf or peer in self.words:
             raise Closed(self._deaf.get(peer, "failed"), orderly=False)
-
-    def fail_send(self, posting: Posting, error: GroupFailed) -> None:
-        """This send could not be begun, or not be pushed."""
-        for key in [key for key, one in self._offered.items() if one is posting]:
-            del self._offered[key]
-        self._fail(posting, error)
 
     def loss(self, peer: int, reason: str, posting: Posting, progress: str = "") -> GroupFailed:
         """Returns the error that the loss of the peer means for the posting: what the peer said of
@@ -438,14 +426,15 @@ class Matching:
         text = f"rank {rank} was lost in {posting.what}: it {reason}{more}"
         return PeerLost(text, rank, (rank, self._ranks[self._rank]))
 
-    def _fail(self, posting: Posting, error: GroupFailed) -> None:
+    def fail(self, posting: Posting, error: GroupFailed) -> None:
+        """Ends the posting with an error, which peers are told when this rank leaves."""
         self.cause = self.cause or error
         posting.finish(error)
 
     def _fail_late(self, posting: Posting, progress: str) -> None:
         culprit = None if posting.peer is None else self._ranks[posting.peer]
         text = f"the timeout of {posting.what} ran out: {progress}{timed_out(posting.deadline)}"
-        self._fail(posting, DeadlineExceeded(text, culprit))
+        self.fail(posting, DeadlineExceeded(text, culprit))
 
     def _taken_from(self, table: dict[Key, Posting], key: Key) -> tuple[Posting, str]:
         """Removes a posting; it, and how much of a long message has moved."""

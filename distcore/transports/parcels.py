@@ -45,10 +45,11 @@ BUFFERED_BYTES = 8 * 1024
 small messages of a protocol, and too little for a program to rest on, which another backend, or a
 larger tensor, would block. The same within a host and between hosts: a program that ends on one
 machine ends on two."""
-_MOST_BYTES = {
+MOST_BYTES = {
     EAGER: EAGER_BYTES, OFFER: 0, BODY: FRAME_BYTES, WITHDRAW: 0,
     ACCEPT: 0, REFUSE: 0, FAILED: FAIL_BYTES,
 }  # fmt: skip
+"""The longest payload of each kind."""
 _HEADER_BYTES = HEADER.size
 _CHECK_AT = 16
 _READ_BYTES = 64 * 1024
@@ -245,7 +246,7 @@ class ParcelStream:
         ) = HEADER.unpack_from(buffer)  # fmt: skip
         if magic != MAGIC or kind not in self.taken:
             raise BadFrame(f"a frame of kind {kind}" if magic == MAGIC else "no frame came")
-        if text_bytes > TEXT_BYTES or length > _MOST_BYTES[kind]:
+        if text_bytes > TEXT_BYTES or length > MOST_BYTES[kind]:
             raise BadFrame(f"a frame of kind {kind} with {text_bytes} and {length} bytes")
         end = _HEADER_BYTES + text_bytes
         whole = end if kind == BODY else end + length
@@ -333,13 +334,15 @@ class Sender(ParcelStream):
     taken = frozenset((ACCEPT, REFUSE, FAILED))
 
     def eager(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
-        """Queue a short message."""
+        """Send a short message, which is copied. Raises Closed."""
         size = len(data)
         self.add(ParcelFrame(EAGER, number, tag, text, size, 0, size), bytes(data))
+        self.push()
 
     def offer(self, number: int, tag: int, text: bytes, data: memoryview) -> None:
-        """Queue the offer of a long one."""
+        """Send the offer of a long one. Raises Closed."""
         self.add(ParcelFrame(OFFER, number, tag, text, len(data)))
+        self.push()
 
     def take_back(self, number: int) -> None:
         """Withdraws a message; its memory is not read any more."""

@@ -13,8 +13,8 @@ from distdebug.diagnosis.limits import Limits
 from distdebug.faults import injected, plan
 from distdebug.faults.plan import Fault
 from distdebug.record.reading.records import Records, newest_ranks
+from distdebug.record.requests.supervision import Verdict
 from distdebug.record.runs.run_directory import RunDirectory
-from distdebug.record.runs.verdict import Verdict
 from distdebug.record.wording import finding_line
 from distdebug.supervisor.machine.processes import ProcessTable
 from distdebug.supervisor.stacks.evidence import gather

@@ -333,9 +333,11 @@ class ReplayPlan:
         return total
 
 
-def planned(ranks: Mapping[int, Rank], ended: Ending) -> ReplayPlan:
-    """The plan for these ranks of one world. Raises UsageError where a rank is missing, or there is
-    nothing to replay."""
+def selected(
+    ranks: Mapping[int, Rank], ended: Ending, until_ns: int = 1 << 63
+) -> tuple[dict[int, list[Call]], Selection]:
+    """Returns the calls of each rank, up to then, and those that are made again. Raises UsageError
+    where a rank is missing."""
     world_size = max((rank.world_size for rank in ranks.values()), default=0)
     missing = sorted(set(range(max(world_size, 1))) - set(ranks))
     if missing:
@@ -344,18 +346,27 @@ def planned(ranks: Mapping[int, Rank], ended: Ending) -> ReplayPlan:
             "cannot be made again, and the others would wait for them"
         )
     calls = {
-        number: list(rank.history.recent(RING)) if rank.history is not None else []
+        number: [call for call in rank.history.recent(RING) if call.issued_ns <= until_ns]
+        if rank.history is not None
+        else []
         for number, rank in ranks.items()
     }
     selection = Selection(ranks, calls, ended)
     selection.select()
+    return calls, selection
+
+
+def planned(ranks: Mapping[int, Rank], ended: Ending) -> ReplayPlan:
+    """The plan for these ranks of one world. Raises UsageError where a rank is missing, or there is
+    nothing to replay."""
+    _, selection = selected(ranks, ended)
     found = {
         number: [selection.from_known_source(number, call) for call in its]
         for number, its in sorted(selection.kept.items())
     }
     if not any(found.values()) and not any(rank.creations for rank in ranks.values()):
         raise UsageError("the record has no call that could be made again")
-    plan = ReplayPlan(world_size, notes=[*selection.notes])
+    plan = ReplayPlan(len(ranks), notes=[*selection.notes])
     for number, kept in found.items():
         plan.kept[number] = frozenset(call.number for call in kept)
         plan.ranks[number] = _RankPlan(ranks[number], kept, ended).as_json()

@@ -16,12 +16,12 @@ from typing import Any
 from ...errors import UsageError
 from ...plan.program import Created, Destroyed, Ended, Event, Made, Program, Waited
 from ...record.kinds import Kind, kind_of
-from ...record.layout import RING, CallState, GroupState
+from ...record.layout import CallState, GroupState
 from ...record.notes import ExceptionNote, UnwindingNote, raised
 from ...record.signature import Signature
 from ...record.snapshot import Call, CallSite, Note, Place, Rank
 from ...record.wording import ranks_text
-from ..replay.plan import Ending, Selection
+from ..replay.plan import Ending, selected
 
 BACKEND = "gloo"
 _NOT_OF_GLOO = ("avg", "premul_sum")
@@ -105,21 +105,8 @@ def aims(report: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list
 
 def programs(ranks: Mapping[int, Rank], aim: Aim) -> dict[int, Program]:
     """Returns what each rank did, by rank. Raises UsageError where a rank's record is missing."""
-    size = max((rank.world_size for rank in ranks.values()), default=0)
-    missing = sorted(set(range(max(size, 1))) - set(ranks))
-    if missing:
-        raise UsageError(
-            f"the record of {ranks_text(missing)} of {size} is missing: what they called is not "
-            "known"
-        )
-    calls = {
-        number: [call for call in rank.history.recent(RING) if call.issued_ns <= aim.until_ns]
-        for number, rank in ranks.items()
-        if rank.history is not None
-    }
     # Whatever was found, the calls at the end are kept as they were.
-    selection = Selection(ranks, calls, Ending(kind_of("deadlock")))
-    selection.select()
+    calls, selection = selected(ranks, Ending(kind_of("deadlock")), aim.until_ns)
     signatures: dict[Signature, Signature] = {}
     places: dict[int, Place] = {}
 

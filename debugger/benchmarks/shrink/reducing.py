@@ -20,7 +20,7 @@ from ...plan.classes import classes
 from ...plan.judgement import judge_programs
 from ...record.wording import counted
 from .recorded import Aim
-from .smaller import Programs, Unit, by_world, ended, of_ranks, synchronous, units, with_units
+from .smaller import Programs, by_world, ended, of_ranks, synchronous, units, with_units
 
 Item = TypeVar("Item")
 FEW = 4
@@ -115,7 +115,8 @@ class Reducer:
         self._last, before = first, None
         while self._last is not before:
             before = self._last
-            for leave_out in (self._ranks, self._units, self._events, self._simplify):
+            alone = partial(self._events, alone=True)
+            for leave_out in (self._ranks, self._events, alone, self._simplify):
                 last = self._last
                 leave_out(last)
                 if self._last is not last:
@@ -146,13 +147,10 @@ class Reducer:
         if not any(fails(kept, by_role) for by_role in (False, True) for kept in few):
             ddmin(everyone, fails)
 
-    def _units(self, last: Reduced) -> None:
-        self._leave(last, units(last.programs))
-
-    def _events(self, last: Reduced) -> None:
-        self._leave(last, [[one] for unit in units(last.programs) for one in unit])
-
-    def _leave(self, last: Reduced, every: Sequence[Unit]) -> None:
+    def _events(self, last: Reduced, *, alone: bool = False) -> None:
+        every = units(last.programs)
+        if alone:
+            every = [[one] for unit in every for one in unit]
         ddmin(every, lambda kept: self._try(with_units(last.programs, kept), last.culprits))
 
     def _simplify(self, last: Reduced) -> None:

@@ -31,10 +31,8 @@ def sides(signature: Signature) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 def group_of(event: Event) -> GroupKey | None:
     """Returns the group that the event is of."""
     match event:
-        case Made(call):
-            return call.group
-        case Created(creation):
-            return creation.group
+        case Made(about) | Created(about):
+            return about.group
         case Destroyed(group):
             return group
     return None
@@ -166,12 +164,9 @@ def by_world(programs: Programs) -> Programs:
     same = {key for key, one in groups.items() if one.ranks == tuple(programs)}
 
     def changed(event: Event) -> Event | None:
-        match event:
-            case Made(call) if call.group in same:
-                return Made(replace(call, group=world))
-            case Created(creation) if creation.group in same:
-                return None
-        return event
+        if group_of(event) not in same or isinstance(event, Destroyed):
+            return event
+        return Made(replace(event.call, group=world)) if isinstance(event, Made) else None
 
     return _with_each(programs, changed)
 
@@ -180,12 +175,9 @@ def synchronous(programs: Programs) -> Programs:
     """Returns the programs with every call waited for where it is made."""
 
     def changed(event: Event) -> Event | None:
-        match event:
-            case Made(call):
-                return Made(replace(call, is_async=False))
-            case Waited():
-                return None
-        return event
+        if isinstance(event, Made):
+            return Made(replace(event.call, is_async=False))
+        return None if isinstance(event, Waited) else event
 
     return _with_each(programs, changed)
 

@@ -14,10 +14,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ...record.layout import Activity, CallState
-from ...record.notes import ExceptionNote, UnfinishedNote, raised
+from ...record.notes import (
+    DestroyedNote,
+    ExceptionNote,
+    ThreadExceptionNote,
+    UnfinishedNote,
+    raised,
+)
 from ...record.snapshot import Call, Note, Wait
 from ...record.wording import ranks_text
-from ..limits import SECOND_NS
+from ..limits import ANOTHER_NS, SECOND_NS
 from .channels import Channels
 from .world import Pending, World
 
@@ -107,6 +113,8 @@ def broken(note: Note, link: Link) -> str:
     return f"the connection between {both} broke, though both processes were alive"
 
 
+MOST_UNFINISHED = 64
+"""So many of the last calls of a rank that failed are looked at: it may have been in several."""
 UNFINISHED = frozenset({CallState.ISSUED, CallState.STARTED, CallState.FAILED})
 
 
@@ -133,6 +141,24 @@ def failed_calls(world: World) -> Iterator[Pending]:
         call = rank.history.call(rank.calls - 1)
         if call is not None and call.state in UNFINISHED:
             yield as_pending(world, number, call)
+
+
+def calls_of_dead_threads(world: World) -> Iterator[Pending]:
+    """The collective in which a thread lost a rank, which ended that thread while its own rank goes
+    on. Nothing is said of a thread that its rank leaves behind: of a daemon, nor where the rank,
+    too, destroys a group or ends a moment later."""
+    for number in world.eventful:
+        rank = world.ranks[number]
+        left = [note.time_ns for note in world.notes(number, DestroyedNote)]
+        goes_on_ns = min(*left, rank.exiting_ns or world.now_ns, world.now_ns) - ANOTHER_NS
+        for note in world.notes(number, ThreadExceptionNote):
+            slot, lasts = raised(note).thread_slot, raised(note).daemon is False
+            if rank.history is None or not (lasts and is_communication_error(note)):
+                continue
+            recent = rank.history.recent(MOST_UNFINISHED) if note.time_ns <= goes_on_ns else ()
+            made = [one for one in recent if one.thread == slot and one.issued_ns < note.time_ns]
+            if made and made[-1].state in UNFINISHED and made[-1].signature.peer is None:
+                yield as_pending(world, number, made[-1])
 
 
 def abandoned_calls(world: World, channels: Channels) -> Iterator[Pending]:

@@ -20,10 +20,11 @@ program lets its ranks mix their calls as they come.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, pairwise, takewhile
 from math import lcm
 
@@ -75,13 +76,13 @@ class Slip:
     at: Mapping[int, Place | None]
     majority: bool
     certain: bool
-    until: int | None
-    strong: bool
-    crosses: bool
+    until: int | None = None
+    strong: bool = False
+    crosses: bool = False
     instead: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rows:
     """The places of all classes, each by its key, call by call, without whole periods within long
     stretches.
@@ -103,6 +104,25 @@ class Rows:
     own: Sequence[Row] = ()
     """The same before places were given one key: lines of both ends of messages, and ways to one
     line."""
+
+    @cached_property
+    def columns(self) -> Sequence[Row]:
+        """The places of each class."""
+        return list(zip(*self.rows, strict=True))
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """The number of ranks of each class."""
+        return [len(ranks) for ranks in self.classes]
+
+    @cached_property
+    def straight(self) -> frozenset[int]:
+        """The places from which all classes have made one call."""
+        return self.before.union(row[0] for row in self.rows if _is_one(row)) - {UNKNOWN}
+
+    def renamed(self, keys: Mapping[int, int]) -> Rows:
+        """The same with other keys for these places."""
+        return replace(self, rows=[tuple(keys.get(one, one) for one in row) for row in self.rows])
 
 
 class Slips:
@@ -128,15 +148,13 @@ class Slips:
         calls, known = list(issued.values()), self._known.get(owner)
         if known is None or not known.lasts(marks, calls):
             rows, slip, mixed = _rows(logs, issued, min(calls)), None, False
-            if rows is not None and not (messages and len(rows.classes) != 2):
+            if rows is not None:
                 pairs = _paired if messages else (lambda found: found)
-                if (whole := pairs(rows)) is not None:
-                    slip, mixed = find(whole)
+                slip, mixed = find(pairs(rows))
                 # A block of two functions in another order is called from lines of its own.
-                if slip is None and not mixed and (inner := pairs(_innermost(rows))) is not None:
-                    slip, _ = find(inner)
-            rows = None if mixed else rows
-            known = self._known[owner] = _Known(marks, calls, rows, slip, mixed)
+                if slip is None and not mixed:
+                    slip, _ = find(pairs(_innermost(rows)))
+            known = self._known[owner] = _Known(marks, calls, None if mixed else rows, slip, mixed)
         return known.rows, known.slip
 
 
@@ -165,6 +183,8 @@ class _Known:
 
 
 def _paired(rows: Rows) -> Rows | None:
+    if len(rows.classes) != 2:
+        return None
     receiver: dict[int, int] = {}
     sender: dict[int, int] = {}
     met: Counter[tuple[int | None, int]] = Counter()
@@ -252,78 +272,72 @@ def _irregular(track: Sequence[Surprise], seqs: Sequence[int]) -> int:
 def _innermost(rows: Rows) -> Rows:
     """The same with the innermost line of each place alone."""
     inner = {key: Place(place.sites[:1]) for key, place in rows.places.items()}
-    keys = {UNKNOWN: UNKNOWN} | {key: place.key for key, place in inner.items()}
+    keys = {key: place.key for key, place in inner.items()}
     return replace(
-        rows,
-        rows=[tuple(keys[one] for one in row) for row in rows.rows],
+        rows.renamed(keys),
         before=frozenset(keys[one] for one in rows.before),
         places={place.key: place for place in inner.values()},
     )
 
 
-def find(rows: Rows) -> tuple[Slip | None, bool]:
+def find(rows: Rows | None) -> tuple[Slip | None, bool]:
     """The first slip, if lines cross and enough speaks for it; and whether the ranks are known to
     mix freely, so that there is no point in looking again."""
-    straight = _straight(rows)
-    rows = _by_any_way(rows, straight)
+    if rows is None:
+        return None, False
+    straight = rows.straight
+    rows = _by_any_way(rows)
     found, mixed = _judged(rows, straight)
     if found is not None or mixed or _crossing(rows, straight) is not None:
         return found, mixed
     # Ranks that have slipped at the first call of a loop never come from one line in it.
-    shared = set.intersection(*map(set, zip(*rows.rows, strict=True))) - {UNKNOWN}
-    found, _ = _judged(rows, straight | shared, at_first=True)
-    return found, False
+    shared = frozenset.intersection(*map(frozenset, rows.columns)) - {UNKNOWN}
+    return _judged(rows, straight | shared, at_first=True)[0], False
 
 
-def _by_any_way(rows: Rows, straight: set[int]) -> Rows:
+def _by_any_way(rows: Rows) -> Rows:
     """The same with one key for a line of which one place alone is straight, by whatever way a rank
     has come to it: a `return finish()` in a branch that only some take."""
     if rows.own:
         return rows
     ends: dict[CallSite, list[int]] = {}
-    for key in straight:
+    for key in rows.straight:
         ends.setdefault(rows.places[key].sites[0], []).append(key)
     names = {}
     for key, place in rows.places.items():
         same = ends.get(place.sites[0], ())
-        if len(same) == 1 and key not in straight:
+        if len(same) == 1 and key not in rows.straight:
             names[key] = same[0]
-    renamed = [tuple(names.get(key, key) for key in row) for row in rows.rows]
-    return replace(rows, rows=renamed, own=rows.rows) if names else rows
+    return replace(rows.renamed(names), own=rows.rows) if names else rows
 
 
-def _crossing(rows: Rows, straight: set[int]) -> int | None:
-    crosses = {row for row in set(rows.rows) if len(straight.intersection(row)) > 1}
-    return next((i for i, row in enumerate(rows.rows) if row in crosses), None)
+def _crossing(rows: Rows, straight: frozenset[int]) -> int | None:
+    return next((i for i, row in enumerate(rows.rows) if len(straight.intersection(row)) > 1), None)
 
 
 def parting(rows: Rows, before: int, reach: int) -> Slip | None:
     """The first of the last calls before this one at which lines met that never had, though one of
     them is straight, or both sides have used it: what may explain an error there."""
-    straight, sizes = _straight(rows), [len(ranks) for ranks in rows.classes]
-    columns = list(zip(*rows.rows, strict=True))
-    usual = max(range(len(sizes)), key=lambda index: (sizes[index], -index))
-    made = [set(column) for column in columns]
-    known: set[tuple[int, int, int]] = set()
-    for index, row in enumerate(rows.rows):
-        seq, theirs = rows.seqs[index], row[usual]
-        if seq >= before:
-            break
-        odd = []
-        for one, ours in enumerate(row):
-            if ours == theirs or not ours or not theirs or (one, ours, theirs) in known:
-                continue
-            known.add((one, ours, theirs))
-            if ours in straight | made[usual] or theirs in straight | made[one]:
-                odd.append(one)
-        if odd and seq >= before - reach:
-            return _slip(rows, index, odd)
-    return None
+    usual = max(range(len(rows.sizes)), key=lambda index: (rows.sizes[index], -index))
+    theirs, end = rows.columns[usual], bisect_left(rows.seqs, before)
+    theirs_or_straight = rows.straight.union(theirs)
+    odd: dict[int, list[int]] = {}
+    for index, column in enumerate(rows.columns):
+        ours_or_straight = rows.straight.union(column)
+        for (one, other), at in _first_met(column, theirs, end).items():
+            known = one in theirs_or_straight or other in ours_or_straight
+            if one and other and known and rows.seqs[at] >= before - reach:
+                odd.setdefault(at, []).append(index)
+    return _slip(rows, min(odd), odd[min(odd)]) if odd else None
 
 
-def _straight(rows: Rows) -> set[int]:
-    all_at = {row[0] for row in rows.rows if _is_one(row)}
-    return (all_at | rows.before) - {UNKNOWN}
+def _first_met(ours: Sequence[int], theirs: Sequence[int], end: int) -> dict[tuple[int, int], int]:
+    """Returns where two different places met first, before that row."""
+    first: dict[tuple[int, int], int] = {}
+    for index, pair in enumerate(zip(ours[:end], theirs[:end], strict=True)):
+        if pair[0] != pair[1]:
+            first.setdefault(pair, index)
+    return first
 
 
 def _is_one(row: Row) -> bool:
@@ -332,12 +346,12 @@ def _is_one(row: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """At row `at` the usual class is `offset` calls further; it goes on `ours` rows later in this
-    class, and `theirs` in the usual one. `calls` match from there on, with so many `changes` of
-    line; `pending`: too few to tell, since there are no more."""
+    """At row `at` of this class, and row `there` of the usual one, calls do not match; they go on
+    `ours` rows later in this class, and `theirs` in the usual one. `calls` match from there on,
+    with so many `changes` of line; `pending`: too few to tell, since there are no more."""
 
     at: int
-    offset: int
+    there: int
     what: str | None
     ours: int
     theirs: int
@@ -347,13 +361,9 @@ class _Event:
     calls: int = 0
 
     @property
-    def there(self) -> int:
-        return self.at + self.offset
-
-    @property
-    def after(self) -> int:
-        """By how many calls the usual class is further from then on."""
-        return self.offset + self.theirs - self.ours
+    def after(self) -> tuple[int, int]:
+        """The rows of both from which on they match again."""
+        return self.at + self.ours, self.there + self.theirs
 
     @property
     def size(self) -> int:
@@ -364,11 +374,10 @@ class _Event:
         return self.what, self.ours, self.theirs
 
 
-def _usual(rows: Rows, crossing: int, straight: set[int]) -> tuple[int, bool, bool]:
+def _usual(rows: Rows, crossing: int, straight: frozenset[int]) -> tuple[int, bool, bool]:
     """Returns the class that is right where lines cross; whether it has most of the ranks, and
     whether it is known to be right: it has, or it alone has gone on as both had before."""
-    row, columns = rows.rows[crossing], list(zip(*rows.rows, strict=True))
-    sizes = [len(ranks) for ranks in rows.classes]
+    row, sizes = rows.rows[crossing], rows.sizes
     votes: Counter[int] = Counter()
     for place, size in zip(row, sizes, strict=True):
         if place in straight:
@@ -377,19 +386,21 @@ def _usual(rows: Rows, crossing: int, straight: set[int]) -> tuple[int, bool, bo
     majority = certain = most > others[0][1]
     if not majority:
         tied = [place for place, count in votes.items() if count == most]
-        fits = [one for one in tied if _expected(columns[row.index(one)], crossing) == one]
+        fits = [one for one in tied if _expected(rows.columns[row.index(one)], crossing) == one]
         if len(fits) == 1:
             usual, certain = fits[0], True
     which = max((i for i, place in enumerate(row) if place == usual), key=lambda i: sizes[i])
     return which, majority, certain
 
 
-def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[Slip | None, bool]:
+def _judged(
+    rows: Rows, straight: frozenset[int], *, at_first: bool = False
+) -> tuple[Slip | None, bool]:
     crossing = _crossing(rows, straight)
     if crossing is None:
         return None, False
     which, majority, certain = _usual(rows, crossing, straight)
-    columns, sizes = list(zip(*rows.rows, strict=True)), [len(ranks) for ranks in rows.classes]
+    columns, sizes = rows.columns, rows.sizes
     if at_first and sum(sizes) > 2 and 2 * sizes[which] <= sum(sizes):
         return None, False  # ranks may take turns
     theirs = columns[which]
@@ -439,12 +450,12 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
         instead = rows.places.get(
             theirs[event.there] if other.what == "skipped" else ours[event.at]
         )
-    end = events[-1].at + events[-1].ours
+    end, its_end = events[-1].after
     return replace(
         _slip(rows, event.at, odd, event.what, lines),
         majority=majority,
         certain=certain,
-        until=rows.seqs[end] if not events[-1].after and end < len(rows.seqs) else None,
+        until=rows.seqs[end] if end == its_end < len(rows.seqs) else None,
         strong=strong,
         crosses=not at_first,
         instead=instead,
@@ -454,10 +465,10 @@ def _judged(rows: Rows, straight: set[int], *, at_first: bool = False) -> tuple[
 def _keeps_distance(rows: Rows, event: _Event, theirs: Row, strong: bool) -> bool:
     """Whether enough speaks for a slip at the first call of a loop. `strong`: enough would, later
     on."""
-    ranks = sum(len(one) for one in rows.classes)
+    ranks = sum(rows.sizes)
     # Lines that roles use in turns are as far apart, but have others among them.
-    near = set(theirs[max(0, event.at - 1) : event.at + event.calls])
-    alone = ranks > 2 or near.isdisjoint(_straight(rows))
+    near = theirs[max(0, event.at - 1) : event.at + event.calls]
+    alone = ranks > 2 or rows.straight.isdisjoint(near)
     # Ranks that have kept step until then may leave a loop one after the other.
     together = any(map(_is_one, rows.rows[: event.at]))
     # Two parties that take turns at more than a line are half a round apart.
@@ -492,13 +503,10 @@ def _slip(
         },
         majority=majority,
         certain=majority,
-        until=None,
-        strong=False,
-        crosses=False,
     )
 
 
-def _needed(event: _Event, irregular: bool, ours: Sequence[int], straight: set[int]) -> int:
+def _needed(event: _Event, irregular: bool, ours: Sequence[int], straight: frozenset[int]) -> int:
     least = OF_IRREGULAR if irregular else EVIDENCE
     if not event.explained:
         return 3 * least
@@ -509,14 +517,11 @@ def _needed(event: _Event, irregular: bool, ours: Sequence[int], straight: set[i
 
 
 def _start(
-    ours: Sequence[int], theirs: Sequence[int], crossing: int, straight: set[int]
+    ours: Sequence[int], theirs: Sequence[int], crossing: int, straight: frozenset[int]
 ) -> tuple[int | None, set[tuple[int, int]]]:
     """Returns where lines that never had met begin to do so, shortly before they cross; and the
     pairs of lines that had met until then. No start: lines had met others all the time."""
-    first: dict[tuple[int, int], int] = {}
-    for index, pair in enumerate(zip(ours[:crossing], theirs[:crossing], strict=True)):
-        if pair[0] != pair[1]:
-            first.setdefault(pair, index)
+    first = _first_met(ours, theirs, crossing)
     near = (
         index
         for pair, index in first.items()
@@ -545,7 +550,7 @@ def _expected(column: Sequence[int], at: int) -> int | None:
 class _Match:
     """Says whether two places belong together: the same, not straight, or known to meet."""
 
-    def __init__(self, straight: set[int], met: set[tuple[int, int]]) -> None:
+    def __init__(self, straight: frozenset[int], met: set[tuple[int, int]]) -> None:
         self._straight, self._met = straight, met
 
     def __call__(self, one: int, other: int) -> bool:
@@ -573,7 +578,7 @@ def _events(
     ours: Sequence[int],
     theirs: Sequence[int],
     start: int,
-    straight: set[int],
+    straight: frozenset[int],
     met: set[tuple[int, int]],
 ) -> tuple[list[_Event], int]:
     """The events from `start` on, and the evidence that the two keep step."""
@@ -582,26 +587,21 @@ def _events(
     ways_on = Counter(one for one, _ in made.union(pairwise(ours)))
     joint: Counter[tuple[int, int]] = Counter()
     events: list[_Event] = []
-    at = offset = evidence = 0
-    while at < len(ours) and at + offset < len(theirs) and len(events) < MOST_EVENTS:
-        there = at + offset
+    at = there = evidence = 0
+    while at < len(ours) and there < len(theirs) and len(events) < MOST_EVENTS:
         if at < start or match(ours[at], theirs[there]):
-            before, now = ours[at - 1], ours[at]
-            if at and there and now == theirs[there] and before == theirs[there - 1]:
-                joint[before, now] += 1
+            step = before, now = ours[at - 1], ours[at]
+            if at and there and step == (theirs[there - 1], theirs[there]):
+                joint[step] += 1
                 evidence += now != before and ways_on[before] > 1
-            at += 1
+            at, there = at + 1, there + 1
             continue
-        event = _event(match, ours, theirs, at, offset)
-        events.append(event)
-        at += event.ours
-        offset += event.theirs - event.ours
-        if not event.what:
-            at += 1
-            while at < len(ours) and at + offset < len(theirs):
-                if match(ours[at], theirs[at + offset]):
-                    break
-                at += 1
+        events.append(_event(match, ours, theirs, at, there))
+        at, there = events[-1].after
+        if not events[-1].what:
+            rest = zip(ours[at + 1 :], theirs[there + 1 :], strict=False)
+            apart = 1 + sum(1 for _ in takewhile(lambda pair: not match(*pair), rest))
+            at, there = at + apart, there + apart
     for event in events:
         at, there = event.at, event.there
         before = ours[at - 1]
@@ -613,13 +613,12 @@ def _events(
 
 
 def _event(
-    match: _Match, ours: Sequence[int], theirs: Sequence[int], at: int, offset: int
+    match: _Match, ours: Sequence[int], theirs: Sequence[int], at: int, there: int
 ) -> _Event:
     """Returns what explains best that these two calls do not match: the least that lets some calls
     with changes of line match again, else what lets the most."""
-    there = at + offset
     best: tuple[int, ...] = ()
-    found = _Event(at, offset, None, 0, 0, False, len(ours) - max(at, there) <= WINDOW)
+    found = _Event(at, there, None, 0, 0, False, len(ours) - max(at, there) <= WINDOW)
     for what, skip, skip_theirs in _attempts(match, ours, theirs, at, there):
         changes, calls, ends = match.run(ours, theirs, at + skip, there + skip_theirs)
         swapped, size = what == "swapped", max(skip, skip_theirs)
@@ -640,7 +639,7 @@ def _event(
             explained = not replaced and changes > 0 and calls >= least
             pending = bool(ends) and not explained
             kind = (what, skip, skip_theirs)
-            found = _Event(at, offset, *kind, explained, pending, changes, calls)
+            found = _Event(at, there, *kind, explained, pending, changes, calls)
     return found
 
 

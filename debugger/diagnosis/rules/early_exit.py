@@ -1,8 +1,8 @@
 """A rank has left for good while others wait: that is proven at once.
 
 Rules:
-1. Only waits that need the absent rank count (`needs`), and calls that failed without it; not of a
-   thread that its own rank leaves behind.
+1. Only waits that need the absent rank count (`needs`), and calls that failed without it, as the
+   last ones of a thread may that has died of that; not of a thread that its own rank leaves behind.
 2. A rank that finished with status 0, or destroyed the group, and had not entered a call of that
    group in which others wait, or have failed, or with which their GPUs were not through when they
    ended: early_exit; for the creation of a group: group_mismatch. For a send or receive:
@@ -41,9 +41,11 @@ from ...record.wording import RankState, at_site, call_text, numbered, printable
 from ..facts.channels import Channels
 from ..facts.evidence import chosen, doing, last_call, of_call, stand
 from ..facts.exceptions import (
+    MOST_UNFINISHED,
     UNFINISHED,
     abandoned_calls,
     as_pending,
+    calls_of_dead_threads,
     failed_calls,
     has_failed,
     is_communication_error,
@@ -56,9 +58,6 @@ from ..findings import CallIs, Finding, RankEvidence, group_evidence
 from ..limits import AFTERMATH_NS, FAILING_NS, MOMENT_NS, SECOND_NS, SLOW_BYTES_PER_S, Candidate
 from ..shared_findings import not_created, tag_mismatch
 from ..story import step
-
-MOST_UNFINISHED = 64
-"""So many of the last calls of a rank that failed are looked at: it may have been in several."""
 
 
 def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate]:
@@ -80,6 +79,7 @@ def departures(world: World, channels: Channels, needs: Needs) -> list[Candidate
         )
     ]
     waits += [(pending, None, True) for pending in failed_calls(world)]
+    waits += [(pending, None, True) for pending in calls_of_dead_threads(world)]
     waits += [(pending, None, True) for pending in _failed_messages(world)]
     waits += [(pending, None, True) for pending in abandoned_calls(world, channels)]
     waits += [(pending, None, True) for pending in _repeated_in_vain(world)]

@@ -5,7 +5,6 @@ At every other level nothing is loaded of what agrees, which has a network of di
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -23,11 +22,6 @@ if TYPE_CHECKING:
 
 UNREACHABLE = frozenset({"fake", "threaded"})
 """Backends whose ranks are no processes of their own."""
-ISSUED_IN = tuple(
-    os.path.join(os.path.dirname(__file__), f"{name}.py")
-    for name in ("collectives", "deferred_work", "messages")
-)
-"""The files in which a call enters the backend once its ranks have agreed on it."""
 
 
 class Agreement:
@@ -40,14 +34,11 @@ class Agreement:
         self._blocking: BlockingMessages | None = None
         self._guards: weakref.WeakSet[GroupGuard | Unguarded] = weakref.WeakSet()
 
-    def observe(self) -> None:
-        """Lets the level switch the guards of all groups."""
-
         def switch_all(on: bool) -> None:
             for guard in list(self._guards):
                 guard.switch(on, at_once=True)
 
-        self._level.on_detail(switch_all)
+        level.on_detail(switch_all)
 
     def guard(self, record: GroupRecord, store: Any) -> None:
         """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""

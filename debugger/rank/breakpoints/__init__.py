@@ -7,4 +7,5 @@ from collections.abc import Callable
 POST_MORTEM = "DISTDEBUG_PDB"
 BREAK = "DISTDEBUG_BREAK"
 """The places, one a line, with absolute names of files."""
-LookOnce = Callable[[Callable[[], None] | None], None]
+Look = Callable[[], None]
+LookOnce = Callable[[Look | None], None]

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ...record.requests import pauses
+from ...record.requests import supervision
 from ..log.rank_log import report_own_fault
 from ..process.main_thread import MainThread
 from ..record.recorder import GroupRecord, Recorder
-from ..torch_private.tools import on_breakpoint
+from ..torch_private.calls import on_breakpoint
 from . import BREAK, LookOnce
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class AwaitedBreakpoints:
         if self._blind:
             return
         try:
-            if self._made or pauses.is_asked(self._directory, getpid()):
+            if self._made or supervision.is_asked(self._directory, getpid()):
                 self._begun().on_demand.look()
         except Exception as error:
             self._blind = True

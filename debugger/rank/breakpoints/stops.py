@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from ...record.layout import Activity
 from ...record.ops import OP_CODES
 from ...record.requests import breakpoints as standing
-from ...record.requests import pauses
+from ...record.requests import supervision
 from ...record.requests.breakpoints import BreakAt, Stop
-from ...record.runs.verdict import is_live
+from ...record.requests.supervision import is_live
 from ...record.safe_text import whole_number
 from ...record.wording import printable
 from ...system import proc
@@ -100,7 +100,7 @@ class Breakpoints:
         rank that comes here. The others wait for that, so that theirs come later."""
         if error.__traceback__ is None or not isinstance(error, Exception) or self._passes():
             return
-        claim = self.directory / pauses.FOLDER / _CLAIM
+        claim = self.directory / supervision.FOLDER / _CLAIM
         try:
             claim.parent.mkdir(mode=0o700, exist_ok=True)
             os.symlink(str(getpid()), claim)  # whole from the beginning, unlike a file
@@ -342,15 +342,15 @@ class OnDemand:
         """Called with every heartbeat."""
         of = self._of
         if getpid() != of.owner:
-            pauses.withdraw_request(of.directory, getpid())  # it passes over breakpoints
-        elif not pauses.is_asked(of.directory, of.owner):
+            supervision.withdraw_request(of.directory, getpid())  # it passes over breakpoints
+        elif not supervision.is_asked(of.directory, of.owner):
             if self._armed or self._asked_s:
                 self._end()
         elif not self._asked_s:
             self._asked_s = time.monotonic()
         elif time.monotonic() - self._asked_s >= ARM_AFTER_S:
             with self._one:  # by now it may have been fulfilled
-                if not self._armed and pauses.is_asked(of.directory, of.owner):
+                if not self._armed and supervision.is_asked(of.directory, of.owner):
                     self._armed = True
                     of.allow()
                     self._look_once(self._before_call)
@@ -358,7 +358,7 @@ class OnDemand:
 
     def fulfilled(self) -> None:
         """The process stands, for whatever reason."""
-        if pauses.withdraw_request(self._of.directory, self._of.owner) or self._asked_s:
+        if supervision.withdraw_request(self._of.directory, self._of.owner) or self._asked_s:
             self._end()
 
     def _end(self) -> None:
@@ -374,7 +374,7 @@ class OnDemand:
             return False
         with self._one:
             armed, self._armed = self._armed, False
-        return armed and pauses.withdraw_request(self._of.directory, self._of.owner)
+        return armed and supervision.withdraw_request(self._of.directory, self._of.owner)
 
     def _before_call(self) -> None:
         frame = call_site.find(sys._getframe(1))

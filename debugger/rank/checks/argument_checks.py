@@ -26,7 +26,8 @@ from torch import Tensor
 from ...record.ops import OF_METHOD, POINT_TO_POINT, Op, Operand, Pattern
 from ...record.signature import ANY_SOURCE
 from ...record.wording import ranks_text
-from ..record.describe import Facts, tensors_in
+from ..record.describe import tensors_in
+from ..record.recorder import Facts
 
 
 class InvalidArgumentError(ValueError):

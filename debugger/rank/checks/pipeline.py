@@ -62,17 +62,16 @@ class Pipeline:
     _gradients: LooksAt
     _branches: LooksAt
     _values: LooksAt
+    _once: Callable[[], None] | None
     _scaling: non_finite.LossScaling = field(default_factory=non_finite.LossScaling)
     _origin: NanOrigin | None = None
     _groups: weakref.WeakSet[GroupRecord] = field(default_factory=weakref.WeakSet)
-    _once: Callable[[], None] | None = None
     _all: bool = False
     _off: set[tuple[GroupRecord, str]] = field(default_factory=set)
     """What has failed by its own fault, and looks no more at the calls of that group."""
 
-    def observe(self) -> None:
-        """Lets the level switch what belongs to it, in all groups."""
-        self._level.on_detail(self._switch)
+    def __post_init__(self) -> None:
+        self._level.on_detail(self._switch)  # what belongs to it, in all groups
 
     def _switch(self, detail: bool) -> None:
         for record in list(self._groups):

@@ -14,19 +14,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, NoReturn
 
-from torch.distributed import ProcessGroup
-
+from ...record import wording
 from ...record.layout import AGREES_FLAG, ASYNC_FLAG, BOUNDED_FLAG
 from ...record.ops import POINT_TO_POINT
 from ..checks import argument_checks, in_flight, non_finite
 from ..checks.argument_checks import InvalidArgumentError
 from ..log.rank_log import is_interruption, report_own_fault
-from ..record import lost_connections
-from ..record.describe import METHODS, Facts, Method
+from ..record import describe, lost_connections
+from ..record.describe import METHODS, Method
 from ..record.lanes import FORMS, Lane, never, stands_below
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import Facts, GroupRecord, Known, Recorder
 from ..record.waiting import NO_TIMEOUT
 from ..record.waiting import whole as _whole
+from ..torch_private.groups import FrontGroup
 from ..torch_private.operators import record_boxed_groups
 from ..torch_private.tensor_guards import tensor_guard
 from . import outstanding
@@ -81,12 +81,11 @@ CPP_NAMES = {
 """By what name torch's C++ code looks for a method in a group that is written in Python."""
 
 
-class CheckedGroup(ProcessGroup):
+class CheckedGroup(FrontGroup):
     """Stands in front of a group that torch made."""
 
     __slots__ = ("__dict__", "_lanes")  # a slot costs a sixth of an attribute of a torch's object
 
-    _inner: Any
     _recorder: Recorder | None
     _record: GroupRecord
     _split: Callable[..., Any]
@@ -163,13 +162,12 @@ class CheckedGroup(ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets the limit of calls from now on that have no time limit of their own."""
-        self._record.timeout_s = timeout.total_seconds()
-        if not self._record.kept:
+        if not self._record.keeps(timeout):
             self._inner.set_timeout(timeout)
 
     def boxed(self) -> Any:
         """For torch.ops.c10d, whose operators would pass this group by."""
-        record_boxed_groups(CheckedGroup)
+        record_boxed_groups()
         own: Any = super()
         return own.boxed()
 
@@ -194,6 +192,7 @@ class CheckedGroup(ProcessGroup):
     def forbid(self, refuse: Callable[[str], NoReturn]) -> None:
         """Makes every communication call `refuse`, which raises: this is a forked child."""
         self._forget()
+        in_flight.forget()
         self._refuse = refuse
         if self._record.keeper is not None:
             self._record.keeper.retract()
@@ -282,14 +281,12 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
                 if line.code is not frame.f_code:
                     line = None
                 elif line.by is not None:
-                    up = frame.f_back
-                    if up is None:
-                        line = None
-                    elif up.f_lasti != line.by_at or up.f_code is not line.by:
+                    up = frame.f_back or frame  # no line has itself for its caller
+                    if up.f_lasti != line.by_at or up.f_code is not line.by:
                         line = line.siblings.get((id(up.f_code), up.f_lasti))
                     if line is not None and line.over is not None:
-                        up = up.f_back if up is not None else None
-                        if up is None or up.f_lasti != line.over_at or up.f_code is not line.over:
+                        up = up.f_back or up
+                        if up.f_lasti != line.over_at or up.f_code is not line.over:
                             line = None
                 elif line.above and not stands_below(frame, line.above):
                     line = None
@@ -421,7 +418,10 @@ def _described(lane: Lane, method: Method, key: Facts, given: tuple[Any, ...]) -
     InvalidArgumentError where no backend could make it."""
     facts = method.facts(given)
     argument_checks.check(method.op, facts, lane.group.ranks)
-    return lane.recorder.describe(lane.group, method.op, facts, key)
+    group = lane.group
+    by_device = "" not in wording.by_device(group.backend)
+    signature = describe.signature(method.op, facts, group.ranks, by_device)
+    return lane.recorder.know(group, signature, describe.on_cpu(facts), key)
 
 
 def _is_not_made(error: BaseException, enters: bool, op: str, backend: str) -> bool:
@@ -468,7 +468,7 @@ for _name, _call in {
     **{name: _forward(name) for name in FORWARDED},
     **{name: _unrecorded(name) for name in UNRECORDED},
 }.items():
-    if hasattr(ProcessGroup, _name):
+    if hasattr(FrontGroup, _name):
         _call.__name__, _call.__qualname__ = _name, f"CheckedGroup.{_name}"
         setattr(CheckedGroup, _name, _call)
 for _name, _ours in CPP_NAMES.items():

@@ -17,7 +17,6 @@ from ...errors.in_ranks import FindingRaised
 from ...record.layout import Role
 from ...record.notes import ForkedNote
 from ...record.writing.writer import FlightWriter
-from ..checks import in_flight
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.gloo import GlooSockets
@@ -61,7 +60,6 @@ class Forks:
             parent = self._recorder.writer.rank
             self._recorder.writer.detach()
             outstanding.forget()
-            in_flight.forget()
             self._sockets.forget()
             self._revive = revive
             for group in list(self._groups):

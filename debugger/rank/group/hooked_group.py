@@ -21,7 +21,7 @@ from ...record.ops import OPS, POINT_TO_POINT, Pattern, op_type
 from ...record.writing.slots import CallOrigin, ThreadSlot
 from ..log.rank_log import report_own_fault
 from ..record import describe
-from ..record.recorder import GroupRecord, Known, Recorder
+from ..record.recorder import Facts, GroupRecord, Known, Recorder
 from ..torch_private import group_hooks
 from ..torch_private.group_hooks import FoundGroup
 from ..torch_private.training import capturing
@@ -240,7 +240,7 @@ def op_of(told: Any, size: int) -> str | None:
     return several if given > 1 and several in OPS else op
 
 
-def facts_of(op: str, told: Any) -> describe.Facts:
+def facts_of(op: str, told: Any) -> Facts:
     """Returns what determines the signature, as far as the hook is told: see `describe`."""
     given, result = told.input_tensors, told.output_tensors
     row = OPS[op]

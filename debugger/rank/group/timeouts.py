@@ -19,7 +19,6 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
 from os import getpid
 from pathlib import Path
 from time import monotonic_ns
@@ -27,12 +26,12 @@ from typing import Any
 
 from distcore.base import deadline
 
-from ...record.requests.pauses import any_asked, any_stop
+from ...record.requests.supervision import any_asked, any_stop
 from ..log.rank_log import report_own_fault
 from ..record import call_site, waiting
 from ..record.recorder import GroupRecord, Recorder
 from ..torch_private.gloo import GlooSockets
-from ..torch_private.groups import on_group_timeout, prolong
+from ..torch_private.groups import prolong
 from . import outstanding
 
 ASKING = ("DISTDEBUG_BREAK", "DISTDEBUG_PDB", "DISTDEBUG_TUI")
@@ -72,15 +71,6 @@ def _mentions_breakpoint(file: str) -> bool:
     return any(call in line for line in linecache.getlines(file) for call in _CALLS)
 
 
-def _changed(group: Any, timeout: timedelta) -> bool:
-    """torch's `_set_pg_timeout`; whether that is all there is to do."""
-    record = getattr(group, "_record", None)
-    if not isinstance(record, GroupRecord):
-        return False
-    record.timeout_s = timeout.total_seconds()
-    return record.kept
-
-
 class Timeouts:
     """The time limits of this process's groups."""
 
@@ -103,11 +93,7 @@ class Timeouts:
             weakref.WeakKeyDictionary()
         )
         """The groups whose timeout gloo keeps."""
-
-    def observe(self) -> None:
-        """Has deadlines put off by breakpoints."""
         deadline.set_held(self.held_s)
-        on_group_timeout(_changed)
 
     def take_over(self, record: GroupRecord, inner: Any) -> None:
         """Keep the timeout of this new group, if it is gloo's and a breakpoint may come."""

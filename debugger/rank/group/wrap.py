@@ -15,7 +15,7 @@ from ...record.notes import SplitNote
 from ..checks.pipeline import Pipeline
 from ..log.rank_log import is_interruption, report_own_fault
 from ..record.recorder import GroupRecord, Recorder
-from ..torch_private import calls, groups, operators, self_test, tensor_guards
+from ..torch_private import groups, operators
 from ..torch_private.gloo import GlooSockets
 from ..torch_private.probe import c10d
 from .checked_group import CheckedGroup
@@ -39,15 +39,16 @@ class Groups:
     _recorder: Recorder
     _sockets: GlooSockets
     _forks: Forks
-    _timeouts: Timeouts
-    _pipeline: Pipeline
+    timeouts: Timeouts
+    pipeline: Pipeline
     _agreement: Any
     _in_cleanup: Callable[[int, bool], None]
     _class: type[CheckedGroup] = CheckedGroup
     _adopt: Callable[[Any], None] | None = None
     _told_of_default: list[Callable[[str, int], None]] = field(default_factory=list)
     _before_default: list[Callable[[], None]] = field(default_factory=list)
-    _creation_was_seen: bool = False
+    creation_was_seen: bool = False
+    """Whether torch has called the function that is wrapped here."""
 
     def on_default_group(self, tell: Callable[[str, int], None]) -> None:
         """`tell(backend, rank)` is called when a default group is there."""
@@ -65,68 +66,47 @@ class Groups:
         given as soon as it is attached."""
         self._class, self._adopt = group_class, adopt
 
-    def check_that_creation_is_seen(self) -> None:
-        """torch has made the default group: by the function that is wrapped here, or by another?"""
-        if not self._creation_was_seen:
-            groups.creation_was_not_seen()
-
-    def observe(self) -> None:
-        """Observes every new group."""
-        self_test.try_a_front()
-        tensor_guards.try_tensor_guards()
-        groups.on_group_creation(self._creation)
-        calls.coalesce_messages(CheckedGroup)
-        groups.show_to_hooks(CheckedGroup)
-        groups.on_unregistered_groups(
-            lambda: self._recorder.recording_is_off(
-                "recording of groups of torch.distributed._dist2"
-            )
-        )
-
-    def _creation(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def create(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Has torch's function `original` make a group, and observes that."""
         recorder, sockets = self._recorder, self._sockets
-
-        def create(*args: Any, **kwargs: Any) -> Any:
-            if groups.has_threads_for_ranks():
-                recorder.recording_is_off("recording of ranks that are threads")
-                return original(*args, **kwargs)
-            self._creation_was_seen = True
+        if groups.has_threads_for_ranks():
+            recorder.recording_is_off("recording of ranks that are threads")
+            return original(*args, **kwargs)
+        self.creation_was_seen = True
+        try:
+            given = groups.helper_arguments(args, kwargs)
+            ranks = [int(rank) for rank in given.get("global_ranks_in_group") or ()]
+            name = str(given["group_name"])
+            backend = str(given["backend"])
+        except Exception as error:
+            recorder.recording_is_off("recording of group creations")
+            report_own_fault("recording of group creations", error)
+            return original(*args, **kwargs)
+        if not ranks:
+            while self._before_default:
+                self._before_default.pop()()
+            with sockets.remembered(name):
+                created = original(*args, **kwargs)
+            for tell in self._told_of_default:
+                try:
+                    group = created[0]
+                    tell(groups.backend_name(group) or backend, int(group.rank()))
+                except Exception as error:
+                    report_own_fault("telling of the default group", error)
+            return self._wrapped(created, ranks, name, backend, given)
+        site = recorder.safe_site(_getframe(1))
+        if not groups.is_hashed_name(name):
             try:
-                given = groups.helper_arguments(args, kwargs)
-                ranks = [int(rank) for rank in given.get("global_ranks_in_group") or ()]
-                name = str(given["group_name"])
-                backend = str(given["backend"])
+                recorder.creation(name, ranks, backend, site)
             except Exception as error:
                 recorder.recording_is_off("recording of group creations")
                 report_own_fault("recording of group creations", error)
-                return original(*args, **kwargs)
-            if not ranks:
-                while self._before_default:
-                    self._before_default.pop()()
-                with sockets.remembered(name):
-                    created = original(*args, **kwargs)
-                for tell in self._told_of_default:
-                    try:
-                        group = created[0]
-                        tell(groups.backend_name(group) or backend, int(group.rank()))
-                    except Exception as error:
-                        report_own_fault("telling of the default group", error)
-                return self._wrapped(created, ranks, name, backend, given)
-            site = recorder.safe_site(_getframe(1))
-            if not groups.is_hashed_name(name):
-                try:
-                    recorder.creation(name, ranks, backend, site)
-                except Exception as error:
-                    recorder.recording_is_off("recording of group creations")
-                    report_own_fault("recording of group creations", error)
-            detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
-            with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
-                with sockets.remembered(name):
-                    created = original(*args, **kwargs)
-                # Within: at DETAIL this waits for the other ranks as well.
-                return self._wrapped(created, ranks, name, backend, given)
-
-        return create
+        detail = {"op": "new_group", "name": name, "ranks": ranks, "backend": backend}
+        with recorder.waiting_in(Activity.NEW_GROUP, detail, site):
+            with sockets.remembered(name):
+                created = original(*args, **kwargs)
+            # Within: at DETAIL this waits for the other ranks as well.
+            return self._wrapped(created, ranks, name, backend, given)
 
     def _wrapped(
         self, created: Any, ranks: list[int], name: str, backend: str, given: dict[str, Any]
@@ -154,7 +134,7 @@ class Groups:
                 recorder.recording_is_off(f"recording of group {name!r}, for want of room,")
                 return created
             groups.replace_group(inner, outer)
-            operators.record_operators(CheckedGroup)
+            operators.record_operators()
         except FindingRaised:
             raise  # the verdict of the run, which came meanwhile
         except Exception as error:
@@ -210,9 +190,9 @@ class Groups:
         self._agreement.guard(record, store)
         if "nccl" in config:
             groups.take_times(inner)
-        self._pipeline.inspect(record)
+        self.pipeline.inspect(record)
         recorder.group_ready(record)
-        self._timeouts.take_over(record, inner)
+        self.timeouts.take_over(record, inner)
         self._forks.watch_group(outer)
         return outer
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from ...record.log_file import DEBUG_LEVELS, DETAIL, INFO
-from ..torch_private.tools import take_debug_level
+from ..torch_private.calls import take_debug_level
 
 LEVEL = "DISTDEBUG_LEVEL"
 UNASKED = "DISTDEBUG_LEVEL_UNASKED"

@@ -211,16 +211,18 @@ class PlannedAgreement(Agreement):
 class PlannedLayer(Layer):
     """See `Layer`. `writer` is this rank's program."""
 
-    agreeing = PlannedAgreement
     remembering = NoSockets
+    prechecks = None  # most values are stand-ins, of which nothing can be told
 
     def __init__(self, directory: Path, writer: ProgramWriter) -> None:
         super().__init__(directory, writer)
         writer.find_line = self.recorder.safe_site
         self._program = writer
-        self.precheck = None  # most values are stand-ins, of which nothing can be told
         self.places: DevicePlaces | None = None
         """The devices of tensors, where GPUs are pretended."""
+
+    def _agreement(self) -> PlannedAgreement:
+        return PlannedAgreement(self.recorder, self.level, self.sockets)
 
     def observe(self) -> None:
         super().observe()

@@ -40,7 +40,7 @@ from ...record.notes import (
     UnwindingNote,
 )
 from ...record.wording import at_site
-from ..group import checked_group, outstanding
+from ..group import outstanding
 from ..record import call_site, lost_connections, waiting
 from ..record.call_site import is_layers
 from ..record.exception_text import HANDS_ON, name_of, stack_of, text_of, titled
@@ -50,6 +50,11 @@ from ..record.recorder import ORDINARY, OwnFinding, Recorder
 _WAITED_IN = waiting.__file__
 _RENDEZVOUS = "_distdebug_rendezvous"
 _RECORDED = "_distdebug_recorded"
+_GUARDS = tuple(f"agreement/{name}" for name in ("collectives", "messages"))
+ISSUED_IN = frozenset(
+    f"{call_site.DIRECTORIES[0]}{name}.py" for name in ("group/checked_group", *_GUARDS)
+)
+"""The files in which a call enters the backend: at DETAIL, once its ranks have agreed on it."""
 _ADDRESS_IN_USE = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 
 Explain = Callable[[BaseException, int], bool]
@@ -58,14 +63,11 @@ kind."""
 
 
 class Exceptions:
-    """The exceptions of this process. `issued_in`: the files, beside the group's own, in which
-    calls enter the backend. `explain`: functions that know more of some errors than they say."""
+    """The exceptions of this process. `explain`: functions that know more of some errors than these
+    say."""
 
-    def __init__(
-        self, recorder: Recorder, issued_in: Sequence[str], explain: Sequence[Explain]
-    ) -> None:
+    def __init__(self, recorder: Recorder, explain: Sequence[Explain]) -> None:
         self._recorder = recorder
-        self._issued_in = frozenset((checked_group.__file__, *issued_in))
         self._explain = tuple(explain)
         self._unmarked: set[int] = set()
 
@@ -116,6 +118,7 @@ class Exceptions:
             stack=stack_of(error),
             thread=threading.current_thread().name,
             thread_slot=recorder.writer.thread().index,
+            daemon=threading.current_thread().daemon,
             link=lost_connections.named_by(lost or error),
             rendezvous=next(filter(None, failed_at), None),
             failed=tuple(sorted(failures)) or None,
@@ -191,7 +194,7 @@ class Exceptions:
         wrong_argument = inside and refused and not unsaid
         if isinstance(error, AssertionError) and innermost.endswith("distributed_c10d.py"):
             wrong_argument = True  # torch asserts that a backend's name is known
-        if innermost in self._issued_in and isinstance(error, RuntimeError) and not lost:
+        if innermost in ISSUED_IN and isinstance(error, RuntimeError) and not lost:
             wrong_argument = True  # the backend refused the call at once
         if isinstance(error, RuntimeError) and lost_connections.is_late_refusal(error):
             wrong_argument = True

@@ -16,7 +16,7 @@ from distcore.base.background_thread import BackgroundThread
 
 from ...record.layout import SEEN_ASKING, SEEN_STILL
 from ...system.proc import TICKS_PER_S, read_stat, tasks, times_slept
-from ..group import outstanding, tracked_work
+from ..group import outstanding
 from ..group.outstanding import AskedHandle, UnwaitedWork
 from ..limits import ASKING_CPU_S, HEARTBEAT_S
 from ..log.rank_log import report_own_fault
@@ -178,6 +178,7 @@ BEATS = 20
 ONLY_ASKS = 1000
 """The number of questions in them from which on a program does nothing in between."""
 _SLEEPS_IN = frozenset({"threading", "selectors"})
+_ASKED_IN = f"{outstanding.__package__}.tracked_work"
 
 
 @dataclass
@@ -255,7 +256,7 @@ def _stands(asked: AskedHandle) -> bool:
         package = name.partition(".")[0]
         if package == "asyncio":
             return True
-        if package not in _SLEEPS_IN and name != tracked_work.__name__:
+        if package not in _SLEEPS_IN and name != _ASKED_IN:
             return False
         frame = frames.caller(frame)
     return frame is not None

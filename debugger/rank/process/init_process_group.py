@@ -21,16 +21,14 @@ from ...record.notes import DestroyedNote, StaleStoreNote, StoreHostNote
 from ...record.requests.lifeline import tie
 from ...record.safe_files import read_regular
 from ...system.proc import age_s, read_stat
-from ..group.checked_group import CheckedGroup
 from ..group.forks import Forks
 from ..group.outstanding import UnwaitedWork
-from ..group.wrap import Groups
 from ..log import rank_log
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
 from ..torch_private.calls import await_completion_hooks
 from ..torch_private.gloo import settle
-from ..torch_private.groups import has_threads_for_ranks
+from ..torch_private.groups import creation_was_not_seen, has_threads_for_ranks
 from ..torch_private.probe import c10d, patch
 from ..torch_private.stores import on_new_stores, own_address, store_address
 from .exceptions import failed_to_join
@@ -49,7 +47,7 @@ class Initialisations:
 
     recorder: Recorder
     directory: Path
-    groups: Groups
+    creation_was_seen: Callable[[], bool]
     forks: Forks
     exits: Exits
     unwaited: UnwaitedWork
@@ -101,7 +99,8 @@ class Initialisations:
                     raise
             self.exits.group_made()
             with contextlib.suppress(Exception):
-                self.groups.check_that_creation_is_seen()
+                if not self.creation_was_seen():
+                    creation_was_not_seen()
                 if recorder.writer.rank < 0:
                     group = c10d.GroupMember.WORLD
                     _claim(recorder, directory, {"rank": group.rank(), "world_size": group.size()})
@@ -161,7 +160,7 @@ class Initialisations:
                     self.unwaited.report(over=True)
                 except Exception as error:
                     report_own_fault("looking for handles that were dropped", error)
-                await_completion_hooks(group, CheckedGroup)
+                await_completion_hooks(group)
                 return original(*args, **kwargs)
 
         return destroy_process_group

@@ -16,7 +16,7 @@ import signal
 from pathlib import Path
 
 from ...record import lost_pages
-from ...record.requests.stack_dump import STACK_SIGNAL, dump_path
+from ...record.requests.supervision import STACK_SIGNAL, dump_path
 from ...system.proc import has_signal, read_status
 
 _HIGHEST = 1000

@@ -77,7 +77,7 @@ class LateLayer:
         self._in = False
         main_thread = MainThread()  # which is asked nothing: no verdict is raised here
         verdict = VerdictWatch(directory, main_thread, GlooSockets())
-        exceptions = Exceptions(self.recorder, [], [])
+        exceptions = Exceptions(self.recorder, [])
         self._exits = Exits(self.recorder, exceptions, verdict, None)
         self._unwaited = UnwaitedWork(self.recorder)
         self._heartbeat = Heartbeat(self.recorder, self._unwaited, lambda: None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...errors.in_ranks import FindingRaised, error_of
-from ...record.runs.verdict import Verdict, is_live
+from ...record.requests.supervision import Verdict, is_live
 from ..record import call_site, frames
 from ..record.waiting import NoVerdict
 from ..torch_private.gloo import GlooSockets

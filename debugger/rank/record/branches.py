@@ -82,7 +82,6 @@ class BranchWatch:
         self._events: dict[tuple[int, int, int | str], BranchOutcome] = {}
         """By the code's id, the offset of the branch and of what is next; or line and exception."""
         self._conditions: dict[int, tuple[CodeType, dict[int, Condition]]] = {}
-        self._branches: dict[tuple[int, int], int] = {}
         self._groups: dict[GroupRecord, int] = {}
         self._main = Stream(0)
         self._streams = {threading.main_thread().ident or 0: self._main}
@@ -233,7 +232,8 @@ class BranchWatch:
             name = f"{title_of(type(error))}{source}"
             event = self._events.get((id(code), -line, name))
             if event is None:
-                found = Condition(line, source_line(code, line))
+                made = Condition(line, source_line(code, line))
+                found = self._conditions_of(code).setdefault(-line, made)
                 event = self._outcome(code, -line, name, found, f"raised {name}")
             if not event.off:
                 stream.events.append((event, ()))
@@ -252,13 +252,11 @@ class BranchWatch:
         self, code: CodeType, at: int, way: int | str, found: Condition, outcome: str
     ) -> BranchOutcome:
         """Puts a way on from a branch on record that is taken for the first time."""
-        branch = self._branches.get((id(code), at), 0)
-        if not branch and found.line:
+        if not found.branch and found.line:
             place = (code.co_filename, found.line, code.co_name, found.source, found.part)
-            branch = self._define("branch", *place, found.names, found.shown)
-            self._branches[id(code), at] = branch
-        number = self._define("event", branch, outcome) if branch else 0
-        event = BranchOutcome(number, branch, code, found.readers, off=not number)
+            found.branch = self._define("branch", *place, found.names, found.shown)
+        number = self._define("event", found.branch, outcome) if found.branch else 0
+        event = BranchOutcome(number, found.branch, code, found.readers, off=not number)
         self._events[id(code), at, way] = event
         return event
 
@@ -310,11 +308,11 @@ class BranchWatch:
     def _put(self, stream: Stream, group: int, seq: int) -> None:
         taken, stream.events = stream.events, []
         stream.budget -= len(taken)
-        path = (*(one.number for one, _ in taken), *self._off.values())
+        numbers = [*(one.number for one, _ in taken), *self._off.values()]
         with self._lock:
             if self._writer is not None:
                 values = [values or 0 for _, values in taken]
-                self._writer.interval(group, seq, min(stream.index, 0xFFFF), path, values)
+                self._writer.interval(group, seq, stream.index, numbers, values)
         if stream.budget < 0:
             for event, times in Counter(one for one, _ in taken).most_common(2):
                 if times > 1:

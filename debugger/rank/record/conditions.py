@@ -27,11 +27,12 @@ _WHOLE = re.compile(
 _NEGATED = re.compile(r"\bnot\s*$")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Condition:
     """A condition: `source` is the line that it stands on, `part` the part of it that decides ("":
     all of it). `outcomes`: of going on with the next instruction, and of the jump. `names` as
-    `readers` read them; `shown`: the texts between them, of a comparison."""
+    `readers` read them; `shown`: the texts between them, of a comparison. `branch`: its number on
+    record."""
 
     line: int
     source: str = ""
@@ -41,6 +42,7 @@ class Condition:
     names: tuple[str, ...] = ()
     readers: tuple[Reader, ...] = ()
     shown: tuple[str, ...] = ()
+    branch: int = 0
 
 
 def conditions(code: CodeType) -> dict[int, Condition]:

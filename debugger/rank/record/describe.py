@@ -21,8 +21,8 @@ from distcore.base.call_text import REDUCE_OPS
 from ...record.ops import OPS, POINT_TO_POINT, Op, Operand, Pattern, op_of
 from ...record.signature import ANY_SOURCE, Signature, Tensor
 from ..log.rank_log import is_interruption
+from .recorder import Facts
 
-Facts = tuple[Any, ...]
 Arguments = tuple[Any, ...]
 Take = Callable[[Arguments], Facts]
 

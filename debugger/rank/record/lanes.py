@@ -23,7 +23,6 @@ from . import call_site
 from .describe import (
     METHODS,
     Arguments,
-    Facts,
     Take,
     all_reduce_key,
     broadcast_key,
@@ -38,7 +37,7 @@ from .describe import (
     root_of_broadcast,
     scatter_from_one_key,
 )
-from .recorder import GroupRecord, Known, Recorder
+from .recorder import Facts, GroupRecord, Known, Recorder
 
 Guard = Callable[..., bool]
 

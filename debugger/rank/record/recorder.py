@@ -16,6 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -44,13 +45,12 @@ from ...record.signature import (
     hash64,
     split_contribution,
 )
-from ...record.wording import by_device, finding_line
+from ...record.wording import finding_line
 from ...record.writing.slots import CallDescription, ChannelSlot, GroupSlot
 from ...record.writing.writer import FlightWriter
 from ..log import rank_log
 from ..log.rank_log import is_interruption, report_own_fault
-from . import call_site, describe, frames, lost_connections, waiting
-from .describe import Facts
+from . import call_site, frames, lost_connections, waiting
 from .exception_text import name_of, titled
 from .waiting import BackendWaits, NoVerdict, WaitFunction
 
@@ -62,6 +62,10 @@ LinesInGraph = Callable[[FrameType], Sequence[tuple[str, int, str]]]
 _OWN, _USER = call_site.OWN, call_site.USER
 
 
+Facts = tuple[Any, ...]
+"""What tells distinct calls of a method apart: see `describe`."""
+
+
 @dataclass(slots=True)
 class Known(CallDescription):
     """A distinct call as this layer treats it: with how to wait for it."""
@@ -71,7 +75,7 @@ class Known(CallDescription):
     wait: WaitFunction
     text: str
     """The signature, as JSON."""
-    key: describe.Facts
+    key: Facts
     """The `Method.key` of such a call."""
     streams: bool
     """Whether its tensors are a GPU's: then it goes on after a wait for it has returned."""
@@ -93,9 +97,7 @@ class GroupRecord:
     slot: GroupSlot
     backend: str
     timeout_s: float
-    known: defaultdict[str, dict[describe.Facts, Known]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
+    known: defaultdict[str, dict[Facts, Known]] = field(default_factory=lambda: defaultdict(dict))
     """By op, and by the `Method.key` of a call."""
     distinct_calls: int = 0
     channels: dict[tuple[str, int, int], ChannelSlot] = field(default_factory=dict)
@@ -114,6 +116,11 @@ class GroupRecord:
 
     def __post_init__(self) -> None:
         self.shown_name = wording.group_name(self.name, self.desc)
+
+    def keeps(self, timeout: timedelta) -> bool:
+        """The group has this timeout from now on; whether it is kept from the backend."""
+        self.timeout_s = timeout.total_seconds()
+        return self.kept
 
     def place(self, seq: int) -> str:
         """`#17 of group "tp"`."""
@@ -374,19 +381,10 @@ class Recorder:
 
     # -- calls ---------------------------------------------------------------------------------
 
-    def describe(
-        self, group: GroupRecord, op: str, facts: describe.Facts, key: describe.Facts
-    ) -> Known:
-        """The ids and hashes of a call whose key was not seen before on this group."""
-        signature = describe.signature(
-            op, facts, group.ranks, by_device="" not in by_device(group.backend)
-        )
-        return self.know(group, signature, describe.on_cpu(facts), key)
-
     def know(
         self, group: GroupRecord, signature: Signature, on_cpu: bool | None, key: Facts
     ) -> Known:
-        """Returns what is known of a call for a signature that was found in another way."""
+        """Returns the ids and hashes of a call whose key was not seen before on this group."""
         op = signature.op
         channel = None
         if signature.peer is not None:

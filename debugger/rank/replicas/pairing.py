@@ -16,7 +16,6 @@ from ...record.notes import PairedNote
 from ...record.signature import hash64
 from ..log.rank_log import report_own_fault
 from ..record.recorder import Recorder
-from ..torch_private.training import on_model_replicated, on_sharding
 
 _MOST_TEXT = 1 << 14
 _MOST_NOTES = 32
@@ -30,17 +29,14 @@ class PositionPairing:
         self._recorder = recorder
         self._noted: set[tuple[object, ...]] = set()
 
-    def observe(self) -> None:
-        """Begin."""
-        on_model_replicated(self._model)
-        on_sharding(self._note)
-
-    def _model(self, model: Any) -> None:
+    def made(self, model: Any) -> None:
+        """A model of DDP was made."""
         ignored = model.parameters_to_ignore
         named = (row for row in model.module.named_parameters() if row[0] not in ignored)
-        self._note("DistributedDataParallel", model.process_group, named)
+        self.pair("DistributedDataParallel", model.process_group, named)
 
-    def _note(self, wrapper: str, group: Any, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def pair(self, wrapper: str, group: Any, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """A wrapper pairs these tensors with those of the group's other ranks, in their order."""
         record = getattr(group, "_record", None)
         if record is None or len(record.ranks) < 2 or len(self._noted) == _MOST_NOTES:
             return

@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 
-from distcore.base.wrapping import around
-
 from ...hook.loading import when_imported
 from ...record.wording import by_device
-from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, patch, private
+from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, private
 
 _BY_GROUP = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag")
 """The tables of torch's world that have a group as a key."""
@@ -35,6 +33,16 @@ _HELPER_ARGUMENTS = (
 )
 _OUTER = "_distdebug_outer"
 _own_world = type(getattr(c10d, "_world", None))
+
+
+class FrontGroup(c10d.ProcessGroup):  # type: ignore[misc]
+    """A group in front of another one, which torch made."""
+
+    __slots__ = ()
+
+    _inner: Any
+    _record: Any
+    """Its `record.recorder.GroupRecord`."""
 
 
 STORE = WatchedPart(
@@ -61,11 +69,10 @@ def has_threads_for_ranks() -> bool:
 def on_unregistered_groups(note: Callable[[], None]) -> None:
     """`note()` is called when `torch.distributed._dist2` makes a group: it comes past the function
     that makes all others, and no registry has it."""
-
-    def observe(module: Any) -> None:
-        before(module, "new_group", lambda *_, **__: note())
-
-    when_imported("torch.distributed._dist2", observe)
+    when_imported(
+        "torch.distributed._dist2",
+        lambda module: before(module, "new_group", lambda *_, **__: note()),
+    )
 
 
 def answer_for(inner: Any, outer: Any) -> None:
@@ -159,9 +166,10 @@ DURATIONS = WatchedPart(
 
 
 @CREATION
-def on_group_creation(make: Callable[[Wrapped], Wrapped]) -> None:
-    """Wrap the function through which init_process_group and new_group create every group."""
-    patch(c10d, "_new_process_group_helper", make)
+def on_group_creation(create: Callable[..., Any]) -> None:
+    """Have `create(original, *args, **kwargs)` called in the place of the function through which
+    init_process_group and new_group create every group."""
+    instead(c10d, "_new_process_group_helper", create)
 
 
 def creation_was_not_seen() -> None:
@@ -320,33 +328,27 @@ def prolong(inner: Any, timeout: timedelta) -> bool:
     return bool(found)
 
 
-def show_to_hooks(group_class: type) -> None:
+def show_to_hooks() -> None:
     """Attach torch's hooks of groups (flight recorder, NaN and health checks; from 2.14 on) to the
-    group behind one of this class: they would not see the calls that pass through the one in front.
-    """
+    group behind the one in front, through which calls would pass unseen by them."""
+
+    def to_the_one_behind(attach: Wrapped, pg: Any, *args: Any, **kwargs: Any) -> Any:
+        return attach(pg._inner if isinstance(pg, FrontGroup) else pg, *args, **kwargs)
+
     for name in ("FlightRecorderHook", "NanCheckHook", "HealthCheckHook"):
-        hook = getattr(c10d, name, None)
-        attach = getattr(hook, "attach", None)
-        if callable(attach):
-            setattr(hook, "attach", staticmethod(_behind(attach, group_class)))  # noqa: B010
-
-
-def _behind(attach: Wrapped, group_class: type) -> Wrapped:
-    @around(attach)
-    def to_the_one_behind(pg: Any, *args: Any, **kwargs: Any) -> Any:
-        given: Any = pg
-        return attach(given._inner if isinstance(pg, group_class) else pg, *args, **kwargs)
-
-    return to_the_one_behind
+        hook: Any = getattr(c10d, name, None)
+        if callable(getattr(hook, "attach", None)):
+            instead(hook, "attach", to_the_one_behind)
+            hook.attach = staticmethod(hook.attach)
 
 
 @TIMEOUTS
-def on_group_timeout(changed: Callable[[Any, timedelta], bool]) -> None:
-    """`changed(group, timeout)` hears of new timeouts; its True keeps them from the backend."""
+def on_group_timeout() -> None:
+    """Has groups in front told of new timeouts; some keep them from the backend."""
 
     def set_timeout(original: Wrapped, timeout: timedelta, group: Any = None, **more: Any) -> Any:
         found = c10d.GroupMember.WORLD if group is None else group
-        if not more and changed(found, timeout):
+        if not more and isinstance(found, FrontGroup) and found._record.keeps(timeout):
             return None
         return original(timeout, group, **more)
 

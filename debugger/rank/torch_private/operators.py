@@ -19,7 +19,7 @@ import torch
 from distcore.groups.operators import open_operators_to
 
 from ...record.ops import OF_METHOD
-from .groups import is_python_group
+from .groups import FrontGroup, is_python_group
 from .operator_calls import tensors_of
 from .probe import DIST, Private, WatchedPart, c10d, dist, private
 
@@ -35,22 +35,21 @@ OPERATORS = WatchedPart(
 """All that were tried have these; where a later torch does not, its own kernel asks the group."""
 
 
-def record_operators(front_class: type) -> None:
-    """From now on these operators reach groups of this class; again it changes nothing.
+def record_operators() -> None:
+    """From now on these operators reach groups in front; again it changes nothing.
 
     inductor's planning of memory emits `all_gather_into_tensor_out`. All other groups are served by
     torch's own kernel, as before; from 2.15 on that asks groups in Python, too.
     """
     if OPERATORS.works:
         try:
-            open_operators_to(_front(front_class), PASS_BY)
+            open_operators_to(_is_front, PASS_BY)
         except Exception as error:
             OPERATORS.switch_off(f"putting a kernel before torch's failed: {error!r}")
 
 
-@functools.cache
-def _front(front_class: type) -> Callable[[Any], bool]:
-    return lambda group: isinstance(group, front_class)
+def _is_front(group: Any) -> bool:
+    return isinstance(group, FrontGroup)
 
 
 BOXED = WatchedPart(
@@ -93,27 +92,27 @@ class _OtherFormError(Exception):
     """An argument that a method of a group in Python cannot be given."""
 
 
-def record_boxed_groups(front_class: type) -> None:
-    """Makes calls with the box of a group of this class reach that group."""
+def record_boxed_groups() -> None:
+    """Makes calls with the box of a group in front reach that group."""
     if BOXED.works:
         try:
-            _open(front_class)
+            _open()
         except Exception as error:
             BOXED.switch_off(f"putting kernels before torch's failed: {error!r}")
 
 
 @functools.cache
-def _open(front_class: type) -> Any:
+def _open() -> Any:
     made: Any = torch.library.Library
     library = made("c10d", "IMPL")
     for name in METHODS:
         operator = getattr(torch.ops.c10d, name, None)
         if operator is not None:  # else of another release
-            library.impl(name, _kernel(name, operator.default, front_class), _BEFORE_BACKENDS)
+            library.impl(name, _kernel(name, operator.default), _BEFORE_BACKENDS)
     return library
 
 
-def _kernel(name: str, overload: Any, front_class: type) -> Callable[..., Any]:
+def _kernel(name: str, overload: Any) -> Callable[..., Any]:
     private: Any = torch._C
     below = private._dispatch_keyset_full_after(private.DispatchKey.BackendSelect)
     schema = private._get_schema(f"c10d::{name}", "")
@@ -124,8 +123,7 @@ def _kernel(name: str, overload: Any, front_class: type) -> Callable[..., Any]:
 
     def serve(*args: Any, **kwargs: Any) -> Any:
         group: Any = dist.ProcessGroup.unbox(args[place])
-        front: Any = group if isinstance(group, front_class) else None
-        if front is not None and not is_python_group(front._inner):
+        if isinstance(group, FrontGroup) and not is_python_group(group._inner):
             given = {**defaults, **dict(zip(parameters, args, strict=False)), **kwargs}
             try:
                 call = _call(name, given, parameters[:place])

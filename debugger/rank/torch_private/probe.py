@@ -56,7 +56,7 @@ class Private:
 
     def __post_init__(self) -> None:
         if self.module in sys.modules:
-            _module(self.module)
+            kept_module(self.module)
 
     @property
     def shown(self) -> str:
@@ -65,7 +65,7 @@ class Private:
 
     def find(self) -> Any:
         """Returns what torch has by that name. Raises AttributeError and ImportError."""
-        found: Any = _module(self.module)
+        found: Any = kept_module(self.module)
         for name in self.path.split("."):
             found = getattr(found, name)
         return found
@@ -97,7 +97,7 @@ class Private:
 
 
 @functools.cache
-def _module(name: str) -> Any:
+def kept_module(name: str) -> Any:
     """The module, kept from the time when the layer was loaded. Raises ImportError.
 
     A program may have dropped torch's modules from `sys.modules` when a part is first asked for, as

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from ...record import torch_versions
-from ...record.streams import readable
 from ..limits import SELF_TEST_S
 from .groups import CREATION, clone_group
 from .probe import c10d, dist
@@ -52,6 +51,8 @@ def _outcome(trial: Callable[[], str]) -> str:
 
 def _in_child(trial: Callable[[], str]) -> str:
     """Returns the trial's result from a forked child, or how that has ended."""
+    from ...record.streams import readable
+
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python 3.12 on, where there are threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,18 @@ class BranchFile:
 
     def _intervals(self, group: GroupKey, after: int) -> Sequence[Interval] | None:
         mapped = self._opened()
-        _, _, _, used, count, texts = layout.HEADER.unpack_from(mapped, 0)
-        self._read_heap(mapped, min(used, layout.HEAP_BYTES))
+        lines, is_whole = _lines(mapped)
+        self._read_heap(mapped)
         found: list[Interval] = []
-        for number in range(count, max(0, count - layout.SLOTS), -1):
-            at = layout.SLOTS_AT + (number - 1) % layout.SLOTS * layout.SLOT.size
-            mark, seq, path, of, thread, text, last = layout.SLOT.unpack_from(mapped, at)
-            if not mark == last == number:
-                return None
-            key = self._row("group", of) if of else None
+        for line in reversed(lines):
+            of, seq, thread, events, values = parsed(line)
+            key = self._row("group", whole(of))
             if seq == after and key == group:
                 return found[::-1]
-            taken = tuple(self._taken(mapped, path, number, text, texts))
-            call = None if seq in (layout.PART, layout.MESSAGE) else seq
-            found.append(Interval(key, call, thread, seq != layout.PART, taken))
-        return found[::-1] if after < 0 and 0 < count <= layout.SLOTS else None
+            taken = tuple(self._taken(events, values))
+            call = None if seq in (layout.PART, layout.MESSAGE) else whole(seq)
+            found.append(Interval(key, call, whole(thread), seq != layout.PART, taken))
+        return found[::-1] if after < 0 and is_whole and found else None
 
     def _opened(self) -> mmap.mmap:
         if self._map is None:
@@ -77,7 +75,8 @@ class BranchFile:
             raise ValueError(f"{self._path} holds no branches, or those of another version")
         return self._map
 
-    def _read_heap(self, mapped: mmap.mmap, used: int) -> None:
+    def _read_heap(self, mapped: mmap.mmap) -> None:
+        used = min(layout.HEADER.unpack_from(mapped, 0)[3], layout.HEAP_BYTES)
         heap = mapped[layout.HEAP_AT + self._read_to : layout.HEAP_AT + used]
         for line in heap.split(b"\n")[:-1]:
             kind, *row = parsed(line)
@@ -87,23 +86,24 @@ class BranchFile:
     def _row(self, kind: str, number: int) -> Any:
         return self._rows[kind][number - 1] if number > 0 else None
 
-    def _taken(
-        self, mapped: mmap.mmap, path: int, number: int, text: int, texts: int
-    ) -> Iterator[Taken]:
-        values: Any = ()
-        events = self._row("path", path) or ()
-        if text and texts - (text - 1) <= layout.TEXT_BYTES:
-            at = layout.TEXTS_AT + (text - 1) % layout.TEXT_BYTES
-            mark, size = layout.TEXT.unpack_from(mapped, at)
-            at += layout.TEXT.size
-            if mark == number and size <= layout.MOST_TEXT:
-                inline, values = parsed(mapped[at : at + size])
-                events = events or inline
-        for index, event in enumerate(events):
+    def _taken(self, events: Sequence[Any], values: Sequence[Any]) -> Iterator[Taken]:
+        for event, given in zip_longest(events, values):
             branch, outcome = self._row("event", whole(event))
-            given = values[index] if index < len(values) else None
             branch = self._row("branch", branch)
             yield Taken(branch, outcome, _shown(branch, given) if given else None)
+
+
+def _lines(mapped: mmap.mmap) -> tuple[list[bytes], bool]:
+    """Returns the lines of the ring, and whether they are all that were ever written."""
+    size = layout.RING_BYTES
+    written = layout.HEADER.unpack_from(mapped, 0)[4]
+    ring, at = mapped[layout.RING_AT : layout.RING_AT + size], written % size
+    text = ring[:written] if written <= size else ring[at:] + ring[:at]
+    overwritten_to = layout.HEADER.unpack_from(mapped, 0)[4] + layout.MOST_LINE - size
+    lost = overwritten_to - max(0, written - size)
+    if lost <= 0:
+        return text.split(b"\n")[:-1], True
+    return text[lost:].split(b"\n")[1:-1], False
 
 
 def _shown(branch: Branch, given: Sequence[Any]) -> tuple[str | None, ...]:
@@ -134,5 +134,4 @@ _READ: dict[str, Any] = {
     "branch": _branch,
     "event": lambda branch, outcome: (whole(branch), clean(str(outcome), 200)),
     "group": lambda name, incarnation: (str(name), whole(incarnation)),
-    "path": lambda events: [whole(one) for one in events],
 }

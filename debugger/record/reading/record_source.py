@@ -31,8 +31,8 @@ STILL_CALLS = 256
 STILL_GROUP_CALLS = 16
 COARSE = 16
 """A rank that does not stand still tells of every 16th checkpoint, and of the newest."""
-MOST_NEW = 256
-"""Intervals between calls whose branches are told of a rank that does not stand still."""
+MOST_NEW = 32 << 10
+"""Bytes of branches that are told of a rank that does not stand still."""
 _CHUNK = 4096
 _LINE = 64
 
@@ -310,7 +310,7 @@ class BranchSource(ReplicaSource):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._count = self._count_told = 0
+        self._written = self._written_told = 0
         if self.size != FILE_BYTES:
             raise ValueError(f"{path} holds no branches")
 
@@ -318,9 +318,9 @@ class BranchSource(ReplicaSource):
         """Returns what has changed, where that is not too much yet."""
         if not self._still_whole():
             return []
-        count = int(HEADER.unpack_from(self._map, 0)[4])
-        still, self._count = count == self._count, count
-        if not still and count - self._count_told > MOST_NEW:
+        written = int(HEADER.unpack_from(self._map, 0)[4])
+        still, self._written = written == self._written, written
+        if not still and written - self._written_told > MOST_NEW:
             return []
-        self._count_told = count
+        self._written_told = written
         return super().sample(still_calls)

@@ -34,7 +34,7 @@ from ..ops import OP_CODES
 from ..safe_files import parsed, read_regular, replacing, short_name, user_of
 from ..safe_text import whole_number
 from ..wording import RankState, printable
-from .pauses import FOLDER, STOP, named
+from .supervision import FOLDER, STOP, named
 
 BREAKPOINT = "breakpoint"
 TAKEN = "another terminal is at this prompt already"

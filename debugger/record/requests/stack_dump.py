@@ -5,25 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...system import proc
+from .supervision import STACK_SIGNAL, dump_path
 
-STACK_SIGNAL = signal.SIGRTMAX - 4
-"""On this signal a rank writes all its stacks to `stacks/<pid>.txt`, if its layer has registered
-so."""
 _THREAD_LINE = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[([^]]*)\])? \(most recent")
 _FRAME_LINE = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 _SETTLED_S = 0.05
-
-
-def dump_path(stacks: Path, pid: int) -> Path:
-    """Returns the file that the process writes."""
-    return stacks / f"{pid}.txt"
 
 
 def ask(stacks: Path, pid: int, limit_s: float) -> str:

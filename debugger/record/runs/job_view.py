@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ..requests.control import ControlError, ask
+from ..requests.supervision import is_live
 from ..safe_files import open_regular
 from ..wording import printable
 from .run_directory import read_object
-from .verdict import is_live
 
 HEAD = "head.json"
 FOLDER = "job"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from ..requests.supervision import is_live
 from ..wording import counted
 from .run_directory import (
     BASE,
@@ -19,7 +20,6 @@ from .run_directory import (
     run_names,
     why_not_ours,
 )
-from .verdict import is_live
 
 MOST_GIB = 2.0
 KEPT = 10

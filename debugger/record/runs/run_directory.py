@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..requests.supervision import Verdict
 from ..safe_files import (
     MOST_JSON_BYTES,
     append,
@@ -31,7 +32,6 @@ from ..safe_files import (
     replacing,
 )
 from ..wording import counted, finding_line, printable
-from .verdict import Verdict
 
 SCHEMA = "distdebug.run/1"
 BASE = Path(".distdebug")

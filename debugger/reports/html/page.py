@@ -23,8 +23,8 @@ from ...record.collection import no_collection
 from ...record.exits import ExitLog
 from ...record.kinds import Family, kind_of
 from ...record.reading.records import Records, newest_ranks
+from ...record.requests.supervision import is_live
 from ...record.runs.run_directory import RunDirectory, read_object
-from ...record.runs.verdict import is_live
 from ...record.safe_files import finite, replacing
 from ...record.snapshot import Rank, Snapshot
 from ...record.wording import counted, ranks_text, spans

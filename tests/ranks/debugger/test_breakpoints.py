@@ -268,7 +268,7 @@ def test_condition(tmp_path: Path, zygote: Zygote) -> None:
     run = Stopping(zygote, tmp_path, "condition").start()
     run.stopped(1)
     with run.attach(1) as terminal:
-        terminal.expect(r"-> debugger\.breakpoint\(rank=1.*\n\(rank 1\) $")
+        terminal.expect(r"-> distdebug\.breakpoint\(rank=1.*\n\(rank 1\) $")
         terminal.type("p number")
         terminal.expect(r"\n2\n")
         terminal.type("c")

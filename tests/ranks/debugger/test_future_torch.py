@@ -72,7 +72,8 @@ def complaints(one: dict[str, Any]) -> list[str]:
                 f"{observed[1]}\n{observed[2][-3000:]}"
             )
     off = {row["part"] for row in one["off"]}
-    silent = SILENT | WITH_A_GROUP if "groups" in off else SILENT
+    unseen = any(part == "groups" or part.startswith("recording of group") for part in off)
+    silent = SILENT | WITH_A_GROUP if unseen else SILENT
     if not set(one["unlike"]) - silent <= off:
         found.append(f"{what}: the report says {sorted(off)} are off, not {one['unlike']}")
     if "recording" in off:

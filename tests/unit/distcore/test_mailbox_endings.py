@@ -233,7 +233,7 @@ def test_a_late_send_and_a_late_receive_tell_their_own_progress() -> None:
     senders[1] = Sender(ours[0], False, 1, matching)
     receivers[1] = Receiver(ours[1], False, 1, matching)
     now = time.monotonic()
-    sent = Posting(True, 1, 3, memoryview(bytes(LONG)), now, "", "send()")
+    sent = Posting(True, 1, 3, memoryview(bytes(LONG)), now, "", "send()", source=1)
     received = Posting(False, 1, 3, memoryview(bytearray(LONG)), now, "", "recv()")
     matching.send(sent, senders[1])
     matching.accepted(1, 0, 0)

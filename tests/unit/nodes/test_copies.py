@@ -21,7 +21,7 @@ from distdebug.record import layout, steady_clock
 from distdebug.record.notes import CrashNote, ExitNote
 from distdebug.record.reading.record_source import STILL_CALLS, joined
 from distdebug.record.reading.records import Records
-from distdebug.record.requests.stack_dump import dump_path
+from distdebug.record.requests.supervision import dump_path
 from distdebug.record.snapshot import Process, Rank, Snapshot
 from tests.unit.record.test_flight import ALL_REDUCE, WORLD, Author
 

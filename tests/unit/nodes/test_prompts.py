@@ -24,7 +24,7 @@ from distdebug.record.requests.breakpoints import (
     stops,
     withdraw,
 )
-from distdebug.record.requests.pauses import any_asked, any_stop
+from distdebug.record.requests.supervision import any_asked, any_stop
 from distdebug.supervisor.guarded_watch import Pauses
 from tests.support.waiting import until
 

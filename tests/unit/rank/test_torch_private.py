@@ -26,7 +26,7 @@ from distdebug.rank.torch_private.probe import Private, WatchedPart
 from distdebug.record import torch_versions
 
 HOME = Path(torch_private.__file__).parent
-OWN = frozenset({"_inner", "_host_emptyCache"})
+OWN = frozenset({"_inner", "_record", "_host_emptyCache"})
 """Of this layer's own objects; and what a plan gives to a torch that has no GPUs."""
 
 HARMLESS = {
@@ -120,7 +120,7 @@ def _of_self(node: ast.Attribute) -> bool:
 def test_everything_is_as_known_in_this_torch() -> None:
     parts = [
         value
-        for module in (groups, *map(_module, ("calls", "tools", "training")))
+        for module in (groups, *map(_module, ("calls", "training")))
         for value in vars(module).values()
         if isinstance(value, WatchedPart) and value.name != "compiled_programs"  # which costs 3 s
     ]

@@ -11,7 +11,7 @@ import pytest
 
 from distdebug.record import notes
 from distdebug.record.notes import NoteData, OwnFindingNote, RaisedNote, UnwindingNote
-from distdebug.record.runs.verdict import Verdict
+from distdebug.record.requests.supervision import Verdict
 from distdebug.record.snapshot import Note
 
 ROOT = Path(__file__).parents[3]

@@ -16,7 +16,7 @@ import pytest
 from distdebug.nodes.job import Job
 from distdebug.rank.breakpoints.console import Console
 from distdebug.record.layout import Phase
-from distdebug.record.requests import breakpoints, pauses
+from distdebug.record.requests import breakpoints, supervision
 from distdebug.record.requests.breakpoints import (
     FOLDER,
     Line,
@@ -110,9 +110,9 @@ def test_what_is_no_rank(run: Made, rank: object) -> None:
 def test_a_request_that_is_not_met_at_once_holds_on(run: Made) -> None:
     answer = run.ask("break", rank=1)
     assert answer.startswith("rank 1 will stop at its next line of Python, or before its next call")
-    assert pauses.any_asked(run.directory.path)
+    assert supervision.any_asked(run.directory.path)
     assert run.ask("continue", rank=1) == "rank 1 will not be stopped"
-    assert not pauses.any_asked(run.directory.path)
+    assert not supervision.any_asked(run.directory.path)
     assert run.refused("continue", rank=1) == "rank 1 is not at a breakpoint"
     assert run.refused("continue") == "no rank is at a breakpoint"
 
@@ -132,7 +132,7 @@ def test_a_rank_that_ends_instead(run: Made, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(time, "sleep", die)
     assert run.refused("break", rank=1) == "rank 1 has ended before it stood"
-    assert not pauses.any_asked(run.directory.path)
+    assert not supervision.any_asked(run.directory.path)
 
 
 class Prompt:

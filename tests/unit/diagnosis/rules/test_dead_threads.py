@@ -90,3 +90,55 @@ def test_a_thread_that_failed_since_another_rank_did_is_not_the_cause() -> None:
     run[0].calls(barrier(), group="1", thread=2, waits=True)
     run.passes(5)
     assert run.errors() == []
+
+
+CLOSED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+
+
+def loses(run: Run, *, daemon: bool = False) -> None:
+    """A thread of rank 0 dies of a call that rank 1 has not made."""
+    run[0].calls(all_reduce(4), group="1", thread=2, fails=True)
+    run[0].notes_down("thread_exception", CLOSED, 9, thread_slot=2, daemon=daemon)
+
+
+def test_a_thread_that_lost_a_rank_while_its_main_thread_is_busy() -> None:
+    run = side_by_side()
+    run[1].destroys("1")
+    loses(run)
+    run.passes(1)
+    assert run.errors() == []
+    run.passes(3)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("early_exit", (1,), (0,))
+    assert found.proven
+    assert found.message == (
+        "rank 1 destroyed the group after 1 call in the group, but rank 0 needed it in "
+        'all_reduce(sum, float32[4]) #1 of group "1"'
+    )
+
+
+def test_threads_that_their_program_leaves_behind() -> None:
+    run = side_by_side()
+    run[1].destroys("1")
+    loses(run, daemon=True)
+    run.passes(5)
+    assert run.errors() == []
+    for leaves in (lambda rank: rank.notes_down("destroyed"), lambda rank: rank.begins_to_exit()):
+        run = side_by_side()
+        run[1].destroys("1")
+        loses(run)
+        run.passes(1)
+        leaves(run[0])
+        run.passes(5)
+        assert run.errors() == []
+
+
+def test_a_thread_that_went_on_after_it_lost_a_rank() -> None:
+    run = side_by_side()
+    run[1].destroys("1")
+    run[0].calls(all_reduce(4), group="1", thread=2, fails=True)
+    run[0].calls(all_reduce(8), thread=2, is_async=False)
+    run[1].calls(all_reduce(8), thread=1)
+    run[0].notes_down("thread_exception", CLOSED, 9, thread_slot=2, daemon=False)
+    run.passes(5)
+    assert run.errors() == []

@@ -17,7 +17,7 @@ import pytest
 from distdebug.rank.breakpoints.stops import Breakpoints, OnDemand
 from distdebug.rank.limits import ARM_AFTER_S
 from distdebug.rank.process.main_thread import SIGNAL, MainThread
-from distdebug.record.requests import breakpoints, pauses
+from distdebug.record.requests import breakpoints, supervision
 
 pytestmark = pytest.mark.skipif(sys.gettrace() is not None, reason="this process is traced")
 
@@ -102,7 +102,7 @@ def test_the_next_line_of_the_users_stops_once(asked: Asked) -> None:
     assert sys.gettrace() is None
     assert asked.allowed == 1
     assert [look is None for look in asked.looks] == [False, True]  # a call costs nothing again
-    assert not pauses.any_asked(asked.directory)
+    assert not supervision.any_asked(asked.directory)
     asked.beat()
     assert some_lines() == 2
     assert len(asked.stopped) == 1
@@ -144,7 +144,7 @@ def test_a_request_that_is_taken_back(asked: Asked) -> None:
         asked.ask()
     finally:
         sys.settrace(None)
-    pauses.withdraw_request(asked.directory, os.getpid())
+    supervision.withdraw_request(asked.directory, os.getpid())
     asked.beat()
     assert some_lines() == 2
     assert asked.stopped == []
@@ -158,7 +158,7 @@ def test_a_request_that_is_taken_back_before_the_next_heartbeat(asked: Asked) ->
     demand._armed = True
     look = demand._before_call
     # On one line: the next one would be a stop.
-    demand.trace_from(sys._getframe()), pauses.withdraw_request(asked.directory, os.getpid())
+    demand.trace_from(sys._getframe()), supervision.withdraw_request(asked.directory, os.getpid())
     assert some_lines() == 2
     look()
     assert (asked.stopped, asked.resumed) == ([], 1)
@@ -184,4 +184,4 @@ def test_a_forked_child_takes_the_request_away(
     asked.ask()
     assert some_lines() == 2
     assert (asked.stopped, asked.looks) == ([], [])
-    assert not pauses.any_asked(asked.directory)
+    assert not supervision.any_asked(asked.directory)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.record.reading.last_words import WrittenLastWords, last_words
-from distdebug.record.requests.stack_dump import dump_path
+from distdebug.record.requests.supervision import dump_path
 from distdebug.record.snapshot import Process
 
 TEXT = """\

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.record.requests import breakpoints, pauses
+from distdebug.record.requests import breakpoints, supervision
 from distdebug.record.requests.breakpoints import (
     BreakAt,
     Line,
@@ -22,7 +22,7 @@ from distdebug.record.requests.breakpoints import (
     stops,
     withdraw,
 )
-from distdebug.record.requests.pauses import FOLDER, any_stop
+from distdebug.record.requests.supervision import FOLDER, any_stop
 
 
 def here(rank: int | None = 2, pid: int | None = None) -> Stop:
@@ -31,21 +31,21 @@ def here(rank: int | None = 2, pid: int | None = None) -> Stop:
 
 def test_a_stop_is_seen_until_it_is_withdrawn(tmp_path: Path) -> None:
     assert stops(tmp_path) == []
-    assert not pauses.any_stop(tmp_path)
+    assert not supervision.any_stop(tmp_path)
     announce(tmp_path, here(None))
     announce(tmp_path, here(2))
     assert stops(tmp_path) == [here(2), here(None)]
-    assert pauses.any_stop(tmp_path)
+    assert supervision.any_stop(tmp_path)
     withdraw(tmp_path, here(2))
     withdraw(tmp_path, here(None))
     assert stops(tmp_path) == []
-    assert not pauses.any_stop(tmp_path)
+    assert not supervision.any_stop(tmp_path)
 
 
 def test_what_a_dead_process_has_left_is_no_stop(tmp_path: Path) -> None:
     announce(tmp_path, here(2, pid=2**22 + 1))  # above the highest pid there can be
     assert stops(tmp_path) == []
-    assert not pauses.any_stop(tmp_path)
+    assert not supervision.any_stop(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"file": 1}', '{"file": "a", "line": "b"}'])
@@ -145,30 +145,30 @@ def test_lines_with_code() -> None:
 
 
 def test_a_request(tmp_path: Path) -> None:
-    assert not pauses.is_asked(tmp_path, 7)
-    assert not pauses.any_asked(tmp_path)
+    assert not supervision.is_asked(tmp_path, 7)
+    assert not supervision.any_asked(tmp_path)
     breakpoints.ask_to_stop(tmp_path, 7)
     breakpoints.ask_to_stop(tmp_path, 7)
-    assert pauses.is_asked(tmp_path, 7)
-    assert not pauses.is_asked(tmp_path, 77)
-    assert pauses.any_asked(tmp_path)
+    assert supervision.is_asked(tmp_path, 7)
+    assert not supervision.is_asked(tmp_path, 77)
+    assert supervision.any_asked(tmp_path)
     (path,) = (tmp_path / FOLDER).iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert not pauses.withdraw_request(tmp_path, 77)
-    assert pauses.withdraw_request(tmp_path, 7)
-    assert not pauses.withdraw_request(tmp_path, 7)
-    assert not pauses.any_asked(tmp_path)
+    assert not supervision.withdraw_request(tmp_path, 77)
+    assert supervision.withdraw_request(tmp_path, 7)
+    assert not supervision.withdraw_request(tmp_path, 7)
+    assert not supervision.any_asked(tmp_path)
 
 
 def test_a_request_is_no_stop_and_a_stop_no_request(tmp_path: Path) -> None:
     breakpoints.ask_to_stop(tmp_path, os.getpid())
     assert stops(tmp_path) == []
     assert not any_stop(tmp_path)
-    pauses.withdraw_request(tmp_path, os.getpid())
+    supervision.withdraw_request(tmp_path, os.getpid())
     here = Stop(0, os.getpid(), "train.py", 1, "step", "breakpoint", "")
     announce(tmp_path, here)
-    assert not pauses.any_asked(tmp_path)
+    assert not supervision.any_asked(tmp_path)
     withdraw(tmp_path, here)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.record.requests import stack_dump
+from distdebug.record.requests import stack_dump, supervision
 
 PROGRAM = """
 import faulthandler, os, sys
@@ -30,7 +30,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("taken", [True, False])
 def test_stacks_are_not_written_into_a_file_of_the_program(taken: bool, tmp_path: Path) -> None:
     users = tmp_path / "checkpoint"
-    arguments = [str(users) if taken else "", str(int(stack_dump.STACK_SIGNAL))]
+    arguments = [str(users) if taken else "", str(int(supervision.STACK_SIGNAL))]
     stacks = tmp_path / "stacks"
     stacks.mkdir()
     # Its pid is known to itself only, so the file has a name of ours first.
@@ -42,7 +42,7 @@ def test_stacks_are_not_written_into_a_file_of_the_program(taken: bool, tmp_path
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        (stacks / "mine").rename(stack_dump.dump_path(stacks, process.pid))
+        (stacks / "mine").rename(supervision.dump_path(stacks, process.pid))
         text = stack_dump.ask(stacks, process.pid, 10 if not taken else 0.2)
         assert ("most recent call first" in text) != taken
         if taken:
@@ -72,11 +72,11 @@ main_function()
 def test_stacks_are_awaited_to_their_end(tmp_path: Path) -> None:
     """The main thread's is the last of them. The process is given no core in the middle."""
     process = subprocess.Popen(
-        [sys.executable, "-c", MANY, str(tmp_path / "mine"), str(int(stack_dump.STACK_SIGNAL))],
+        [sys.executable, "-c", MANY, str(tmp_path / "mine"), str(int(supervision.STACK_SIGNAL))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    path = stack_dump.dump_path(tmp_path, process.pid)
+    path = supervision.dump_path(tmp_path, process.pid)
 
     def hold_up() -> None:
         while not path.stat().st_size:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.record.requests.supervision import is_live
 from distdebug.record.runs.recorded_runs import list_runs, prune
 from distdebug.record.runs.run_directory import RunDirectory, RunDirectoryError
-from distdebug.record.runs.verdict import is_live
 
 
 def mode(path: Path) -> int:

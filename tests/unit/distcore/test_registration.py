@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distcore.base.backend_names import by_device
+from distcore.registration import by_device
 from distdebug.record import wording
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from distdebug.rank.record import call_site
-from distdebug.rank.torch_private.tools import lines_in_graph
+from distdebug.rank.torch_private.calls import lines_in_graph
 from tests.unit.rank.record.test_lanes import Sites
 
 PLACES: list[int] = []
