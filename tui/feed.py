@@ -31,6 +31,7 @@ from ..record.reading.records import Records, newest_ranks
 from ..record.requests.supervision import is_live
 from ..record.runs.job_view import JobView
 from ..record.runs.run_directory import RunDirectory, RunDirectoryError, read_object
+from ..record.safe_files import mark_of
 from ..record.snapshot import GroupKey, Process, Snapshot
 from ..system.proc import DEAD_STATES, read_stat
 from . import files, rows
@@ -194,7 +195,7 @@ class Feed:
 def _marks(path: Path) -> Marks:
     names = ("run.json", "report.json", "events.jsonl", "exits.jsonl", "host.jsonl", "ranks")
     more = ("stacks/stacks.json", "logs")
-    return (is_live(path), *(files.mark_of(path / name) for name in (*names, *more)))
+    return (is_live(path), *(mark_of(path / name) for name in (*names, *more)))
 
 
 class _Run:
@@ -315,7 +316,7 @@ class _Run:
         )
 
     def _document(self, path: Path) -> dict[str, Any]:
-        mark = files.mark_of(path)
+        mark = mark_of(path)
         known = self._documents.get(path)
         if known is None or known[0] != mark:
             known = self._documents[path] = (mark, read_object(path))
@@ -471,7 +472,7 @@ class _Run:
             return replace(picture, matrix=rows.matrix_of(key, names[key], ranks, first, parted))
         if focus.view in ("rank", "stacks"):
             path = self.directory.stacks_json
-            stacks = files.stacks_of(self._document(path), files.mark_of(path)[0])
+            stacks = files.stacks_of(self._document(path), mark_of(path)[0])
             if focus.view == "stacks" or focus.rank is None:
                 return replace(picture, stacks=stacks)
             rank = picture.ranks.get(focus.rank)

@@ -12,7 +12,7 @@ from typing import Any
 from ..diagnosis.findings import CallIs
 from ..record.log_file import readable
 from ..record.runs.log_reader import record_on
-from ..record.safe_files import object_of, open_regular
+from ..record.safe_files import AddedLines, end_of, mark_of, object_of
 from ..record.safe_text import shown_of
 from ..record.snapshot import CallSite, is_own
 from ..record.wording import site_text
@@ -36,25 +36,13 @@ MOST_RANK_DIGITS = 9
 MOST_NUMBER = 1 << 63
 
 
-def mark_of(path: Path) -> tuple[int, int]:
-    """Changes whenever the file does; (0, 0) where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0)
-    return (found.st_mtime_ns, found.st_size)
-
-
 def tail(path: Path, most_bytes: int) -> bytes:
     """The end of a file, from the start of a line on; empty where it cannot be read."""
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            end = file.seek(0, os.SEEK_END)
-            start = file.seek(max(0, end - most_bytes))
-            data = file.read(most_bytes)
+        data, before = end_of(path, most_bytes)
     except OSError:
         return b""
-    return data if start == 0 else data.partition(b"\n")[2]
+    return data.partition(b"\n")[2] if before else data
 
 
 def table_in(path: Path) -> tuple[str, ...]:
@@ -153,26 +141,13 @@ class Events:
     """events.jsonl: what the supervisor has told, notices and findings."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._rest = b""
+        self._lines = AddedLines(path, MOST_EVENTS_BYTES)
         self.found: list[Problem] = []
         self.notices: list[tuple[int, str]] = []
 
     def poll(self) -> None:
         """Take in the lines that were added."""
-        try:
-            if os.stat(self._path).st_size <= self._offset:
-                return
-            with open(open_regular(self._path), "rb", buffering=0) as file:
-                file.seek(self._offset)
-                data = file.read(MOST_EVENTS_BYTES)
-        except OSError:
-            return
-        self._offset += len(data)
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest if len(rest) <= MOST_EVENTS_BYTES else b""  # no line of ours is that long
-        for row in lines:
+        for row in self._lines.new():
             event = object_of(row)
             message = safe(event.get("message", ""), 2000)
             if event.get("kind") == "notice":

@@ -23,31 +23,14 @@ SCHEMA = "distdebug.bench/1"
 COMM_SCHEMA = "distdebug.bench.comm/1"
 START_SCHEMA = "distdebug.bench.start/1"
 REPLICAS_SCHEMA = "distdebug.bench.replicas/1"
-REPLICAS_BARS = {"every_tenth": 3.0, "every": 15.0, "values": 5.0}
-"""In percent of a step: of replicas at each tenth and at every step, and of values at each
-tenth."""
-START_BAR = 1.08
-IMPORT_BAR_S = 0.1
-MODULES_BAR = 70
-SYNCHRONOUS_BAR_US = 3.0
-ASYNCHRONOUS_BAR_US = 4.0
-"""The bar of a call that is waited for by its handle: torch's `send` is one, too."""
-REFERENCE_US = 3.1
-"""The time of stock's all_reduce on the fake backend on the machine on which those two bars were
-set. Another machine is as much faster or slower at the layer's Python as at torch's, so that what
-is added is also given, and the bars with it, as a share of that call in the same run."""
-STEP_BAR_PERCENT = 3.0
+REPLICAS_WAYS = ("run", "every_tenth", "every", "values")
 BEATS_PER_S = 10
-DETAIL_SHARE_BAR = 0.2
-DETAIL_LARGE_BAR_PERCENT = 10.0
 _WORLDS = (2, 4)
 _DETAIL_WORLDS = (2, 4, 8)
 _OVERHEAD_EPILOG = """\
 The cost per call on the fake backend and on gloo (2 and 4 ranks; 4 B, 64 KiB, 16 MiB), and of a
 small DDP training step; and of what comes before each call at DETAIL, against what torch itself
 does there. Takes about two minutes. stock is torch without the layer, record the layer at OFF.
-The last lines compare with the bars: in µs, and, since those were set where stock's all_reduce took
-3.1 µs, as shares of what that call takes here.
 
 examples:
   distdebug bench overhead
@@ -165,14 +148,6 @@ def measure() -> dict[str, Any]:
         "schema": SCHEMA,
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "bars": {
-            "synchronous_call_us": SYNCHRONOUS_BAR_US,
-            "asynchronous_call_us": ASYNCHRONOUS_BAR_US,
-            "reference_us": REFERENCE_US,
-            "ddp_step_percent": STEP_BAR_PERCENT,
-            "detail_share_of_torch": DETAIL_SHARE_BAR,
-            "detail_large_percent": DETAIL_LARGE_BAR_PERCENT,
-        },
         "calls": calls,
         "detail": detail,
         "ddp_step": {"backend": "gloo", "world_size": 2, "info_percent": percent, **step},
@@ -194,39 +169,21 @@ def table(measured: dict[str, Any]) -> Iterator[str]:
     for name, key in (("median", "added_us"), ("fastest", "best_added_us")):
         yield (
             f"{name + ' round:':16}on the fake backend a synchronous call costs "
-            f"{_span(fake, key, waited_for=False)} µs more (bar: {SYNCHRONOUS_BAR_US:g} µs), an "
-            f"asynchronous one that is waited for {_span(fake, key, waited_for=True)} µs (bar: "
-            f"{ASYNCHRONOUS_BAR_US:g} µs), the training step {_percent(step, key):+.1f} % "
-            f"(bar: {STEP_BAR_PERCENT:g} %)"
-        )
-    for name, key in (("median", "added_us"), ("fastest", "best_added_us")):
-        (stock,) = (row["stock"] for row in fake if row["op"] == "all_reduce")
-        stock_us: float = stock[_taken(key)]
-        yield (
-            f"{name + ' round:':16}stock's all_reduce there takes {stock_us:.1f} µs, "
-            f"{REFERENCE_US:g} where the bars were set; in such calls that is "
-            f"{_span(fake, key, waited_for=False, of_us=stock_us)} (bar: "
-            f"{SYNCHRONOUS_BAR_US / REFERENCE_US:.2f}) and "
-            f"{_span(fake, key, waited_for=True, of_us=stock_us)} (bar: "
-            f"{ASYNCHRONOUS_BAR_US / REFERENCE_US:.2f})"
+            f"{_span(fake, key, waited_for=False)} µs more, an asynchronous one that is waited for "
+            f"{_span(fake, key, waited_for=True)} µs, the training step "
+            f"{_percent(step, key):+.1f} %"
         )
 
 
-def _taken(key: str) -> str:
-    """Names what a call takes, by the kind of round of which `key` says what is added."""
-    return "median_us" if key == "added_us" else "best_us"
-
-
-def _span(rows: Sequence[dict[str, Any]], key: str, waited_for: bool, of_us: float = 0.0) -> str:
+def _span(rows: Sequence[dict[str, Any]], key: str, waited_for: bool) -> str:
     """Tells what INFO adds to the calls that are waited for by their handles, or to the synchronous
-    ones: "2.9 to 3.4", in µs; as shares of a time `of_us`, where one is given: "0.94 to 1.10"."""
+    ones, in µs: "2.9 to 3.4"."""
     added = [
-        row["info"][key] / (of_us or 1)
+        row["info"][key]
         for row in rows
         if (row["entries"] > 1) == waited_for and not row["op"].endswith("async")
     ]
-    places = 2 if of_us else 1
-    return f"{min(added):.{places}f} to {max(added):.{places}f}" if added else "?"
+    return f"{min(added):.1f} to {max(added):.1f}" if added else "?"
 
 
 def _detail_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -238,22 +195,17 @@ def _detail_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     for row in rows:
         stock, ours, torch = row["stock"], row["detail"], row["torch_detail"]
         added = ours["added_us"]
-        bar = ""
-        if row["size_bytes"] < 1024:
-            bar = f"   bar: {DETAIL_SHARE_BAR:.0%} of torch's"
-        elif row["size_bytes"] == 1 << 20:
-            bar = f"   bar: {DETAIL_LARGE_BAR_PERCENT:g} % of stock"
         yield (
             f"gloo x{row['world_size']}{size_text(row['size_bytes']):>19}{stock['median_us']:11.1f}"
             f"{ours['median_us']:10.1f}{torch['median_us']:14.1f}{added:+10.1f}"
-            f"{added / torch['added_us']:10.1%}{added / stock['median_us']:10.1%}{bar}"
+            f"{added / torch['added_us']:10.1%}{added / stock['median_us']:10.1%}"
         )
 
 
 def _percent(step: dict[str, Any], key: str) -> float:
     """Returns what INFO adds to a step. The heartbeat beats beside stock's steps as well, so its
     share of a core comes on top."""
-    stock_us: float = step["stock"][_taken(key)]
+    stock_us: float = step["stock"]["median_us" if key == "added_us" else "best_us"]
     beats: float = step["heartbeat_us"] * BEATS_PER_S / 1e6
     added_us: float = step["info"][key]
     return (added_us / stock_us + beats) * 100
@@ -348,25 +300,22 @@ def _start(args: argparse.Namespace) -> int:
     rows = list(start.rounds(args.ranks, args.rounds))
     figures = start.summary(rows)
     print("\n".join(_start_table(figures)))
-    bars = {"ratio": START_BAR, "import_s": IMPORT_BAR_S, "modules": MODULES_BAR}
     described = {"python": platform.python_version(), "cores": os.cpu_count(), "ranks": args.ranks}
-    measured = {"schema": START_SCHEMA, **described, "bars": bars, **figures, "rounds": rows}
+    measured = {"schema": START_SCHEMA, **described, **figures, "rounds": rows}
     program.write(args.json, measured)
     return 0
 
 
 def _start_table(figures: dict[str, dict[str, float]]) -> Iterator[str]:
     yield f"{'':24}{'torchrun':>10}{'distdebug':>11}{'added':>9}{'ratio':>8}"
-    bars = {"wall_s": START_BAR, "cpu_s": START_BAR}
     for name, words in (("wall_s", "wall, s"), ("cpu_s", "CPU, s"), ("import_s", "import, s")):
         one = figures[name]
-        bar = f"{bars[name]:g} times" if name in bars else f"{IMPORT_BAR_S:g} s more"
         yield (
             f"{words:24}{one['torchrun']:10.2f}{one['distdebug']:11.2f}{one['added']:+9.2f}"
-            f"{one['ratio']:8.2f}   bar: {bar}"
+            f"{one['ratio']:8.2f}"
         )
     modules = figures["modules"]["distdebug"]
-    yield f"{'modules of ours':24}{'':10}{modules:11.0f}{'':17}   bar: {MODULES_BAR}"
+    yield f"{'modules of ours':24}{'':10}{modules:11.0f}"
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
@@ -389,23 +338,22 @@ def _replicas(args: argparse.Namespace) -> int:
     read.check_file(args.json)
     request = {"backends": ["gloo"], "ranks": args.ranks, "budget_s": args.budget}
     described, lines = program.begin(loading.command("benchmarks.checked_training"), request)
-    bars = {"run": "", **{name: f" (bar: {bar:g} %)" for name, bar in REPLICAS_BARS.items()}}
     rows = []
     for row in lines:
         percent = {
             name: {key: _over_stock(row[key], name) for key in ("rounds_us", "cpu_us")}
-            for name in bars
+            for name in REPLICAS_WAYS
         }
         rows.append({**row, "percent": percent})
         stock = row["rounds_us"]["stock"]
         print(
             f"{row['kind']}: {median(stock) / 1e4:.1f} ms a step, {len(stock)} rounds", flush=True
         )
-        for name, bar in bars.items():
+        for name in REPLICAS_WAYS:
             wall, cpu = percent[name].values()
             words = name.replace("_", " ")
-            print(f"  {words:14}{wall:+7.1f} % of time, {cpu:+7.1f} % of CPU time{bar}", flush=True)
-    measured = {"schema": REPLICAS_SCHEMA, **described, "bars_percent": REPLICAS_BARS, "rows": rows}
+            print(f"  {words:14}{wall:+7.1f} % of time, {cpu:+7.1f} % of CPU time", flush=True)
+    measured = {"schema": REPLICAS_SCHEMA, **described, "rows": rows}
     program.write(args.json, measured)
     return 0
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..record.safe_files import append, object_of, open_regular
+from ..record.safe_files import AddedLines, append, object_of
 from . import plan
 from .plan import Plan
 
@@ -31,13 +31,13 @@ class FaultWatch:
         self.entries: list[Injected] = []
         self._directory = directory
         self._plan_mark: tuple[int, int] | None = None
-        self._read_bytes = 0
+        self._lines = AddedLines(directory / FILE, MOST_BYTES)
 
     def look(self) -> list[Injected]:
         """Returns what has happened since the last look. A program may have added to the plan,
         too."""
         self._read_plan()
-        came = [one for one in map(entry, self._lines()) if one is not None]
+        came = [one for one in map(entry, self._lines.new()) if one is not None]
         self.entries += came
         return came
 
@@ -60,20 +60,6 @@ class FaultWatch:
             self.plan = plan.load(self._directory) or self.plan
         except (OSError, ValueError, LookupError, TypeError, ArithmeticError, AttributeError):
             pass  # the one that was there before still holds
-
-    def _lines(self) -> list[bytes]:
-        """Whole lines that are new."""
-        try:
-            with open(open_regular(self._directory / FILE), "rb") as file:
-                file.seek(self._read_bytes)
-                data = file.read(MOST_BYTES)
-        except OSError:
-            return []
-        whole = data.rfind(b"\n") + 1
-        if not whole and len(data) == MOST_BYTES:
-            whole = MOST_BYTES  # no line of ours is that long
-        self._read_bytes += whole
-        return data[:whole].splitlines()
 
 
 FILE = "injected.jsonl"

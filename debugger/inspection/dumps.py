@@ -24,7 +24,7 @@ from ..diagnosis.findings import Finding
 from ..foreign import dump_files, judging
 from ..foreign.flight_recorder import Dump, NoDump, read
 from ..foreign.trace import traced
-from ..record.safe_files import open_regular
+from ..record.safe_files import mark_of, open_regular
 from ..record.safe_text import clean
 from ..system.proc import age_s, root_of
 from .limits import ANSWER_S, WRITTEN_S
@@ -73,8 +73,8 @@ def recorded(
 def ask(processes: Mapping[int, Process]) -> list[str]:
     """Ask the ranks through their FIFOs to write their dumps, and wait until they are there, to
     their ends. Returns sentences about those that did not."""
-    waiting: dict[int, list[_Stamp]] = {}
-    seen: dict[int, tuple[list[_Stamp], float]] = {}
+    waiting: dict[int, list[tuple[int, int]]] = {}
+    seen: dict[int, tuple[list[tuple[int, int]], float]] = {}
     problems = []
     for rank, one in sorted(processes.items()):
         stem = one.told.get(PIPE_VARIABLE)
@@ -89,7 +89,7 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
             problems.append(f"nobody reads the FIFO of rank {rank}: {error.strerror}")
             continue
         # What was there before: the clock of files is coarser than ours.
-        waiting[rank] = [_stamp(path) for path in _of(rank, one)]
+        waiting[rank] = [mark_of(path) for path in _of(rank, one)]
         with open(pipe, "wb", buffering=0) as writing:
             writing.write(b"1\n")
     until_s = time.monotonic() + ANSWER_S
@@ -97,7 +97,7 @@ def ask(processes: Mapping[int, Process]) -> list[str]:
         time.sleep(0.05)
         for rank, before in list(waiting.items()):
             paths = list(_of(rank, processes[rank]))
-            now = [_stamp(path) for path in paths]
+            now = [mark_of(path) for path in paths]
             if now == before:
                 continue
             last, since_s = seen.get(rank, (before, 0.0))
@@ -120,7 +120,7 @@ def _files(processes: Mapping[int, Process]) -> Iterator[Path]:
         # Of ranks on other hosts, where the folder is shared.
         most = min(one.world_size or 0, _MOST_RANKS_ELSEWHERE) if rank == min(processes) else 0
         for number in {rank, *(other for other in range(most) if other not in processes)}:
-            yield from (path for path in _of(number, one) if _stamp(path)[0] >= began_ns)
+            yield from (path for path in _of(number, one) if mark_of(path)[0] >= began_ns)
 
 
 def _of(rank: int, one: Process) -> Iterator[Path]:
@@ -128,18 +128,6 @@ def _of(rank: int, one: Process) -> Iterator[Path]:
     cache = one.told.get("XDG_CACHE_HOME") or f"{one.told.get('HOME', '')}/.cache"
     for prefix in named or [f"{cache}/{_DEFAULT}"]:
         yield Path(f"{root_of(one.pid)}{prefix}{rank}")
-
-
-_Stamp = tuple[int, int]
-"""When a file was written (ns) and how long it is; zeros where there is none."""
-
-
-def _stamp(path: Path) -> _Stamp:
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
 
 
 def _is_whole(path: Path) -> bool:

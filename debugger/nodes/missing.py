@@ -136,7 +136,7 @@ class Unwatched:
             self._said = ranks
             self._say(
                 f"{ranks_text(ranks)} {verb(ranks, 'is', 'are')} not watched: "
-                "no distdebug of this job speaks for their node, and nothing is concluded from that"
+                "no distdebug of this job watches their node, and nothing is concluded from that"
             )
 
 

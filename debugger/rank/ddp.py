@@ -87,9 +87,10 @@ class Models:
     def __init__(self, recorder: Recorder, level: DebugLevel, verdict: VerdictWatch) -> None:
         self._recorder = recorder
         self._level = level
-        self.unused = UnusedParameters(recorder, verdict)
+        self._verdict = verdict
         self._models: weakref.WeakKeyDictionary[Any, _Observed] = weakref.WeakKeyDictionary()
         """By the model's logger, which is what torch hands around."""
+        self._waiting: weakref.WeakKeyDictionary[Any, _WatchedModel] = weakref.WeakKeyDictionary()
         self._count = 0
         self._off = not private.STATISTICS.works
         private.on_statistics(self.forward)
@@ -103,7 +104,8 @@ class Models:
         try:
             name = type(model.module).__name__
             self._models[logger] = _Observed(name, self._count)
-            self.unused.watch(model, name)
+            group = getattr(model.process_group, "_record", None)  # None: the record had no room
+            self._waiting[model] = _WatchedModel(name, group, private.parameter_names(model))
             level = self._level.current()
             if level != OFF:
                 settings = record(private.facts(logger), level)
@@ -152,6 +154,43 @@ class Models:
         self._off = True
         report_own_fault("what is told of DistributedDataParallel", error)
 
+    def look(self) -> None:
+        """A backward has ended, and is in no other one."""
+        recorder = self._recorder
+        try:
+            for model, watched in list(self._waiting.items()):
+                missing = None if watched.in_parts else private.without_gradient(model)
+                if missing == watched.missing:
+                    continue  # nothing new; it may be another model's backward
+                watched.missing = missing
+                if missing is not None:
+                    site = recorder.site(sys._getframe(1))
+                    recorder.note(_note(DdpUnusedNote, recorder, model, watched, missing), "", site)
+                else:
+                    watched.in_parts = True
+                    recorder.note(DdpCompleteNote(), "")
+        except Exception as error:
+            self._waiting.clear()
+            report_own_fault("the search for unused parameters", error)
+
+    def explain(self, error: BaseException, site: int) -> bool:
+        """Put the finding on record if nobody has caught what DDP raised for want of gradients."""
+        recorder = self._recorder
+        model = private.model_that_refused(error)
+        watched = None if model is None else self._waiting.get(model)
+        missing = None if watched is None else private.without_gradient(model)
+        if watched is None or missing is None:
+            return False
+        note = _note(DdpFailedNote, recorder, model, watched, missing)
+        rank_log.write("ddp_unused_parameters", level="error", **note.data())
+        recorder.note(note, titled(error), site)
+        recorder.note(FindingRaisedNote(), "ddp_unused_parameters")
+        if threading.current_thread() is threading.main_thread():
+            self._verdict.stand_down()
+            # So long it stays, so that the launcher does not end others before they tell.
+            self._verdict.await_report(limit_s=3.0)
+        return True
+
 
 def record(facts: dict[str, str | int], level: str) -> dict[str, Any]:
     """The record of a construction: torch's names, but JSON's lists, booleans and null. The rank
@@ -188,57 +227,6 @@ class _WatchedModel:
     missing: list[int] | None = None
     in_parts: bool = False
     """A later backward has brought what one had left out: the program means it so."""
-
-
-class UnusedParameters:
-    """The unused parameters of this process's models."""
-
-    def __init__(self, recorder: Recorder, verdict: VerdictWatch) -> None:
-        self._recorder = recorder
-        self._verdict = verdict
-        self._models: weakref.WeakKeyDictionary[Any, _WatchedModel] = weakref.WeakKeyDictionary()
-
-    def watch(self, model: Any, name: str) -> None:
-        """A DistributedDataParallel that was just made, of a module of class `name`."""
-        group = getattr(model.process_group, "_record", None)  # none where the record had no room
-        self._models[model] = _WatchedModel(name, group, private.parameter_names(model))
-
-    def look(self) -> None:
-        """A backward has ended, and is in no other one."""
-        recorder = self._recorder
-        try:
-            for model, watched in list(self._models.items()):
-                missing = None if watched.in_parts else private.without_gradient(model)
-                if missing == watched.missing:
-                    continue  # nothing new; it may be another model's backward
-                watched.missing = missing
-                if missing is not None:
-                    site = recorder.site(sys._getframe(1))
-                    recorder.note(_note(DdpUnusedNote, recorder, model, watched, missing), "", site)
-                else:
-                    watched.in_parts = True
-                    recorder.note(DdpCompleteNote(), "")
-        except Exception as error:
-            self._models.clear()
-            report_own_fault("the search for unused parameters", error)
-
-    def explain(self, error: BaseException, site: int) -> bool:
-        """Put the finding on record if nobody has caught what DDP raised for want of gradients."""
-        recorder = self._recorder
-        model = private.model_that_refused(error)
-        watched = None if model is None else self._models.get(model)
-        missing = None if watched is None else private.without_gradient(model)
-        if watched is None or missing is None:
-            return False
-        note = _note(DdpFailedNote, recorder, model, watched, missing)
-        rank_log.write("ddp_unused_parameters", level="error", **note.data())
-        recorder.note(note, titled(error), site)
-        recorder.note(FindingRaisedNote(), "ddp_unused_parameters")
-        if threading.current_thread() is threading.main_thread():
-            self._verdict.stand_down()
-            # So long it stays, so that the launcher does not end others before they tell.
-            self._verdict.await_report(limit_s=3.0)
-        return True
 
 
 def _note(

@@ -153,7 +153,7 @@ class Layer:
         recorder.lines_in_graph = calls.lines_in_graph
         # How it ends.
         self.exceptions = Exceptions(
-            recorder, [lambda *told: "models" in vars(self) and self.models.unused.explain(*told)]
+            recorder, [lambda *told: "models" in vars(self) and self.models.explain(*told)]
         )
         self.breakpoints = AwaitedBreakpoints(recorder, directory, self.main_thread)
         post_mortem = self.breakpoints.post_mortem if os.environ.get(POST_MORTEM) else None
@@ -276,8 +276,6 @@ class Layer:
             self.values.before if self.values is not None else lambda _record: None,
             self._look_once,
         )
-        agreement.observe()
-        pipeline.observe()
         return Groups(
             recorder,
             self.sockets,
@@ -313,15 +311,12 @@ class Layer:
     def _observe_models(self) -> None:
         """Has each model observed whose parts torch pairs among ranks."""
 
-        def made(model: Any) -> None:
-            self.models.made(model)
-            self.pairing.made(model)
-
         def backward_ended() -> None:
             if "models" in vars(self):
-                self.models.unused.look()
+                self.models.look()
 
-        training.on_model_replicated(made)
+        training.on_model_replicated(lambda model: self.models.made(model))
+        training.on_model_replicated(lambda model: self.pairing.made(model))
         training.on_sharding(lambda *told: self.pairing.pair(*told))
         training.on_backward_end(backward_ended, self.recorder.left_call)
         training.on_join_notices(outstanding.keep)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import steady_clock
-from .safe_files import append, object_of, open_regular
+from .safe_files import AddedLines, append, object_of
 
-MOST_LINE_BYTES = 1 << 12
+MOST_READ_BYTES = 1 << 20
 POLITE_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """By these a launcher or a person asks a process to end: mostly since another failed."""
 
@@ -66,10 +66,8 @@ class ExitLog:
     def __init__(self, path: Path | None = None, steady: bool = False) -> None:
         """`steady`: of a run on this host since its boot, so that the monotonic clock of those who
         report counts where they give it."""
-        self._path = path
+        self._lines = None if path is None else AddedLines(path, MOST_READ_BYTES)
         self._steady = steady
-        self._offset = 0
-        self._unread = b""
         self._exits: dict[int, ExitStatus] = {}
         self._asked: dict[int, tuple[int, int, bool]] = {}
         """The last signal that a process was sent by its parent, when, and whether it is replaced.
@@ -77,7 +75,7 @@ class ExitLog:
 
     def follow(self, path: Path) -> None:
         """Read that file from now on."""
-        self._path = path
+        self._lines = AddedLines(path, MOST_READ_BYTES)
 
     def add(self, pid: int, status: int, time_ns: int, monotonic_ns: int = 0) -> None:
         if self._steady and monotonic_ns > 0:
@@ -97,20 +95,7 @@ class ExitLog:
     def poll(self) -> None:
         """Takes in the lines that were added since the last call; a line that is no JSON object
         with these fields is skipped. Costs one `stat` when there are none."""
-        if self._path is None:
-            return
-        try:
-            if os.stat(self._path).st_size <= self._offset:
-                return
-            with open(open_regular(self._path), "rb", buffering=0) as file:
-                file.seek(self._offset)
-                received = file.read(1 << 20)
-        except OSError:
-            return
-        self._offset += len(received)
-        *lines, rest = (self._unread + received).split(b"\n")
-        self._unread = rest[-MOST_LINE_BYTES:]  # a longer line is none of ours
-        for line in lines:
+        for line in self._lines.new() if self._lines is not None else ():
             try:
                 value = object_of(line)
                 time_ns = int(value["time_ns"])

@@ -29,6 +29,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from struct import Struct
 
 _CODE = bytes.fromhex(
@@ -99,6 +100,22 @@ def keep(mapped: mmap.mmap) -> None:
         handler = _handler()
         if handler is not None:
             handler.keep(mapped)
+
+
+def kept_file(path: Path, size_bytes: int) -> mmap.mmap:
+    """Makes a file of this size, whose blocks are reserved, and returns its memory, which is kept.
+    Raises OSError, and leaves no file then."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        mapped = mmap.mmap(descriptor, size_bytes)
+        keep(mapped)
+    except OSError:
+        os.unlink(path)
+        raise
+    finally:
+        os.close(descriptor)
+    return mapped
 
 
 def lost_pages() -> int:

@@ -37,7 +37,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from .lost_pages import keep
+from .lost_pages import keep, kept_file
 from .safe_files import open_regular, parsed, whole
 from .snapshot import CallSite, Column, Digest, GroupKey
 
@@ -149,18 +149,7 @@ class ReplicaWriter:
         self._entries = max(LEAST_ENTRIES, min(MOST_ENTRIES, MOST_BYTES // self._size))
         self._start = HEADER.size + len(definition)
         self._number = 0
-        total = self._start + self._entries * self._size
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, total)
-            self._map = mmap.mmap(descriptor, total)
-            keep(self._map)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
+        self._map = kept_file(path, self._start + self._entries * self._size)
         self._map[HEADER.size : self._start] = definition
         HEADER.pack_into(
             self._map, 0, MAGIC, VERSION, self._entries, self._columns, len(definition)

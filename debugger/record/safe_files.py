@@ -60,6 +60,52 @@ def read_regular(
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def end_of(path: Path, most_bytes: int) -> tuple[bytes, int]:
+    """Returns the last bytes of a file, up to that many, and how many are before them. Raises
+    OSError."""
+    with open(open_regular(path), "rb", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        before = file.seek(max(0, size - most_bytes))
+        return file.read(most_bytes), before
+
+
+def mark_of(path: Path) -> tuple[int, int]:
+    """Returns what changes whenever a file does, its time (ns) and its size; (0, 0) where there is
+    none."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+class AddedLines:
+    """The whole lines that others add to a file. So many bytes are read at once at most, and no
+    line of ours is longer."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self._offset = 0
+        self._rest = b""
+
+    def new(self) -> list[bytes]:
+        """Returns those that have come since the last call; none where the file cannot be read.
+        Costs one `stat` where there are none."""
+        try:
+            if os.stat(self._path).st_size <= self._offset:
+                return []
+            with open(open_regular(self._path), "rb", buffering=0) as file:
+                file.seek(self._offset)
+                received = file.read(self._most_bytes)
+        except OSError:
+            return []
+        self._offset += len(received)
+        *lines, rest = (self._rest + received).split(b"\n")
+        self._rest = rest if len(rest) <= self._most_bytes else b""
+        return lines
+
+
 def finite(value: Any) -> float:
     """A number from JSON. Raises ValueError or TypeError for anything that is none, or without an
     end."""

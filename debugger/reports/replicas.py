@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from ..diagnosis.facts.world import World
 from ..diagnosis.limits import Limits
-from ..diagnosis.rules.divergence import candidates
-from ..record.replicas import EVALUATED, RANDOM_STATE
-from ..record.snapshot import GroupKey, Rank, Replicas, Snapshot
+from ..diagnosis.rules.divergence import by_group_and_key, candidates
+from ..record.replicas import EVALUATED
+from ..record.snapshot import Rank, Replicas, Snapshot
 from ..record.wording import OF_MESH, group_name, printable, ranks_text
 
 _KNOWN = {
@@ -30,12 +30,7 @@ def lines(ranks: Mapping[int, Rank]) -> Iterator[str]:
     """Yields the lines of the report."""
     snapshot = Snapshot(taken_ns=0, world_size=len(ranks), ranks=dict(ranks), finished=True)
     world = World(snapshot, None, Limits())
-    members: dict[tuple[GroupKey, str], dict[int, Replicas]] = {}
-    for number, rank in sorted(ranks.items()):
-        for one in rank.replicas:
-            if one.use == RANDOM_STATE:
-                continue
-            members.setdefault((one.group, one.key), {})[number] = one
+    members = by_group_and_key(ranks)
     if not members:
         yield (
             "no replicas are on record: run with `--check replicas`. Nothing is compared of a "

@@ -12,6 +12,7 @@ import pytest
 
 from ..diagnosis.findings import Finding
 from ..record.kinds import Family
+from ..record.safe_files import end_of
 from ..record.safe_text import clean
 from ..record.wording import comparable, ranges, site_text
 from .channel import Message
@@ -342,15 +343,8 @@ def _message(data: Message) -> str:
 
 def _output(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - MOST_OUTPUT_BYTES))
-            data = file.read()
+        data, before = end_of(path, MOST_OUTPUT_BYTES)
     except OSError:
         return ""
     words = clean(data.decode("utf-8", "backslashreplace"), MOST_LINE, newlines=True)
-    return (
-        f"... {size - MOST_OUTPUT_BYTES} bytes before this\n{words}"
-        if size > MOST_OUTPUT_BYTES
-        else words
-    )
+    return f"... {before} bytes before this\n{words}" if before else words

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from ..errors.in_ranks import FindingRaised
+from ..rank.group import wrap  # noqa: F401 - the ranks that are forked share it
 from ..rank.install import RUN_DIRECTORY, install
 from ..rank.log import own_streams
 from ..rank.record import call_site

@@ -48,7 +48,7 @@ from ...record.replicas import (
     number_of,
 )
 from ...record.signature import hash64
-from ...record.snapshot import Column, Digest, GroupKey, Replicas
+from ...record.snapshot import Column, Digest, GroupKey, Rank, Replicas
 from ...record.wording import OF_MESH, at_site, group_name, printable, ranks_text, verb
 from ..facts.world import World
 from ..findings import Finding, GroupEvidence, RankEvidence, group_evidence
@@ -96,12 +96,7 @@ class ReplicaDifference:
 
 def differing_replicas(world: World) -> list[Candidate]:
     """Returns one finding for each set of replicas of which some differ."""
-    members: dict[tuple[GroupKey, str], dict[int, Replicas]] = {}
-    for number, rank in sorted(world.ranks.items()):
-        for replicas in rank.replicas:
-            if replicas.use == RANDOM_STATE:
-                continue
-            members.setdefault((replicas.group, replicas.key), {})[number] = replicas
+    members = by_group_and_key(world.ranks)
     _join_models(members)
     several = [replicas for replicas in members.values() if len(replicas) > 1]
     tables = [one for one in several if next(iter(one.values())).use]
@@ -122,6 +117,16 @@ def differing_replicas(world: World) -> list[Candidate]:
     return [Candidate(finding) for finding in found if finding is not None]
 
 
+def by_group_and_key(ranks: Mapping[int, Rank]) -> dict[tuple[GroupKey, str], dict[int, Replicas]]:
+    """Returns what ranks have on record of replicas: by rank, for each group and key."""
+    members: dict[tuple[GroupKey, str], dict[int, Replicas]] = {}
+    for number, rank in sorted(ranks.items()):
+        for replicas in rank.replicas:
+            if replicas.use != RANDOM_STATE:
+                members.setdefault((replicas.group, replicas.key), {})[number] = replicas
+    return members
+
+
 def _join_models(members: dict[tuple[GroupKey, str], dict[int, Replicas]]) -> None:
     """Joins those of one DDP model of which ranks have other parameters: one that was tied, say."""
     models: dict[tuple[GroupKey, str], list[tuple[GroupKey, str]]] = {}
@@ -138,18 +143,14 @@ def _join_models(members: dict[tuple[GroupKey, str], dict[int, Replicas]]) -> No
 
 
 def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | None:
-    digests = {rank: one.digests() for rank, one in replicas.items()}
-    moments: dict[Moment, dict[int, Digest]] = {}
-    for rank, rows in digests.items():
-        for row in rows:
-            moments.setdefault(row.moment, {})[rank] = row
+    moments = _moments(replicas)
     seem = any(one.like for one in replicas.values())
     if seem and not _were_equal(world, replicas, moments):
         return None
-    for moment in sorted(moments):
-        rows_of = _compared(moments[moment])
+    for moment, rows in moments.items():
+        rows_of = _compared(rows)
         if len({row.total for row in rows_of.values()}) > 1:
-            if _may_still_come(world, replicas, digests, moment, rows_of):
+            if _may_still_come(world, replicas, moments, moment, rows_of):
                 return None
             if seem and (len(rows_of) < len(replicas) or any(r.apart for r in rows_of.values())):
                 return None
@@ -162,6 +163,15 @@ def _first_difference(world: World, replicas: dict[int, Replicas]) -> Finding | 
             if difference is not None:
                 return _finding(world, replicas, rows_of, difference)
     return _apart_by_mistake(world, replicas, moments)
+
+
+def _moments(replicas: Mapping[int, Replicas]) -> dict[Moment, dict[int, Digest]]:
+    """Returns the digests of each moment by rank, the first moment first."""
+    moments: dict[Moment, dict[int, Digest]] = {}
+    for rank, one in replicas.items():
+        for row in one.digests():
+            moments.setdefault(row.moment, {})[rank] = row
+    return dict(sorted(moments.items()))
 
 
 def _apart_by_mistake(
@@ -177,7 +187,7 @@ def _apart_by_mistake(
     every = [row for rows in moments.values() for row in rows.values()]
     if group is None or replicas.keys() != set(group.ranks) or any(row.busy for row in every):
         return None
-    whole = [one for one in sorted(moments) if len(moments[one]) == len(replicas)]
+    whole = [one for one, rows in moments.items() if len(rows) == len(replicas)]
     alone = [one for one in whole if all(row.alone for row in moments[one].values())]
     if not (is_ddp and alone):
         return None
@@ -229,7 +239,7 @@ def _were_equal(
     world: World, replicas: dict[int, Replicas], moments: Mapping[Moment, Mapping[int, Digest]]
 ) -> bool:
     """Whether all ranks of the group had the same before their first step."""
-    rows = moments[min(moments)] if moments else {}
+    rows = next(iter(moments.values()), {})
     group = _group(world, replicas)
     if group is None or rows.keys() != set(group.ranks):
         return False
@@ -239,9 +249,7 @@ def _were_equal(
 def _evaluated(world: World, table: dict[int, Replicas]) -> Finding | None:
     """Returns a warning where all ranks of a group evaluate a model, by other statistics each."""
     group = _group(world, table)
-    digests = {rank: {row.moment: row for row in one.digests()} for rank, one in table.items()}
-    for moment in sorted({moment for rows in digests.values() for moment in rows}):
-        rows = {rank: of_rank[moment] for rank, of_rank in digests.items() if moment in of_rank}
+    for moment, rows in _moments(table).items():
         if group is None or rows.keys() != set(group.ranks):
             continue
         difference = _difference(table, moment, rows)
@@ -258,13 +266,9 @@ def _evaluated(world: World, table: dict[int, Replicas]) -> Finding | None:
 
 def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
     """Returns a warning of what may be replicas by a table and has parted, and still is apart."""
-    digests = {rank: one.digests() for rank, one in table.items()}
-    moments: dict[Moment, dict[int, Digest]] = {}
-    for rank, rows in digests.items():
-        for row in rows:
-            moments.setdefault(row.moment, {})[rank] = row
+    moments = _moments(table)
     group = _group(world, table)
-    together = [one for one in sorted(moments) if len(moments[one]) == len(table)]
+    together = [one for one, rows in moments.items() if len(rows) == len(table)]
     if group is None or table.keys() != set(group.ranks) or not together:
         return None
     first, last = together[0], together[-1]
@@ -275,7 +279,7 @@ def _parted(world: World, table: dict[int, Replicas]) -> Finding | None:
     places = candidates(world, table, start, moments[last])
     now = _values(table, last)
     apart = [place for place in places if len({row[place] for row in now.values()}) > 1]
-    for moment in [one for one in sorted(moments) if one > first and apart]:
+    for moment in [one for one in moments if one > first and apart]:
         values = _values(table, moment)
         differing = [place for place in apart if len({row[place] for row in values.values()}) > 1]
         if all(_is_small(table, moment, place) for place in differing):
@@ -460,7 +464,7 @@ def _compared(rows: dict[int, Digest]) -> dict[int, Digest]:
 def _may_still_come(
     world: World,
     replicas: dict[int, Replicas],
-    digests: dict[int, Sequence[Digest]],
+    moments: Mapping[Moment, Mapping[int, Digest]],
     moment: Moment,
     rows: dict[int, Digest],
 ) -> bool:
@@ -469,13 +473,9 @@ def _may_still_come(
     if world.snapshot.finished or world.now_ns - _observable_ns(rows) > late_ns:
         return False
     group = _group(world, replicas)
+    come = {rank for one, rows in moments.items() if one >= moment for rank in rows}
     ranks = group.ranks if group else tuple(replicas)
-    return any(
-        rank in world.ranks
-        and not world.ended(rank)
-        and not any(row.moment >= moment for row in digests.get(rank, ()))
-        for rank in ranks
-    )
+    return any(rank in world.ranks and not world.ended(rank) and rank not in come for rank in ranks)
 
 
 def _difference(

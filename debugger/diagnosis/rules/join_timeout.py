@@ -312,7 +312,8 @@ def _unwatched(world: World, waiting: Mapping[int, Wait], last: Wait) -> list[Ca
     sizes = {world.ranks[rank].world_size for rank in waiting}
     if world.size or world.snapshot.lost or len(sizes) > 1 or set(waiting) != set(world.ranks):
         return []
-    if any(wait.detail.get("all_clients") or wait.detail.get("op") for wait in waiting.values()):
+    details = [wait.detail for wait in waiting.values()]
+    if any(one.get("all_clients") or one.get("op") == "FileStore" for one in details):
         return []  # it may be that nobody serves that store
     unseen = tuple(sorted(set(range(min(*sizes, MOST_RANKS))) - set(world.ranks)))
     if not unseen:
@@ -322,7 +323,7 @@ def _unwatched(world: World, waiting: Mapping[int, Wait], last: Wait) -> list[Ca
     message = (
         f"suspected: {who} has not joined for {seconds(world.now_ns - last.since_ns)} while "
         f"{ranks_text(victims)} {verb(victims, 'waits', 'wait')} in init_process_group (world "
-        f"size {min(sizes)}): no distdebug of this job speaks for "
+        f"size {min(sizes)}): no distdebug of this job watches "
         f"{'its node' if len(unseen) == 1 else 'their nodes'}"
     )
     since_ns, culprits = last.since_ns + world.limits.hang_ns, unseen if len(unseen) == 1 else ()

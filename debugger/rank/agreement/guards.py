@@ -34,14 +34,11 @@ class Agreement:
         self._blocking: BlockingMessages | None = None
         self._guards: weakref.WeakSet[GroupGuard | Unguarded] = weakref.WeakSet()
 
-    def observe(self) -> None:
-        """Lets the level switch the guards of all groups."""
-
         def switch_all(on: bool) -> None:
             for guard in list(self._guards):
                 guard.switch(on, at_once=True)
 
-        self._level.on_detail(switch_all)
+        level.on_detail(switch_all)
 
     def guard(self, record: GroupRecord, store: Any) -> None:
         """Put a guard in front of the new group's calls; at DETAIL its ranks are connected now."""

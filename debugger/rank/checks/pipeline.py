@@ -70,9 +70,8 @@ class Pipeline:
     _off: set[tuple[GroupRecord, str]] = field(default_factory=set)
     """What has failed by its own fault, and looks no more at the calls of that group."""
 
-    def observe(self) -> None:
-        """Lets the level switch what belongs to it, in all groups."""
-        self._level.on_detail(self._switch)
+    def __post_init__(self) -> None:
+        self._level.on_detail(self._switch)  # what belongs to it, in all groups
 
     def _switch(self, detail: bool) -> None:
         for record in list(self._groups):

@@ -27,7 +27,7 @@ from ...faults.injected import FaultWatch, InjectedLog
 from ...faults.plan import Plan
 from ...record.ops import POINT_TO_POINT
 from ...record.runs.run_directory import FAULTS_ASKED
-from ...record.safe_files import object_of
+from ...record.safe_files import AddedLines, object_of
 from ..group.wrap import Groups
 from ..log import user_log
 from ..log.rank_log import report_own_fault
@@ -40,6 +40,7 @@ from .arguments import change
 from .call import WAYS, CannotHappen, Context, InjectedCall, InjectedGroup, make_postponed
 from .schedule import Armed, CallCounts
 
+MOST_REQUEST_BYTES = 1 << 16
 _DATA = frozenset({"nan", "inf", "bitflip"})
 
 
@@ -105,7 +106,7 @@ class Injector:
         self._steps = 0
         self._steps_are_named = False
         self._began_s: float | None = None
-        self._read_bytes = 0
+        self._requests = AddedLines(self._directory / FAULTS_ASKED, MOST_REQUEST_BYTES)
         self._off = False
 
     def arm(self, faults: Plan) -> None:
@@ -247,19 +248,7 @@ class Injector:
 
     def _asked(self) -> list[Armed]:
         """The faults that somebody wants to happen now."""
-        path = self._directory / FAULTS_ASKED
-        try:
-            size = path.stat().st_size
-        except OSError:
-            return []
-        if size <= self._read_bytes:
-            return []
-        with path.open("rb") as file:
-            file.seek(self._read_bytes)
-            lines = file.read(1 << 16).splitlines(keepends=True)
-        whole = [line for line in lines if line.endswith(b"\n")]
-        self._read_bytes += sum(map(len, whole))
-        numbers = [object_of(line).get("fault") for line in whole]
+        numbers = [object_of(line).get("fault") for line in self._requests.new()]
         return [one for one in self._faults() if one.fault.number in numbers]
 
     # -- making it happen ----------------------------------------------------------------------

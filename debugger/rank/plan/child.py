@@ -35,7 +35,7 @@ from ...record.requests.plan_request import Outcome, Request
 from ...record.wording import by_device
 from ...record.writing.program_writer import ProgramWriter, program_path
 from ..agreement.guards import Agreement
-from ..group import outstanding
+from ..group import outstanding, wrap  # noqa: F401 - the ranks that are forked share it
 from ..group.checked_group import CPP_NAMES, CheckedGroup
 from ..group.tracked_work import TrackedWork
 from ..install import RUN_DIRECTORY, Layer, install, store_watch

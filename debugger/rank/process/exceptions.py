@@ -50,7 +50,7 @@ from ..record.recorder import ORDINARY, OwnFinding, Recorder
 _WAITED_IN = waiting.__file__
 _RENDEZVOUS = "_distdebug_rendezvous"
 _RECORDED = "_distdebug_recorded"
-_GUARDS = tuple(f"agreement/{name}" for name in ("collectives", "deferred_work", "messages"))
+_GUARDS = tuple(f"agreement/{name}" for name in ("collectives", "messages"))
 ISSUED_IN = frozenset(
     f"{call_site.DIRECTORIES[0]}{name}.py" for name in ("group/checked_group", *_GUARDS)
 )

@@ -147,6 +147,11 @@ class Replica:
     carried: int = 0
     """For a table: the tensors that its group had carried at its begin."""
 
+    def next_moment(self) -> tuple[int, int]:
+        """Returns the moment of a digest that is taken now."""
+        issued, (before, turn) = self.group.slot.issued, self.last[0]
+        return issued, turn + 1 if issued == before else 0
+
     def holds(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether it is of exactly these."""
         same = (known() is one for known, one in zip(self.tensors, tensors, strict=False))
@@ -187,9 +192,9 @@ class ReplicaCheck:
         self._steps: Any = WeakIdKeyDictionary()  # by id: an optimiser need not be hashable
         self._models: list[DdpModel] = []
         self._replicas: list[Replica] = []
-        self._stepped: dict[tuple[int, int], tuple[int, int]] = {}
-        """By model and parameter: the collectives issued when it was stepped last, and the model's
-        synchronised forwards."""
+        self._stepped: dict[int, dict[int, tuple[int, int]]] = {}
+        """By model, and the parameter's id: the collectives issued when it was stepped last, and
+        the model's synchronised forwards."""
         self._local: set[int] = set()
         """The models whose ranks step on their own."""
         self._namesakes: dict[tuple[object, ...], int] = {}
@@ -238,8 +243,8 @@ class ReplicaCheck:
             group: Any = getattr(model, "process_group", None)
             if model is not None and isinstance(group, CheckedGroup):
                 now = (group._record.slot.issued, known.synchronised)
-                parameters = model.module.parameters()
-                self._stepped.update({(number, id(one)): now for one in parameters})
+                ids = map(id, model.module.parameters())
+                self._stepped[number] = dict.fromkeys(ids, now)
         if training.averages_models():
             self.averaged()
         unhook = training.on_optimizer_steps(self.before_step, self.after_step)
@@ -349,15 +354,12 @@ class ReplicaCheck:
             made = self._replica(None, declared, parameters_alone=True)
             steps = [one.last[1] for one in self._replicas if one.model == number]
             if made is not None:
-                issued, turn = group._record.slot.issued, 0
-                if issued == made.last[0][0]:
-                    turn = made.last[0][1] + 1
-                made.last = ((issued, turn), 0, site)
+                made.last = (made.next_moment(), 0, site)
                 tensors = [one for _, one in named]
-                reading = quantities.ReplicaReading(None, tensors, None, stepped=False)
-                values, samples = reading.values(len(named)), reading.samples(made.samples)
+                wanted = len(named), made.samples
+                values, samples = quantities.read(None, tensors, None, False, *wanted)
                 step, now = max(steps, default=0), time.monotonic_ns()
-                made.writer.append((issued, turn), step, site, now, values, samples)
+                made.writer.append(made.last[0], step, site, now, values, samples)
         except Exception as error:
             self._off = True
             report_own_fault("the check of replicas", error)
@@ -452,10 +454,7 @@ class ReplicaCheck:
         site: int,
         flags: int = 0,
     ) -> None:
-        issued, turn = replica.group.slot.issued, 0
-        if issued == replica.last[0][0]:
-            turn = replica.last[0][1] + 1
-        replica.last, replica.fresh = ((issued, turn), step, site), False
+        replica.last, replica.fresh = (replica.next_moment(), step, site), False
         self._take(replica, optimizer, tensors, replica.last, flags | LOADED * replica.loaded)
         replica.loaded = False
 
@@ -511,30 +510,25 @@ class ReplicaCheck:
         site: int,
     ) -> None:
         gradients = self._gradients
-        issued, turn = table.group.slot.issued, 0
-        if issued == table.last[0][0]:
-            turn = table.last[0][1] + 1
-        table.last = ((issued, turn), step, site)
+        table.last = (table.next_moment(), step, site)
         since, table.reduced = table.reduced, gradients.count
         every = [*(one.grad for one in tensors), *tensors]
         held = gradients.held(table.group, every, since)
         count = len(tensors)
         table.brought_together |= {place % count for place, known in enumerate(held) if known}
-        if not self._is_due(table, issued + turn):
+        if not self._is_due(table, sum(table.last[0])):
             return
         table.overdue = table.overdue and not step
         local = [quantities.local(one) for one in tensors]
         parts = [one for one in local if one is not None]
         if len(parts) < count:
             return
-        reading = quantities.ReplicaReading(optimizer, parts, None, stepped=False)
-        values = reading.values(count)
+        values, samples = quantities.read(optimizer, parts, None, False, count, table.samples)
         for place in table.brought_together:
             values[place] = _REDUCED
         flags = BUSY * (gradients.of(table.group).carried > table.carried)
-        samples = reading.samples(table.samples)
         now = time.monotonic_ns()
-        table.writer.append((issued, turn), step | flags, site, now, values, samples)
+        table.writer.append(table.last[0], step | flags, site, now, values, samples)
         if table.use not in (SUMMING, UNUSED):
             axis = self._axes.get(table.group, "")
             self._add_random_states(table.group, axis, step + 1, site)
@@ -571,9 +565,8 @@ class ReplicaCheck:
         if replica.model == BY_EQUALITY or self._is_due(replica, sum(at)):
             replica.overdue = replica.overdue and not step
             stepped = step > 0 and not replica.parameters_alone
-            reading = quantities.ReplicaReading(optimizer, tensors, replica.axis, stepped)
-            values = reading.values(len(replica.columns))
-            samples = reading.samples(replica.samples)
+            wanted = len(replica.columns), replica.samples
+            values, samples = quantities.read(optimizer, tensors, replica.axis, stepped, *wanted)
             row = (at, step | flags, site, time.monotonic_ns(), values, samples)
             if step == (0 if self._late else 1) and not flags:
                 replica.withheld = row
@@ -596,10 +589,10 @@ class ReplicaCheck:
             return not self._seem_forgotten(replica, tensors)
         number, issued = replica.model, replica.group.slot.issued
         known = self._models[number]
-        places = [(number, id(one)) for one in tensors]
-        steps = [self._stepped.get(place, (-1, 0)) for place in places]
+        stepped, ids = self._stepped.setdefault(number, {}), [*map(id, tensors)]
+        steps = {stepped.get(one, (-1, 0)) for one in ids}
         before, synchronised = max(steps, default=(-1, 0))
-        self._stepped.update(dict.fromkeys(places, (issued, known.synchronised)))
+        stepped.update(dict.fromkeys(ids, (issued, known.synchronised)))
         model = known.reference()
         if model is None:
             return True

@@ -80,8 +80,7 @@ class PlacedInputs:
                 inputs, local = self._inputs.setdefault(axis, []), quantities.part(made, axis)
                 if local is None or local.numel() < LEAST_ELEMENTS or len(inputs) == MOST_INPUTS:
                     continue
-                reading = quantities.ReplicaReading(None, [local], None, stepped=False)
-                (value,), samples = reading.values(1), reading.samples([SAMPLES])
+                (value,), samples = quantities.read(None, [local], None, False, 1, [SAMPLES])
                 dtype = str(local.dtype).removeprefix("torch.")
                 storage, module = local.untyped_storage().data_ptr(), _module()
                 one = PlacedInput(value, samples, dtype, local.numel(), storage, module)

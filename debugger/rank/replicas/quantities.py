@@ -114,65 +114,52 @@ def random_states() -> dict[str, int]:
     return {"cpu": cpu, "cuda": of_cuda}
 
 
-class ReplicaReading:
-    """The values of all columns of a replica now.
+def read(
+    optimizer: Optimizer | None,
+    parameters: Sequence[Tensor],
+    axis: Axis | None,
+    stepped: bool,
+    columns: int,
+    samples: Sequence[int],
+) -> tuple[list[int], list[float]]:
+    """Returns 64 bits for each of so many columns of a replica: digests, and of a number its bits
+    as a float64. And elements of the columns, `samples` of each, evenly spaced; NaN for those that
+    are not there. Reads every element once, and waits for the devices that have them.
 
     Before the first step (`stepped` is False) nothing tells of gradients and state: the first step
     may be one that each rank makes on its own.
     """
-
-    def __init__(
-        self,
-        optimizer: Optimizer | None,
-        parameters: Sequence[Tensor],
-        axis: Axis | None,
-        stepped: bool,
-    ) -> None:
-        self._optimizer = optimizer
-        self._tensors = [_parts([one], axis) for one in parameters]
-        self._tensors += [_parts([one.grad] if stepped else [], axis) for one in parameters]
-        self._numbers: list[list[float]] = [[] for _ in self._tensors]
-        for parameter in parameters:
-            state = _state(optimizer, parameter) if stepped and optimizer is not None else []
-            self._tensors.append(_parts([one for one in state if isinstance(one, Tensor)], axis))
-            self._numbers.append([float(one) for one in state if not isinstance(one, Tensor)])
-
-    def values(self, count: int) -> list[int]:
-        """64 bits for each of `count` columns: digests, and of a number its bits as a float64.
-        Reads every element once, and waits for the devices that have them."""
-        found_digests = iter(digests(list(itertools.chain(*self._tensors))))
-        found = []
-        for tensors, numbers in zip(self._tensors, self._numbers, strict=True):
-            total = _ABSENT
-            for part in (*itertools.islice(found_digests, len(tensors)), *map(bits_of, numbers)):
-                total = (total * ODD + part) & MASK
-            found.append(total)
-        if self._optimizer is not None:
-            kind = type(self._optimizer)
-            found.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
-            found += [bits_of(value) for _, value in hyperparameters(self._optimizer)]
-        # A scheduler may have added a hyper-parameter since: the first ones are what they were.
-        return (found + [_ABSENT] * count)[:count]
-
-    def samples(self, counts: Sequence[int]) -> list[float]:
-        """`counts` elements of the columns, evenly spaced; NaN for those that are not there."""
-        alike: dict[tuple[object, ...], list[tuple[int, Tensor]]] = {}
-        with torch.no_grad():
-            for column, (tensors, count) in enumerate(zip(self._tensors, counts, strict=False)):
-                for one in tensors if count else ():
-                    real = torch.view_as_real(one) if one.is_complex() else one
-                    flat = real if real.is_contiguous() else real.reshape(-1)
-                    share, size = max(1, count // len(tensors)), flat.numel()
-                    # One view: a slice of a flat view takes twice as long.
-                    spaced = flat.as_strided((min(share, size),), (max(1, size // share),))
-                    alike.setdefault((flat.dtype, flat.device), []).append((column, spaced))
-        taken: list[list[float]] = [[] for _ in counts]
-        for pieces in alike.values():
-            numbers = iter(torch.cat([one for _, one in pieces]).to(torch.float64).tolist())
-            for column, one in pieces:
-                taken[column] += itertools.islice(numbers, len(one))
-        padded = zip(taken, counts, strict=True)
-        return [one for of, count in padded for one in (of + [math.nan] * count)[:count]]
+    kept: list[list[Any]] = [[one] for one in parameters]
+    kept += [[one.grad] if stepped else [] for one in parameters]
+    kept += _states(optimizer if stepped else None, parameters)
+    counts = [*samples, *[0] * (len(kept) - len(samples))]
+    wanted: list[tuple[Tensor, int]] = []
+    numbers: list[tuple[int, list[int]]] = []
+    for values, count in zip(kept, counts, strict=True):
+        parts = [found for one in values if (found := part(one, axis)) is not None]
+        share = max(1, count // max(1, len(parts))) if count else 0
+        wanted += [(one, share) for one in parts]
+        of_it = [bits_of(one) for one in values if isinstance(one, (int, float))]
+        numbers.append((len(parts), of_it))
+    readings = iter(_readings(wanted))
+    totals: list[int] = []
+    elements: list[float] = []
+    for (tensors, further), count in zip(numbers, counts, strict=True):
+        total, end = _ABSENT, len(elements) + count
+        for digest, sampled in itertools.islice(readings, tensors):
+            total = (total * ODD + digest) & MASK
+            elements += sampled
+        for number in further:
+            total = (total * ODD + number) & MASK
+        totals.append(total)
+        del elements[end:]
+        elements += [math.nan] * (end - len(elements))
+    if optimizer is not None:
+        kind = type(optimizer)
+        totals.append(hash64(f"{kind.__module__}.{kind.__qualname__}"))
+        totals += [bits_of(value) for _, value in hyperparameters(optimizer)]
+    # A scheduler may have added a hyper-parameter since: the first ones are what they were.
+    return (totals + [_ABSENT] * columns)[:columns], elements
 
 
 _BY_PARAMETER = (PARAMETER, GRADIENT, OPTIMIZER_STATE)
@@ -194,42 +181,37 @@ _COMPARED = (
 """What torch's optimisers call what decides about a step; all else may be for the program alone."""
 
 
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def _is_dtensor(tensor: Any) -> bool:
+    if type(tensor) in _PLAIN:
+        return False
     module = sys.modules.get("torch.distributed.tensor")
     kind = getattr(module, "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
 def _is_readable(tensor: Any) -> bool:
     """Whether it is whole on this rank, with elements that can be read."""
     return (
-        tensor is not None
-        and (type(tensor) in _PLAIN or type(tensor.data) is Tensor)
+        (type(tensor) in _PLAIN or (isinstance(tensor, Tensor) and type(tensor.data) is Tensor))
         and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
+        and not tensor.is_meta
         and not tensor.is_quantized
     )
 
 
-def _parts(tensors: Sequence[Tensor | None], axis: Axis | None) -> list[Tensor]:
-    return [found for one in tensors if (found := part(one, axis)) is not None]
-
-
-def _state(optimizer: Optimizer, parameter: Tensor) -> list[Any]:
-    """Returns what the optimiser keeps of a parameter: tensors and numbers, in the order of their
-    names.
+def _states(optimizer: Optimizer | None, parameters: Sequence[Tensor]) -> list[list[Any]]:
+    """Returns what the optimiser keeps of each parameter, in the order of the names.
 
     Of torch's own optimisers only: others may keep what is of one rank alone, as those that
     compress gradients keep what they left out.
     """
-    if not type(optimizer).__module__.startswith("torch.optim"):
-        return []
-    kept: Mapping[str, Any] = optimizer.state.get(parameter) or {}
-    by_name = sorted(kept.items(), key=lambda one: str(one[0]))
-    return [value for _, value in by_name if isinstance(value, (Tensor, int, float))]
+    if optimizer is None or not type(optimizer).__module__.startswith("torch.optim"):
+        return [[] for _ in parameters]
+    every: list[Mapping[Any, Any]] = [optimizer.state.get(one) or {} for one in parameters]
+    return [[kept[name] for name in sorted(kept, key=str)] for kept in every]
 
 
 def hyperparameters(optimizer: Optimizer) -> list[tuple[str, float]]:
@@ -254,42 +236,66 @@ MASK = (1 << 64) - 1
 ROW = 1 << 16
 ON_CPU, ELSEWHERE = 1 << 17, 1 << 22
 """Words that are mixed at once: what a core's cache holds, and enough for a GPU."""
+LEAST_SQUARE = 256
+"""The least words of a tensor whose rows and columns are added up first."""
 SMALL = 1 << 16
 """Elements of a tensor that is copied to be read together with others."""
 _SEED = 0x5EED
 WORD = 8
 """The bytes that are taken for one integer."""
-_LOWER = (1 << 32) - 1
-"""The lower half of that."""
+_UPPER = 29
+"""The bits by which the upper ones of a word are moved."""
 
 
 def digests(tensors: Sequence[Tensor]) -> list[int]:
     """Returns 64 bits of each: equal for equal bits, other when any single element is another.
     Reads every element once, and waits for the devices that have them.
 
-    Each eight bytes, as an integer, times an odd number of their position, are added up modulo
-    2**64. Integer arithmetic gives the same on every device and in every order of addition. All
-    NaNs count as one: which of them an addition gives depends on the order of its operands.
+    Each eight bytes are an integer. Those of a large tensor stand in a square, of which each row
+    and each column is added up modulo 2**64: only changes of four integers or more, at the corners
+    of rectangles, could make up for each other in all of these sums. The sums, or the integers of
+    a small tensor, times an odd number of their position each, are added up in turn; a product for
+    each integer would take four times as long as all else. Integer arithmetic gives the same on
+    every device and in every order of addition. All NaNs count as one: which of them an addition
+    gives depends on the order of its operands.
     """
+    return [digest for digest, _ in _readings([(one, 0) for one in tensors])]
+
+
+def _readings(wanted: Sequence[tuple[Tensor, int]]) -> list[tuple[int, Sequence[float]]]:
+    """Returns the digest of each of these tensors, and up to so many of its elements."""
+    places: dict[int, int] = {}  # one that is tied comes several times
+    place_of = [places.setdefault(id(one), len(places)) for one, _ in wanted]
+    once = dict(zip(place_of, wanted, strict=True))
+    tensors, counts = [one for one, _ in once.values()], [count for _, count in once.values()]
+    by_device: dict[torch.device, list[tuple[list[int], Tensor, Tensor, Tensor]]] = {}
+    found: dict[int, tuple[int, Sequence[float]]] = {}
     with torch.no_grad():
-        by_id = {id(one): one for one in tensors}  # one that is tied comes several times
-        once = list(by_id.values())
-        numbers: dict[int, int] = {}
-        by_device: dict[torch.device, tuple[list[int], list[Tensor]]] = {}
-        for places, table in tables(once):
-            all_places, results = by_device.setdefault(table.device, ([], []))
-            all_places += places
-            results.append(torch.stack([raw_digests(table), _not_a_number(table)]))
-        for all_places, results in by_device.values():  # with one wait for each device
-            both = torch.cat(results, 1).tolist()
-            for place, number, has_nan in zip(all_places, *both, strict=True):
-                if has_nan:
-                    one = once[place]
+        for of_table, table in tables(tensors):
+            real = torch.view_as_real(table).flatten(1) if table.is_complex() else table
+            size, most = real.shape[1], max([counts[place] for place in of_table])
+            # One view: a slice of each takes twice as long.
+            spaced = real.as_strided(
+                (len(of_table), min(most, size)), (size, max(1, size // max(1, most)))
+            )
+            elements = spaced.to(torch.float64, copy=True)  # the table is written again
+            readings = of_table, raw_digests(table), _not_a_number(table), elements
+            by_device.setdefault(table.device, []).append(readings)
+        for rows in by_device.values():  # with one wait for each kind of number
+            digest = torch.cat([of_rows for _, of_rows, _, _ in rows]).tolist()
+            has_nan = torch.cat([of_rows for _, _, of_rows, _ in rows]).tolist()
+            numbers = torch.cat([of_rows.reshape(-1) for _, _, _, of_rows in rows]).tolist()
+            sizes = [(place, row[3].shape[1]) for row in rows for place in row[0]]
+            end = 0
+            for (place, size), number, of_nan in zip(sizes, digest, has_nan, strict=True):
+                if of_nan:
+                    one = tensors[place]
                     one_nan = torch.where(one.isnan(), torch.full_like(one, math.nan), one)
                     number = int(raw_digests(one_nan.contiguous().reshape(1, -1)))
-                numbers[place] = number & MASK
-        of_id = {key: numbers[place] for place, key in enumerate(by_id)}
-        return [of_id[id(one)] for one in tensors]
+                first, end, count = end, end + size, counts[place]
+                every = max(1, size // max(1, count))
+                found[place] = number & MASK, numbers[first:end:every][:count]
+    return [found[place] for place in place_of]
 
 
 def tables(tensors: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
@@ -298,18 +304,19 @@ def tables(tensors: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor]]:
     takes the time. A table is to be read before the next one is made."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, one in enumerate(tensors):
-        together = one.dtype, one.device, one.numel()
-        alike.setdefault(together if one.numel() <= SMALL else (place,), []).append(place)
+        alike.setdefault((one.dtype, one.device, one.shape), []).append(place)
     for places in alike.values():
-        at_once = max(1, ON_CPU * WORD // max(1, tensors[places[0]].nbytes))
+        like = tensors[places[0]]
+        fitting = ON_CPU * WORD // max(1, like.nbytes) if like.numel() <= SMALL else 1
+        at_once = max(1, fitting)
         for first in range(0, len(places), at_once):
             some = places[first : first + at_once]
-            flat = [tensors[place].reshape(-1) for place in some]
-            if len(flat) == 1:
-                yield some, flat[0].contiguous()[None]
+            if len(some) == 1:
+                yield some, tensors[some[0]].reshape(1, -1).contiguous()
             else:
-                table = _scratch.table(len(flat), flat[0])
-                yield some, torch.stack(flat, out=table)
+                table = _scratch.table(len(some), like)
+                torch.stack([tensors[place] for place in some], out=table.view(-1, *like.shape))
+                yield some, table
 
 
 def raw_digests(rows: Tensor) -> Tensor:
@@ -322,34 +329,40 @@ def raw_digests(rows: Tensor) -> Tensor:
         rows = torch.nn.functional.pad(rows, (0, lacking // size))
     elif rows.storage_offset() * size % WORD:
         rows = rows.clone()
-    return _fold(rows.view(torch.int64))
+    return _fold(rows.view(torch.int64), mixed=size >= WORD)
 
 
-def _fold(words: Tensor) -> Tensor:
-    """The weighted sums of the last dimension, by rows so that the weights stay few: those of its
-    row and its column."""
-    weights = _weights_on(words.device)
+def _fold(words: Tensor, mixed: bool = False) -> Tensor:
+    """Returns a digest of each row of words. `mixed`: whether words are mixed before they are
+    added up: an element that fills one has its sign where a sum of two signs loses both."""
     tensors, count = words.shape
     if count > ROW:
         rows, rest = divmod(count, ROW)
-        sums = [_fold(words[:, : rows * ROW].reshape(tensors * rows, ROW)).view(tensors, rows)]
+        cut = words[:, : rows * ROW].reshape(tensors * rows, ROW)
+        sums = [_fold(cut, mixed).view(tensors, rows)]
         if rest:
-            sums.append(_fold(words[:, rows * ROW :])[:, None])
+            sums.append(_fold(words[:, rows * ROW :], mixed)[:, None])
         return _fold(torch.cat(sums, 1))
     at_once = max(1, (ON_CPU if words.is_cpu else ELSEWHERE) // count)
-    sums = []
-    for first in range(0, tensors, at_once):
-        some = words[first : first + at_once]
-        # Of a word's highest bit a product keeps nothing but that, and two changed signs would make
-        # up for each other. So its lower half is XORed with the upper one: adding takes thrice as
-        # long, and without a mask -1 and 0 would be one.
-        mixed = _scratch.mixed(some)
-        torch.bitwise_right_shift(some, 32, out=mixed)
-        mixed.bitwise_and_(_LOWER).bitwise_xor_(some)
-        factors = weights[:count]
-        # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.
-        sums.append(torch.mv(mixed, factors) if mixed.is_cpu else mixed.mul_(factors).sum(1))
-    return torch.cat(sums)
+    if tensors > at_once:
+        return torch.cat([_fold(some, mixed) for some in torch.split(words, at_once)])
+    if count >= LEAST_SQUARE:
+        width = 1 << (count.bit_length() - 1) // 2
+        square = count // width * width
+        lines = (_mixed(words) if mixed else words)[:, :square].view(tensors, -1, width)
+        words = torch.cat([lines.sum(2), lines.sum(1), words[:, square:]], 1)
+    factors = _weights_on(words.device)[: words.shape[1]]
+    # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.
+    words = _mixed(words)
+    return torch.mv(words, factors) if words.is_cpu else words.mul_(factors).sum(1)
+
+
+def _mixed(words: Tensor) -> Tensor:
+    """Returns words whose lower bits are XORed with the upper ones. Of a word's highest bit a
+    product keeps nothing but that, and two changed signs would make up for each other. By half a
+    word the signs of two float32 would, when both change."""
+    shifted = words >> _UPPER
+    return shifted.bitwise_and_((1 << 64 - _UPPER) - 1).bitwise_xor_(words)
 
 
 class _Scratch(threading.local):
@@ -358,21 +371,14 @@ class _Scratch(threading.local):
 
     def __init__(self) -> None:
         with torch.inference_mode(False):  # what is made within may be written within alone
-            made = torch.empty(2, ON_CPU, dtype=torch.int64, device="cpu")
-        self._mixed: Tensor = made[0]
-        self._table: Tensor = made[1]
+            self._table = torch.empty(ON_CPU, dtype=torch.int64, device="cpu")
 
-    def mixed(self, like: Tensor) -> Tensor:
-        """Returns words of this shape."""
+    def table(self, count: int, like: Tensor) -> Tensor:
+        """Returns so many rows of the elements of a tensor like this one."""
+        size = like.numel()
         if not like.is_cpu:
-            return torch.empty_like(like)
-        return self._mixed[: like.numel()].view(like.shape)
-
-    def table(self, count: int, row: Tensor) -> Tensor:
-        """Returns so many rows that are like this one."""
-        if not row.is_cpu:
-            return row.new_empty(count, len(row))
-        return self._table.view(row.dtype)[: count * len(row)].view(count, len(row))
+            return like.new_empty(count, size)
+        return self._table.view(like.dtype)[: count * size].view(count, size)
 
 
 _scratch = _Scratch()
@@ -388,5 +394,5 @@ def _weights_on(device: torch.device) -> Tensor:
 def _not_a_number(table: Tensor) -> Tensor:
     """Whether the sum of each row is NaN: so it is where an element is, and seldom else."""
     if not (table.is_floating_point() or table.is_complex()) or table.element_size() == 1:
-        return torch.zeros(len(table), dtype=torch.int64, device=table.device)
-    return table.sum(1).isnan().to(torch.int64)
+        return table.new_zeros(len(table), dtype=torch.bool)
+    return table.sum(1).isnan()

@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 import weakref
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -45,6 +45,11 @@ MOST_STORAGES = 100_000
 """Kept at once; a program that reduces more between two steps is given up on."""
 MOST_SUMS = 4096
 """The last ones of a group are kept."""
+MOST_UNMATCHED = 16
+"""After so many steps without a gradient among them, sums of one size are taken for activations: to
+keep some elements of each takes a part in thirty of a step by tensor parallelism."""
+_NEVER = (0, 0, 0)
+"""Stands for the count, the address and the elements of what was not reduced."""
 
 
 signature_of = lru_cache(Signature.from_json)
@@ -72,6 +77,8 @@ class GroupTraffic:
     sums_to_one: bool = False
     """Whether a root is given sums."""
     sums: deque[tuple[int, Sum]] = field(default_factory=lambda: deque(maxlen=MOST_SUMS))
+    unmatched: Counter[int] = field(default_factory=Counter)
+    """By numel, how often sums of so many elements were no gradients, since any sum was one."""
 
 
 class ReducedGradients:
@@ -155,8 +162,11 @@ class ReducedGradients:
                 if is_plain(tensor) and len(self._reduced) < MOST_STORAGES:
                     by_group = self._reduced.setdefault(WeakStorage(tensor.untyped_storage()), {})
                     by_group[record] = (self.count, tensor.data_ptr(), tensor.numel())
-            keeps = large and self._keeps_sums and (summed or traffic.sums_to_one)
-            return (lambda: self._keep(traffic, tensors)) if keeps else None
+            if not (large and self._keeps_sums and (summed or traffic.sums_to_one)):
+                return None
+            unmatched = traffic.unmatched
+            rest = [one for one in tensors if unmatched[one.numel()] < MOST_UNMATCHED]
+            return (lambda: self._keep(traffic, rest)) if rest else None
 
         return look
 
@@ -205,8 +215,8 @@ class ReducedGradients:
             return
         try:
             for one in filter(may_tell, tensors):
-                elements = _taken(one, _places_on(one.device, one.numel()))
-                traffic.sums.append((self.count, Sum(one.numel(), elements)))
+                spaced = one.detach().reshape(-1)[:: _places(one.numel()).step]
+                traffic.sums.append((self.count, Sum(one.numel(), spaced.clone())))
         except Exception as error:
             self.keep_no_sums()
             report_own_fault("sums of gradients", error)
@@ -222,30 +232,35 @@ class ReducedGradients:
     ) -> list[bool]:
         """Tells for each of these gradients, which are those of one optimiser in its order, whether
         the group has reduced it after the count was `since`."""
-        found = [self._holds(record, gradient, since) for gradient in gradients]
+        reduced = {
+            where[1:]
+            for storage, by_group in self._reduced.items()
+            if (where := by_group.get(record, _NEVER))[0] > since and not storage.expired()
+        }
+        traffic = self.of(record)
+        known = [one for count, one in traffic.sums if count > since]
+        if not (reduced or known):
+            return [False] * len(gradients)
+        plain = [one if one is not None and is_plain(one) else None for one in gradients]
+        found = [one is not None and (one.data_ptr(), one.numel()) in reduced for one in plain]
         rest = [
-            (place, one)
-            for place, one in enumerate(gradients)
-            if not found[place] and one is not None and is_plain(one)
+            (place, one) for place, one in enumerate(plain) if one is not None and not found[place]
         ]
-        known = [one for count, one in self.of(record).sums if count > since]
-        if rest and known:
-            for place in told([one for _, one in rest], known):
-                found[rest[place][0]] = True
+        matched = told([one for _, one in rest], known) if known else ()
+        for place in matched:
+            found[rest[place][0]] = True
+        if matched:
+            traffic.unmatched.clear()
+        elif rest:
+            traffic.unmatched.update({one.numel for one in known})
         return found
-
-    def _holds(self, record: GroupRecord, gradient: Tensor | None, since: int) -> bool:
-        if gradient is None or not is_plain(gradient):
-            return False
-        by_group = self._reduced.get(WeakStorage(gradient.untyped_storage()), {})
-        count, pointer, numel = by_group.get(record, (0, 0, 0))
-        return count > since and (pointer, numel) == (gradient.data_ptr(), gradient.numel())
 
     def forget_all(self) -> None:
         """The groups of this process are others from now on."""
         self._reduced.clear()
         for known in self.traffic.values():
             known.sums.clear()
+            known.unmatched.clear()
             known.sums_to_one, known.backward = False, -1
         self._scattered.clear()
         self.peers.clear()
@@ -306,27 +321,17 @@ def told(gradients: Sequence[Tensor], sums: Sequence[Sum]) -> set[int]:
     for place, gradient in enumerate(gradients):
         if _is_one_of(by_numel.get(gradient.numel(), ()), [gradient]):
             found.add(place)
-    for order in (range(len(gradients)), range(len(gradients) - 1, -1, -1)):
-        for row in _rows(gradients, order, by_numel):
-            if not found.issuperset(row):
-                of_row = [gradients[place] for place in row]
-                numel = sum(one.numel() for one in of_row)
-                if _is_one_of(by_numel[numel], of_row):
-                    found.update(row)
-    return found
-
-
-def _rows(
-    gradients: Sequence[Tensor], order: Sequence[int], by_numel: dict[int, list[Sum]]
-) -> Iterator[list[int]]:
-    """The gradients in a row, two or more, that have as many elements together as a sum has."""
-    ends = list(accumulate((gradients[place].numel() for place in order), initial=0))
+    ends = list(accumulate((one.numel() for one in gradients), initial=0))
     last = {end: number for number, end in enumerate(ends)}
     for first, before in enumerate(ends):
-        for numel in by_numel:
+        for numel, of_it in by_numel.items():
             after = last.get(before + numel, 0)
-            if after > first + 1:
-                yield list(order[first:after])
+            row = range(first, after)
+            if len(row) > 1 and not found.issuperset(row):
+                orders = (row, row[::-1])
+                if any(_is_one_of(of_it, [gradients[n] for n in order]) for order in orders):
+                    found.update(row)
+    return found
 
 
 def _is_one_of(sums: Sequence[Sum], gradients: Sequence[Tensor]) -> bool:
@@ -346,31 +351,19 @@ def _agree(summed: Tensor, elements: Tensor) -> bool:
     return bool(factor > 0 and apart <= TOLERANCE * elements.abs().max())
 
 
-def _places(numel: int) -> list[int]:
-    count = min(numel, MOST_ELEMENTS)
-    return [number * numel // count for number in range(count)]
-
-
-@lru_cache
-def _places_on(device: torch.device, numel: int) -> Tensor:
-    return torch.tensor(_places(numel), device=device)
-
-
-def _taken(tensor: Tensor, places: Tensor) -> Tensor:
-    with torch.no_grad():
-        return tensor.detach().reshape(-1).index_select(0, places)
+def _places(numel: int) -> range:
+    return range(0, numel, -(-numel // MOST_ELEMENTS))
 
 
 def _elements(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the elements at the places of one flat tensor of them all."""
     ends = list(accumulate((one.numel() for one in gradients), initial=0))
-    places = _places(ends[-1])
     by_gradient: dict[int, list[int]] = {}
-    for place in places:
+    for place in _places(ends[-1]):
         number = bisect_right(ends, place) - 1
         by_gradient.setdefault(number, []).append(place - ends[number])
     parts = []
     for number, inside in by_gradient.items():
-        one = gradients[number]
-        parts.append(_taken(one, torch.tensor(inside, device=one.device)))
+        one = gradients[number].detach().reshape(-1)
+        parts.append(one.index_select(0, torch.tensor(inside, device=one.device)))
     return torch.cat([part.to("cpu", torch.float64) for part in parts])

@@ -233,7 +233,8 @@ class ValueRecorder:
                 if made:
                     self._made(optimizer, frame)
                 elif self._step <= 1 and optimizer not in self._known:
-                    self._write(0, _read(self._state(optimizer, _site(frame), before=True)))
+                    site, rows = _site(frame), self._state(optimizer, before=True)
+                    self._write(0, _read(part for row in rows for part in _parts(*row, site)))
         except Exception as error:
             self._switch_off(error)
 
@@ -245,7 +246,9 @@ class ValueRecorder:
             self._step += 1
         self._stepped.append(number)
         if self._is_due(self._step):
-            self._keep(self._state(optimizer, _site(frame), before=False))
+            site = _site(frame)
+            rows = self._state(optimizer, before=False)
+            self._keep(part for row in rows for part in _parts(*row, site))
             self._write(self._step, self._pending)
         self._clear()
         self._arm()
@@ -265,38 +268,32 @@ class ValueRecorder:
         self._arm()
         report_own_fault("recording values", error)
 
-    def _state(self, optimizer: Optimizer, site: str, before: bool) -> Iterator[Part]:
-        """Yields what an optimiser's step was made of, and what it has made; `before`: what is
-        there before its first one."""
+    def _state(self, optimizer: Optimizer, before: bool) -> Iterator[tuple[str, str, Any]]:
+        """Yields what an optimiser's step was made of, and what it has made, by quantity and name;
+        `before`: what is there before its first one."""
         known = self._named(optimizer)
         if not before:
             for name, one in known.trained:
                 if one.grad is not None:
-                    yield from _parts(GRADIENT, name, one.grad, site)
+                    yield GRADIENT, name, one.grad
             scales = [("loss scale", float(one.get_scale())) for one in self._scalers]
             for name, number in (*quantities.hyperparameters(optimizer), *scales):
-                yield from _parts(
-                    HYPERPARAMETER, name, torch.tensor(number, dtype=torch.float64), site
-                )
+                yield HYPERPARAMETER, name, number
         for name, one in known.trained:
             kept = optimizer.state.get(one) or {}
             for key in sorted(kept, key=str) if isinstance(kept, dict) else ():
-                value: Any = kept[key]
-                if isinstance(value, (int, float)):
-                    value = torch.tensor(value, dtype=torch.float64)
-                if isinstance(value, Tensor):
-                    yield from _parts(OPTIMIZER_STATE, f"{name}: {key}", value, site)
+                yield OPTIMIZER_STATE, f"{name}: {key}", kept[key]
         root = known.root() if known.root is not None else None
         frozen = root.named_parameters() if before and root is not None else ()
         for name, one in (*known.trained, *(row for row in frozen if not row[1].requires_grad)):
-            yield from _parts(PARAMETER, name, one, site)
+            yield PARAMETER, name, one
         for name, one in root.named_buffers() if root is not None else ():
-            yield from _parts(BUFFER, name, one, site)
+            yield BUFFER, name, one
         for of, reference in () if before else known.others:
             other = reference()
             kept = (*other.named_parameters(), *other.named_buffers()) if other is not None else ()
             for name, one in kept:
-                yield from _parts(BUFFER, f"{of}: {name}", one, site)
+                yield BUFFER, f"{of}: {name}", one
 
     def _named(self, optimizer: Optimizer) -> TrainedParameters:
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
@@ -339,16 +336,16 @@ def _site(frame: Any) -> str:
     return f"{found.f_code.co_filename}:{found.f_lineno}:{found.f_code.co_name}"
 
 
-def _parts(quantity: str, name: str, tensor: Any, site: str) -> Iterator[Part]:
-    """Yields what is read of a tensor, of a DTensor its local part; nothing where that cannot be
-    read, or is a summand of what all ranks together have."""
-    if any(one.is_partial() for one in getattr(tensor, "placements", ())):
-        return
-    part = quantities.local(tensor)
-    if part is not None:
-        dtype = str(part.dtype).removeprefix("torch.")
-        numel, of_all = part.numel(), tensor.numel()
-        yield ValueColumn(quantity, name[:300], dtype, numel, of_all, site), part.detach()
+def _parts(quantity: str, name: str, value: Any, site: str) -> list[Part]:
+    """Returns what is read of a tensor, of a DTensor its local part, or of a number; nothing where
+    that cannot be read, or is a summand of what all ranks together have."""
+    if isinstance(value, (int, float)):
+        value = torch.tensor(value, dtype=torch.float64)
+    part = quantities.local(value)
+    if part is None or (part is not value and any(one.is_partial() for one in value.placements)):
+        return []
+    dtype = str(part.dtype).removeprefix("torch.")
+    return [(ValueColumn(quantity, name[:300], dtype, part.numel(), value.numel(), site), part)]
 
 
 def _read(parts: Iterable[Part], first: int = 0) -> list[TensorReadings]:
@@ -405,7 +402,8 @@ def _numbers_of_rows(table: Tensor) -> Tensor:
         wrong = elements - table.isfinite().sum(1)
     # `aminmax` of a dimension takes 20 times as long.
     few = torch.stack([wrong, table.sum(1), norm, table.amin(1), table.amax(1)], 1)
-    # The sums of parts of the row, each element times a sign that its place has.
+    # The sums of parts of the row, each element times a sign that its place has. A product of
+    # matrices is faster, and has the precision that autocast or the program chooses.
     signed = table * _signs_on(table.device, table.dtype)[:elements]
     if elements % SKETCH:
         signed = nn.functional.pad(signed, (0, -elements % SKETCH))

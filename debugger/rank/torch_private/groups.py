@@ -17,8 +17,6 @@ from typing import Any
 
 import torch
 
-from distcore.base.wrapping import around
-
 from ...hook.loading import when_imported
 from ...record.wording import by_device
 from .probe import Private, WatchedPart, Wrapped, before, c10d, instead, private
@@ -71,11 +69,10 @@ def has_threads_for_ranks() -> bool:
 def on_unregistered_groups(note: Callable[[], None]) -> None:
     """`note()` is called when `torch.distributed._dist2` makes a group: it comes past the function
     that makes all others, and no registry has it."""
-
-    def observe(module: Any) -> None:
-        before(module, "new_group", lambda *_, **__: note())
-
-    when_imported("torch.distributed._dist2", observe)
+    when_imported(
+        "torch.distributed._dist2",
+        lambda module: before(module, "new_group", lambda *_, **__: note()),
+    )
 
 
 def answer_for(inner: Any, outer: Any) -> None:
@@ -334,19 +331,15 @@ def prolong(inner: Any, timeout: timedelta) -> bool:
 def show_to_hooks() -> None:
     """Attach torch's hooks of groups (flight recorder, NaN and health checks; from 2.14 on) to the
     group behind the one in front, through which calls would pass unseen by them."""
-    for name in ("FlightRecorderHook", "NanCheckHook", "HealthCheckHook"):
-        hook = getattr(c10d, name, None)
-        attach = getattr(hook, "attach", None)
-        if callable(attach):
-            setattr(hook, "attach", staticmethod(_behind(attach)))  # noqa: B010
 
-
-def _behind(attach: Wrapped) -> Wrapped:
-    @around(attach)
-    def to_the_one_behind(pg: Any, *args: Any, **kwargs: Any) -> Any:
+    def to_the_one_behind(attach: Wrapped, pg: Any, *args: Any, **kwargs: Any) -> Any:
         return attach(pg._inner if isinstance(pg, FrontGroup) else pg, *args, **kwargs)
 
-    return to_the_one_behind
+    for name in ("FlightRecorderHook", "NanCheckHook", "HealthCheckHook"):
+        hook: Any = getattr(c10d, name, None)
+        if callable(getattr(hook, "attach", None)):
+            instead(hook, "attach", to_the_one_behind)
+            hook.attach = staticmethod(hook.attach)
 
 
 @TIMEOUTS

@@ -3,7 +3,6 @@ stood."""
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..requests import stack_dump, supervision
-from ..safe_files import open_regular, whole
+from ..safe_files import end_of, whole
 from ..safe_text import clean
 from ..snapshot import CallSite, Process, is_own
 
@@ -109,14 +108,9 @@ class WrittenLastWords:
 
 def _fatal(stacks: Path, pid: int) -> str:
     """Returns what the process has written of the fatal signal that ended it; "" for nothing."""
-    _, found, text = _tail(supervision.dump_path(stacks, pid)).rpartition(_FATAL)
-    return text if found else ""
-
-
-def _tail(path: Path) -> str:
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_BYTES))
-            return file.read(_MOST_BYTES).decode("utf-8", "replace")
+        data, _ = end_of(supervision.dump_path(stacks, pid), _MOST_BYTES)
     except OSError:
         return ""
+    _, found, text = data.decode("utf-8", "replace").rpartition(_FATAL)
+    return text if found else ""

@@ -20,14 +20,12 @@ is now older than the ring is long, less one line. All numbers are little-endian
 from __future__ import annotations
 
 import json
-import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Any
 
-from ..lost_pages import keep
+from ..lost_pages import kept_file
 
 MAGIC, VERSION = b"DDBRANCH", 2
 HEADER = Struct("<8sIIQQ")
@@ -49,17 +47,7 @@ class BranchWriter:
     made."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, FILE_BYTES)
-            self._map = mmap.mmap(descriptor, FILE_BYTES)
-            keep(self._map)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
+        self._map = kept_file(path, FILE_BYTES)
         self._used = self._written = 0
         self._numbers: dict[str, int] = {}
         self._write_header()

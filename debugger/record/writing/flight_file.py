@@ -21,7 +21,7 @@ from typing import Any
 from ...system import proc
 from .. import layout
 from ..layout import Definition, GroupState, Phase, Role, packed_ranks
-from ..lost_pages import keep
+from ..lost_pages import kept_file
 from ..notes import NoteData
 from ..signature import place_key
 from .slots import ChannelSlot, GroupSlot, Surprises
@@ -81,18 +81,7 @@ class FlightFile:
         """The memory of the new record. Readers take its file for one once it has a header."""
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-        path = path.with_suffix(".new")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, layout.FILE_BYTES)
-            mapped = mmap.mmap(descriptor, layout.FILE_BYTES)
-            keep(mapped)
-        except OSError:
-            os.unlink(path)
-            raise
-        finally:
-            os.close(descriptor)
-        return mapped
+        return kept_file(path.with_suffix(".new"), layout.FILE_BYTES)
 
     def _use(self, mapped: mmap.mmap) -> None:
         self._map = mapped

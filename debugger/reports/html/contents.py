@@ -19,7 +19,7 @@ from ...record.log_file import readable
 from ...record.reading.reader import FlightReader
 from ...record.runs.log_reader import record_on
 from ...record.runs.run_directory import RunDirectory, read_object
-from ...record.safe_files import object_of, open_regular, whole_or_none
+from ...record.safe_files import end_of, object_of, open_regular, whole_or_none
 from ...record.safe_text import clean, shown_of
 from ...record.secret_words import allowed_variables, masked_text
 from ...record.snapshot import Rank, is_own
@@ -223,14 +223,11 @@ def logs(
 def _said(path: Path, most_bytes: int) -> str:
     """The last lines of a log as text; "" where there are none."""
     try:
-        with open(open_regular(path), "rb", buffering=0) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most_bytes))
-            data = file.read(most_bytes)
+        data, before = end_of(path, most_bytes)
     except OSError:
         return ""
     lines = data.rstrip(b"\n").split(b"\n")
-    shown = ["…", *map(_line(path), lines[1:])] if size > most_bytes else map(_line(path), lines)
+    shown = ["…", *map(_line(path), lines[1:])] if before else map(_line(path), lines)
     return masked_text("\n".join(filter(None, shown)))
 
 

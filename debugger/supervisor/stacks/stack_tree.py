@@ -50,7 +50,7 @@ _HANDED_OVER = {
     "_base.py": {"result", "exception", "wait"},
 }
 _LOCK_LINE = re.compile(r"^\s*(?:async\s+)?with\b|\.(?:acquire|join|get|put|flock|lockf)\(")
-_KERNEL_LOCKS = ("futex", "lock_inode", "posix_lock", "flock")
+_KERNEL_LOCKS = ("futex", "lock_inode", "posix_lock", "flock", "setlk")
 _NATIVE_LOCKS = frozenset({"pthread_cond_wait", "sem_wait", "lll_lock_wait", "new_sem_wait"})
 """Functions of the C library, without what stands before and behind their names."""
 _LOCK_PACKAGE = re.compile(r"/(?:site|dist)-packages/filelock/")

@@ -28,7 +28,7 @@ NO_STEPS = {
     "plan/judgement.py: _warning",  # called by two that are
     "supervisor/on_the_spot.py: _told",  # calls one that is
     "supervisor/supervisor.py: _early_death",
-    "testing/judge.py: _allowed",  # leaves out what a test allows
+    "testing/running.py: _allowed",  # leaves out what a test allows
 }
 """Functions that take a finding and give one, and are no step."""
 

@@ -413,13 +413,13 @@ def test_a_rank_is_asked_for_its_dump_through_its_fifo(tmp_path: Path) -> None:
 def test_a_dump_is_awaited_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of many calls is not written at once, and its writer may be given no core meanwhile."""
     looks = threading.Semaphore(0)
-    stamp = dumps._stamp
+    stamp = dumps.mark_of
 
     def counted(path: Path) -> tuple[int, int]:
         looks.release()
         return stamp(path)
 
-    monkeypatch.setattr(dumps, "_stamp", counted)
+    monkeypatch.setattr(dumps, "mark_of", counted)
     monkeypatch.setattr(dumps, "WRITTEN_S", 60.0)
     monkeypatch.setattr(dumps, "ANSWER_S", 60.0)
     process = this_process(tmp_path / "trace_rank_")

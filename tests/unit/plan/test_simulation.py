@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from distdebug.diagnosis.facts.blocking import Model, tree_children, tree_parent
-from distdebug.plan.judgement import judge_programs
-from distdebug.plan.outcome import simulate
+from distdebug.plan.judgement import judge_programs, simulate
 from distdebug.record.layout import Activity, CallState
 from tests.support.lines_of_calls import places
 from tests.support.programs import Programs

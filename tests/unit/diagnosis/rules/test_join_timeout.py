@@ -19,7 +19,7 @@ from ..builder import Run, all_reduce, barrier
 def joining(size: int, *ranks: int) -> Run:
     run = Run(size, joined=False)
     for rank in ranks:
-        run.starts(rank).waits_in(Activity.INIT)
+        run.starts(rank).waits_in(Activity.INIT, op="init_process_group")
     return run
 
 
@@ -426,7 +426,7 @@ def test_the_one_rank_that_nobody_watches_has_not_come() -> None:
     assert (found.kind, found.culprits, found.missing) == ("join_timeout", (1,), (1,))
     assert (found.victims, found.proven) == ((0, 2), False)
     assert "rank 1 has not joined for 62 s" in found.message
-    assert "no distdebug of this job speaks for its node" in found.message
+    assert "no distdebug of this job watches its node" in found.message
 
 
 def test_of_several_that_nobody_watches_none_is_to_blame() -> None:

@@ -10,7 +10,7 @@ from distdebug.diagnosis.facts.blocking import Model
 from distdebug.diagnosis.findings import Finding
 from distdebug.diagnosis.judging import judge, warnings_at_the_end
 from distdebug.diagnosis.limits import Limits
-from distdebug.plan.outcome import simulate
+from distdebug.plan.judgement import simulate
 from distdebug.record.signature import ANY_SOURCE
 from tests.support.programs import ProgramBuilder, Programs
 from tests.unit.diagnosis.builder import barrier, recv, send

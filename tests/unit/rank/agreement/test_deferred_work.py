@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from distcore.engine.call_queue import CallQueue
-from distdebug.rank.agreement.deferred_work import Deferral, DeferredWork, Grace
+from distdebug.rank.agreement.collectives import Deferral, DeferredWork, Grace
 from distdebug.rank.limits import IN_CALL_S, MOST_IN_VAIN_S, SHORT_IN_CALL_S
 
 LIMIT_S = 30.0

@@ -17,7 +17,7 @@ from distdebug.rank.record.recorder import GroupRecord
 from distdebug.rank.replicas import check, declarations
 from distdebug.rank.replicas.check import ReplicaCheck
 from distdebug.rank.replicas.declarations import DdpModel
-from distdebug.rank.replicas.reduced_gradients import ReducedGradients
+from distdebug.rank.replicas.reduced_gradients import MOST_UNMATCHED, ReducedGradients
 from distdebug.rank.torch_private import training
 from distdebug.record.replicas import (
     CONSTANT,
@@ -614,6 +614,21 @@ def test_what_is_no_longer_forgotten(bench: Bench, what: str) -> None:
     ((_, _, steps),) = seeming(bench)
     rows = next(rows for rows in bench.rows() if [row.step for row in rows] == steps)
     assert [row.step for row in rows if not row.apart] == [0]
+
+
+def test_sums_that_were_no_gradients_for_long_are_not_kept(bench: Bench) -> None:
+    """Those of another size are, and tell that a gradient came of them."""
+    gradient = torch.zeros(32)
+    for _ in range(MOST_UNMATCHED + 3):
+        since = bench.gradients.count
+        bench.all_reduce(torch.randn(64))
+        assert bench.gradients.held(bench.group, [gradient], since) == [False]
+    assert len(bench.gradients.of(bench.group).sums) == MOST_UNMATCHED
+    bench.all_reduce(torch.arange(32.0))
+    gradient.copy_(torch.arange(32.0) / 2)
+    assert bench.gradients.held(bench.group, [gradient]) == [True]
+    bench.all_reduce(torch.randn(64))
+    assert len(bench.gradients.of(bench.group).sums) == MOST_UNMATCHED + 2
 
 
 def tables(bench: Bench) -> list[tuple[str, dict[str, frozenset[str]], list[Digest]]]:

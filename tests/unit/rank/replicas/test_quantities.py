@@ -30,7 +30,7 @@ def told(
 ) -> dict[Column, int]:
     columns = quantities.columns(optimizer, [name for name, _ in module.named_parameters()])
     parameters = list(module.parameters())
-    values = quantities.ReplicaReading(optimizer, parameters, None, stepped).values(len(columns))
+    values, _ = quantities.read(optimizer, parameters, None, stepped, len(columns), [])
     return dict(zip(columns, values, strict=True))
 
 
@@ -107,7 +107,7 @@ def test_a_scheduler_adds_a_number_later() -> None:
     columns = quantities.columns(optimizer, ["weight", "bias"])
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     parameters = list(module.parameters())
-    values = quantities.ReplicaReading(optimizer, parameters, None, True).values(len(columns))
+    values, _ = quantities.read(optimizer, parameters, None, True, len(columns), [])
     assert len(values) == len(columns)
 
 
@@ -116,12 +116,12 @@ def test_samples_are_all_elements_of_a_small_replica() -> None:
     parameters = list(module.parameters())
     counts = quantities.samples(parameters, None)
     assert counts == [6, 2, 6, 2, 6, 2]
-    found = quantities.ReplicaReading(optimizer, parameters, None, True).samples(counts)
+    _, found = quantities.read(optimizer, parameters, None, True, 6, counts)
     assert module.bias.grad is not None
     assert found[6:8] == module.bias.tolist()
     assert found[14:16] == module.bias.grad.tolist()
     assert found[22:24] == optimizer.state[module.bias]["momentum_buffer"].tolist()
-    before = quantities.ReplicaReading(optimizer, parameters, None, False).samples(counts)
+    _, before = quantities.read(optimizer, parameters, None, False, 6, counts)
     assert before[:8] == found[:8]
     assert all(map(math.isnan, before[8:]))
 
@@ -131,7 +131,8 @@ def test_samples_of_a_large_tensor_are_spaced() -> None:
     optimizer = torch.optim.SGD([large], lr=0.1)
     counts = quantities.samples([large], None)
     assert sum(counts) <= quantities.MOST_SAMPLES
-    found = quantities.ReplicaReading(optimizer, [large], None, False).samples(counts)[: counts[0]]
+    _, found = quantities.read(optimizer, [large], None, False, 3, counts)
+    found = found[: counts[0]]
     steps = {after - before for before, after in itertools.pairwise(found)}
     assert len(steps) == 1
     assert found[-1] > 90_000
@@ -140,7 +141,7 @@ def test_samples_of_a_large_tensor_are_spaced() -> None:
 def test_samples_of_complex_elements() -> None:
     turning = nn.Parameter(torch.tensor([1 + 2j, 3 + 4j]))
     optimizer = torch.optim.SGD([turning], lr=0.1)
-    found = quantities.ReplicaReading(optimizer, [turning], None, False).samples([2, 0, 0])
+    _, found = quantities.read(optimizer, [turning], None, False, 3, [2, 0, 0])
     assert found == [1.0, 3.0]
 
 
@@ -193,18 +194,33 @@ def test_in_a_large_tensor(element: int) -> None:
     assert of(tensor) != before
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
-def test_changed_signs_do_not_make_up_for_each_other(dtype: torch.dtype) -> None:
-    tensor = torch.arange(1, 9).to(dtype)
+@pytest.mark.parametrize("elements", [8, 4096, 4099])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex128])
+def test_changed_signs_do_not_make_up_for_each_other(dtype: torch.dtype, elements: int) -> None:
+    tensor = torch.arange(1, elements + 1).to(dtype)
     other = tensor.clone()
     other[2], other[5] = -other[2], -other[5]
-    assert of(other) != of(tensor)
+    assert len(set(digests([tensor, other, -tensor, -other]))) == 4
 
 
 def test_the_order_counts() -> None:
     tensor = torch.arange(2.0 * ROW)
     assert of(tensor) != of(tensor.flip(0))
     assert of(tensor) != of(torch.cat([tensor[ROW:], tensor[:ROW]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool])
+@pytest.mark.parametrize("elements", [1024, 4096, 5000, 2 * ROW + 9])
+def test_the_place_of_an_element_counts(dtype: torch.dtype, elements: int) -> None:
+    """A row or a column of sums, of those that are made of a large tensor, has moved as a whole."""
+    tensor = torch.zeros(elements, dtype=dtype)
+    tensor[::3] = 1
+    moved = [tensor.roll(by) for by in (1, 2, 8, 32, 64, 512, 1000)]
+    two = tensor.clone()
+    two[3], two[elements - 2] = 0, 1
+    assert len(set(digests([tensor, *moved, two]))) >= 4
+    rows = torch.randint(0, 2, (32, elements), generator=torch.Generator().manual_seed(0))
+    assert len(set(digests([*rows.to(dtype)]))) == 32
 
 
 def test_nans_are_one() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from distdebug.diagnosis.judging import judge
 from distdebug.diagnosis.limits import Limits
-from distdebug.plan.judgement import judge_programs
-from distdebug.plan.outcome import Outcome, simulate
+from distdebug.plan.judgement import Outcome, judge_programs, simulate
 from distdebug.record import layout
 from distdebug.record.reading.reader import FlightReader
 from distdebug.record.reading.records import Records

@@ -162,7 +162,10 @@ def test_waiting_for_a_lock(tmp_path: Path) -> None:
     loader = frame("__next__", f"{TORCH}/utils/data/dataloader.py:630")
     get = frame("Queue.get", f"{STANDARD}/queue.py:171")
     assert waits_for_lock(stack(user, get, condition))
-    assert waits_for_lock(stack(user, wait="futex_do_wait"))
+    put = frame("Queue.put", f"{STANDARD}/multiprocessing/queues.py:89")
+    assert waits_for_lock(stack(user, put))
+    for wait in ("futex_do_wait", "locks_lock_inode_wait", "fcntl_setlk"):
+        assert waits_for_lock(stack(user, wait=wait))
     assert waits_for_lock(stack(frame("step", f"{script}:3"), wait="futex"))
     assert not waits_for_lock(stack(frame("step", f"{script}:2"), wait="futex"))
     assert not waits_for_lock(stack(user, wait="hrtimer_nanosleep"))
