@@ -251,11 +251,12 @@ def digests(tensors: Sequence[Tensor]) -> list[int]:
     """Returns 64 bits of each: equal for equal bits, other when any single element is another.
     Reads every element once, and waits for the devices that have them.
 
-    Each eight bytes are an integer. Those of a large tensor stand in a square, of which each row
-    and each column is added up modulo 2**64: only changes of four integers or more, at the corners
-    of rectangles, could make up for each other in all of these sums. The sums, or the integers of
-    a small tensor, times an odd number of their position each, are added up in turn; a product for
-    each integer would take four times as long as all else. Integer arithmetic gives the same on
+    Each eight bytes are an integer. Those of a large tensor are added up modulo 2**64 twice: the
+    rows of a table, and the columns of one that is a column wider, since many a matrix has the row
+    and column sums of another, as all permutations have. Only changes of four integers or more
+    could make up for each other in all of these sums. The sums, or the integers of a small tensor,
+    times an odd number of their position each, are added up in turn; a product for each integer
+    would take four times as long as all else. Integer arithmetic gives the same on
     every device and in every order of addition. All NaNs count as one: which of them an addition
     gives depends on the order of its operands.
     """
@@ -348,9 +349,12 @@ def _fold(words: Tensor, mixed: bool = False) -> Tensor:
         return torch.cat([_fold(some, mixed) for some in torch.split(words, at_once)])
     if count >= LEAST_SQUARE:
         width = 1 << (count.bit_length() - 1) // 2
-        square = count // width * width
-        lines = (_mixed(words) if mixed else words)[:, :square].view(tensors, -1, width)
-        words = torch.cat([lines.sum(2), lines.sum(1), words[:, square:]], 1)
+        of_rows, of_columns = count // width * width, count // (width + 1) * (width + 1)
+        whole = _mixed(words) if mixed else words
+        rows_of = whole[:, :of_rows].view(tensors, -1, width)
+        columns_of = whole[:, :of_columns].view(tensors, -1, width + 1)
+        ends = words[:, of_rows:], words[:, of_columns:]
+        words = torch.cat([rows_of.sum(2), columns_of.sum(1), *ends], 1)
     factors = _weights_on(words.device)[: words.shape[1]]
     # On the CPU a product of matrices writes no products of elements; elsewhere torch has none.
     words = _mixed(words)
