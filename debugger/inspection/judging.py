@@ -369,7 +369,7 @@ def _culprits(
     found: Finding, waiting: Mapping[int, Stance], ended: Collection[int]
 ) -> tuple[int, ...]:
     """Returns the culprits of the finding, as far as the stacks can tell them from others."""
-    culprits = found.culprits
+    culprits = found.culprits or found.missing
     if found.kind == "unmatched_p2p" and ended:
         of_handles = any(waiting[rank].op == "wait" for rank in culprits if rank in waiting)
         return tuple(sorted(ended)) if of_handles else culprits

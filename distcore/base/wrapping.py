@@ -27,10 +27,15 @@ def around(original: Callable[..., Any]) -> Callable[[Function], Function]:
     and documentation, and `warnings` does not count its frame."""
 
     def decorate(ours: Function) -> Function:
-        if isinstance(ours, FunctionType) and not ours.__code__.co_filename.endswith(_SKIPPED):
-            file = ours.__code__.co_filename + _SKIPPED
-            ours.__code__ = ours.__code__.replace(co_filename=file)
-        functools.update_wrapper(ours, original)
+        functools.update_wrapper(uncounted(ours), original)
         return ours
 
     return decorate
+
+
+def uncounted(ours: Function) -> Function:
+    """Has `warnings` not count the frames of this function, which calls an original for another."""
+    if isinstance(ours, FunctionType) and not ours.__code__.co_filename.endswith(_SKIPPED):
+        file = ours.__code__.co_filename + _SKIPPED
+        ours.__code__ = ours.__code__.replace(co_filename=file)
+    return ours

@@ -315,7 +315,8 @@ def _unwatched(world: World, waiting: Mapping[int, Wait], last: Wait) -> list[Ca
     details = [wait.detail for wait in waiting.values()]
     if any(one.get("all_clients") or one.get("op") == "FileStore" for one in details):
         return []  # it may be that nobody serves that store
-    unseen = tuple(sorted(set(range(min(*sizes, MOST_RANKS))) - set(world.ranks)))
+    known = {*world.ranks, *world.snapshot.unreadable}
+    unseen = tuple(sorted(set(range(min(*sizes, MOST_RANKS))) - known))
     if not unseen:
         return []
     who = ranks_text(unseen) if len(unseen) == 1 else f"one of {ranks_text(unseen)}"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from distcore.base.wrapping import uncounted
+
 from ...errors.in_ranks import FindingRaised
 from ...record.layout import Activity
 from ...record.notes import SplitNote
@@ -66,6 +68,7 @@ class Groups:
         given as soon as it is attached."""
         self._class, self._adopt = group_class, adopt
 
+    @uncounted
     def create(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Has torch's function `original` make a group, and observes that."""
         recorder, sockets = self._recorder, self._sockets

@@ -25,6 +25,7 @@ from ...diagnosis.findings import Finding, RankEvidence
 from ...diagnosis.rules.late_rank import placed, refine_cause, restated
 from ...diagnosis.story import step
 from ...record.exits import ExitStatus
+from ...record.kinds import Family, kind_of
 from ...record.layout import Activity
 from ...record.runs.run_directory import RunDirectory
 from ...record.safe_text import clean
@@ -230,8 +231,9 @@ class Evidence:
                 finding = placed(finding, rank, site)
         named = {n: replace(one, thread=self._thread(n, one)) for n, one in finding.ranks.items()}
         finding = replace(finding, ranks=named)
-        if finding.kind not in ("missing_rank", "stalled", "join_timeout"):
-            return finding
+        kind = kind_of(finding.kind)
+        if kind.family is not Family.ABSENCE or kind.leaves or kind.ends_culprits:
+            return finding  # no culprit that is still there
         for rank in [one for one in finding.culprits if one in self.pids][:MOST_LOCKS]:
             pid, threads = self.pids[rank], self.stacks[rank]
             dead = tuple(f"rank {rank}: {said}" for said in dead_children(pid, threads))
