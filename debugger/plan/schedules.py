@@ -205,8 +205,8 @@ def _look_for_messages(
         now_s = time.monotonic()
         count = explore(programs, model, now_s + (until_s - now_s) / 3)
         schedule = Schedule(count, planned + len(tried), depends)
-        if count.exact and (count.total == 1 or count.all_stuck):
-            return schedule  # nothing depends on the order
+        if count.exact and (count.total == 1 or (count.all_stuck and len(tried) > 1)):
+            return schedule  # nothing depends on the order, as one more has shown
         known = count.unknown or count.shortest
         order = follow(programs, model, known)
         holds = order.holds()
@@ -238,7 +238,7 @@ def _look_for_messages(
                     for rank, program in programs.items()
                 }
                 found = judge_programs(followed, its)
-            if is_shown:
+            if is_shown and not (count.all_stuck and more is not None):
                 schedule = replace(schedule, depends=depends)
                 return _told(schedule, found, chosen, holds, again)
         if more is not None and count.unknown is None:

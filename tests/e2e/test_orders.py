@@ -13,7 +13,7 @@ from tests.support.torch_loaded import TorchLoaded
 PROGRAMS = Path(__file__).resolve().parents[2] / "fixtures" / "orders"
 LUCKY, LAWFUL = (sorted((PROGRAMS / name).glob("*.py")) for name in ("lucky", "lawful"))
 DEPENDS = {
-    "lucky": {"asked_whether_over", "decided_by_source", "two_threads"},
+    "lucky": {"asked_whether_over", "decided_by_source", "stuck_by_source", "two_threads"},
     "lawful": {"asked_whether_over", "decided_by_source"},
 }
 """What their ranks do depends on who sends first, which thread, or on whether a call is over."""
