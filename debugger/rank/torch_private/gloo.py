@@ -56,9 +56,9 @@ class GlooSockets:
         """End every connection of this process's groups, or of one group; whether there was one."""
         found = False
         for number, (name, owner) in list(self._known.items()):
-            if group not in (None, owner):
+            # The heartbeat's thread and one that waits read the run's verdict at the same time.
+            if group not in (None, owner) or self._known.pop(number, None) is None:
                 continue
-            del self._known[number]
             with contextlib.suppress(OSError):
                 # The number may be somebody else's by now.
                 if os.readlink(proc.path_of(number)) == name:
