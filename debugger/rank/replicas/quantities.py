@@ -90,7 +90,7 @@ def local(tensor: Any) -> Tensor | None:
 
 
 def columns(optimizer: Optimizer | None, names: Sequence[str]) -> list[Column]:
-    """Returns the columns of `ReplicaReading.values` for a replica of parameters with these names,
+    """Returns the columns of `read` for a replica of parameters with these names,
     in order."""
     found = [Column(quantity, name) for quantity in _BY_PARAMETER for name in names]
     if optimizer is not None:
