@@ -50,7 +50,7 @@ class StreamEnd:
         return self._event.query()
 
     def exception(self) -> BaseException | None:
-        """Of a call that is complete: the group's error, for NCCL ends the calls of a group that
+        """Returns the group's error, once the call is complete: NCCL ends the calls of a group that
         has failed."""
         error = self._backend.get_error()
         return None if error.name == "SUCCESS" else RuntimeError(f"the group failed: {error.name}")
