@@ -146,18 +146,19 @@ class _Text:
         outcome = str(self.document["outcome"])
         code = self.document["exit_code"]
         colour = {"interrupted": YELLOW, "running": GREEN, "unwatched": YELLOW}.get(outcome, RED)
+        seen = self.document["ranks"] or self.document["world_size"]
+        where = "; where each rank was:" if seen else ", before any rank was seen"
         why = "no cause of it was found among the ranks"
         if self.watched and not self.watched["ranks"]:
             why = f"no rank was watched: {self.watched['why']}"
         sentence = {
             "failed": planned.failed(self.document)
             or f"the program ended with exit code {code} {self._after()}, and {why}",
-            "interrupted": f"{self._after()}; where each rank was:",
             "unwatched": f"the program ended with exit code 0 {self._after()}, but no rank was "
             "seen, so nothing was observed (--allow-unwatched lets such a run pass)",
             "running": "nothing is wrong so far; where each rank is:",
             "tool_error": "distdebug itself failed; the program is not to blame",
-        }.get(outcome, f"{self._after()}; where each rank was:")
+        }.get(outcome, self._after() + where)
         yield from self._headed(outcome.upper().replace("_", " "), sentence, colour)
         yield from self._everybody()
 

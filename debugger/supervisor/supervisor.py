@@ -331,7 +331,7 @@ class Supervisor:
         interrupts = self.interrupts
         self.say(
             f"{interrupts.name} is handed on to the command, which may take "
-            f"{interrupts.grace_s:.0f} s to end; Ctrl-C ends it at once"
+            f"{interrupts.grace_s:.0f} s to end; a further Ctrl-C ends it at once"
         )
         self._ranks.forward(number, interrupts.grace_s, lambda: interrupts.at_once)
         # What is left then has had its time already.

@@ -211,6 +211,8 @@ def test_interrupted_says_where_each_rank_was() -> None:
         "FAILED  the program ended with exit code 1 after 12.1 s, and no cause"
     )
     assert "where each rank is:" in text.render({**document, "outcome": "running"})
+    early = report(ranks=[], outcome="interrupted", exit_code=130, world_size=0)
+    assert text.render(early).startswith("INTERRUPTED  after 12.1 s, before any rank was seen\n")
 
 
 def test_interrupted_names_who_was_late() -> None:
