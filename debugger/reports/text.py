@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TextIO
 
 from ..diagnosis.story import STEPS
 from ..record.kinds import KINDS, kind_of
@@ -33,13 +34,18 @@ def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH
     return "\n".join(_Text(document, colour, width).lines()) + "\n"
 
 
-def on_a_screen(document: Mapping[str, Any], colour: bool = False) -> str:
+def columns(stream: TextIO) -> int:
+    """How wide the terminal is that the stream leads to; `WIDTH` of a file or a pipe."""
+    return shutil.get_terminal_size((WIDTH, 24)).columns if stream.isatty() else WIDTH
+
+
+def on_a_screen(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH) -> str:
     """The same; where that is longer than a screen, all but the verdict has one line each, without
     its middle, and the command that prints it in full follows."""
-    whole = render(document, colour)
+    whole = render(document, colour, width)
     if whole.count("\n") <= SCREEN:
         return whole
-    return "\n".join(_Text(document, colour, WIDTH, brief=True).lines()) + "\n"
+    return "\n".join(_Text(document, colour, width, brief=True).lines()) + "\n"
 
 
 def verdict_of(document: Mapping[str, Any]) -> Mapping[str, Any] | None:

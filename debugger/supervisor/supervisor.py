@@ -535,7 +535,8 @@ def _write(run: Supervisor, report: Document) -> str:
     whole = shown = f"distdebug: {report['outcome']}, exit code {report['exit_code']}\n"
     with run.faults.guard("the text of the report"):
         whole = text.render(report)
-        shown = text.on_a_screen(report, run.options.ci is None and colour_wanted(sys.stderr))
+        colour = run.options.ci is None and colour_wanted(sys.stderr)
+        shown = text.on_a_screen(report, colour, text.columns(sys.stderr))
     report["off"] = [*off_in_ranks, *run.faults.off]  # rendering may have failed, too
     directory.write_json(directory.report_json.name, report)
     directory.write_text(directory.report_text.name, whole)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from typing import Any
@@ -315,6 +316,8 @@ def test_at_the_end_of_a_run_it_fits_a_screen() -> None:
     assert whole.count("\n") > 60
     assert 24 <= len(lines) <= 40
     assert max(map(len, lines)) <= text.WIDTH
+    assert max(map(len, text.on_a_screen(document, width=80).splitlines())) <= 80
+    assert text.columns(io.StringIO()) == text.WIDTH, "a file is as wide as ever"
     verdict = text.render(report([first], ranks=mismatch().snapshot().ranks)).splitlines()[:-1]
     assert lines[: len(verdict)] == verdict
     also = [line for line in lines if line.startswith("  also: RANK DIED  begin of rank_died: and")]
