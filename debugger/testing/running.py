@@ -110,7 +110,7 @@ class BodyJudge:
 
     @property
     def ignored(self) -> Finding | None:
-        """What a check has found and raised in a rank, if the test ignores it."""
+        """The finding that a check has raised in a rank, if the test ignores it."""
         found = self._look.verdict
         of_check = found is not None and found.about.family is Family.DATA
         return found if of_check and self._allowed(found) is None else None
