@@ -35,7 +35,7 @@ def render(document: Mapping[str, Any], colour: bool = False, width: int = WIDTH
 
 
 def columns(stream: TextIO) -> int:
-    """How wide the terminal is that the stream leads to; `WIDTH` of a file or a pipe."""
+    """Returns how wide the terminal of the stream is; `WIDTH` of a file or a pipe."""
     return shutil.get_terminal_size((WIDTH, 24)).columns if stream.isatty() else WIDTH
 
 
