@@ -28,7 +28,7 @@ from ..base.call_text import message
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed
 from .base import Connect
 from .frames import BadFrame, Closed
-from .lane import NOBODY, THREAD, WAITER, Lane, may_sleep
+from .lane import ANSWERS, MESSAGES, NOBODY, THREAD, WAITER, Lane, may_sleep
 from .link import last_words
 from .matching import Matching, Posting
 from .parcels import Receiver, Sender
@@ -229,6 +229,7 @@ class Mailbox:
                 self._begin_send(posting)
             else:
                 self._matching.receive(posting)
+                self._rouse_waiter()  # it may let messages lie
             if lane is not None and lane not in self._busy:
                 self._use(lane)
             if not self._batches:
@@ -254,7 +255,7 @@ class Mailbox:
 
     def _ring_peers(self) -> None:
         for one in self._busy:  # a receive from any source may have answered any of them
-            if one.has_said:
+            if one.said:
                 one.ring()
 
     # -- the thread that waits -----------------------------------------------------------------
@@ -284,6 +285,7 @@ class Mailbox:
                     self._advance_all()
                 else:
                     self._in_line.append(posting)
+                    self._rouse_waiter()  # it may let answers lie
             try:
                 if mine:
                     self._move_until(posting, until)
@@ -315,7 +317,8 @@ class Mailbox:
                 self._yielding.ended(spin_until, _now())
             else:
                 with self._lock, self._moving:
-                    sleeps = may_sleep(self._busy, WAITER) and not posting.is_over
+                    sends = any(one.sends for one in (posting, *self._in_line))
+                    sleeps = self._may_sleep(WAITER | ANSWERS * sends) and not posting.is_over
                 if sleeps:
                     self._has_slept = True
                     left_s = min(until - now, limits.LONGEST_WAIT_S)
@@ -332,8 +335,11 @@ class Mailbox:
             return
         if not self._has_slept:
             self._rouse()
-        elif not may_sleep(self._busy, THREAD):
+        elif not self._may_sleep(THREAD):
             self._advance_all()
+
+    def _may_sleep(self, whom: int) -> bool:
+        return may_sleep(self._busy, whom | MESSAGES * bool(self._matching.receives))
 
     def _want(self, whom: int) -> None:
         for lane in self._busy:
@@ -343,7 +349,8 @@ class Mailbox:
     def _use(self, lane: Lane) -> None:
         if lane not in self._busy and not lane.is_over:
             self._busy.append(lane)
-            lane.want(NOBODY if self._waiter is None else WAITER)
+            lane.want(NOBODY)
+            self._rouse_waiter()
 
     def _has_work(self) -> bool:
         """Whether something is to be moved, perhaps an answer to what is over on this rank."""
@@ -378,6 +385,11 @@ class Mailbox:
         self._matching.nothing_to(lane.peer, reason)
         self._matching.nothing_from(lane.peer, reason)
         lane.give_up()
+
+    def _rouse_waiter(self) -> None:
+        """Have the thread of the program that moves messages look around, if another one does."""
+        if self._waiter is not None and self._wake >= 0:
+            os.eventfd_write(self._waiter_bell, 1)
 
     def _rouse(self) -> None:
         """Have the group's thread look around."""
@@ -436,6 +448,7 @@ class Mailbox:
                     self._happened(descriptor)
                 now = _now()
                 self._settle_doubts(now)
+                self._advance_all()  # answers that nobody was woken for
                 self._matching.expire(now)
             self._tell_finished()
 
@@ -451,7 +464,7 @@ class Mailbox:
         self._pause_s = limits.MESSAGE_PAUSE_S if may_wait else float("inf")
         left_over = self._waiter is None and not may_wait and self._has_work()
         if left_over or self._closing:
-            self._pause_s = float("inf") if may_sleep(self._busy, THREAD) else 0.0
+            self._pause_s = float("inf") if self._may_sleep(THREAD) else 0.0
         self._resting = self._pause_s > limits.MESSAGE_PAUSE_S
 
     def _take_posted(self) -> None:
