@@ -92,10 +92,12 @@ class Lane(Fenced):
         self._out, self._in = mine[WORDS_BYTES:], theirs[WORDS_BYTES:]
         self._bells = list(bells)
         self._head = self._tail = self._their_tail = 0
-        self._blocked = False
+        self.wants_to_write = False
+        """Whether something is queued, for which there was no room."""
         self.said = 0
         """What was published or taken, for which the peer may have to be woken: bits of BELL."""
-        self._want = NOBODY
+        self.wanted = NOBODY
+        """Whom the peer wakes."""
         self.is_over = self.has_left = False
         self.want(THREAD | MESSAGES)  # the first message tells this rank that the peer sends some
 
@@ -122,12 +124,10 @@ class Lane(Fenced):
     def want(self, whom: int) -> None:
         """From now on the peer wakes `whom` when it has published something. What it did before
         that is to be looked for behind this call (`has_news`)."""
-        self._want = whom
-        self._mine[BELL] = whom and whom | ROOM * self._blocked
-        self._fence()
-
-    def wants(self, whom: int) -> bool:
-        return self._want == whom
+        self.wanted = whom
+        self._mine[BELL] = whom and whom | ROOM * self.wants_to_write
+        if whom:
+            self._fence()
 
     @property
     def has_news(self) -> bool:
@@ -135,7 +135,7 @@ class Lane(Fenced):
         theirs = self._theirs
         if theirs[HEAD] != self._tail:
             return True
-        return self._blocked and theirs[TAIL] != self._their_tail
+        return self.wants_to_write and theirs[TAIL] != self._their_tail
 
     def ring(self) -> None:
         """Wake the peer, if there is something new for it and it wants to be woken for that."""
@@ -165,9 +165,9 @@ class Lane(Fenced):
         if head - self._their_tail > RING_BYTES:
             self._their_tail = self._theirs[TAIL]
             if head - self._their_tail > RING_BYTES:
-                if not self._blocked:
-                    self._blocked = True
-                    self.want(self._want)
+                if not self.wants_to_write:
+                    self.wants_to_write = True
+                    self.want(self.wanted)
                     self.said |= WAITER | THREAD  # what the peer lets lie takes the room
                 return False
         if REORDERS:
@@ -210,18 +210,12 @@ class Lane(Fenced):
 
     def push(self) -> None:
         """Put what is queued, as far as there is room."""
-        if self.wants_to_write:
-            self.receiver.push()
-            self.sender.push()
-        if self._blocked and not self.wants_to_write:
-            self._blocked = False
-            self.want(self._want)
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether something is queued, for which there was no room."""
-        sender = self.sender
-        return bool(sender._short or sender._bodies or self.receiver._short)
+        sender, receiver = self.sender, self.receiver
+        receiver.push()
+        sender.push()
+        if self.wants_to_write and not (sender._short or sender._bodies or receiver._short):
+            self.wants_to_write = False
+            self.want(self.wanted)
 
     def leave(self) -> None:
         """Queue the last record: nothing follows."""
@@ -232,6 +226,7 @@ class Lane(Fenced):
         """The peer has left: nothing is put any more."""
         self.sender.give_up()
         self.receiver.give_up()
+        self.wants_to_write = False
 
     def _take(self, at: int) -> int:
         """Handle the record there; its size."""
@@ -279,6 +274,11 @@ class _LaneEnd:
         self._lane = lane
         self.begin(peer, events)  # type: ignore[attr-defined]
 
+    def add(self, frame: ParcelFrame, payload: bytes = b"") -> None:
+        """Puts a frame, or queues it."""
+        self._short.append((frame, payload))
+        self.push()
+
     def push(self) -> None:
         lane = self._lane
         while self._short:
@@ -313,7 +313,6 @@ class LaneSender(_LaneEnd, Sender):
         """Send the offer of a long one, which says where the peer may read it."""
         address = self._lane.peer_memory.offers(data)
         self.add(ParcelFrame(OFFER, number, tag, text, len(data), address))
-        self.push()
 
     def take_back(self, number: int) -> None:
         self._lane.peer_memory.withdraw()
