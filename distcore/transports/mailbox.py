@@ -316,7 +316,7 @@ class Mailbox:
                     self._hand_over()
             if posting.is_over or _now() >= until:
                 return
-            while _now() < until and not posting.is_over and not self._has_news():
+            while _now() < until and not self._has_news() and not posting.is_over:
                 os.sched_yield()
             self._yielding.ended(until, _now())
 
