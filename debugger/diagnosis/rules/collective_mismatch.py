@@ -321,8 +321,8 @@ def _other_rows(world: World, view: GroupView) -> list[GroupView]:
 def _calls_up_to(
     world: World, view: GroupView, rank: int, seq: int
 ) -> tuple[tuple[object, ...], ...] | None:
-    """What has to be the same of the rank's last calls up to this one, roots by their place in the
-    group; None where one is not on record."""
+    """Returns what has to be the same of the rank's last calls up to this one, roots by their place
+    in the group; None where one is not on record."""
     found = []
     for number in range(max(0, seq - CALLS_BEFORE), seq + 1):
         call = world.call_at(rank, view.key, number)
