@@ -14,7 +14,7 @@ PYTHON = str(ENVIRONMENT / "bin" / "python")
 
 MENDS = {
     "backward waits on a thread without Python": (
-        "ddp_transformer-distcore_nccl",
+        "ddp_losses_apart-distcore_nccl",
         "ddp_no_sync-distcore_nccl",
         "exception_ddp_backward-distcore_nccl",
         "nan_gradient_ddp-distcore_nccl",

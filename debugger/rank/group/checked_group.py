@@ -384,10 +384,12 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if after is not None:
                 after()
             # On a GPU it goes on after its wait: the heartbeat sees its end.
-            if known.streams and work is not None and outstanding.goes_on(work):
-                outstanding.follow(recorder, known.counted, number, work)
-                writer.hand_over(number, thread)
-                return work
+            if known.streams:
+                end = outstanding.stream_end(self._inner, given) if work is None else work
+                if end is not None and outstanding.goes_on(end):
+                    outstanding.follow(recorder, known.counted, number, end)
+                    writer.hand_over(number, thread)
+                    return work
         except BaseException as error:
             # It failed, or the verdict of the run came meanwhile, which is raised in its place.
             if work is None and _is_not_made(error, enters, op, group.backend):

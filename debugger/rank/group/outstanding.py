@@ -23,14 +23,37 @@ from time import monotonic_ns
 from types import CodeType
 from typing import Any
 
+import torch
 from torch.distributed import Work
 
 from ...record.notes import UnwaitedWorkNote
 from ...record.ops import OP_NAMES, POINT_TO_POINT
 from ...record.writing.slots import GroupSlot
 from ..record import call_site
+from ..record.describe import tensors_in
 from ..record.recorder import Recorder
 from ..torch_private.training import capturing
+
+
+class StreamEnd:
+    """In the place of a work, where a backend makes a call on a GPU and hands out none: torch's
+    NCCL does so where the program waits for the call itself. It runs on the current stream then,
+    and is over when that has come to what is recorded behind it."""
+
+    def __init__(self, inner: Any, device: torch.device) -> None:
+        self._backend = inner._get_backend(device)
+        self._event = torch.Event(device)
+        self._event.record(torch.accelerator.current_stream(device))
+
+    def is_completed(self) -> bool:
+        """Whether the stream has come to it. Raises RuntimeError where the GPU has failed."""
+        return self._event.query()
+
+    def exception(self) -> BaseException | None:
+        """Returns the group's error, once the call is complete: NCCL ends the calls of a group that
+        has failed."""
+        error = self._backend.get_error()
+        return None if error.name == "SUCCESS" else RuntimeError(f"the group failed: {error.name}")
 
 
 @dataclass
@@ -191,6 +214,17 @@ def goes_on(work: Any) -> bool:
         return False  # the call's own failure, which the program gets to see elsewhere
 
 
+def stream_end(inner: Any, given: tuple[Any, ...]) -> StreamEnd | None:
+    """Returns what tells when a call is over that this group's backend has made of these arguments
+    on the current stream; None where nothing can."""
+    if _gathering or capturing():
+        return None
+    try:
+        return StreamEnd(inner, next(tensors_in(given)).device)
+    except Exception:  # no such device: the call is simulated
+        return None
+
+
 def follow(recorder: Recorder, group: GroupSlot | None, number: int, work: Any) -> None:
     """Record the end of this call when its stream has come to it."""
     key = group if group is not None else number
@@ -284,9 +318,11 @@ def unfinished() -> tuple[int, ...]:
 
 
 def oldest() -> int | None:
-    """The first call that is followed."""
-    going_on = list(followed.values())
-    return min((calls[0].number for calls in going_on if calls), default=None)
+    """The first call under way on a GPU which the program has waited for, or whose future was
+    handed out."""
+    going_on = [calls[0].number for calls in list(followed.values()) if calls]
+    futures = (number for number, work in list(awaited.items()) if work._known.streams)
+    return min([*going_on, *futures], default=None)
 
 
 Key = tuple[int, int, bool]
