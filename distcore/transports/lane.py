@@ -5,8 +5,7 @@ fills, and three words:
 
     HEAD   bytes that it has put into its ring, ever: what lies before is complete
     TAIL   bytes that it has taken from the peer's ring, ever: what lies before may be overwritten
-    BELL   what it wants to be woken for: nothing, or which of its two descriptors; and whether
-           room in the peer's ring counts as well
+    BELL   whom the peer is to wake: nobody, or which of its two descriptors; and for what
 
 A slot of the ring (a record: head, text, payload, one after another in memory) is free, is filled,
 is published by HEAD, is read in place, and is free again by TAIL. Each word has one writer, so none
@@ -49,9 +48,10 @@ PIECE_BYTES = 128 * 1024
 """Of a long message in one record: a processor's own cache holds it until the other has read it."""
 
 HEAD, TAIL, BELL = 0, 8, 16  # a cache line each
-NOBODY, WAITER, THREAD, ROOM = 0, 1, 2, 4
+NOBODY, WAITER, THREAD, ROOM, MESSAGES, ANSWERS = 0, 1, 2, 4, 8, 16
 """Values of BELL: nobody is to be woken, or a thread of the program that waits for a message, or
-the mailbox's; and ROOM, added to one of these."""
+the mailbox's. Added to one of these is what wakes it, beside what always does: room in the peer's
+ring, messages (if a receive is posted), answers by which sends are over (if one is waited for)."""
 
 _RECORD = Struct("<HHIQqQQ")
 """kind, text bytes, payload bytes, number, tag, total, offset. Behind it is the text, and from the
@@ -92,12 +92,14 @@ class Lane(Fenced):
         self._out, self._in = mine[WORDS_BYTES:], theirs[WORDS_BYTES:]
         self._bells = list(bells)
         self._head = self._tail = self._their_tail = 0
-        self._published = self._blocked = False
-        self.has_said = False
-        """Whether a record was published, or taken, of which the peer may have to be told."""
-        self._want = NOBODY
+        self.wants_to_write = False
+        """Whether something is queued, for which there was no room."""
+        self.said = 0
+        """What was published or taken, for which the peer may have to be woken: bits of BELL."""
+        self.wanted = NOBODY
+        """Whom the peer wakes."""
         self.is_over = self.has_left = False
-        self.want(THREAD)  # the first message tells this rank that the peer sends some
+        self.want(THREAD | MESSAGES)  # the first message tells this rank that the peer sends some
 
     def attach(self, peer: int, events: Any) -> None:
         """Makes the ends of the messages to and from `peer`; they tell `events`, a `Matching`."""
@@ -122,12 +124,10 @@ class Lane(Fenced):
     def want(self, whom: int) -> None:
         """From now on the peer wakes `whom` when it has published something. What it did before
         that is to be looked for behind this call (`has_news`)."""
-        self._want = whom
-        self._mine[BELL] = whom | ROOM * self._blocked
-        self._fence()
-
-    def wants(self, whom: int) -> bool:
-        return self._want == whom
+        self.wanted = whom
+        self._mine[BELL] = whom and whom | ROOM * self.wants_to_write
+        if whom:
+            self._fence()
 
     @property
     def has_news(self) -> bool:
@@ -135,16 +135,16 @@ class Lane(Fenced):
         theirs = self._theirs
         if theirs[HEAD] != self._tail:
             return True
-        return self._blocked and theirs[TAIL] != self._their_tail
+        return self.wants_to_write and theirs[TAIL] != self._their_tail
 
     def ring(self) -> None:
         """Wake the peer, if there is something new for it and it wants to be woken for that."""
-        if self.has_said:
+        if self.said:
             self._fence()
             bell = self._theirs[BELL]
-            if bell & ~ROOM and (self._published or bell & ROOM):
-                os.eventfd_write(self._bells[(bell & ~ROOM) - 1], 1)
-            self._published = self.has_said = False
+            if bell & self.said:
+                os.eventfd_write(self._bells[bell & THREAD and 1], 1)
+            self.said = 0
 
     def put(
         self,
@@ -165,9 +165,10 @@ class Lane(Fenced):
         if head - self._their_tail > RING_BYTES:
             self._their_tail = self._theirs[TAIL]
             if head - self._their_tail > RING_BYTES:
-                if not self._blocked:
-                    self._blocked = True
-                    self.want(self._want)
+                if not self.wants_to_write:
+                    self.wants_to_write = True
+                    self.want(self.wanted)
+                    self.said |= WAITER | THREAD  # what the peer lets lie takes the room
                 return False
         if REORDERS:
             self._fence()  # the peer has read what is overwritten now
@@ -183,7 +184,10 @@ class Lane(Fenced):
         if REORDERS:
             self._fence()
         self._head = self._mine[HEAD] = head
-        self._published = self.has_said = True
+        if kind in (EAGER, OFFER):
+            self.said |= MESSAGES
+        else:
+            self.said |= ANSWERS if kind == ACCEPT and total else WAITER | THREAD
         return True
 
     # -- records -------------------------------------------------------------------------------
@@ -200,24 +204,18 @@ class Lane(Fenced):
             if REORDERS:
                 self._fence()
             self._mine[TAIL] = self._tail
-            self.has_said = True
-            if self._theirs[BELL] >= ROOM:
+            self.said |= ROOM
+            if self._theirs[BELL] & ROOM:
                 self.ring()  # the peer fills while this rank goes on
 
     def push(self) -> None:
         """Put what is queued, as far as there is room."""
-        if self.wants_to_write:
-            self.receiver.push()
-            self.sender.push()
-        if self._blocked and not self.wants_to_write:
-            self._blocked = False
-            self.want(self._want)
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether something is queued, for which there was no room."""
-        sender = self.sender
-        return bool(sender._short or sender._bodies or self.receiver._short)
+        sender, receiver = self.sender, self.receiver
+        receiver.push()
+        sender.push()
+        if self.wants_to_write and not (sender._short or sender._bodies or receiver._short):
+            self.wants_to_write = False
+            self.want(self.wanted)
 
     def leave(self) -> None:
         """Queue the last record: nothing follows."""
@@ -228,6 +226,7 @@ class Lane(Fenced):
         """The peer has left: nothing is put any more."""
         self.sender.give_up()
         self.receiver.give_up()
+        self.wants_to_write = False
 
     def _take(self, at: int) -> int:
         """Handle the record there; its size."""
@@ -275,6 +274,11 @@ class _LaneEnd:
         self._lane = lane
         self.begin(peer, events)  # type: ignore[attr-defined]
 
+    def add(self, frame: ParcelFrame, payload: bytes = b"") -> None:
+        """Puts a frame, or queues it."""
+        self._short.append((frame, payload))
+        self.push()
+
     def push(self) -> None:
         lane = self._lane
         while self._short:
@@ -309,7 +313,6 @@ class LaneSender(_LaneEnd, Sender):
         """Send the offer of a long one, which says where the peer may read it."""
         address = self._lane.peer_memory.offers(data)
         self.add(ParcelFrame(OFFER, number, tag, text, len(data), address))
-        self.push()
 
     def take_back(self, number: int) -> None:
         self._lane.peer_memory.withdraw()

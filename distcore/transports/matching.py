@@ -151,7 +151,8 @@ class Matching:
         self.words: dict[int, GroupFailed] = {}
         """By peer: its own failure, in its words."""
         self._numbers = 0
-        self._receives: list[Posting] = []
+        self.receives: list[Posting] = []
+        """Those that no message has matched yet."""
         self._waiting: dict[int, deque[Parcel]] = {}
         self._accepted: dict[Key, Posting] = {}
         self._offered: dict[Key, Posting] = {}
@@ -166,7 +167,7 @@ class Matching:
 
     def receive(self, posting: Posting) -> None:
         """A receive was posted."""
-        self._receives.append(posting)
+        self.receives.append(posting)
         self._match(posting)
 
     def send(self, posting: Posting, sender: Sender, alive: bool = True) -> None:
@@ -212,21 +213,21 @@ class Matching:
     @property
     def has_pending(self) -> bool:
         """Whether a posting is not over."""
-        return bool(self._receives or self._offered or self._accepted or self._leaving)
+        return bool(self.receives or self._offered or self._accepted or self._leaving)
 
     @property
     def pending(self) -> list[Posting]:
         """The postings that are not over."""
         sends = (*self._offered.values(), *self._leaving.values())
-        return [*self._receives, *sends, *self._accepted.values()]
+        return [*self.receives, *sends, *self._accepted.values()]
 
     def expire(self, now: float) -> None:
         """End what is over by its deadline. Its memory is the caller's again."""
         for posting in self.pending:
             if now >= posting.deadline:
                 posting.deadline = extended(posting.deadline)
-        for posting in [one for one in self._receives if now >= one.deadline]:
-            self._receives.remove(posting)
+        for posting in [one for one in self.receives if now >= one.deadline]:
+            self.receives.remove(posting)
             self._fail_late(posting, "it has no partner")
         for table in (self._offered, self._leaving, self._accepted):
             for key in [key for key, one in table.items() if now >= one.deadline]:
@@ -250,7 +251,7 @@ class Matching:
             posting.finish(error)
         for postings in (self._offered, self._leaving, self._accepted):
             postings.clear()
-        self._receives.clear()
+        self.receives.clear()
 
     # -- what the connections' ends say --------------------------------------------------------
 
@@ -297,9 +298,9 @@ class Matching:
 
     def arrived(self, peer: int, parcel: Parcel) -> None:
         """A message is here, or is offered."""
-        for posting in self._receives:
+        for posting in self.receives:
             if posting.tag == parcel.tag and posting.peer in (peer, None):
-                self._receives.remove(posting)
+                self.receives.remove(posting)
                 self._deliver(peer, parcel, posting)
                 return
         if isinstance(parcel.body, memoryview):
@@ -343,12 +344,12 @@ class Matching:
             for parcel in self._waiting.get(peer, ()):
                 if parcel.tag == posting.tag:
                     self._waiting[peer].remove(parcel)
-                    self._receives.remove(posting)
+                    self.receives.remove(posting)
                     self._deliver(peer, parcel, posting)
                     return
         silent = self._silent
         if posting.peer in silent or (posting.peer is None and len(silent) == len(self._ranks) - 1):
-            self._receives.remove(posting)
+            self.receives.remove(posting)
             peer = next(iter(silent)) if posting.peer is None else posting.peer
             self.fail(posting, self.loss(peer, silent[peer], posting))
 
@@ -392,7 +393,7 @@ class Matching:
             elif one.tag not in lost:  # else it would take the place of one that never comes
                 kept.append(one)
         self._lose(peer, reason, self._accepted)
-        for posting in tuple(self._receives):
+        for posting in tuple(self.receives):
             self._match(posting)
 
     def nothing_to(self, peer: int, reason: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distcore.transports import lane as lanes
-from distcore.transports.lane import BELL, HEAD, NOBODY, TAIL, WAITER, Lane
+from distcore.transports.lane import ANSWERS, BELL, HEAD, NOBODY, TAIL, WAITER, Lane
 from distcore.transports.parcels import Parcel
 from distcore.transports.peer_memory import PeerMemory
 
@@ -81,26 +81,30 @@ class Program:
     # What a `Matching` does, where each message has its receive.
     def arrived(self, _peer: int, parcel: Parcel) -> None:
         self.got.append(parcel.number)
+        parcel.total = 1  # of an empty message each answer wakes the peer
         self.lane.receiver.accept(parcel, None)
 
     def accepted(self, _peer: int, number: int, _taken: int) -> None:
         self.accepted_numbers.append(number)
 
     def _run(self, sends: bool) -> None:
+        """Both send, one of them when it has received: then the other one has let answers lie."""
         lane = self.lane
         lane.want(NOBODY)
-        if sends:
-            for number in range(MESSAGES):
-                lane.sender.eager(number, 0, b"", memoryview(b""))
-                lane.ring()
+        left = list(range(MESSAGES if sends else 1))
+        expected = 1 if sends else MESSAGES
         while True:
             lane.pull()
+            received = len(self.got) == expected
+            while left and (sends or received):
+                lane.sender.eager(left.pop(0), 0, b"", memoryview(b""))
+                lane.ring()
             lane.push()
             lane.ring()
-            over = self.accepted_numbers if sends else self.got
-            if len(over) == MESSAGES and not lane.wants_to_write:
+            answered = len(self.accepted_numbers) == (MESSAGES if sends else 1)
+            if received and answered and not lane.wants_to_write:
                 return
-            if lanes.may_sleep([lane], WAITER):
+            if lanes.may_sleep([lane], WAITER | (ANSWERS if received else lanes.MESSAGES)):
                 self.do("sleep")
 
 
