@@ -143,11 +143,6 @@ class Lane(Fenced):
             theirs[TAIL] != self._their_tail or theirs[TAKEN] != self.sender.given_back
         )
 
-    @property
-    def given_back(self) -> int:
-        """The bytes of buffered messages that the peer has taken, ever."""
-        return self._theirs[TAKEN]
-
     def ring(self) -> None:
         """Wake the peer, if there is something new for it and it wants to be woken for that."""
         if self.said:
@@ -269,7 +264,8 @@ class Lane(Fenced):
             if kind != OFFER and length != total:
                 raise BadFrame(f"a short message of {length} bytes")
             body = None if kind == OFFER else payload
-            words, room = text.decode("utf-8", "replace"), kind == BUFFERED and (total or 1)
+            room = kind == BUFFERED and (total or 1)
+            words = text.decode("utf-8", "replace")
             parcel = Parcel(number, tag, words, total, body, offset, room)
             self._events.arrived(self.peer, parcel)
         elif kind == BODY:
@@ -333,7 +329,7 @@ class LaneSender(_LaneEnd, Sender):
 
     def has_room(self, size: int) -> bool:
         if size > self.room:
-            before, self.given_back = self.given_back, self._lane.given_back
+            before, self.given_back = self.given_back, self._lane._theirs[TAKEN]
             self.room += self.given_back - before
         return size <= self.room
 

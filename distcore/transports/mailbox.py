@@ -228,8 +228,7 @@ class Mailbox:
                 self._begin_send(posting)
             else:
                 self._matching.receive(posting)
-                if self._waiter is not None:
-                    self._rouse_waiter()  # it may let messages lie
+                self._rouse_waiter()  # it may let messages lie
             if lane is not None and lane not in self._busy:
                 self._use(lane)
             for one in self._busy if not self._batches else ():

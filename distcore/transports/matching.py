@@ -352,8 +352,6 @@ class Matching:
     def _deliver(self, peer: int, parcel: Parcel, posting: Posting) -> None:
         posting.source = peer
         receiver = self._receivers[peer]
-        # Else this rank's processor copies out while the sender's, which waits, copies in.
-        busy = self._crowded or self._offered or self._leaving
         try:
             if parcel.total != len(posting.data) or parcel.text != posting.text:
                 me, rank = self._ranks[self._rank], self._ranks[peer]
@@ -366,7 +364,10 @@ class Matching:
                 posting.data[:] = parcel.body
                 posting.finish()
                 receiver.accept(parcel, None)
-            elif busy and receiver.read(parcel, posting.data):
+            # Else this rank's processor copies out while the sender's, which waits, copies in.
+            elif (self._crowded or self._offered or self._leaving) and receiver.read(
+                parcel, posting.data
+            ):
                 posting.finish()
                 receiver.accept(parcel, None)
             else:
