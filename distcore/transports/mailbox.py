@@ -306,7 +306,6 @@ class Mailbox:
 
     def _look_until(self, posting: Posting, until: float) -> None:
         """Look into the lanes again and again. Peers need to ring nobody meanwhile."""
-        self._has_slept = False
         while True:
             with self._lock, self._moving:
                 self._want_nobody()
@@ -315,6 +314,7 @@ class Mailbox:
                     self._hand_over()
             if posting.is_over or _now() >= until:
                 return
+            self._has_slept = False
             while _now() < until and not self._has_news() and not posting.is_over:
                 os.sched_yield()
             self._yielding.ended(until, _now())
