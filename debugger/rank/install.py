@@ -101,6 +101,9 @@ def install(
         made.observe()
     except Exception as error:
         report_own_fault("recording", error)
+        with contextlib.suppress(OSError):
+            why = f"its record could not be made: {error!r}"
+            (Path(path) / f"unobserved-{os.getpid()}.txt").write_text(why, "utf-8")
         return None
     _layer = made
     return made
