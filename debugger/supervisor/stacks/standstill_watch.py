@@ -186,7 +186,13 @@ def _awaited(thread: Thread) -> str:
 def _goes_on(sight: Sight, main: Thread, kept: Thread, quiet_s: float) -> str:
     """Tells why the process may go on by itself, in words behind `rank 0`; "" where nothing is
     seen. `kept`: the thread for which it stands."""
-    python = [one for one in sight.threads if one.stack.python_frames]
+    # Not distcore's listener, which every rank has at DETAIL: nobody but the ranks connects there.
+    python = [
+        one
+        for one in sight.threads
+        if one.is_users
+        or (one.stack.python_frames and not any(map(is_own, one.stack.python_frames)))
+    ]
     serves = next((one.serves for one in python if one.serves), "")
     if serves:
         return f"serves at {serves}"
