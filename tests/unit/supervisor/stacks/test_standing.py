@@ -221,7 +221,7 @@ def test_what_may_bring_it_on(found: dict[str, Standstill], name: str) -> None:
 
 @pytest.mark.parametrize(("file", "goes_on"), [(listener.__file__, ""), ("/u/serve.py", "serves")])
 def test_the_listener_for_other_ranks_brings_nobody_on(file: str, goes_on: str) -> None:
-    """At DETAIL, and on distcore's backends, every rank has it."""
+    """At DETAIL every rank has it."""
     polls, accepts = (Frame("poll", "/u/train.py", 3),), (Frame("run", file, 9),)
     threads = [
         Thread(ThreadStack(1, 1, "MainThread", False, False, polls), 9.0, False),
