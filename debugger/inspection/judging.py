@@ -188,20 +188,15 @@ def at_work(look: Look) -> str:
         return f"{ranks_text(look.ranks)} {verb(others, 'waits', 'wait')} for the store"
     if not waiting:
         return f"no rank is in a call ({each(look.ranks)}); nothing is wrong that can be seen"
-    longest_s = max(one.still_s for one in waiting.values())
     if not others:
-        return (
-            f"all ranks are in calls, for {seconds(int(longest_s * 1e9))} at most; nothing "
-            "is wrong that can be seen"
-        )
+        return "all ranks are in calls; nothing is wrong that can be seen"
     idle = [rank for rank in others if is_idle(look.ranks[rank])]
     busy = [rank for rank in others if rank not in idle]
     doing = [f"{ranks_text(busy)} {verb(busy, 'is', 'are')} at work"] if busy else []
     doing += [f"rank {rank} {state(look.ranks[rank])}" for rank in idle]
     return (
-        f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, for "
-        f"{seconds(int(longest_s * 1e9))} at most, while {' and '.join(doing)}; "
-        "nothing is wrong that can be seen"
+        f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, while "
+        f"{' and '.join(doing)}; nothing is wrong that can be seen"
     )
 
 
@@ -252,6 +247,10 @@ def _is_late(one: Stance, longest_s: float, newest_s: float, limits: Limits) -> 
 NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
 
 
+_SAID = {RankState.CODE: RankState.RUNS.value, RankState.ENDING: "has left its program"}
+"""The words of a report where a sentence needs a verb."""
+
+
 def state(one: Stance) -> str:
     """Returns what a rank does, in words."""
     if one.cause in CAUSES:
@@ -262,7 +261,7 @@ def state(one: Stance) -> str:
         return f"waits for somebody to connect at {one.serves}"
     if one.doing is RankState.UNREADABLE:
         return f"{one.doing.value}, {'runs' if one.running else 'sleeps'}"
-    return "computes" if one.running else one.doing.value
+    return "computes" if one.running else _SAID.get(one.doing, one.doing.value)
 
 
 def evidence(one: Stance) -> RankEvidence:
@@ -276,7 +275,7 @@ def evidence(one: Stance) -> RankEvidence:
 
 
 def each(ranks: Mapping[int, Stance]) -> str:
-    """`ranks 0,1: in its own code at train.py:8 in main`: each place once."""
+    """`ranks 0,1: runs user code at train.py:8 in main`: each place once."""
     places: dict[str, list[int]] = {}
     for rank, one in sorted(ranks.items()):
         doing = "asleep" if is_asleep(one) and one.cause in (None, "user_code") else state(one)

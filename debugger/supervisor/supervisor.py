@@ -19,7 +19,7 @@ from typing import Any
 from .. import hook
 from ..diagnosis.findings import Finding
 from ..diagnosis.judging import warnings_at_the_end
-from ..nodes.job import Job, one_terminal
+from ..nodes.job import Job
 from ..nodes.missing import Incomplete, LateMeeting
 from ..record.collection import collect_where_due
 from ..record.exits import ExitStatus
@@ -331,7 +331,7 @@ class Supervisor:
         interrupts = self.interrupts
         self.say(
             f"{interrupts.name} is handed on to the command, which may take "
-            f"{interrupts.grace_s:.0f} s to end; Ctrl-C ends it at once"
+            f"{interrupts.grace_s:.0f} s to end; a further Ctrl-C ends it at once"
         )
         self._ranks.forward(number, interrupts.grace_s, lambda: interrupts.at_once)
         # What is left then has had its time already.
@@ -484,13 +484,12 @@ def _pass_on(run: Supervisor, report: Document) -> None:
     """Keep and print the report that the head of the job has made."""
     rendered = _write(run, report)
     _close_app(run)
-    if not one_terminal():
-        _print(report, rendered)
-        head = run.job.member.host if run.job.member is not None else ""
-        run.say(
-            f"the run of all nodes is kept on {head}, in {report['run_dir']}; what is of this "
-            f"node alone, in {run.directory.path}"
-        )
+    _print(report, rendered)
+    head = run.job.member.host if run.job.member is not None else ""
+    run.say(
+        f"the run of all nodes is kept on {head}, in {report['run_dir']}; what is of this node "
+        f"alone, in {run.directory.path}"
+    )
 
 
 def _print(report: Document, rendered: str) -> None:
@@ -535,7 +534,8 @@ def _write(run: Supervisor, report: Document) -> str:
     whole = shown = f"distdebug: {report['outcome']}, exit code {report['exit_code']}\n"
     with run.faults.guard("the text of the report"):
         whole = text.render(report)
-        shown = text.on_a_screen(report, run.options.ci is None and colour_wanted(sys.stderr))
+        colour = run.options.ci is None and colour_wanted(sys.stderr)
+        shown = text.on_a_screen(report, colour, text.columns(sys.stderr))
     report["off"] = [*off_in_ranks, *run.faults.off]  # rendering may have failed, too
     directory.write_json(directory.report_json.name, report)
     directory.write_text(directory.report_text.name, whole)
