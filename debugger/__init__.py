@@ -6,6 +6,8 @@
 `distdebug.step(n)` says that step n begins, and `distdebug.inject(...)` makes it go wrong on
 purpose; `distdebug.faults` reads, draws and prints faults. What a check raises in a rank is here,
 too: `except distdebug.MismatchError`.
+
+PYTEST_DONT_REWRITE: a rank has imported it before pytest comes to the plugins that are named.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from .findings import Finding
 from .folding import alike, explained, fold, in_doubt, with_agreement
 from .limits import Candidate, Limits
 from .notices import Notice, late_notices, recorded
-from .rules.collective_mismatch import mismatches, split_mismatches
+from .rules.collective_mismatch import mismatches, split_mismatches, with_other_rows
 from .rules.ddp_unused_parameters import explained_by_unused, unused_parameters
 from .rules.deadlock import deadlocks
 from .rules.deaths_and_exceptions import endings, lost_threads, with_exceptions
@@ -130,6 +130,7 @@ def diagnose(
     ]
     found = [rule(with_exceptions, finding, world, finding) for finding in _ready(world, folded)]
     found = [rule(expected_elsewhere, finding, world, needs, finding) for finding in found]
+    found = [rule(with_other_rows, finding, world, finding) for finding in found]
     found = [rule(with_parting, finding, world, finding) for finding in found]
     found = rule(without_carried, found, found)
     found = [rule(with_decision, finding, world, finding) for finding in found]

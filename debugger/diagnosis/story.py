@@ -24,6 +24,7 @@ STEPS: Mapping[str, str] = {
     "clocks": "what the clocks of hosts, not known well enough, leave uncertain was added",
     "exceptions": "exceptions that the ranks had before, and went on after, were added",
     "expected elsewhere": "the call in which others expect the rank was added",
+    "other rows": "groups of the same description have decided which of its ranks are wrong",
     "lines": "where the ranks' lines part was added, and who slipped is to blame",
     "decision": "the branch at which ranks went different ways was added",
     "attempt": "the launcher's attempt that it is of was added",

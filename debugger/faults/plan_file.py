@@ -1,26 +1,17 @@
-"""A plan in a TOML file: `seed = 7`, and a `[[fault]]` with `spec = "..."` or its fields for each;
-or `faults = ["...", "..."]`, a list of specs. `fault`, `faults` and `inject` are the same.
-
-[[fault]]
-action = "kill"
-rank = 1
-signal = "SEGV"
-at = "all_reduce#5"
-"""
+"""A plan in a TOML file: `seed = 7`, and a `[[fault]]` with `spec = "kill(rank=1)"` for each."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .plan import Fault
-from .spec import of_fields, parse
+from .spec import parse
 from .tokens import nearest
 
 MOST_BYTES = 1 << 22
-_NAMES = ("fault", "faults", "inject")
+_NAMES = ("seed", "fault")
 
 
 def read(
@@ -40,38 +31,28 @@ def read(
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
     for name in table:
-        if name not in ("seed", *_NAMES):
-            near = nearest(name, ("seed", *_NAMES))
+        if name not in _NAMES:
+            near = nearest(name, _NAMES)
             raise ValueError(f"it may have a seed and [[fault]] tables, but no {name!r}{near}")
     seed = table.get("seed")
     if seed is not None and (type(seed) is not int or not 0 <= seed < 1 << 63):
         raise ValueError("its seed is a whole number from 0 on")
-    rows: list[Any] = []
-    for name in (one for one in table if one in _NAMES):
-        if not isinstance(table[name], list):
-            raise ValueError(f"write [[{name}]] with two brackets, once for each fault")
-        rows += [{"spec": row} if isinstance(row, str) else row for row in table[name]]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("each fault is a spec in quotes, or a table with two brackets: [[fault]]")
+    rows = table.get("fault", [])
+    if not isinstance(rows, list):
+        raise ValueError("write [[fault]] with two brackets, once for each fault")
     if not rows:
         raise ValueError("it has no [[fault]]")
     faults = []
     for number, row in enumerate(rows):
-        faults.append(parse(_spec(row, number), number, world_size, backend))
+        match row:
+            case {"spec": str(spec), **others} if not others:
+                faults.append(parse(spec, number, world_size, backend))
+            case _:
+                raise ValueError(
+                    f'[[fault]] number {number + 1} has to have a spec = "kill(rank=1)", and '
+                    "nothing else"
+                )
     return faults, seed
-
-
-def _spec(row: Mapping[str, Any], number: int) -> str:
-    spec = row.get("spec")
-    if isinstance(spec, str):
-        if len(row) > 1:
-            other = next(name for name in row if name != "spec")
-            raise ValueError(f"[[fault]] number {number + 1} has a spec; it takes no {other!r}")
-        return spec
-    try:
-        return of_fields(row)
-    except ValueError as error:
-        raise ValueError(f"[[fault]] number {number + 1}: {error}") from None
 
 
 def _loads(text: str) -> dict[str, Any]:

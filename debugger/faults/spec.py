@@ -21,7 +21,7 @@ from ..record.ops import OPS, POINT_TO_POINT, Operand
 from ..record.signature import DTYPES, REDUCE_OPS
 from .actions import ACTIONS, CHANGES, Action, Argument, Family, Kind, Target, exception_of
 from .plan import Fault, Moment, When
-from .tokens import Cursor, Shape, SpecError, Token, Written, nearest, quoted
+from .tokens import Cursor, Shape, SpecError, Token, Written, nearest
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)([A-Za-z%]*)")
 _SECONDS = {"us": 1e6, "ms": 1e3, "s": 1.0}
@@ -321,37 +321,6 @@ def _op(cursor: Cursor, action: Action) -> tuple[Moment, bool]:
         return Moment(When.OP, op=op, last=None if action.repeats else 0), False
     first, last = cursor.span(f"the number of an {op}")
     return Moment(When.OP, op=op, first=first, last=last), True
-
-
-def of_fields(fields: Mapping[str, Any]) -> str:
-    """The spec of a fault that a plan file gives in fields: `action`, `at`, and its arguments;
-    `link` and `sides` for whom a link fault is about. Raises ValueError for no such fields."""
-    given = dict(fields)
-    action, moment = given.pop("action", None), given.pop("at", "")
-    if not isinstance(action, str):
-        raise ValueError('it has neither `spec = "kill(rank=1)"` nor `action = "kill"`')
-    parts = []
-    if "link" in given:
-        parts.append(str(given.pop("link")))
-    if "sides" in given:
-        sides = given.pop("sides")
-        if not isinstance(sides, list) or not all(isinstance(side, list) for side in sides):
-            raise ValueError("sides are lists of ranks, such as [[0, 1], [2, 3]]")
-        parts.append("|".join("{" + ",".join(map(str, side)) + "}" for side in sides))
-    known = ACTIONS.get(action)
-    for name, value in given.items():
-        argument = known.argument(name) if known else None
-        text = argument is not None and argument.kind in (Kind.ERROR, Kind.TEXT)
-        parts.append(f"{name}={_field(value, text=text)}")
-    return f"{action}({', '.join(parts)})" + (f" @ {moment}" if moment != "" else "")
-
-
-def _field(value: Any, *, text: bool) -> str:
-    if isinstance(value, list):
-        return "[" + ",".join(map(str, value)) + "]"
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{value!r} is no whole number, no text and no list of numbers")
-    return quoted(value) if isinstance(value, str) and text else str(value)
 
 
 __all__ = ["SpecError", "parse"]

@@ -161,6 +161,8 @@ class _Ranks:
         calls, dump = group.calls.get(rank), self._trace.dumps[rank]
         oldest = self._oldest.get(id(group), ())
         known = calls.reached + 1 if calls is not None else 0
+        if dump.damaged:  # what could not be read may be any call
+            return max(known, _most(group))
         if calls is None and dump.whole:
             # Of a rank that has made no call at all nobody knows whether it had to make these.
             owes = not dump.uncalled or oldest or _needs_all(group)

@@ -45,21 +45,21 @@ _FIRST = ("init_process_group", "TCPStore")
 
 
 @dataclass(frozen=True, slots=True)
-class FewCalls(RecalledHistory):
-    """The few calls of a rank that are known, the first of which has the number 0."""
+class OneCall(RecalledHistory):
+    """The one call of a rank that is known, with the number 0; or none."""
 
-    made: Sequence[Call] = ()
+    made: Call | None
 
     def call(self, number: int) -> Call | None:
-        return self.made[number] if 0 <= number < len(self.made) else None
+        return self.made if number == 0 else None
 
     def numbers(self, group: GroupKey | None) -> Sequence[int]:
         del group
-        return range(len(self.made))
+        return range(self.made is not None)
 
     def number_of(self, place: Hashable, seq: int) -> int | None:
-        numbers = [one.number for one in self.made if place_of(one) == place]
-        return numbers[seq] if 0 <= seq < len(numbers) else None
+        known = self.made is not None and place_of(self.made) == place and seq == 0
+        return 0 if known else None
 
     def chains_after(self, group: GroupKey, issued: int) -> tuple[int, int, int] | None:
         last = self.at(group, issued - 1)
@@ -73,15 +73,13 @@ def as_snapshot(
     ended: Collection[int] = (),
     *,
     apart: bool = False,
-    by_way: bool = False,
 ) -> tuple[Snapshot, Snapshot]:
     """The look twice: the second time as the proof that nothing has moved.
 
     `waiting`: who waits for other ranks; `late`: who does not come to them, or, where nobody waits,
     stands still; `ended`: who has no process any more. Who is none of these is left out, and so
     are the ranks of other hosts: they are members of groups, of whom nothing follows. `apart`: that
-    ranks in calls of other names may be at other places of their group's sequence. `by_way`: that
-    ranks which wait for handles have made the calls of their `Stance.way`, and no others.
+    ranks in calls of other names may be at other places of their group's sequence.
     """
     elsewhere = set(range(look.world_size)) - set(look.ranks) - set(look.missing)
     world = tuple(sorted({*look.ranks, *look.missing, *look.never_came, *elsewhere}))
@@ -90,7 +88,7 @@ def as_snapshot(
         for rank in sorted({*waiting, *late, *ended})
     }
     away = bool(late or ended)
-    reader = _Reader(look, world, stances, waiting, away=away, apart=apart or away, by_way=by_way)
+    reader = _Reader(look, world, stances, waiting, away=away, apart=apart or away)
     ranks = {rank: reader.rank(rank, ended=rank in ended) for rank in stances}
     rivals = [replace(ranks[rank], pid=ranks[rank].pid + 1) for rank in look.twice if rank in ranks]
     unknown = set(world) - set(ranks) - set(look.never_came)
@@ -119,10 +117,9 @@ class _Reader:
         *,
         away: bool,
         apart: bool,
-        by_way: bool,
     ) -> None:
         self._world, self._stances, self._waiting = world, stances, waiting
-        self._away, self._apart, self._by_way = away, apart, by_way
+        self._away, self._apart = away, apart
         self._members = {
             name: tuple(r for r in world if r not in look.ranks or name not in look.ranks[r].not_in)
             for name in {one.group for one in stances.values()}
@@ -135,8 +132,7 @@ class _Reader:
     def rank(self, number: int, *, ended: bool) -> Rank:
         """This rank. Its main thread has the number of its process, and is its only one."""
         one, waits = self._stances[number], number in self._waiting
-        made = self._way(number) if self._by_way else self._call(number) if waits else []
-        call = made[-1] if made else None
+        call = self._call(number) if waits else None
         # Where somebody is away, no cycle of others is looked for: who is in which group, and at
         # which place of its sequence, is not known well enough for one that explains more.
         acts = self._away or not waits
@@ -156,7 +152,7 @@ class _Reader:
             ),
             job=one.arguments.get("port", ""),
             heartbeat_ns=0 if one.cause == "gil_held" else TAKEN_NS,
-            calls=len(made),
+            calls=int(call is not None),
             exit_code=0 if ended else None,
             free_threads=int(acts),
             location=one.site,
@@ -164,36 +160,26 @@ class _Reader:
             channels=tuple(self._channels(call)),
             creations=tuple(self._creations(one)),
             waits=(self._wait(number, call),) if waits or one.doing is RankState.STORE else (),
-            history=FewCalls(made),
+            history=OneCall(call),
         )
 
-    def _call(self, number: int) -> list[Call]:
+    def _call(self, number: int) -> Call | None:
         """The call that it waits in; none where it makes a group, or waits for a store."""
         one = self._stances[number]
         if one.doing in (RankState.JOIN, RankState.STORE):
-            return []
+            return None
         if one.doing is RankState.MESSAGE:
             peer = None if one.of_unknown(self._waiting) else one.peer
             op = "send" if one.sends and peer is not None else "recv"
             peer = ANY_SOURCE if peer is None else peer
             signature = Signature(op, peer=peer, tag=one.number("tag") or 0)
-            return [_made(number, 0, _WORLD, signature, one)]
+            return _made(number, _WORLD, signature, one)
         word = op_of(one.op).root
         root = next((n for w in (word, "src", "dst") if (n := one.number(w)) is not None), None)
         group = (one.group, 0) if one.group else _WORLD
         if self._apart:
             group = (f"{one.group or ''}:{one.op}:{one.number('src')}:{one.number('dst')}", 0)
-        return [_made(number, 0, group, Signature(one.op, root=root), one)]
-
-    def _way(self, number: int) -> list[Call]:
-        """The calls that its function has made."""
-        one = self._stances[number]
-        calls: list[Call] = []
-        for op, line in one.way:
-            at = replace(one, site=one.site and replace(one.site, line=line))
-            chain = calls[-1].chain if calls else 0
-            calls.append(_made(number, len(calls), _WORLD, Signature(op), at, chain))
-        return calls
+        return _made(number, group, Signature(one.op, root=root), one)
 
     def _groups(self, one: Stance, call: Call | None) -> Iterable[tuple[GroupKey, Group]]:
         if self._all_make_the_first:
@@ -241,19 +227,17 @@ class _Reader:
         )
 
 
-def _made(
-    rank: int, number: int, group: GroupKey, signature: Signature, by: Stance, before: int = 0
-) -> Call:
-    """The call with this number, of a rank that stands so. `before`: the chain up to it."""
+def _made(rank: int, group: GroupKey, signature: Signature, by: Stance) -> Call:
+    """The call of a rank that stands so."""
     return Call(
-        number=number,
+        number=0,
         group=group,
-        seq=number,
+        seq=0,
         signature=signature,
         site=by.site,
         thread=_main_thread(rank),
         state=CallState.STARTED,
-        chain=hash64((before, agreement_key(signature))),
+        chain=hash64(agreement_key(signature)),
         issued_ns=_since_ns(by),
         started_ns=_since_ns(by),
     )

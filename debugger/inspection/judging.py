@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from ..diagnosis.diagnose import diagnose
-from ..diagnosis.findings import CallIs, Finding, GroupEvidence, RankEvidence
+from ..diagnosis.findings import Finding, GroupEvidence, RankEvidence
 from ..diagnosis.limits import Limits as At
 from ..diagnosis.story import step
 from ..record.dispute import vote
@@ -104,9 +104,6 @@ def _judged(
             # Who waits for a message keeps others from coming to the call that they would be in.
             found = _errors(as_snapshot(look, waiting, apart=True))
             errors = [one for one in found if not talking.isdisjoint(one.culprits)]
-        if went_apart(waiting) and not errors:
-            found = _errors(as_snapshot(look, waiting, by_way=True))
-            errors = [one for one in found if one.kind == "op_mismatch"]
         errors = errors or _errors(as_snapshot(look, waiting))
     return [said(one, look, waiting, ended) for one in errors[:1] if lasted(one)]
 
@@ -154,7 +151,7 @@ def _has_lasted(found: Finding, look: Look, waiting: Mapping[int, Stance], limit
     waits_s = [one.still_s for one in waiting.values()]
     if found.cause == "elsewhere" or is_unserved(look, waiting):
         return min(waits_s) >= limits.waiting_s
-    if max(waits_s) < limits.moving_s and (found.kind == "stalled" or went_apart(waiting)):
+    if max(waits_s) < limits.moving_s and found.kind == "stalled":
         return False
     # The messages of two that wait for handles may be under way.
     unknown = all(one.of_unknown(waiting) for one in waiting.values())
@@ -191,20 +188,15 @@ def at_work(look: Look) -> str:
         return f"{ranks_text(look.ranks)} {verb(others, 'waits', 'wait')} for the store"
     if not waiting:
         return f"no rank is in a call ({each(look.ranks)}); nothing is wrong that can be seen"
-    longest_s = max(one.still_s for one in waiting.values())
     if not others:
-        return (
-            f"all ranks are in calls, for {seconds(int(longest_s * 1e9))} at most; nothing "
-            "is wrong that can be seen"
-        )
+        return "all ranks are in calls; nothing is wrong that can be seen"
     idle = [rank for rank in others if is_idle(look.ranks[rank])]
     busy = [rank for rank in others if rank not in idle]
     doing = [f"{ranks_text(busy)} {verb(busy, 'is', 'are')} at work"] if busy else []
     doing += [f"rank {rank} {state(look.ranks[rank])}" for rank in idle]
     return (
-        f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, for "
-        f"{seconds(int(longest_s * 1e9))} at most, while {' and '.join(doing)}; "
-        "nothing is wrong that can be seen"
+        f"{ranks_text(waiting)} {verb(tuple(waiting), 'waits', 'wait')}, while "
+        f"{' and '.join(doing)}; nothing is wrong that can be seen"
     )
 
 
@@ -255,6 +247,10 @@ def _is_late(one: Stance, longest_s: float, newest_s: float, limits: Limits) -> 
 NOT_IN_RECORD = ("seq", "shape", "dtype", "reduce_op", "splits")
 
 
+_SAID = {RankState.CODE: RankState.RUNS.value, RankState.ENDING: "has left its program"}
+"""The words of a report where a sentence needs a verb."""
+
+
 def state(one: Stance) -> str:
     """Returns what a rank does, in words."""
     if one.cause in CAUSES:
@@ -265,7 +261,7 @@ def state(one: Stance) -> str:
         return f"waits for somebody to connect at {one.serves}"
     if one.doing is RankState.UNREADABLE:
         return f"{one.doing.value}, {'runs' if one.running else 'sleeps'}"
-    return "computes" if one.running else one.doing.value
+    return "computes" if one.running else _SAID.get(one.doing, one.doing.value)
 
 
 def evidence(one: Stance) -> RankEvidence:
@@ -279,7 +275,7 @@ def evidence(one: Stance) -> RankEvidence:
 
 
 def each(ranks: Mapping[int, Stance]) -> str:
-    """`ranks 0,1: in its own code at train.py:8 in main`: each place once."""
+    """`ranks 0,1: runs user code at train.py:8 in main`: each place once."""
     places: dict[str, list[int]] = {}
     for rank, one in sorted(ranks.items()):
         doing = "asleep" if is_asleep(one) and one.cause in (None, "user_code") else state(one)
@@ -325,10 +321,7 @@ def said(
         cause=cause,
         group=GroupEvidence("0", "default_pg", world) if groups == {""} else None,
         seq=None,
-        ranks={
-            rank: _evidence_of(found, rank, one, waiting)
-            for rank, one in sorted(look.ranks.items())
-        },
+        ranks={rank: evidence(one) for rank, one in sorted(look.ranks.items())},
         details=(),
         headline="",
         difference="",
@@ -336,26 +329,6 @@ def said(
         side="host",
         not_in_record=NOT_IN_RECORD,
     )
-
-
-def _evidence_of(
-    found: Finding, rank: int, one: Stance, waiting: Mapping[int, Stance]
-) -> RankEvidence:
-    """Returns where the rank stands, or, where ranks went apart, the call with which it did."""
-    made = found.ranks.get(rank)
-    if made is None or made.call_is is not CallIs.ALL or not went_apart(waiting):
-        return evidence(one)
-    stood = evidence(one)
-    return replace(
-        stood, state="made", call=made.call, location=made.location, call_is=CallIs.OBJECT
-    )
-
-
-def went_apart(waiting: Mapping[int, Stance]) -> bool:
-    """Whether all wait for handles at one line, and have not made the same calls before it."""
-    alike = len({one.site for one in waiting.values()}) == 1
-    ways = {tuple(made.op for made in one.way) for one in waiting.values()}
-    return alike and len(ways) > 1 and () not in ways
 
 
 def is_unserved(look: Look, waiting: Mapping[int, Stance]) -> bool:
@@ -422,11 +395,6 @@ def _message(
         )
     if kind == "invalid_argument":
         return f"{_call(waiting[culprits[0]], culprits)}, and {found.message}"
-    if kind == "op_mismatch" and went_apart(waiting):
-        return (
-            f"nothing moves, {who}, and by source and variables they took other branches before: "
-            f"{_parties(waiting, _way)}"
-        )
     what = "ranks wait in different calls"
     if kind == "group_mismatch":
         what = "ranks do not make the same groups"
@@ -475,7 +443,3 @@ def _call(one: Stance, ranks: Sequence[int]) -> str:
 
 def _store(one: Stance, ranks: Sequence[int]) -> str:
     return f"{ranks_text(ranks)} at port {one.arguments.get('port', '?')}"
-
-
-def _way(one: Stance, ranks: Sequence[int]) -> str:
-    return f"{ranks_text(ranks)} made {', '.join(made.op for made in one.way)}"

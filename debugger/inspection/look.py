@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from ..record.snapshot import CallSite
 from ..record.wording import RankState
 from ..supervisor.stacks.sights import is_a_sleep
-from .source import MadeCall
 
 WAITS = {
     RankState.COLLECTIVE,
@@ -44,8 +43,7 @@ class Stance:
     known; `not_in` are the variables that would have a group if the rank were in it. `arguments`
     are those of `_ARGUMENTS` and `_OF_JOINS` that are on the stack. `keys` are those that a rank
     waits for at the store. `peers` are those of the messages that a handle is of, where the source
-    and the variables tell all of them. `way`: of one that waits for a handle, the calls that its
-    function has made in this round of its loops.
+    and the variables tell all of them.
     `cause`: of a rank in its own code, as `missing_rank` has it. `computes`: it uses a core within
     one call, which may take its time, and not in a loop of which one sees the whole. `moves_data`,
     `at_work`, `serves`: as the process does, and is. `wakes_in_s`: as the thread does. `thread`:
@@ -61,7 +59,6 @@ class Stance:
     group: str | None = None
     not_in: tuple[str, ...] = ()
     peers: tuple[int, ...] = ()
-    way: tuple[MadeCall, ...] = ()
     keys: tuple[str, ...] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     cause: str | None = None

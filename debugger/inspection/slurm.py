@@ -23,7 +23,6 @@ from ..record.snapshot import CallSite
 from ..record.wording import RankState
 from .limits import TOOL_S
 from .look import Look, Stance
-from .source import MadeCall
 
 
 def look_at(job: str, flags: Sequence[str]) -> Whole:
@@ -92,7 +91,7 @@ def _slurms(words: Sequence[str], limit_s: float) -> subprocess.CompletedProcess
 
 
 MARK = "distdebug-part:"
-_SCHEMA = "distdebug.look/2"
+_SCHEMA = "distdebug.look/3"
 _MOST_TEXT = 512
 _MOST_LINES = 60
 
@@ -239,7 +238,6 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "group": _optional(_text),
     "not_in": _each(_text),
     "peers": _each(_rank),
-    "way": _each(lambda made: MadeCall(_text(made[0]), int(made[1]))),
     "keys": _each(_text),
     "arguments": lambda told: {_text(name): _text(value) for name, value in told.items()},
     "cause": _optional(_text),

@@ -24,7 +24,6 @@ from ..supervisor.stacks.stack_tree import (
 from ..supervisor.stacks.stacks import Frame, line_of
 from . import source as sources
 from .look import WAITS, Stance
-from .source import calls_made
 
 OBJECT_CALLS = {
     "all_gather_object",
@@ -275,7 +274,6 @@ def _of_thread(thread: Thread, sight: Sight) -> Stance:
         site=site,
         group=sources.group_argument(frame, (call or op).partition("(")[0]),
         peers=sources.peers_around(frame) if doing is RankState.MESSAGE and op == "wait" else (),
-        way=calls_made(frame, COLLECTIVES) if doing is RankState.HANDLE else (),
         not_in=tuple(name for name, value in frame.values if value == _NOT_A_MEMBER),
         keys=sources.store_keys(below[0] if below else frame) if doing is RankState.STORE else (),
         arguments=arguments,

@@ -70,6 +70,9 @@ class RankWorld:
         if "tcp" in self._backend:
             import distcore  # noqa: F401 - registers the backend
         if self.dist_rank.device.type == "cuda":
+            if (found := torch.cuda.device_count()) <= self._rank:
+                skips = f"@pytest.mark.requires_gpus({self._size}) skips the test"
+                raise RuntimeError(f"rank {self._rank} has no GPU, torch finds {found}: {skips}")
             torch.cuda.set_device(self.dist_rank.device)
         host, port = self._listener.getsockname()
         options: dict[str, Any] = {}
@@ -160,7 +163,14 @@ class RankPlugin:
     def pytest_runtest_setup(self) -> None:
         """Before the fixtures. No wrapper: where it fails, what others do around the fixtures has
         begun, and can end."""
-        self.world.begin()
+        try:
+            self.world.begin()
+        except FindingRaised:
+            raise
+        except Exception as error:  # of its traceback no line is the user's
+            made = f"@pytest.mark.distributed(backend={self.dist_rank.backend!r}) made no group"
+            why = f"{made}: {type(error).__name__}: {error}"
+            raise pytest.fail.Exception(why, pytrace=False) from None
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, object, object]:

@@ -267,10 +267,8 @@ def _run(
             stderr = ""
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
-        pytest.fail(
-            f"distdebug_run: the run did not end within {timeout_s:g} s\n{stderr[-8000:]}",
-            pytrace=False,
-        )
+        why = f"distdebug_run: the run did not end within {timeout_s:g} s\n{stderr[-8000:]}"
+        raise pytest.fail.Exception(why, pytrace=False) from None
     return process.returncode, stdout, stderr
 
 

@@ -108,6 +108,13 @@ class BodyJudge:
             return None  # the traceback says it, and more
         return found
 
+    @property
+    def ignored(self) -> Finding | None:
+        """The finding that a check has raised in a rank, if the test ignores it."""
+        found = self._look.verdict
+        of_check = found is not None and found.about.family is Family.DATA
+        return found if of_check and self._allowed(found) is None else None
+
     def _allowed(self, found: Finding | None) -> Finding | None:
         return None if found is None or found.kind in self._wanted.ignore else found
 
@@ -381,7 +388,8 @@ class RankTest:
             self._over = now_s >= self._ends_by_s
             return
         found = judge.look()
-        failed = any(rank.at >= target and (rank.stopped_early or rank.died) for rank in self.ranks)
+        through = [rank for rank in self.ranks if rank.at >= target]
+        failed = any(rank.stopped_early or rank.died for rank in through)
         if found is not None and found.about.family is not Family.FAILURE:
             self.stacks = judge.gather()
             judge.stop(found)
@@ -394,6 +402,13 @@ class RankTest:
             else:
                 judge.raise_in_ranks("rank_exception", "another rank of the test has failed")
             self._ends_by_s = time.monotonic() + RAISE_GRACE_S
+        # A check keeps a call from its backend: others wait there for a rank that expected that.
+        elif (
+            through
+            and (ignored := judge.ignored) is not None
+            and judge.all_wait([rank.number for rank in self.ranks if rank.at < target])
+        ):
+            judge.raise_in_ranks(ignored.kind, ignored.message, ignored.cause)
         elif now_s >= self._deadline_s:
             self._give_up(f"the test did not end within {self.wanted.timeout_s:g} s")
 

@@ -237,16 +237,15 @@ class PostedWork(CallWork):
 
     def _wait_for_message(self, timeout: timedelta = NO_TIMEOUT) -> None:
         posting = self._posting
-        if not posting.done:
-            given_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
-            try:
-                in_time = posting.wait(given_s)
-            except Exception as error:
-                if error is not posting.error:
-                    raise  # the handler of a signal has raised it: nothing has come yet
-                in_time = True  # raised below, as a copy
-            if not in_time:
-                raise too_late(self.text, timeout)
+        given_s = timeout.total_seconds() if timeout > NO_TIMEOUT else None
+        try:
+            in_time = posting.wait(given_s)
+        except Exception as error:
+            if error is not posting.error:
+                raise  # the handler of a signal has raised it: nothing has come yet
+            in_time = True  # raised below, as a copy
+        if not in_time:
+            raise too_late(self.text, timeout)
         if posting.error is not None:
             raise again(posting.error)
         if self._arrived is not None:

@@ -28,10 +28,10 @@ from ..base.call_text import message
 from ..errors import Aborted, CorruptFrame, DeadlineExceeded, GroupFailed
 from .base import Connect
 from .frames import BadFrame, Closed
-from .lane import NOBODY, THREAD, WAITER, Lane, may_sleep
+from .lane import ANSWERS, MESSAGES, NOBODY, THREAD, WAITER, Lane, may_sleep
 from .link import last_words
 from .matching import Matching, Posting
-from .parcels import Receiver, Sender
+from .parcels import BUFFERED_BYTES, Receiver, Sender
 from .shared_memory import new_bells
 from .yielding import Yielding
 
@@ -214,8 +214,7 @@ class Mailbox:
                 posting.finish(self._matching.late)
                 self._matching.late = None
                 return posting
-            peer = posting.peer
-            lane = None if peer is None else self._lanes.get(peer)
+            lane = self._lanes.get(posting.peer)  # type: ignore[arg-type]
             if posting.sends and lane is None:
                 self._posted.append(posting)
                 self._start()
@@ -229,15 +228,17 @@ class Mailbox:
                 self._begin_send(posting)
             else:
                 self._matching.receive(posting)
+                self._rouse_waiter()  # it may let messages lie
             if lane is not None and lane not in self._busy:
                 self._use(lane)
-            if not self._batches:
-                self._ring_peers()
+            for one in self._busy if not self._batches else ():
+                if one.said:  # a receive from any source may have answered any of them
+                    one.ring()
             if lane is None and len(self._lanes) < len(self.ranks) - 1:
                 self._rouse()  # it serves the sockets
             elif not posting.is_over and posting.deadline < self._rest_until:
                 self._rouse()
-            else:
+            elif self._resting:
                 self._hand_over()
         return posting
 
@@ -250,11 +251,7 @@ class Mailbox:
         """Wakes each peer once for all that was posted."""
         with self._lock, self._moving:
             self._batches -= 1
-            self._ring_peers()
-
-    def _ring_peers(self) -> None:
-        for one in self._busy:  # a receive from any source may have answered any of them
-            if one.has_said:
+            for one in self._busy:
                 one.ring()
 
     # -- the thread that waits -----------------------------------------------------------------
@@ -270,20 +267,22 @@ class Mailbox:
         if self._busy and not self._lock.locked():
             with self._lock, self._moving:
                 self._advance_all()
-                self._hand_over()
+                if self._resting:
+                    self._hand_over()
 
     def wait(self, posting: Posting, timeout_s: float | None) -> bool:
         """Move messages until this one is over; whether it was in time."""
-        until = float("inf") if timeout_s is None else _now() + timeout_s
+        now = _now()
+        until = float("inf") if timeout_s is None else now + timeout_s
+        self._look_until(posting, min(until, self._yielding.until(now) if self._lanes else now))
         while not posting.is_over:
             with self._lock, self._moving:
                 mine = bool(self._lanes) and self._waiter is None and self._wake >= 0
                 if mine:
                     self._waiter, self._waiting_thread = posting, threading.get_ident()
-                    self._want(NOBODY)
-                    self._advance_all()
                 else:
                     self._in_line.append(posting)
+                    self._rouse_waiter()  # it may let answers lie
             try:
                 if mine:
                     self._move_until(posting, until)
@@ -294,33 +293,43 @@ class Mailbox:
                 with self._lock, self._moving:
                     if mine:
                         self._waiter = None
-                        self._want(NOBODY)
+                        self._want_nobody()
                     else:
                         self._in_line.remove(posting)
                     if self._waiter is None and self._in_line:
                         self._in_line[0].give_turn()
-                    self._hand_over()
+                    if self._resting:
+                        self._hand_over()
             if _now() >= until:
                 break
         return posting.is_over
 
+    def _look_until(self, posting: Posting, until: float) -> None:
+        """Look into the lanes again and again. Peers need to ring nobody meanwhile."""
+        while True:
+            with self._lock, self._moving:
+                self._want_nobody()
+                self._advance_all()
+                if posting.is_over and self._resting:
+                    self._hand_over()
+            if posting.is_over or _now() >= until:
+                return
+            self._has_slept = False
+            while _now() < until and not self._has_news() and not posting.is_over:
+                os.sched_yield()
+            self._yielding.ended(until, _now())
+
     def _move_until(self, posting: Posting, until: float) -> None:
-        """Look into the lanes: for a short while again and again, then when a peer rings."""
-        spin_until = self._yielding.until(_now())
-        self._has_slept = False
+        """Sleep, and look into the lanes when a peer rings."""
         while not posting.is_over and (now := _now()) < until:
-            if now < spin_until:
-                while _now() < spin_until and not self._has_news() and not posting.is_over:
-                    os.sched_yield()
-                self._yielding.ended(spin_until, _now())
-            else:
-                with self._lock, self._moving:
-                    sleeps = may_sleep(self._busy, WAITER) and not posting.is_over
-                if sleeps:
-                    self._has_slept = True
-                    left_s = min(until - now, limits.LONGEST_WAIT_S)
-                    if self._bell_poll.poll(left_s * 1000):
-                        os.eventfd_read(self._waiter_bell)
+            with self._lock, self._moving:
+                sends = any(one.sends for one in (posting, *self._in_line))
+                sleeps = self._may_sleep(WAITER | ANSWERS * sends) and not posting.is_over
+            if sleeps:
+                self._has_slept = True
+                left_s = min(until - now, limits.LONGEST_WAIT_S)
+                if self._bell_poll.poll(left_s * 1000):
+                    os.eventfd_read(self._waiter_bell)
             with self._lock, self._moving:
                 self._advance_all()
 
@@ -328,22 +337,26 @@ class Mailbox:
         """Have the group's thread see to what is posted, if it rests, until a thread waits for it.
         Where peers answer while this thread still looks, they would ring in vain for each message:
         then the thread is to look by itself, later. Else the peers ring it."""
-        if not self._resting or self._waiter is not None or not self._has_work():
+        if self._waiter is not None or not self._has_work():
             return
         if not self._has_slept:
             self._rouse()
-        elif not may_sleep(self._busy, THREAD):
+        elif not self._may_sleep(THREAD):
             self._advance_all()
 
-    def _want(self, whom: int) -> None:
+    def _may_sleep(self, whom: int) -> bool:
+        return may_sleep(self._busy, whom | MESSAGES * bool(self._matching.receives))
+
+    def _want_nobody(self) -> None:
         for lane in self._busy:
-            if not lane.wants(whom):
-                lane.want(whom)
+            if lane.wanted:
+                lane.want(NOBODY)
 
     def _use(self, lane: Lane) -> None:
         if lane not in self._busy and not lane.is_over:
             self._busy.append(lane)
-            lane.want(NOBODY if self._waiter is None else WAITER)
+            lane.want(NOBODY)
+            self._rouse_waiter()
 
     def _has_work(self) -> bool:
         """Whether something is to be moved, perhaps an answer to what is over on this rank."""
@@ -354,7 +367,7 @@ class Mailbox:
 
     def _advance_all(self) -> None:
         for lane in tuple(self._busy):
-            if lane.has_news or lane.wants_to_write:
+            if lane.has_news:
                 self._advance(lane)
 
     def _advance(self, lane: Lane) -> None:
@@ -362,7 +375,8 @@ class Mailbox:
         try:
             if self._error is None:
                 lane.pull()  # first: what a peer said before it went is worth reading
-            lane.push()
+            if lane.wants_room:
+                lane.push()
             lane.ring()
         except Closed as error:
             self._left(lane, str(error))
@@ -378,6 +392,11 @@ class Mailbox:
         self._matching.nothing_to(lane.peer, reason)
         self._matching.nothing_from(lane.peer, reason)
         lane.give_up()
+
+    def _rouse_waiter(self) -> None:
+        """Have the thread of the program that moves messages look around, if another one does."""
+        if self._waiter is not None and self._wake >= 0:
+            os.eventfd_write(self._waiter_bell, 1)
 
     def _rouse(self) -> None:
         """Have the group's thread look around."""
@@ -436,6 +455,7 @@ class Mailbox:
                     self._happened(descriptor)
                 now = _now()
                 self._settle_doubts(now)
+                self._advance_all()  # answers that nobody was woken for
                 self._matching.expire(now)
             self._tell_finished()
 
@@ -451,7 +471,7 @@ class Mailbox:
         self._pause_s = limits.MESSAGE_PAUSE_S if may_wait else float("inf")
         left_over = self._waiter is None and not may_wait and self._has_work()
         if left_over or self._closing:
-            self._pause_s = float("inf") if may_sleep(self._busy, THREAD) else 0.0
+            self._pause_s = float("inf") if self._may_sleep(THREAD) else 0.0
         self._resting = self._pause_s > limits.MESSAGE_PAUSE_S
 
     def _take_posted(self) -> None:
@@ -518,13 +538,15 @@ class Mailbox:
         """Whether peers have read what is buffered for them. A connection that is closed while
         answers lie unread in it is reset, and what the system has yet to send over it is lost: so
         this rank says that it sends no more, and the peer closes it."""
-        listening = filter(self._matching.listens, self._matching.unreceived)
-        left = [one for one in listening if one not in self._lanes]
-        for peer in left:
-            if peer not in self._half_closed:
-                self._half_closed.add(peer)
-                with contextlib.suppress(OSError):
-                    self._senders[peer].connection.shutdown(socket.SHUT_WR)
+        left = False
+        for peer in filter(self._matching.listens, self._senders):
+            end = self._senders[peer]
+            if peer not in self._lanes and end.room < BUFFERED_BYTES:
+                left = True
+                if peer not in self._half_closed:
+                    self._half_closed.add(peer)
+                    with contextlib.suppress(OSError):
+                        end.connection.shutdown(socket.SHUT_WR)
         return self._error is not None or not left
 
     def _is_idle(self) -> bool:

@@ -13,20 +13,19 @@ import sys
 import sysconfig
 from pathlib import Path
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 50_000_000
 """Of the wheels: what is carried to a machine is often limited to 64 MiB, the source included."""
 FOR = "3.12"
 GLIBC = (17, 24, 27, 28)
 """The newest glibc 2.x that a wheel may ask for; pip matches each by itself."""
-# Not torch: the machine has it. Of what tests need only what those of the parts do; and what builds
-# the package, which is installed there from its source.
-PACKAGES = (
-    *("structlog", "py-spy", "psutil", "nvidia-ml-py", "textual", "pyzmq"),
-    *("nccl4py", "cuda-bindings", "numpy"),
-    *("pytest", "pytest-xdist", "pytest-timeout"),
-    "setuptools",
-)
+TOOLS = ("pytest", "pytest-xdist", "pytest-timeout", "wrapt")
+"""Of what tests need only what those of the parts do."""
 CHECK = """
 import torch
 assert torch.cuda.is_available(), "torch finds no GPU"
@@ -49,7 +48,11 @@ def wheels(folder: Path) -> None:
     pip += ["--only-binary=:all:", "--python-version", FOR, "--implementation", "cp"]
     for platform in platforms:
         pip += ["--platform", platform]
-    subprocess.run([*pip, "-c", str(constraints), "-d", str(folder), *PACKAGES], check=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["nccl"], *TOOLS]
+    # The machine has torch; setuptools builds the package there.
+    asked = ["setuptools", *(one for one in asked if not one.startswith("torch>"))]
+    subprocess.run([*pip, "-c", str(constraints), "-d", str(folder), *asked], check=True)
     constraints.unlink()
     size = sum(path.stat().st_size for path in folder.iterdir())
     print(f"{folder.name}: {len(list(folder.iterdir()))} wheels, {size / 1e6:.0f} MB")
@@ -68,8 +71,7 @@ def make(venv: Path, folder: Path) -> None:
     (Path(site) / "torch_of_the_machine.pth").write_text("\n".join(sorted(here)) + "\n")
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index"]
     pip += ["--disable-pip-version-check", "--no-compile", "--find-links", str(folder)]
-    packages = ["pytest", "pytest-xdist", "pytest-timeout", "-e", f"{ROOT}[nccl]"]
-    subprocess.run([*pip, *packages], check=True)
+    subprocess.run([*pip, *TOOLS, "-e", f"{ROOT}[nccl]"], check=True)
     subprocess.run([python, "-c", CHECK], check=True)
 
 

@@ -118,6 +118,7 @@ def test_a_subtest_that_fails_in_one_rank_fails_the_test(session: Session) -> No
 def test_a_group_that_cannot_be_made_is_one_error(session: Session) -> None:
     said = session.failure("test_unknown_backend")
     assert "Unknown backend type nosuch" in said
+    assert "rank_session.py" not in said, "a traceback without a line of the user's"
     assert "at teardown of test_unknown_backend" not in session.output
 
 

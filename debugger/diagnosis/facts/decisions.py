@@ -2,11 +2,10 @@
 
 1. Of each rank the branches are taken from the last call of the group that all have made to the
    next one, or to now.
-2. Two such sequences are aligned as `diff` does it, equal branches as early as may be. What comes
-   before ranks meet again, as turns of a loop that waits, decided nothing: the last difference
-   counts that is in a function from which one of the calls comes.
-3. In that difference the last branch decided to which both came and that they left in different
-   ways, or the exception that one side caught: in the function where the stacks of the calls part.
+2. Two such sequences are aligned as `diff` does it, equal branches as early as may be.
+3. The last branch decided to which both came and that they left in different ways, or the exception
+   that one side caught: in a function from which one of the calls comes. What comes before ranks
+   meet again, as turns of a loop that waits, decided nothing.
 4. Where that is the end of a loop, the ranks may have made as many turns, and one of them with a
    call less, somewhere before: the first call counts to which they came by another number of turns.
 """
@@ -42,12 +41,10 @@ class Parted:
 
 @dataclass(frozen=True, slots=True)
 class CallPath:
-    """The way to calls of a `group`: the `functions` that lead to them, and those of these in which
-    the calls come from different lines (`parts`)."""
+    """The way to calls of a `group`: the `functions` that lead to them."""
 
     group: GroupKey
     functions: Collection[str]
-    parts: Collection[str]
 
 
 def parted(ours: Branches, theirs: Branches, way: CallPath, after: int) -> Parted | None:
@@ -95,32 +92,25 @@ def _between(
     left, right = (
         [one for one in side if one.branch.key not in off][-MOST_TAKEN:] for side in (left, right)
     )
-    found: list[Parted] = []
-    filters: list[Parted] = []
-    for i, j, left_end, right_end in _differences(left, right):
-        here = [*_candidates(left, right, i, j, left_end, right_end, after)]
-        filters += [one for one in here if loop is not None and _fills(one.branch, loop)]
-        taken = (*left[i:left_end], *right[j:right_end])
-        if here and (not found or any(one.branch.function in way.functions for one in taken)):
-            found = here
+    found = [
+        one
+        for difference in _differences(left, right)
+        for one in _candidates(left, right, *difference, after)
+    ]
+    filters = [one for one in found if loop is not None and _fills(one.branch, loop)]
     return filters[-1] if filters else _chosen(found, way)
 
 
 def _chosen(found: Sequence[Parted], way: CallPath) -> Parted | None:
-    """The last branch to which both came in the function where their stacks part, for what they
-    left in different ways before that led both to it. Where its condition is the answer of a
-    function, or what a comprehension has left, that decided it."""
-    of = [
-        [one for one in found if one.branch.function in names]
-        for names in (way.parts, way.functions)
-    ]
-    chosen = next((rows[-1] for rows in (*of, found) if rows), None)
+    """The last branch to which both came in a function that leads to the calls, for what they left
+    in different ways before that led both to it. Where its condition is the answer of a function,
+    that decided it."""
+    chosen = next((one for one in reversed(found) if one.branch.function in way.functions), None)
     if chosen is None or chosen.ours is None or chosen.theirs is None:
         return chosen
     for one in reversed(found[: found.index(chosen)]):
-        at = one.branch
-        called = at.function != chosen.branch.function and f"{at.function}(" in chosen.branch.source
-        if called or _fills(at, chosen.branch):
+        function = one.branch.function
+        if function != chosen.branch.function and f"{function}(" in chosen.branch.source:
             return one
     return chosen
 
@@ -181,8 +171,8 @@ def _candidates(
 
     # What follows the difference on one side may be the other way on: a loop that ends earlier.
     last = min(len(right), max(right_end, j + 1))
-    for at, one in islice(enumerate(left), i, max(left_end, i + 1)):
-        if one.outcome.startswith(RAISED) and at < left_end:
+    for at, one in islice(enumerate(left), i, left_end):
+        if one.outcome.startswith(RAISED):
             yield found(one, None, at)
             continue
         other = next((k for k in range(j, last) if right[k].branch.key == one.branch.key), None)

@@ -160,11 +160,12 @@ class Needs:
         memo = (key, len(wanted))
         if memo not in self._behind:
             self._behind[memo] = frozenset(
-                rank for rank in wanted if not self._came(int(rank), name, creation)
+                rank for rank in wanted if not self.came(int(rank), name, creation)
             )
         return self._behind[memo] - {pending.rank}
 
-    def _came(self, rank: int, name: str, creation: Creation | None) -> bool:
+    def came(self, rank: int, name: str, creation: Creation | None) -> bool:
+        """Whether the rank has entered the creation of the group with this name."""
         record = self.world.ranks.get(rank)
         if record is None:
             return False

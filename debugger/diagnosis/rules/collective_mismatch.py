@@ -8,9 +8,11 @@ Rules:
 3. The culprits are those outside the largest agreeing set; without one, all who called.
 4. Where the chains agree but the shapes do not (same count, other shape), it is a warning.
 5. A verdict which ranks that have not come yet could turn is held back (`Limits.hold_ns`).
-6. So is one that hangs on a call which its backend may be about to refuse: that is as if it had
-   not been made. Who waits in its call sleeps, mostly; one that has not had the processor since it
-   made it does not.
+6. Where a group has no majority, as no pair of ranks has, the groups of the same description, such
+   as the other rows of a mesh, decide (`with_other_rows`).
+7. Held back is also one that hangs on a call which its backend may be about to refuse: that is as
+   if it had not been made. Who waits in its call sleeps, mostly; one that has not had the processor
+   since it made it does not.
 
 The splits of all-to-all calls have to fit together pair by pair (`split_mismatches`): every rank
 adds what it sends and subtracts what it expects, hashed, into a running balance. When all members
@@ -37,7 +39,7 @@ from ...record.layout import Activity, CallState
 from ...record.ops import op_of
 from ...record.signature import MASK, agreement_key, disagreement, exact_key
 from ...record.snapshot import Call, Group
-from ...record.wording import numbered, ranks_text, verb
+from ...record.wording import UNDEFINED, numbered, printable, ranks_text, verb
 from ..facts.call_histories import (
     Divergence,
     Story,
@@ -47,15 +49,18 @@ from ..facts.call_histories import (
     lines_known,
     parting_before,
 )
-from ..facts.evidence import at_call, chosen
+from ..facts.evidence import at_call, chosen, view_of
 from ..facts.needs import Needs
-from ..facts.world import GroupView, World
+from ..facts.world import GroupView, World, begun
 from ..findings import Finding, group_evidence
 from ..limits import ON_CORE_NS, Candidate
+from ..story import step
 
 CHAIN, EXACT = 0, 1
 MOST_ASKED = 64
 """Ranks that speak for all that called the same."""
+CALLS_BEFORE = 16
+"""So many calls before the one in dispute have to be the same in the groups that decide it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +171,8 @@ def _judge(
         said = f"what {ranks_text(unknown)} called is not known: no record of it is left"
         finding = replace(finding, details=(*finding.details, said))
     agreeing = all(call.agrees and not call.bounded for call in speakers.values())
+    if result.majority is None and any(seq >= begun(one.any) for one in _other_rows(world, view)):
+        result = replace(result, open=True)
     hold_ns = world.limits.hold_ns(result, agreeing)
     if any(_entering(world, view, ranks, seq) for _, ranks in result.parties):
         hold_ns = max(hold_ns, ON_CORE_NS)
@@ -264,6 +271,67 @@ def _finding(
         observable_ns=firsts[1] if len(firsts) > 1 else world.now_ns,
         data={"exact_seq": divergence.exact},
     )
+
+
+@step("other rows")
+def with_other_rows(world: World, finding: Finding) -> Finding:
+    """The finding of a group without a majority, with those as culprits who have not called what
+    all other groups of its description that have come as far have called."""
+    view = view_of(world, finding.group) if finding.group is not None else None
+    if view is None or finding.seq is None or finding.victims or not finding.about.voted:
+        return finding
+    made = {rank: _calls_up_to(world, view, rank, finding.seq) for rank in finding.culprits}
+    others = [
+        {_calls_up_to(world, other, rank, finding.seq) for rank in other.ranks}
+        for other in _other_rows(world, view)
+    ]
+    usual = set().union(*(calls for calls in others if None not in calls))
+    agreeing = tuple(rank for rank, calls in made.items() if calls is not None and {calls} == usual)
+    if not agreeing or len(agreeing) == len(made):
+        return finding
+    said = (
+        f"the other groups that are {printable(view.any.desc, 80)!r} have all made it as "
+        f"{ranks_text(agreeing)} {verb(agreeing, 'has', 'have')}"
+    )
+    return replace(
+        finding,
+        culprits=tuple(rank for rank in finding.culprits if rank not in agreeing),
+        victims=agreeing,
+        details=(*finding.details[:1], said, *finding.details[1:]),
+    )
+
+
+def _other_rows(world: World, view: GroupView) -> list[GroupView]:
+    """The groups of the same description and size. There are none where ranks of one send messages
+    to those of this one: that is another stage of a pipeline, and need not make the same calls."""
+    desc = view.any.desc
+    if desc in (UNDEFINED, ""):
+        return []
+    found = [
+        other
+        for other in world.groups
+        if other.any.desc == desc and other.complete and len(other.ranks) == len(view.ranks)
+        if other is not view
+    ]
+    theirs = {rank for other in found for rank in other.ranks}
+    peers = {one.peer for rank in view.states for one in world.ranks[rank].channels}
+    return found if theirs.isdisjoint({*view.ranks, *peers}) else []
+
+
+def _calls_up_to(
+    world: World, view: GroupView, rank: int, seq: int
+) -> tuple[tuple[object, ...], ...] | None:
+    """Returns what has to be the same of the rank's last calls up to this one, roots by their place
+    in the group; None where one is not on record."""
+    found = []
+    for number in range(max(0, seq - CALLS_BEFORE), seq + 1):
+        call = world.call_at(rank, view.key, number)
+        if call is None:
+            return None
+        root = call.signature.root
+        place = view.ranks.index(root) if root in view.ranks else root
+        found.append(exact_key(replace(call.signature, root=place)))
+    return tuple(found)
 
 
 def _agreed(world: World, view: GroupView, divergence: Divergence) -> str:

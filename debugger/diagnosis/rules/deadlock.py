@@ -18,7 +18,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...record.layout import Activity
 from ...record.signature import ANY_SOURCE
@@ -213,7 +213,8 @@ def _tags(needs: Needs, cycle: Cycle) -> Finding | None:
 
 
 def _creation(needs: Needs, cycle: Cycle) -> Finding | None:
-    """A rank waits in new_group for ranks that wait elsewhere: they did not come."""
+    """A rank waits in new_group for ranks that wait elsewhere: they did not come. Where those that
+    did come are fewer, they came too early, or should not have come at all."""
     rows = (row for row in cycle.links if row.wait.activity is Activity.NEW_GROUP)
     link = next(rows, None)
     if link is None or link.call is not None:
@@ -225,4 +226,11 @@ def _creation(needs: Needs, cycle: Cycle) -> Finding | None:
     waiting = tuple(sorted(inside - set(absent)))
     ranks = evidence(needs.world, cycle.links, list(absent), waiting)
     since_ns = cycle.since_ns(needs.world)
-    return not_created(needs, link, absent, waiting, ranks, since_ns, proven=cycle.proven)
+    found = not_created(needs, link, absent, waiting, ranks, since_ns, proven=cycle.proven)
+    creation = needs.creation(link)
+    if creation is None:
+        return found  # its members alone create it
+    came = {rank for rank in needs.world.ranks if needs.came(rank, creation.group[0], creation)}
+    if len(came) >= len(inside - came):
+        return found
+    return replace(found, culprits=tuple(sorted(came)), victims=tuple(sorted(inside - came)))

@@ -125,14 +125,7 @@ def _way(
         stands = finding.ranks[rank].location if rank in finding.ranks else None
         place = call.place.sites if call is not None and call.place is not None else (stands,)
         stacks.append([site for site in place if site is not None])
-    functions = {site.function for stack in stacks for site in stack}
-    while stacks[0] and stacks[1] and stacks[0][-1] == stacks[1][-1]:
-        stacks = [stack[:-1] for stack in stacks]
-    outer = {stack[-1].function for stack in stacks if stack}
-    deeper = [stack for stack in stacks if len(stack) > 1]
-    if len(outer) == len(deeper) == 1:
-        outer = {site.function for site in deeper[0]}  # which the other rank has returned from
-    return CallPath(view.key, functions, outer)
+    return CallPath(view.key, {site.function for stack in stacks for site in stack})
 
 
 def _described(

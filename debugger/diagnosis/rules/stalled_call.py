@@ -25,7 +25,7 @@ from ..facts.exceptions import (
     timed_out,
 )
 from ..facts.needs import Needs
-from ..facts.world import GroupView, Pending, World
+from ..facts.world import GroupView, Pending, World, on_nccl
 from ..findings import Finding, group_evidence
 from ..limits import MOMENT_NS, SECOND_NS, SLOWEST_BYTES_PER_S, Candidate
 
@@ -155,10 +155,14 @@ def _finding(
     if links:
         pairs = sorted({tuple(sorted(link)) for link in links})
         ends = ", ".join(f"{one} and {other}" for one, other in pairs)
-        why = f"nothing comes through between ranks {ends}"
+        why = f"nothing comes through between ranks {ends}: look at the network between them"
+    elif all(call.group in on_nccl(world.ranks[rank]) for rank in view.ranks):
+        why = (
+            "a GPU is busy with what was queued before it, or nothing comes through between some "
+            "of them: look at those kernels, and at the network"
+        )
     else:
-        why = "nothing comes through between some of them"
-    why += ": look at the network between them"
+        why = "nothing comes through between some of them: look at the network between them"
     if not world.limits.compares and peer is None and len(_ops(world, view, call)) > 1:
         why = "it is not the same call on all of them: debug level INFO tells whose differs"
     victims = tuple(sorted(set(view.ranks) - set(culprits)))

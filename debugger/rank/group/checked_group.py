@@ -30,6 +30,7 @@ from ..torch_private.groups import FrontGroup
 from ..torch_private.operators import record_boxed_groups
 from ..torch_private.tensor_guards import tensor_guard
 from . import outstanding
+from .outstanding import Followed
 from .tracked_work import WAITED_FOR, track
 
 _getframe = sys._getframe
@@ -173,15 +174,16 @@ class CheckedGroup(FrontGroup):
 
     def _start_coalescing(self, *args: Any, **kwargs: Any) -> Any:
         begun = self._inner._start_coalescing(*args, **kwargs)  # which a backend may refuse
-        self._gathers(True)
+        outstanding.gather()
+        self._coalesces(True)
         return begun
 
     def _end_coalescing(self, *args: Any, **kwargs: Any) -> Any:
-        self._gathers(False)
-        return self._inner._end_coalescing(*args, **kwargs)
+        self._coalesces(False)
+        end = partial(self._inner._end_coalescing, *args, **kwargs)
+        return outstanding.gathered(end, self._inner, (*args, *kwargs.values()))
 
-    def _gathers(self, on: bool) -> None:
-        outstanding.gather(on)
+    def _coalesces(self, on: bool) -> None:
         if self._record.keeper is not None:
             self._record.keeper.coalesces = on
 
@@ -384,10 +386,11 @@ def _communication(name: str, method: Method) -> Callable[..., Any]:
             if after is not None:
                 after()
             # On a GPU it goes on after its wait: the heartbeat sees its end.
-            if known.streams and work is not None and outstanding.goes_on(work):
-                outstanding.follow(recorder, known.counted, number, work)
-                writer.hand_over(number, thread)
-                return work
+            if known.streams:
+                made = Followed(recorder, known.counted, number, work)
+                if outstanding.is_followed(made, self._inner, given):
+                    writer.hand_over(number, thread)
+                    return work
         except BaseException as error:
             # It failed, or the verdict of the run came meanwhile, which is raised in its place.
             if work is None and _is_not_made(error, enters, op, group.backend):

@@ -251,6 +251,7 @@ class Exits:
         Leaving.__module__, Leaving.__name__, Leaving.__qualname__ = "builtins", *["SystemExit"] * 2
 
         def leave(status: Any = None, /) -> Any:
+            __tracebackhide__ = True
             if threading.current_thread() is threading.main_thread():
                 self._note_exit(f"sys.exit({status if isinstance(status, int) else ''})")
             args: tuple[Any, ...] = ()

@@ -119,9 +119,13 @@ def _further_look_helps(sights: Iterable[Sight], needed_s: float, told: bool) ->
     Only threads that may be a rank's count: a pool's thread wakes up now and then whatever its rank
     does. Where the kernel tells how long each has slept, and none has for as long as is needed, a
     second more changes nothing: that is a job at work. `told`: it does. But where all stand still
-    and one has woken up meanwhile, they may wait in slices, or on a core.
+    and one has woken up meanwhile, they may wait in slices, or on a core. And where those below one
+    that stands still seem to work, they may poll: on a crowded machine the start of one `sleep` had
+    to wait for a core for a quarter of the time between two looks, and for 6 % of a second.
     """
     sights = list(sights)
+    if any(one.at_work and one.main is not None and one.main.still_s for one in sights):
+        return True
     standing = [
         one
         for sight in sights

@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from distdebug.errors import DataError
+
 HERE = os.getcwd()
 
 
@@ -100,6 +102,12 @@ def test_expected_failure(dist_rank):
 def test_expected_finding(dist_rank):
     with pytest.raises(dist.DistBackendError, match="dtype_mismatch"):
         dist.all_reduce(torch.ones(2, dtype=(torch.float32, torch.int32)[dist_rank.rank]))
+
+
+@pytest.mark.distributed(nproc=2, check="nan", ignore="nan")
+def test_expected_nan_of_a_rank_for_which_the_other_waits(dist_rank):
+    with pytest.raises(DataError, match="nan"):
+        dist.all_reduce(torch.tensor((1.0, float("nan"))[dist_rank.rank]))
 
 
 @pytest.mark.distributed(nproc=3)

@@ -44,6 +44,15 @@ def test_damaged_dumps_are_judged_as_far_as_they_can_be_read(tmp_path: Path) -> 
     assert judged > JOBS * 0.9
 
 
+def test_no_rank_is_accused_of_calls_that_could_not_be_read() -> None:
+    job = simulated.job(1, "nccl", "none")
+    dumps = simulated.dumps(job, random.Random(0))
+    del dumps[0]["entries"][-1]["process_group"]
+    read = {rank: flight_recorder.read(pickle.dumps(dump)) for rank, dump in dumps.items()}
+    assert read[0].damaged == 1
+    assert judging.judge(traced(read)) == []
+
+
 def damage(dump: dict[str, Any], chance: random.Random) -> None:
     """Some fields have odd values, some entries are no entries, or are there twice."""
     entries = dump["entries"]

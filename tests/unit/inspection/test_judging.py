@@ -9,7 +9,6 @@ import pytest
 
 from distdebug.inspection.judging import at_work, judge
 from distdebug.inspection.look import Limits, Look, Stance
-from distdebug.inspection.source import MadeCall
 from distdebug.record.snapshot import CallSite
 from distdebug.record.wording import RankState
 
@@ -124,28 +123,6 @@ def test_who_is_not_waited_for_is_not_named() -> None:
     assert verdict(in_pair, in_pair, missing=(2,)) != ("early_exit", [2])
     assert verdict(in_pair, waits("barrier"), missing=(2,)) == ("early_exit", [2])
     assert verdict(in_pair, in_pair, works(9.0)) == ("missing_rank", [2])
-
-
-def test_handles_of_other_calls_where_nothing_moves() -> None:
-    first = (MadeCall("barrier", 9), MadeCall("broadcast", 17), MadeCall("all_reduce", 18))
-    other = (MadeCall("barrier", 9), MadeCall("all_reduce", 20), MadeCall("broadcast", 21))
-    still_s = LIMITS.moving_s
-
-    def handle(way: tuple[MadeCall, ...], line: int = 23, still_s: float = still_s) -> Stance:
-        return waits("wait", line, still_s=still_s, doing=RankState.HANDLE, group=None, way=way)
-
-    assert verdict(handle(first), handle(other), handle(other)) == ("op_mismatch", [0])
-    assert verdict(handle(first), handle(first)) == ("stalled", [0, 1])
-    assert verdict(handle(first), handle(())) == ("stalled", [0, 1])
-    assert verdict(handle(first), handle(other, line=24)) == ("stalled", [0, 1])
-    assert verdict(handle(first), handle(first), waits("barrier")) == ("op_mismatch", [2])
-    look = Look(dict(enumerate((handle(first), handle(other), handle(other[:1])))), world_size=3)
-    (found,) = judge(look, LIMITS)
-    places = [one.location and (one.call, one.location.line) for one in found.ranks.values()]
-    assert places == [("broadcast()", 17), ("all_reduce()", 20), ("wait()", 23)]
-    assert "rank 0 made barrier, broadcast, all_reduce" in found.message
-    early = still_s - 1
-    assert verdict(handle(first, still_s=early), handle(other, still_s=early)) is None
 
 
 def test_a_server_without_clients_is_not_late() -> None:

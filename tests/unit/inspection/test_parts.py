@@ -12,7 +12,6 @@ from distdebug.commands.rendering import rendered
 from distdebug.inspection.inspect import of_nodes
 from distdebug.inspection.look import Limits, Look, Stance
 from distdebug.inspection.slurm import MARK, Part, read, whole, written
-from distdebug.inspection.source import MadeCall
 from distdebug.record.snapshot import CallSite
 from distdebug.record.wording import RankState
 
@@ -25,7 +24,6 @@ WAITS = Stance(
     group="tensor",
     not_in=("data",),
     peers=(2, 3),
-    way=(MadeCall("broadcast", 7),),
     arguments={"src": "0"},
     lines=("step (train.py:9)",),
 )

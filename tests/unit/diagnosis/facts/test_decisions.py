@@ -36,10 +36,8 @@ class Made:
         return self._all[after + 1 :] if after < len(self._all) else None
 
 
-def decided(
-    ours: Sequence[str], theirs: Sequence[str], after: int, parts: str = ""
-) -> Parted | None:
-    return parted(Made(*ours), Made(*theirs), CallPath(WORLD, {"main"}, parts.split()), after)
+def decided(ours: Sequence[str], theirs: Sequence[str], after: int) -> Parted | None:
+    return parted(Made(*ours), Made(*theirs), CallPath(WORLD, {"main"}), after)
 
 
 CASES = {

@@ -397,3 +397,48 @@ def test_a_call_that_may_yet_be_refused_is_waited_for(state: str, said: bool) ->
     assert bool(run.errors(settled=False)) == said
     (found,) = run.errors()
     assert (found.kind, found.culprits) == ("op_mismatch", (2,))
+
+
+PAIRS = {"shard0": (0, 1), "shard1": (2, 3), "shard2": (4, 5)}
+
+
+def rows_of_pairs(desc: str = "mesh_shard") -> Run:
+    """Each pair broadcasts from its first rank, and gathers."""
+    run = Run(6)
+    for name, (first, second) in PAIRS.items():
+        for rank in (first, second):
+            run[rank].has_group(name, [first, second], desc=desc)
+            run[rank].calls(broadcast(4, root=first), group=name)
+    return run
+
+
+def test_other_rows_of_a_mesh_decide_where_a_pair_cannot() -> None:
+    run = rows_of_pairs()
+    for rank, size in enumerate((8, 8, 8, 6)):
+        run[rank].calls(all_gather(size), group=f"shard{rank // 2}", waits=True)
+    assert run.errors(settled=False) == []  # the third row may be a moment behind
+    run.passes(2.0)
+    (found,) = run.errors()
+    assert (found.kind, found.culprits, found.victims) == ("shape_mismatch", (3,), (2,))
+    assert found.details[:2] == (
+        "they agree on #0",
+        "the other groups that are 'mesh_shard' have all made it as rank 2 has",
+    )
+
+
+@pytest.mark.parametrize("why", ["named", "stage", "differ", "before", "neither"])
+def test_rows_that_need_not_call_the_same_decide_nothing(why: str) -> None:
+    run = rows_of_pairs("undefined" if why == "named" else "mesh_shard")
+    if why == "stage":
+        run[0].calls(send(2))
+        run[2].calls(recv(0))
+    if why == "before":
+        for rank in (0, 1, 4, 5):
+            run[rank].calls(barrier(), group=f"shard{rank // 2}")
+        for rank in (2, 3):
+            run[rank].calls(all_reduce(9), group="shard1")
+    for rank, size in enumerate((8, 8, 8, 6, 8, 8)):
+        third = {"differ": 6, "neither": 7}.get(why, 8) if rank > 3 else size
+        run[rank].calls(all_gather(third), group=f"shard{rank // 2}", waits=rank in (2, 3))
+    (found,) = run.errors()
+    assert (found.kind, found.culprits) == ("shape_mismatch", (2, 3))

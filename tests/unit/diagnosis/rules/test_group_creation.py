@@ -51,6 +51,24 @@ def test_a_member_that_waits_elsewhere() -> None:
     assert found.ranks[2].location.line == 21
 
 
+def test_a_rank_that_comes_to_a_creation_before_all_others() -> None:
+    run = Run(4)
+    run[1].creates("1", [0, 1], waits=True)
+    run[0, 2, 3].calls(all_reduce(4), waits=True, line=21)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits, found.victims) == ("group_mismatch", (1,), (0, 2, 3))
+    assert found.ranks[1].state == "in new_group"
+
+
+def test_a_rank_that_passed_a_creation_of_others_has_come_to_it() -> None:
+    run = Run(4)
+    run[1].creates("1", [0, 1], waits=True)
+    run[2, 3].creates("1", [0, 1])
+    run[0, 2, 3].calls(all_reduce(4), waits=True, line=21)
+    (found,) = run.errors(settled=False)
+    assert (found.kind, found.culprits) == ("group_mismatch", (0,))
+
+
 def test_a_member_that_has_finished() -> None:
     run = Run(3)
     run[0, 1].creates("1", [0, 1, 2], waits=True)

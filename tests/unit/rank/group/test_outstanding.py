@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from distdebug.rank.group import outstanding
-from distdebug.rank.group.outstanding import UnwaitedWork
+from distdebug.rank.group.outstanding import Followed, UnwaitedWork
 from distdebug.rank.group.tracked_work import TrackedWork, track
 from distdebug.rank.process import heartbeat
 from distdebug.rank.process.heartbeat import Heartbeat
@@ -84,10 +84,10 @@ def test_dropped_by_a_thread_without_frames(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_coalesced() -> None:
-    outstanding.gather(True)
+    outstanding.gather()
     handle = call(1, complete=False)
     del handle
-    outstanding.gather(False)
+    assert outstanding.gathered(lambda: 7, None, ()) == 7
     assert not outstanding.unwaited
     handle = call(2, complete=False)
     del handle
@@ -292,6 +292,56 @@ def test_a_wait_on_a_thread_of_cpp(case: Case, monkeypatch: pytest.MonkeyPatch) 
         time.sleep(0.001)
     assert not raised
     assert outstanding.oldest() == 0
+
+
+class Event:
+    """Of a GPU's stream."""
+
+    over = False
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def record(self, stream: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.over
+
+
+@pytest.mark.parametrize("error", ["SUCCESS", "REMOTE_ERROR", None])
+def test_a_call_whose_backend_hands_out_no_work(
+    case: Case, monkeypatch: pytest.MonkeyPatch, error: str | None
+) -> None:
+    """torch's NCCL, where the program waits for the call itself."""
+    backend = SimpleNamespace()
+    if error is not None:
+        backend.get_error = lambda: SimpleNamespace(name=error)
+    inner = SimpleNamespace(_get_backend=lambda device: backend)
+    given = ([torch.zeros(1)], object())
+    assert outstanding.stream_end(inner, given) is None  # a CPU has no streams
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: None)
+    end = outstanding.stream_end(inner, given)
+    assert end is not None
+    assert outstanding.goes_on(end)
+    number, thread = case.author.call()
+    outstanding.follow(Followed(case.recorder, case.author.group, number, end))
+    case.author.writer.hand_over(number, thread)
+    outstanding.poll_streams()
+    assert (case.call().state, outstanding.oldest()) == (CallState.STARTED, 0)
+    monkeypatch.setattr(Event, "over", True)
+    outstanding.poll_streams()
+    state = CallState.FAILED if error == "REMOTE_ERROR" else CallState.COMPLETED
+    assert (case.call().state, outstanding.oldest()) == (state, None)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_call_of_which_only_a_future_is_waited_for(case: Case, streams: bool) -> None:
+    """DDP's on torch's NCCL: its host waits for the GPU where it takes its own times."""
+    tracked = case.track(Work(), streams=streams)
+    outstanding.awaited[0] = tracked
+    assert outstanding.oldest() == (0 if streams else None)
 
 
 def test_a_gpu_that_cannot_be_asked(case: Case) -> None:

@@ -69,6 +69,27 @@ def test_a_third_look_is_taken_where_it_tells_more(
     assert len(seen) == count, why
 
 
+@pytest.mark.parametrize(("wanted_each_s", "at_work"), [(0.06, False), (0.25, True)])
+def test_a_shell_that_polls_on_a_crowded_machine_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, wanted_each_s: float, at_work: bool
+) -> None:
+    """The `sleep` that it has just started waited for a core for a quarter of the time between two
+    looks; the next one comes a second later. A worker wants a core in between, too."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
+
+    def take(pids: Sequence[int], *_: Any) -> dict[int, looks._Taken]:
+        number = 0 if clock[0] == 0.0 else 1 if clock[0] < 1.0 else 2
+        shell = looks._Below(0.01 * number, 0, running=False)
+        wanted_s = wanted_each_s if number < 2 or not at_work else 4 * wanted_each_s
+        below = {8: shell} | ({100 + number: looks._Below(wanted_s, 0, False)} if number else {})
+        return {pid: replace(taken({1: 30.0}), below=below) for pid in pids}
+
+    monkeypatch.setattr(looks, "_take", take)
+    assert look([1], NEEDED_S, [])[1].at_work is at_work
+
+
 _WRITES = """
 import sys, time
 sys.stdin.readline()
