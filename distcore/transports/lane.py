@@ -96,7 +96,7 @@ class Lane(Fenced):
         self._theirs = theirs[:WORDS_BYTES].cast("Q")
         self._out, self._in = mine[WORDS_BYTES:], theirs[WORDS_BYTES:]
         self._bells = list(bells)
-        self._head = self._tail = self._their_tail = self._taken = 0
+        self._head = self._tail = self._their_tail = self.taken = 0
         self.wants_to_write = self.wants_room = False
         """Whether something is queued, for which there was no room; or a send waits for its own."""
         self.said = 0
@@ -231,11 +231,6 @@ class Lane(Fenced):
         self.wants_room = True
         self.want(self.wanted)
 
-    def took(self, size: int) -> None:
-        """A receive has taken so many bytes that the peer has buffered."""
-        self._mine[TAKEN] = self._taken = self._taken + size
-        self.said |= ROOM
-
     def leave(self) -> None:
         """Queue the last record: nothing follows."""
         self.has_left = True
@@ -359,11 +354,12 @@ class LaneReceiver(_LaneEnd, Receiver):
     """See `parcels.Receiver`."""
 
     def accept(self, parcel: Parcel, into: memoryview | None) -> None:
+        lane, size = self._lane, parcel.total
         if parcel.room:
-            self._lane.took(parcel.room)
-            return
-        size = parcel.total
-        if self._short or into is not None or not self._lane.put(ACCEPT, parcel.number, total=size):
+            lane.taken += parcel.room
+            lane._mine[TAKEN] = lane.taken
+            lane.said |= ROOM
+        elif self._short or into is not None or not lane.put(ACCEPT, parcel.number, total=size):
             super().accept(parcel, into)
 
     def read(self, parcel: Parcel, into: memoryview) -> bool:

@@ -315,7 +315,9 @@ class Mailbox:
             if posting.is_over or _now() >= until:
                 return
             self._has_slept = False
-            while _now() < until and not self._has_news() and not posting.is_over:
+            while _now() < until and not any(lane.has_news for lane in self._busy):
+                if posting.is_over:
+                    break
                 os.sched_yield()
             self._yielding.ended(until, _now())
 
@@ -361,9 +363,6 @@ class Mailbox:
     def _has_work(self) -> bool:
         """Whether something is to be moved, perhaps an answer to what is over on this rank."""
         return self._matching.has_pending or any(lane.wants_to_write for lane in self._busy)
-
-    def _has_news(self) -> bool:
-        return any(lane.has_news for lane in self._busy)
 
     def _advance_all(self) -> None:
         for lane in tuple(self._busy):

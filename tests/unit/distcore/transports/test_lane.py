@@ -45,6 +45,7 @@ class Program:
         self.state: tuple[Any, ...] = ()
         """Where it stands: equal where it goes on alike."""
         self.got: list[int] = []
+        self.kept: list[Parcel] = []
         self.accepted_numbers: list[int] = []
         self._left = iter(history)
         memories: Any = [bytearray(lanes.LANE_BYTES) for _ in range(2)]
@@ -86,7 +87,9 @@ class Program:
     def arrived(self, _peer: int, parcel: Parcel) -> None:
         self.got.append(parcel.number)
         parcel.total = 1  # of an empty message each answer wakes the peer
-        self.lane.receiver.accept(parcel, None)
+        self.kept.append(parcel)
+        if not self.buffers:  # else a receive of the first one is posted when both are here
+            self.lane.receiver.accept(self.kept.pop(), None)
 
     def accepted(self, _peer: int, number: int, _taken: int) -> None:
         self.accepted_numbers.append(number)
@@ -104,6 +107,9 @@ class Program:
         while True:
             lane.pull()
             received = len(self.got) == expected
+            if received and self.kept:
+                lane.receiver.accept(self.kept[0], None)
+                self.kept.clear()
             while left and (sends or received):
                 kind = BUFFERED if self.buffers and left[0] == 0 else EAGER
                 lane.sender.room -= kind == BUFFERED
