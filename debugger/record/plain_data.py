@@ -54,11 +54,14 @@ def _value(kind: Any, value: Any, most_text: int) -> Any:
         return made_of(kind, value, most_text)  # type: ignore[arg-type]
     if not of and issubclass(kind, Enum):
         return kind(value)
-    if type(value) is not kind and not (kind is float and type(value) is int):
+    # To Python a bool is a whole number, too.
+    if isinstance(value, bool) is not (kind is bool) or not isinstance(
+        value, (float, int) if kind is float else kind
+    ):
         raise TypeError(f"{value!r:.80} is no {kind}")
     if kind is str:
         return clean(value, most_text)
     if kind is bool:
         return value
-    number = whole(value) if type(value) is int else finite(value)
+    number = whole(value) if isinstance(value, int) else finite(value)
     return float(number) if kind is float else number
